@@ -1,0 +1,254 @@
+package tso
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// DirectConfig configures a [Direct] oracle. The zero value is ready to use.
+// Row and Family have to be the same in every process of a deployment.
+type DirectConfig struct {
+	// Row is the oracle's row key in the metadata table.
+	// Defaults to "oracle".
+	Row string
+
+	// Family is the oracle's column family in the metadata table.
+	// Defaults to "tso".
+	Family string
+
+	// RPCTimeout bounds each single RPC. It does not bound Timestamp: an RPC
+	// that timed out is tried again until the caller's context ends. Since the
+	// whole process waits for one RPC, it should not be long; since tablets
+	// move and fail over within seconds, a shorter one adds load just then.
+	// Defaults to 10 seconds.
+	RPCTimeout time.Duration
+
+	// Clock is the clock that timestamps follow. Defaults to time.Now.
+	Clock func() time.Time
+
+	// MaxStep is how far the clock may be ahead of the highest timestamp
+	// before the step is confirmed with Bigtable's own clock, which costs two
+	// round trips: after a pause of that length, or with a wrong clock. A
+	// clock that jumps ahead moves the oracle by MaxStep at most.
+	// Defaults to 1 minute.
+	MaxStep time.Duration
+
+	// Logger receives warnings about retries and wrong clocks.
+	// Defaults to no logging.
+	Logger *slog.Logger
+}
+
+// DirectStats counts what a [Direct] did since it was made.
+type DirectStats struct {
+	Batches    uint64 // reservations that succeeded
+	Timestamps uint64 // timestamps handed to callers
+	Retries    uint64 // reservations that failed and were tried again
+	RPCs       uint64 // Bigtable requests; the Bigtable client's own retries of reads are not seen here
+}
+
+// Direct is an oracle without a service: its state is one row of the metadata
+// table, and any number of processes may use it at once. See the package
+// documentation for how it works and what it costs.
+//
+// A Direct has no goroutine while nobody waits for a timestamp.
+type Direct struct {
+	log *slog.Logger
+	row *oracleRow
+	res *reserver // used by the one running worker only
+
+	worker sync.WaitGroup // the running worker, if any
+
+	mu      sync.Mutex
+	closed  bool
+	running bool   // a worker is running
+	forming *batch // requests for the next reservation, not sent; nil if none
+	sent    *batch // requests of the reservation in flight; nil if none
+	lastErr error  // of the reservation in flight; nil after a success
+	stats   DirectStats
+}
+
+var _ Oracle = (*Direct)(nil)
+
+// NewDirect returns an oracle over the metadata table. It does no I/O: that the
+// table exists, and that the row is in direct mode, is found out by the first
+// Timestamp.
+func NewDirect(table bigtable.TableAPI, cfg DirectConfig) *Direct {
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	row := &oracleRow{
+		table:   table,
+		key:     cmp.Or(cfg.Row, "oracle"),
+		family:  cmp.Or(cfg.Family, "tso"),
+		timeout: cmp.Or(max(cfg.RPCTimeout, 0), 10*time.Second),
+	}
+	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	return &Direct{log: log, row: row, res: &reserver{
+		row:     row,
+		clock:   cfg.Clock,
+		maxStep: Timestamp(cmp.Or(max(cfg.MaxStep, 0), time.Minute).Microseconds()),
+		log:     log,
+	}}
+}
+
+// Timestamp returns a timestamp above every one that was received, anywhere,
+// before this call. Errors that may pass are retried until ctx ends, so ctx
+// should have a deadline; the error then matches the context's and its text
+// carries the last failure. It fails at once with [ErrClosed] after Close, with
+// [*ModeError], [*CorruptError] or [ErrNotInitialized] for a row that cannot be
+// used, and for requests that Bigtable refuses (no permission, an app profile
+// without single-row transactions). A number may be lost, never given twice.
+func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, d.expired(err)
+	}
+	w, err := d.join()
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		if d.leave(w) {
+			return 0, d.expired(ctx.Err())
+		}
+		<-w.done // answered in the meantime; closed by now
+	}
+	return w.ts, w.err
+}
+
+// Close ends the work in flight, answers everybody who waits with [ErrClosed]
+// and returns when nothing runs any more. It does not close the table's client.
+// Closing twice is fine; the error is always nil.
+func (d *Direct) Close() error {
+	d.mu.Lock()
+	d.closed = true
+	d.forming.finish(0, ErrClosed)
+	d.sent.finish(0, ErrClosed)
+	d.forming = nil
+	d.mu.Unlock()
+	d.worker.Wait()
+	return nil
+}
+
+// Stats returns the counters.
+func (d *Direct) Stats() DirectStats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.stats
+	s.RPCs = d.row.rpcs.Load()
+	return s
+}
+
+// join enters the caller into the batch that forms, and sees to a worker.
+// Never into the one in flight: its range may be below timestamps which this
+// caller, or somebody who told it something, has received since it was sent.
+func (d *Direct) join() (*waiter, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, ErrClosed
+	}
+	if d.forming == nil {
+		d.forming = &batch{}
+	}
+	w := d.forming.add()
+	if !d.running {
+		d.running = true
+		d.worker.Go(d.work)
+	}
+	return w, nil
+}
+
+// leave takes the caller out of its batch and reports whether it was still in
+// it. The batch goes on for the others; when nobody is left, so does its RPC.
+func (d *Direct) leave(w *waiter) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return w.batch.remove(w)
+}
+
+// expired is the error for a caller whose context ended. The last failure is
+// text only: it may be a deadline of its own, and must not make a cancelled
+// caller match context.DeadlineExceeded.
+func (d *Direct) expired(ctxErr error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lastErr == nil {
+		return fmt.Errorf("tso: waiting for a timestamp: %w", ctxErr)
+	}
+	return fmt.Errorf("tso: waiting for a timestamp: %w (last error: %v)", ctxErr, d.lastErr)
+}
+
+// work serves batches, one after the other, until nobody waits.
+func (d *Direct) work() {
+	for d.serveNext() {
+	}
+}
+
+// serveNext sends off the batch that formed and answers it. It reports whether
+// there was one.
+func (d *Direct) serveNext() bool {
+	// Not a context of any caller: callers leave, the batch goes on.
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+
+	d.mu.Lock()
+	b := d.forming
+	d.forming, d.sent, d.lastErr = nil, b, nil
+	if b == nil || d.closed {
+		d.running = false
+		d.sent = nil
+		d.mu.Unlock()
+		return false
+	}
+	b.cancel = cancel
+	n := b.live
+	d.mu.Unlock()
+
+	for failures := 1; n > 0; failures++ {
+		last, err := d.res.reserve(ctx, n)
+		if !d.answer(b, last, n, err) {
+			return true
+		}
+		d.log.WarnContext(ctx, "tso: reserving timestamps failed, trying again",
+			"row", d.row.key, "waiting", n, "failures", failures, "error", err)
+		pause := time.NewTimer(backoff(failures))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
+		d.mu.Lock()
+		n = b.live
+		d.mu.Unlock()
+	}
+	return true
+}
+
+// answer gives the waiters of b the range of n that ends at last, or err. It
+// reports whether to try again instead: the error may pass, and somebody waits.
+func (d *Direct) answer(b *batch, last Timestamp, n int64, err error) (again bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case err == nil:
+		d.stats.Batches++
+		d.stats.Timestamps += uint64(b.live)
+		d.lastErr = nil
+		b.finish(last-Timestamp(n)+1, nil)
+	case retryable(err) && b.live > 0:
+		d.stats.Retries++
+		d.lastErr = err
+		return true
+	default:
+		b.finish(0, err)
+	}
+	return false
+}

@@ -1,0 +1,81 @@
+// Package tso is the timestamp oracle: the one clock that orders all
+// transactions of a deployment.
+//
+//	client, err := bigtable.NewClient(ctx, project, instance)
+//	...
+//	oracle := tso.NewDirect(client.Open("percolator"), tso.DirectConfig{})
+//	defer oracle.Close()
+//
+//	ts, err := oracle.Timestamp(ctx)
+//	fmt.Println(ts, ts.Time()) // 1795152600000000 2026-11-20 05:30:00 +0000 UTC
+//
+// # What a timestamp is
+//
+// A [Timestamp] is an int64: microseconds since the Unix epoch, made strictly
+// increasing by next = max(last+1, now). It reads as wall time, fits a Bigtable
+// cell timestamp (see [Timestamp.Cell]), and lasts until 2262. When more than a
+// million a second are asked for, or the clock steps back, it runs ahead of the
+// clock until the clock has caught up.
+//
+// # What an oracle guarantees
+//
+// Timestamps are strictly increasing in real time, across every process: a
+// timestamp asked for after another one was received is larger. Ranges that
+// processes allocate in advance would be unique and would still break this, and
+// so would giving a number of a request in flight to a caller who came later.
+// Numbers may be skipped, whenever a request fails or its caller leaves.
+//
+// # Direct mode
+//
+// [Direct] needs no service. The highest timestamp handed out is one cell,
+// column "direct" of one row in the metadata table, and a reservation is one
+// atomic operation on that row. It is safe from any number of processes, and
+// needs an app profile with single-cluster routing and single-row transactions.
+//
+// One reservation is in flight per process. Requests that arrive meanwhile form
+// the next batch and share the next reservation, so that a process costs at
+// most one reservation per round trip, whatever its load. A request waits for
+// one to two round trips. A batch costs, in requests to Bigtable:
+//
+//	1      a process that has the oracle to itself; or a busy shared row
+//	2      a shared row at low load: one to reserve, one to catch up with the clock
+//	3      the first time another process is noticed
+//	+2     after a pause longer than MaxStep: to confirm the clock
+//	+1     the first batch of a process: to read the row
+//
+// A process that knows the row's value compares and sets: one request, exactly
+// max(last+1, now), and no more than that however many processes come back from
+// a stall at once. A process that does not know it increments, which cannot
+// fail because of others, and if the result lags the clock by more than 5 ms it
+// compares and sets once from there. Neither is enough alone: an increment
+// cannot follow the clock, and letting every process add the gap it sees would
+// push the oracle ahead by the gap times the number of processes, which makes
+// every lock look expired.
+//
+// Clocks of the processes decide how close timestamps are to real time, never
+// their order. A clock ahead of the last timestamp by more than
+// [DirectConfig].MaxStep is confirmed with Bigtable's own clock before it is
+// followed, and the earlier of the two counts. A clock that runs ahead in
+// smaller steps is not noticed: keep machines on NTP.
+//
+// # Local mode
+//
+// [Local] is an oracle in memory for tests. Its order ends with the process.
+//
+// # Errors
+//
+// Errors that may pass (unavailable, aborted, timed out) are retried inside,
+// with backoff, until the caller's context ends; give it a deadline. What is
+// returned:
+//
+//   - context.Canceled, context.DeadlineExceeded: the caller's context ended;
+//     the text carries the last failure.
+//   - [ErrClosed]: Close was called.
+//   - [ErrNotInitialized]: the metadata table or the oracle's family is missing;
+//     `percctl table init` creates them.
+//   - [ErrMode], [*ModeError]: the row belongs to an oracle that is served.
+//   - [ErrCorrupt], [*CorruptError]: the row holds what no oracle writes.
+//   - [ErrExhausted]: the year is 2262.
+//   - anything else: Bigtable refused the request for good; errors.As finds the
+//     gRPC status.
+package tso

@@ -1,0 +1,66 @@
+package tso_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"cloud.google.com/go/bigtable"
+	"cloud.google.com/go/bigtable/bttest"
+	"google.golang.org/api/option"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+func ExampleDirect() {
+	ctx := context.Background()
+
+	// An emulator in place of Bigtable, with a metadata table.
+	server, err := bttest.NewServer("localhost:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	conn, err := grpc.NewClient(server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	admin, err := bigtable.NewAdminClient(ctx, "project", "instance", option.WithGRPCConn(conn))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := admin.CreateTable(ctx, "percolator"); err != nil {
+		log.Fatal(err)
+	}
+	if err := admin.CreateColumnFamily(ctx, "percolator", "tso"); err != nil {
+		log.Fatal(err)
+	}
+	client, err := bigtable.NewClientWithConfig(ctx, "project", "instance", bigtable.ClientConfig{
+		MetricsProvider: bigtable.NoopMetricsProvider{},
+		DisableSession:  true,
+	}, option.WithGRPCConn(conn))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	// Two processes would each do this:
+	here := tso.NewDirect(client.Open("percolator"), tso.DirectConfig{})
+	defer here.Close()
+	there := tso.NewDirect(client.Open("percolator"), tso.DirectConfig{})
+	defer there.Close()
+
+	first, err := here.Timestamp(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	second, err := there.Timestamp(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(first < second)
+	// Output: true
+}
