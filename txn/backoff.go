@@ -1,0 +1,32 @@
+package txn
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// waiter walks through one Backoff.
+type waiter struct {
+	bound, max time.Duration
+}
+
+func (b Backoff) start() waiter { return waiter{b.Min, b.Max} }
+
+// wait sleeps for the next jittered interval, but no longer than atMost unless
+// that is zero. It returns early with the context's error.
+func (w *waiter) wait(ctx context.Context, atMost time.Duration) error {
+	d := time.Duration(rand.Int64N(int64(w.bound))) + 1
+	w.bound = min(w.bound*2, w.max)
+	if atMost > 0 {
+		d = min(d, atMost)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

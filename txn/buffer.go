@@ -1,0 +1,198 @@
+package txn
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// A write is one buffered write of a cell.
+type write struct {
+	cell     Cell
+	kind     Kind
+	value    []byte
+	promoted bool // a lock that a serializable transaction took for a read
+	observed bool // set when the commit begins
+}
+
+// buffer holds a transaction's writes until commit (paper §2.2: calls to Set
+// are buffered until commit time). The last write of a cell counts; a lock
+// never replaces a put or delete.
+type buffer struct {
+	mu     sync.Mutex
+	rows   map[string]map[string]map[Column]*write // by table and row key
+	first  *write                                  // the first cell written: the primary
+	err    error                                   // the first invalid call
+	sealed bool                                    // the transaction is done
+}
+
+func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
+
+// promote buffers a lock-only write of a cell that was read.
+func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
+
+func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
+	err := checkCell(cell)
+	if err == nil {
+		err = checkValue(cell, value)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil || b.sealed {
+		return
+	}
+	if err != nil {
+		b.err = err
+		return
+	}
+	cols := b.row(cell.Table, cell.Row)
+	w := cols[cell.Column()]
+	switch {
+	case w == nil:
+		w = &write{cell: cell, promoted: promoted}
+		cols[cell.Column()] = w
+		if b.first == nil {
+			b.first = w
+		}
+	case kind == KindLock:
+		w.promoted = w.promoted && promoted
+		return
+	}
+	w.kind, w.value, w.promoted = kind, bytes.Clone(value), promoted
+}
+
+func (b *buffer) row(table, row string) map[Column]*write {
+	if b.rows == nil {
+		b.rows = map[string]map[string]map[Column]*write{}
+	}
+	rows := b.rows[table]
+	if rows == nil {
+		rows = map[string]map[Column]*write{}
+		b.rows[table] = rows
+	}
+	cols := rows[row]
+	if cols == nil {
+		cols = map[Column]*write{}
+		rows[row] = cols
+	}
+	return cols
+}
+
+// get returns what the transaction itself wrote to a cell; ok is false when it
+// wrote nothing, or only locked it.
+func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.rows[cell.Table][cell.Row][cell.Column()]
+	if w == nil || w.kind == KindLock {
+		return 0, nil, false
+	}
+	return w.kind, bytes.Clone(w.value), true
+}
+
+// An overlay is a copy of the buffered puts and deletes of some rows of one
+// table, for a scan to lay over what it reads.
+type overlay struct {
+	rows map[string][]write
+	keys []string // of rows, ascending
+}
+
+// overlay copies the writes that in and sel choose. A scan sees the buffer as
+// it was when the scan began.
+func (b *buffer) overlay(table string, in func(row string) bool, sel selection) *overlay {
+	o := &overlay{rows: map[string][]write{}}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for row, cols := range b.rows[table] {
+		if !in(row) {
+			continue
+		}
+		for c, w := range cols {
+			if w.kind != KindLock && sel.has(c) {
+				o.rows[row] = append(o.rows[row], *w)
+			}
+		}
+		if len(o.rows[row]) > 0 {
+			o.keys = append(o.keys, row)
+		}
+	}
+	slices.Sort(o.keys)
+	return o
+}
+
+// apply lays the writes of one row over what was read. The result is nil when
+// nothing is left of the row.
+func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
+	writes := o.rows[key]
+	if len(writes) == 0 {
+		return row
+	}
+	out := bigtable.Row{}
+	for family, items := range row {
+		out[family] = slices.Clone(items)
+	}
+	for _, w := range writes {
+		items := out[w.cell.Family]
+		i, found := slices.BinarySearchFunc(items, w.cell.Column().key(), func(it bigtable.ReadItem, c string) int {
+			return strings.Compare(it.Column, c)
+		})
+		item := bigtable.ReadItem{Row: key, Column: w.cell.Column().key(), Value: bytes.Clone(w.value)}
+		switch {
+		case w.kind == KindDelete && found:
+			items = slices.Delete(items, i, i+1)
+		case w.kind == KindDelete:
+		case found:
+			items[i] = item
+		default:
+			items = slices.Insert(items, i, item)
+		}
+		if len(items) == 0 {
+			delete(out, w.cell.Family)
+		} else {
+			out[w.cell.Family] = items
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// rowWrites are a transaction's writes of one row, in order of their columns.
+type rowWrites struct {
+	table  *table
+	row    string
+	writes []*write
+	// touched: a prewrite may have been sent.
+	touched bool
+}
+
+func (r *rowWrites) columns() []Column {
+	cols := make([]Column, len(r.writes))
+	for i, w := range r.writes {
+		cols[i] = w.cell.Column()
+	}
+	return cols
+}
+
+// split cuts the row's writes so that a prewrite of each part fits into
+// Bigtable's limit on filters. Cells are locked one by one in the protocol, so
+// a row may be prewritten in parts; it is rare.
+func (r *rowWrites) split() []*rowWrites {
+	var parts []*rowWrites
+	cost := filterBudget
+	for _, w := range r.writes {
+		c := prewriteCost(w.cell.Column())
+		if cost+c > filterBudget {
+			parts = append(parts, &rowWrites{table: r.table, row: r.row})
+			cost = 0
+		}
+		last := parts[len(parts)-1]
+		last.writes = append(last.writes, w)
+		cost += c
+	}
+	return parts
+}

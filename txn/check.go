@@ -1,0 +1,362 @@
+package txn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A Rule is one invariant of the stored state.
+type Rule string
+
+// The rules that Check verifies.
+const (
+	// RuleFormat: every metadata qualifier names a family:qualifier of the
+	// table and every record parses, is of a kind that fits its family, and has
+	// start_ts < commit_ts.
+	RuleFormat Rule = "format"
+	// RuleInterleaved: versions of a column never interleave; each commit is
+	// before the start of the next.
+	RuleInterleaved Rule = "interleaved versions"
+	// RuleOneLock: a cell has at most one lock, newer than its newest commit.
+	RuleOneLock Rule = "one lock"
+	// RuleOneRecord: a transaction leaves at most one record (write, lock-only
+	// mark or rollback marker) in a cell, and no lock beside it.
+	RuleOneRecord Rule = "one record"
+	// RuleMissingData: each put's write record and each put's lock has its data
+	// cell at start_ts.
+	RuleMissingData Rule = "missing data"
+	// RuleOrphanData: each data cell of a transaction belongs to a write record
+	// or a lock.
+	RuleOrphanData Rule = "orphan data"
+	// RuleAtomic: a committed secondary's primary is committed with the same
+	// start_ts and commit_ts.
+	RuleAtomic Rule = "half commit"
+	// RulePrimary: a lock's primary is a cell of a transactional table, and a
+	// lock of the same transaction there calls itself primary.
+	RulePrimary Rule = "primary"
+	// RuleFuture: no timestamp is above what the oracle hands out now.
+	RuleFuture Rule = "timestamp above the oracle"
+)
+
+// A Violation is a place where the stored state contradicts the protocol.
+type Violation struct {
+	Rule   Rule
+	Cell   Cell
+	Detail string
+}
+
+// String names the cell, the rule and the facts.
+func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.Rule, v.Detail) }
+
+// Check verifies the stored state of rows of a table (nil: all rows) against
+// the invariants named by the Rules, and iterates over what contradicts them.
+// It reads in pages, changes nothing, and may run beside live transactions:
+// rows are read atomically, and a secondary always before its primary. A lock
+// is no violation, not even one whose primary holds no trace of its
+// transaction: that is what a crash leaves, and what Resolve ends; see Locks.
+func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
+	return func(yield func(Violation, error) bool) {
+		err := c.pages(ctx, tableName, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
+			ck := &checker{client: c, table: t}
+			for _, raw := range page {
+				ck.row(raw)
+			}
+			if err := ck.primaries(ctx); err != nil {
+				return false, err
+			}
+			if err := ck.clock(ctx); err != nil {
+				return false, err
+			}
+			for _, v := range ck.found {
+				if !yield(v, nil) {
+					return false, nil
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Violation{}, err)
+		}
+	}
+}
+
+// everything reads all versions of a row, data without its values.
+func everything(t *table) bigtable.Filter {
+	filters := []bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily), wholeFamily(NotifyFamily)}
+	for _, f := range t.current().families {
+		filters = append(filters, chain(wholeFamily(f), bigtable.StripValueFilter()))
+	}
+	return interleave(filters...)
+}
+
+// checker collects the violations of one page.
+type checker struct {
+	client *Client
+	table  *table
+	found  []Violation
+	newest tso.Timestamp
+	at     Cell // where newest is
+	// claims are commits and locks of secondaries, to be held against their
+	// primaries.
+	claims []claim
+}
+
+type claim struct {
+	cell, primary     Cell
+	startTS, commitTS tso.Timestamp // commitTS is 0 for a lock
+}
+
+func (ck *checker) report(rule Rule, cell Cell, format string, args ...any) {
+	ck.found = append(ck.found, Violation{rule, cell, fmt.Sprintf(format, args...)})
+}
+
+func (ck *checker) see(cell Cell, ts tso.Timestamp) {
+	if ts > ck.newest {
+		ck.newest, ck.at = ts, cell
+	}
+}
+
+// history is everything stored of one column of one row.
+type history struct {
+	cell    Cell
+	locks   []*Lock
+	records []writeRecord // writes and marks
+	data    []tso.Timestamp
+}
+
+func (ck *checker) row(raw bigtable.Row) {
+	columns := map[Column]*history{}
+	get := func(cell Cell) *history {
+		h := columns[cell.Column()]
+		if h == nil {
+			h = &history{cell: cell}
+			columns[cell.Column()] = h
+		}
+		return h
+	}
+	for family, items := range raw {
+		for _, item := range items {
+			if !isMetadataFamily(family) {
+				if item.Timestamp >= prePercolator {
+					c, _ := splitColumn(item.Column)
+					h := get(Cell{ck.table.name, raw.Key(), c.Family, c.Qualifier})
+					h.data = append(h.data, tso.FromCell(item.Timestamp))
+				}
+				continue
+			}
+			_, cell, err := metadataCell(ck.table, raw.Key(), item)
+			if err != nil {
+				ck.report(RuleFormat, Cell{Table: ck.table.name, Row: raw.Key(), Family: family}, "%v", err)
+				continue
+			}
+			if !ck.table.current().hasFamily(cell.Family) {
+				ck.report(RuleFormat, cell, "metadata in family %s for a family that the table does not have", family)
+			}
+			ts := tso.FromCell(item.Timestamp)
+			ck.see(cell, ts)
+			h := get(cell)
+			switch family {
+			case LockFamily:
+				l, e := decodeLock(cell, ts, item.Value)
+				if err = e; e == nil {
+					h.locks = append(h.locks, l)
+				}
+			case WriteFamily, MarkFamily:
+				decode := decodeWrite
+				if family == MarkFamily {
+					decode = decodeMark
+				}
+				w, e := decode(cell, ts, item.Value)
+				if err = e; e == nil {
+					h.records = append(h.records, w)
+				}
+			}
+			if err != nil {
+				ck.report(RuleFormat, cell, "%v", err)
+			}
+		}
+	}
+	for _, h := range columns {
+		ck.column(h)
+	}
+}
+
+func (ck *checker) column(h *history) {
+	ck.records(h)
+	ck.locks(h)
+	ck.data(h)
+}
+
+func (ck *checker) records(h *history) {
+	slices.SortFunc(h.records, func(a, b writeRecord) int { return cmp.Compare(a.commitTS, b.commitTS) })
+	seen := map[tso.Timestamp]writeRecord{}
+	var last writeRecord
+	for _, r := range h.records {
+		if other, ok := seen[r.startTS]; ok {
+			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a %v record at %d and a %v record at %d", r.startTS, other.kind, other.commitTS, r.kind, r.commitTS)
+		}
+		seen[r.startTS] = r
+		if r.kind == kindRollback {
+			continue
+		}
+		if r.startTS <= last.commitTS {
+			ck.report(RuleInterleaved, h.cell, "the version committed at %d started at %d, before the commit at %d", r.commitTS, r.startTS, last.commitTS)
+		}
+		last = r
+		if r.primary != h.cell {
+			ck.claims = append(ck.claims, claim{h.cell, r.primary, r.startTS, r.commitTS})
+		}
+	}
+	for _, l := range h.locks {
+		if r, ok := seen[l.StartTS]; ok {
+			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock beside its %v record at %d", l.StartTS, r.kind, r.commitTS)
+		} else if l.StartTS <= last.commitTS {
+			ck.report(RuleOneLock, h.cell, "the lock at %d is older than the commit at %d", l.StartTS, last.commitTS)
+		}
+	}
+}
+
+func (ck *checker) locks(h *history) {
+	if len(h.locks) > 1 {
+		ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), h.locks[0].StartTS, h.locks[1].StartTS)
+	}
+	for _, l := range h.locks {
+		if !l.IsPrimary() {
+			ck.claims = append(ck.claims, claim{h.cell, l.Primary, l.StartTS, 0})
+		}
+	}
+}
+
+func (ck *checker) data(h *history) {
+	slices.Sort(h.data)
+	owned := map[tso.Timestamp]bool{}
+	need := func(startTS tso.Timestamp, kind Kind, what string) {
+		owned[startTS] = true
+		if _, ok := slices.BinarySearch(h.data, startTS); !ok && kind == KindPut {
+			ck.report(RuleMissingData, h.cell, "%s names data at %d, which is not there", what, startTS)
+		}
+	}
+	for _, r := range h.records {
+		if r.kind == KindPut {
+			need(r.startTS, r.kind, fmt.Sprintf("the write record at %d", r.commitTS))
+		}
+	}
+	for _, l := range h.locks {
+		need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
+	}
+	for _, ts := range h.data {
+		ck.see(h.cell, ts)
+		if !owned[ts] {
+			ck.report(RuleOrphanData, h.cell, "data at %d belongs to no write record and no lock", ts)
+		}
+	}
+}
+
+// primaries holds the claims of a page against the primaries they name. The
+// secondaries were read before: a committed one proves that its primary is
+// committed by now.
+func (ck *checker) primaries(ctx context.Context) error {
+	type rowID struct{ table, row string }
+	byRow := map[rowID][]claim{}
+	rows := map[string][]string{}
+	for _, c := range ck.claims {
+		id := rowID{c.primary.Table, c.primary.Row}
+		if byRow[id] == nil {
+			rows[id.table] = append(rows[id.table], id.row)
+		}
+		byRow[id] = append(byRow[id], c)
+	}
+	for name, keys := range rows {
+		t, err := ck.client.table(ctx, name)
+		if err != nil {
+			for _, key := range keys {
+				for _, c := range byRow[rowID{name, key}] {
+					ck.report(RulePrimary, c.cell, "its primary %s: %v", c.primary, err)
+				}
+			}
+			continue
+		}
+		filter := func(*table) bigtable.Filter {
+			return interleave(wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily))
+		}
+		found := map[string]bool{}
+		err = ck.client.pages(ctx, name, bigtable.RowList(keys), filter, func(_ *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				found[raw.Key()] = true
+				ck.hold(t, raw, byRow[rowID{name, raw.Key()}])
+			}
+			return true, nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			if !found[key] {
+				ck.hold(t, nil, byRow[rowID{name, key}])
+			}
+		}
+	}
+	return nil
+}
+
+// hold compares the claims on one primary row with what is stored in it.
+func (ck *checker) hold(t *table, raw bigtable.Row, claims []claim) {
+	for _, c := range claims {
+		key := c.primary.Column().key()
+		for _, item := range raw[LockFamily] {
+			if item.Column != LockFamily+":"+key || tso.FromCell(item.Timestamp) != c.startTS {
+				continue
+			}
+			if l, err := decodeLock(c.primary, c.startTS, item.Value); err == nil && !l.IsPrimary() {
+				ck.report(RulePrimary, c.cell, "names %s as its primary, which names %s", c.primary, l.Primary)
+			}
+		}
+		if c.commitTS == 0 {
+			continue
+		}
+		var at []tso.Timestamp
+		for _, family := range []string{WriteFamily, MarkFamily} {
+			decode := decodeWrite
+			if family == MarkFamily {
+				decode = decodeMark
+			}
+			for _, item := range raw[family] {
+				if item.Column != family+":"+key {
+					continue
+				}
+				r, err := decode(c.primary, tso.FromCell(item.Timestamp), item.Value)
+				if err == nil && r.startTS == c.startTS && r.kind != kindRollback {
+					at = append(at, r.commitTS)
+				}
+			}
+		}
+		switch {
+		case len(at) == 0:
+			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s is not", c.commitTS, c.startTS, c.primary)
+		case at[0] != c.commitTS:
+			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s at %d", c.commitTS, c.startTS, c.primary, at[0])
+		}
+	}
+}
+
+// clock compares the newest timestamp of a page with the oracle's present.
+func (ck *checker) clock(ctx context.Context) error {
+	if ck.newest == 0 {
+		return nil
+	}
+	now, err := ck.client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if ck.newest >= now {
+		ck.report(RuleFuture, ck.at, "stored timestamp %d; the oracle is at %d", ck.newest, now)
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A Client runs transactions over an existing Bigtable client. It is safe for
+// concurrent use; a process needs one per deployment.
+type Client struct {
+	bt  *bigtable.Client
+	cfg Config
+	log *slog.Logger
+
+	oracle    tso.Oracle
+	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
+
+	metadata   *table
+	background *background
+	token      *token
+	fates      *fateCache
+	counters   counters
+
+	mu     sync.Mutex
+	tables map[string]*table
+	open   int           // transactions and snapshots under way
+	closed bool          // set by Close: nothing new begins
+	idle   chan struct{} // closed once closed and open is 0
+}
+
+// NewClient returns a client over bt, which stays the caller's to close, after
+// the Client. It reads the metadata table once: ErrNotInitialized says that it
+// does not exist yet, which [InitTable] mends.
+func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if bt == nil {
+		return nil, invalid("nil *bigtable.Client")
+	}
+	c := &Client{
+		bt:     bt,
+		cfg:    cfg,
+		log:    cfg.Logger,
+		oracle: cfg.Oracle,
+		tables: map[string]*table{},
+		idle:   make(chan struct{}),
+		fates:  newFateCache(),
+	}
+	c.metadata = c.newTable(cfg.MetadataTable)
+	if err := c.checkMetadata(ctx); err != nil {
+		return nil, err
+	}
+	if c.oracle == nil {
+		c.ownOracle = tso.NewDirect(c.metadata.api, tso.DirectConfig{RPCTimeout: cfg.RPCTimeout, Logger: cfg.Logger})
+		c.oracle = c.ownOracle
+	}
+	c.background = newBackground(c)
+	c.token = newToken(c)
+	return c, nil
+}
+
+func (c *Client) newTable(name string) *table {
+	return &table{name: name, api: c.bt.OpenTable(name), client: c}
+}
+
+func (c *Client) checkMetadata(ctx context.Context) error {
+	err := c.metadata.readRows(ctx, bigtable.PrefixRange(schemaRowPrefix),
+		func(bigtable.Row) bool { return false },
+		bigtable.RowFilter(interleave(chain(wholeFamily(deployFamily), bigtable.StripValueFilter()))), bigtable.LimitRows(1))
+	for _, e := range flatten(err) {
+		if status.Code(e) == codes.NotFound {
+			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or txn.InitTable (%w)", c.cfg.MetadataTable, ErrNotInitialized, err)
+		}
+	}
+	return err
+}
+
+// table returns an opened table, reading and verifying its schema on first
+// use.
+func (c *Client) table(ctx context.Context, name string) (*table, error) {
+	c.mu.Lock()
+	t := c.tables[name]
+	c.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	if name == "" || name == c.cfg.MetadataTable {
+		return nil, invalid("table name %q", name)
+	}
+	t = c.newTable(name)
+	if err := t.reload(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if first := c.tables[name]; first != nil {
+		return first, nil
+	}
+	c.tables[name] = t
+	return t, nil
+}
+
+// OpenTable reads and verifies a table's schema now instead of on first use:
+// ErrNotInitialized, ErrSchema or ErrFormatVersion name what is wrong and the
+// command that mends it.
+func (c *Client) OpenTable(ctx context.Context, name string) error {
+	_, err := c.table(ctx, name)
+	return err
+}
+
+// Tables lists the transactional tables of the deployment.
+func (c *Client) Tables(ctx context.Context) ([]string, error) {
+	var names []string
+	err := c.metadata.readRows(ctx, bigtable.PrefixRange(schemaRowPrefix), func(r bigtable.Row) bool {
+		names = append(names, r.Key()[len(schemaRowPrefix):])
+		return true
+	}, bigtable.RowFilter(interleave(chain(wholeFamily(deployFamily), bigtable.StripValueFilter()))))
+	return names, err
+}
+
+// Timestamp asks the oracle for a timestamp.
+func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	c.counters.timestamps.Add(1)
+	ts, err := c.oracle.Timestamp(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("txn: timestamp oracle: %w", err)
+	}
+	return ts, nil
+}
+
+// enter counts a transaction or snapshot in; every nil result is followed by
+// one leave.
+func (c *Client) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return fmt.Errorf("txn: %w", ErrClosed)
+	}
+	c.open++
+	return nil
+}
+
+func (c *Client) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open--
+	if c.closed && c.open == 0 {
+		close(c.idle)
+	}
+}
+
+// Close lets no new transaction begin, waits for commits under way and drains
+// background commits, then withdraws the worker token. When ctx ends first it
+// returns an error that says what was left: locks of committed transactions,
+// which whoever meets them rolls forward. The Client is unusable in either
+// case. Close does not close the bigtable.Client or an Oracle given in Config.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	if c.open == 0 {
+		close(c.idle)
+	}
+	c.mu.Unlock()
+
+	var errs []error
+	select {
+	case <-c.idle:
+	case <-ctx.Done():
+		errs = append(errs, ended(ctx, "closing with commits under way", nil))
+	}
+	errs = append(errs, c.background.close(ctx), c.token.close(ctx))
+	if c.ownOracle != nil {
+		errs = append(errs, c.ownOracle.Close())
+	}
+	return errors.Join(errs...)
+}

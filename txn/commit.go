@@ -1,0 +1,172 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/propagation"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
+// every row, take the commit timestamp, commit the primary's row, then the
+// secondaries.
+type commit struct {
+	txn     *Txn
+	client  *Client
+	startTS tso.Timestamp
+	primary Cell
+	rows    []*rowWrites // the primary's row first
+
+	traceParent string
+	heartbeat   *heartbeat
+}
+
+func (c *commit) run(ctx context.Context) (tso.Timestamp, error) {
+	c.client.token.ensure(ctx)
+	c.traceParent = traceParent(ctx)
+
+	c.heartbeat = startHeartbeat(ctx, c)
+	defer c.heartbeat.stop()
+	if err := c.prewriteAll(ctx); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
+	// Only now: a transaction that starts above commit_ts has to meet either
+	// the locks or the write records.
+	commitTS, err := c.client.Timestamp(ctx)
+	if err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
+	if commitTS <= c.startTS {
+		c.abort(ctx)
+		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
+	}
+	if err := c.commitPrimary(ctx, commitTS); err != nil {
+		return 0, err
+	}
+	c.heartbeat.stop()
+	c.client.counters.committed.Add(1)
+	c.commitSecondaries(ctx, commitTS)
+	return commitTS, nil
+}
+
+// traceParent is the W3C trace context of the caller, for the locks.
+func traceParent(ctx context.Context) string {
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier["traceparent"]
+}
+
+// commitPrimary sends the commit point: one conditional mutation of the
+// primary's row that turns every lock of the row into a write record if the
+// primary lock is still there. Its outcome may be unknown; then it is read
+// back, and sent again with the same commit_ts, never with another (hazards 4
+// and 5).
+func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) error {
+	row := c.rows[0]
+	m := bigtable.NewMutation()
+	c.addRow(m, row, commitTS)
+	p := &primaryCommit{client: c.client, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
+	err := p.run(ctx)
+	if err != nil && !isUndetermined(err) {
+		c.cleanUp(ctx)
+	}
+	return err
+}
+
+// addRow adds the commit of all of a row's cells.
+func (c *commit) addRow(m *bigtable.Mutation, row *rowWrites, commitTS tso.Timestamp) (ops int) {
+	for _, w := range row.writes {
+		ops += addCommit(m, w.cell, c.primary, w.kind, w.observed, c.startTS, commitTS, c.traceParent)
+	}
+	return ops
+}
+
+// commitSecondaries commits the other rows. The transaction is committed
+// whatever happens here: a lock that is left is rolled forward by whoever
+// meets it.
+func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
+	byTable := map[*table][]rowMutation{}
+	for _, row := range c.rows[1:] {
+		m := bigtable.NewMutation()
+		ops := c.addRow(m, row, commitTS)
+		byTable[row.table] = append(byTable[row.table], rowMutation{row.row, m, ops})
+	}
+	for t, muts := range byTable {
+		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
+			continue
+		}
+		// The queue is full: the one who fills it helps to empty it.
+		if failed, err := t.apply(ctx, muts); err != nil {
+			c.client.background.add(t, failed)
+			c.client.log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
+		}
+	}
+}
+
+// abort removes what prewrites may have left. No commit was sent, so no one
+// can commit this transaction any more and the removal needs no condition: a
+// lock that a late prewrite still leaves is an orphan that its ttl ends
+// (design §4, "Abort by the owner").
+func (c *commit) abort(ctx context.Context) {
+	c.heartbeat.stop()
+	byTable := map[*table][]rowMutation{}
+	for _, row := range c.rows {
+		if !row.touched {
+			continue
+		}
+		m := bigtable.NewMutation()
+		for _, w := range row.writes {
+			removeLockAndData(m, w.cell.Column(), c.startTS)
+		}
+		byTable[row.table] = append(byTable[row.table], rowMutation{row.row, m, 2 * len(row.writes)})
+	}
+	for t, muts := range byTable {
+		if ctx.Err() != nil {
+			// The caller is gone; so is its right to make anyone wait.
+			c.client.background.add(t, muts)
+			continue
+		}
+		if failed, err := t.apply(ctx, muts); err != nil {
+			c.client.background.add(t, failed)
+		}
+	}
+}
+
+// cleanUp removes the locks of a transaction that was rolled back after its
+// commit had been sent: only by conditional mutation from then on (hazard 16).
+func (c *commit) cleanUp(ctx context.Context) {
+	c.heartbeat.stop()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.client.cfg.RPCTimeout)
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(c.client.cfg.Parallelism)
+	defer cancel()
+	for _, row := range c.rows {
+		for _, w := range row.writes {
+			if w.cell == c.primary {
+				continue
+			}
+			g.Go(func() error {
+				m := bigtable.NewMutation()
+				removeLockAndData(m, w.cell.Column(), c.startTS)
+				_, err := row.table.checkAndMutate(gctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
+				return err
+			})
+		}
+	}
+	if err := g.Wait(); err != nil {
+		c.client.log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed; they are removed by whoever meets them", "start_ts", c.startTS, "error", err)
+	}
+}
+
+// ttl is what a lock written now gets: it is counted from start_ts, so the
+// time that the transaction has taken so far comes on top of Config.LockTTL.
+func (c *commit) ttl() time.Duration {
+	return time.Since(c.txn.begun) + c.client.cfg.LockTTL
+}

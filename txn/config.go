@@ -1,0 +1,164 @@
+package txn
+
+import (
+	"log/slog"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// DefaultMetadataTable is the name of the metadata table where Config does not
+// say another.
+const DefaultMetadataTable = "percolator"
+
+// Config configures a [Client]. The zero value is usable.
+type Config struct {
+	// MetadataTable is the deployment's metadata table: the oracle's row, the
+	// schema of each transactional table, worker tokens. Every client of a
+	// deployment has to use the same one.
+	// Defaults to "percolator".
+	MetadataTable string
+
+	// Oracle hands out timestamps. The client does not close it.
+	// Defaults to a tso.Direct on the metadata table, which the client owns.
+	Oracle tso.Oracle
+
+	// Admin, when set, lets the client check families and garbage-collection
+	// policies whenever it opens a table, against the table itself.
+	// Defaults to nil: families come from the schema record that InitTable
+	// wrote, and policies are not checked.
+	Admin *bigtable.AdminClient
+
+	// LockTTL is how long a lock outlives the last sign of life of its
+	// transaction before others may roll it back, in oracle time. It bounds how
+	// long a crashed client holds others up, unless its worker token shows
+	// earlier that it is dead. Safety does not depend on it.
+	// Defaults to 10 seconds.
+	LockTTL time.Duration
+
+	// TokenTTL is how long this client's worker token stays fresh without being
+	// renewed; it is renewed three times as often. A lock whose owner's token
+	// has gone stale may be rolled back at once.
+	// Defaults to 5 seconds. Negative: no token is written, and only LockTTL
+	// tells others that this client is dead.
+	TokenTTL time.Duration
+
+	// RPCTimeout bounds every single request to Bigtable. The Bigtable client
+	// retries some requests on its own, without end but for this.
+	// Defaults to 20 seconds.
+	RPCTimeout time.Duration
+
+	// MaxAttempts bounds how often Update runs its function.
+	// Defaults to 0: until the context ends.
+	MaxAttempts int
+
+	// Backoff paces retries of conflicts and waits for locks.
+	// Defaults to 2 ms growing to 1 s.
+	Backoff Backoff
+
+	// Parallelism bounds the requests that one transaction or scan has under
+	// way at a time.
+	// Defaults to 64.
+	Parallelism int
+
+	// SyncSecondaries makes Commit wait until the secondaries are committed
+	// too, instead of leaving them to the background.
+	// Defaults to false.
+	SyncSecondaries bool
+
+	// BackgroundRows bounds the rows that wait for background work; a commit
+	// that finds the queue full commits its secondaries itself.
+	// Defaults to 10,000.
+	BackgroundRows int
+
+	// BackgroundTimeout is how long background work on a row is tried before it
+	// is left to whoever meets the row's locks. It has to stay well below the
+	// deployment's garbage-collection retention (design §5, hazard 9).
+	// Defaults to 1 minute.
+	BackgroundTimeout time.Duration
+
+	// SchemaMaxAge is how long a table's schema is used before it is read again
+	// in the background, which is how new families and newly observed columns
+	// become known.
+	// Defaults to 1 minute.
+	SchemaMaxAge time.Duration
+
+	// OnResolve, when set, is called after each cell that this client rolled
+	// forward or back on behalf of another transaction. It has to return
+	// quickly and may be called concurrently.
+	// Defaults to nil.
+	OnResolve func(Resolution)
+
+	// Logger receives what an operator should know.
+	// Defaults to a logger that drops everything.
+	Logger *slog.Logger
+}
+
+// A Resolution tells of one cell that a client settled for another
+// transaction.
+type Resolution struct {
+	Lock   Lock
+	Status Status
+}
+
+// A Backoff is an exponential backoff with full jitter: the n-th wait is
+// uniformly distributed between 0 and min(Max, Min·2ⁿ).
+type Backoff struct {
+	// Min is the first upper bound. Defaults to 2 ms.
+	Min time.Duration
+	// Max is the largest upper bound. Defaults to 1 s.
+	Max time.Duration
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.MetadataTable == "" {
+		c.MetadataTable = DefaultMetadataTable
+	}
+	if c.TokenTTL == 0 {
+		c.TokenTTL = 5 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"LockTTL", &c.LockTTL, 10 * time.Second},
+		{"RPCTimeout", &c.RPCTimeout, 20 * time.Second},
+		{"BackgroundTimeout", &c.BackgroundTimeout, time.Minute},
+		{"SchemaMaxAge", &c.SchemaMaxAge, time.Minute},
+		{"Backoff.Min", &c.Backoff.Min, 2 * time.Millisecond},
+		{"Backoff.Max", &c.Backoff.Max, time.Second},
+	} {
+		if *d.value < 0 {
+			return c, invalid("Config.%s is %v; it has to be positive, or zero for its default", d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+	}
+	for _, n := range []struct {
+		name  string
+		value *int
+		def   int
+	}{
+		{"MaxAttempts", &c.MaxAttempts, 0},
+		{"Parallelism", &c.Parallelism, 64},
+		{"BackgroundRows", &c.BackgroundRows, 10_000},
+	} {
+		if *n.value < 0 {
+			return c, invalid("Config.%s is %d; it has to be positive, or zero for its default", n.name, *n.value)
+		}
+		if *n.value == 0 {
+			*n.value = n.def
+		}
+	}
+	if c.LockTTL < time.Millisecond {
+		return c, invalid("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)
+	}
+	return c, nil
+}

@@ -1,0 +1,218 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// Errors to match with errors.Is. The typed errors of this file carry the
+// facts.
+var (
+	// ErrConflict: another transaction wrote or holds a cell this one writes,
+	// or has rolled this one back. Nothing of this transaction was or will be
+	// visible; running it again from the start may succeed.
+	ErrConflict = errors.New("transaction conflict")
+	// ErrUndetermined: the context ended before the outcome of a commit was
+	// known. See [UndeterminedError].
+	ErrUndetermined = errors.New("commit outcome undetermined")
+	// ErrDone: the transaction was already committed or rolled back.
+	ErrDone = errors.New("transaction is done")
+	// ErrClosed: the client was closed.
+	ErrClosed = errors.New("client is closed")
+	// ErrNotInitialized: the metadata table or the schema record of a table is
+	// missing.
+	ErrNotInitialized = errors.New("not initialized")
+	// ErrSchema: a table's families or garbage-collection policies do not fit,
+	// or a write names a family that the table does not have.
+	ErrSchema = errors.New("schema")
+	// ErrFormatVersion: stored data is of a later format than this library
+	// knows.
+	ErrFormatVersion = errors.New("unknown storage format version")
+	// ErrCorrupt: stored records contradict the protocol. Nothing was changed.
+	ErrCorrupt = errors.New("corrupt transaction metadata")
+	// ErrInvalid: a call's arguments are wrong. Nothing was sent.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrLimit: a write is larger than Bigtable's limits. Nothing was sent.
+	ErrLimit = errors.New("bigtable limit exceeded")
+	// ErrSerializableScan: a serializable transaction asked for a read that
+	// cannot be protected against phantoms.
+	ErrSerializableScan = errors.New("scan in a serializable transaction")
+)
+
+// A ConflictReason says what a transaction ran into.
+type ConflictReason string
+
+// The reasons of a [ConflictError].
+const (
+	// ConflictWrite: the cell was committed, or lock-only committed, at
+	// ConflictTS, after this transaction's start.
+	ConflictWrite ConflictReason = "write"
+	// ConflictLock: the cell is locked by the live transaction that started at
+	// ConflictTS.
+	ConflictLock ConflictReason = "lock"
+	// ConflictRolledBack: another client judged this transaction dead, because
+	// its locks' ttl was over, and rolled it back. ConflictTS is zero.
+	ConflictRolledBack ConflictReason = "rolled back"
+)
+
+// A ConflictError says on which cell a transaction failed, and against what.
+// errors.Is(err, ErrConflict) holds.
+type ConflictError struct {
+	Cell       Cell
+	StartTS    tso.Timestamp
+	ConflictTS tso.Timestamp
+	Reason     ConflictReason
+}
+
+func (e *ConflictError) Error() string {
+	switch e.Reason {
+	case ConflictRolledBack:
+		return fmt.Sprintf("txn: %v: the transaction that started at %d was rolled back by another client, which found its lock on %s past its ttl", ErrConflict, e.StartTS, e.Cell)
+	case ConflictLock:
+		return fmt.Sprintf("txn: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+	}
+	return fmt.Sprintf("txn: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+}
+
+// Is makes errors.Is(err, ErrConflict) true.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// ErrorType is the low-cardinality name of the error for telemetry.
+func (e *ConflictError) ErrorType() string { return "conflict" }
+
+// An UndeterminedError says that the context ended after the commit of the
+// primary was sent and before its outcome was known: the transaction may be
+// committed at CommitTS, may commit yet, or may never. It is neither a success
+// nor a failure, and running the transaction again could apply it twice.
+// [Client.Settle] finds the outcome out, now or after a restart: the exported
+// fields are all it needs. errors.Is(err, ErrUndetermined) holds, and so does
+// errors.Is with the context's error.
+type UndeterminedError struct {
+	Primary  Cell
+	StartTS  tso.Timestamp
+	CommitTS tso.Timestamp
+	// Err is what ended the attempts to find out.
+	Err error
+}
+
+func (e *UndeterminedError) Error() string {
+	return fmt.Sprintf("txn: %v: primary %s, start_ts %d, commit_ts %d: %v", ErrUndetermined, e.Primary, e.StartTS, e.CommitTS, e.Err)
+}
+
+// Is makes errors.Is(err, ErrUndetermined) true.
+func (e *UndeterminedError) Is(target error) bool { return target == ErrUndetermined }
+
+// Unwrap returns Err.
+func (e *UndeterminedError) Unwrap() error { return e.Err }
+
+// ErrorType is the low-cardinality name of the error for telemetry.
+func (e *UndeterminedError) ErrorType() string { return "undetermined" }
+
+// A CorruptError names a cell whose stored records contradict the protocol.
+// errors.Is(err, ErrCorrupt) holds.
+type CorruptError struct {
+	Cell   Cell
+	Reason string
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("txn: %v: %s: %s", ErrCorrupt, e.Cell, e.Reason)
+}
+
+// Is makes errors.Is(err, ErrCorrupt) true.
+func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
+
+// ErrorType is the low-cardinality name of the error for telemetry.
+func (e *CorruptError) ErrorType() string { return "corrupt" }
+
+func corrupt(cell Cell, format string, args ...any) error {
+	return &CorruptError{cell, fmt.Sprintf(format, args...)}
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("txn: %w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// rpcError is a failed Bigtable request. It unwraps to the gRPC error, and to
+// the context's error when that is why it failed: the Bigtable client reports
+// an ended context as a gRPC status that errors.Is does not recognize (design
+// §9).
+type rpcError struct {
+	op    string
+	table string
+	hint  string
+	errs  []error
+}
+
+func (e *rpcError) Error() string {
+	msg := fmt.Sprintf("txn: %s on table %q: %v", e.op, e.table, e.errs[len(e.errs)-1])
+	if e.hint != "" {
+		msg += " (" + e.hint + ")"
+	}
+	return msg
+}
+
+func (e *rpcError) Unwrap() []error { return e.errs }
+
+func wrapRPC(ctx context.Context, op, table string, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &rpcError{op: op, table: table}
+	switch code := status.Code(err); {
+	case ctx.Err() != nil:
+		e.errs = append(e.errs, context.Cause(ctx))
+		if context.Cause(ctx) != ctx.Err() {
+			e.errs = append(e.errs, ctx.Err())
+		}
+	case code == codes.DeadlineExceeded:
+		e.errs = append(e.errs, context.DeadlineExceeded)
+	case code == codes.FailedPrecondition:
+		e.hint = "transactions need an app profile with single-cluster routing and single-row transactions allowed"
+	case code == codes.NotFound:
+		e.hint = "create the table with `percctl table init` or txn.InitTable"
+	}
+	e.errs = append(e.errs, err)
+	return e
+}
+
+// permanent reports that a request was refused: it was not applied, and
+// sending it again will not help. Every other error of a conditional mutation
+// leaves open whether it was applied (design §4, unknown results).
+func permanent(err error) bool {
+	for _, e := range flatten(err) {
+		switch status.Code(e) {
+		case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
+			codes.FailedPrecondition, codes.Unimplemented, codes.Unauthenticated:
+			return true
+		}
+	}
+	return false
+}
+
+func flatten(err error) []error {
+	var e *rpcError
+	if errors.As(err, &e) {
+		return e.errs
+	}
+	return []error{err}
+}
+
+// ended returns err, made to satisfy errors.Is with the error of an ended
+// context.
+func ended(ctx context.Context, doing string, last error) error {
+	err := context.Cause(ctx)
+	if err != ctx.Err() {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	if last != nil && !errors.Is(last, ctx.Err()) {
+		return fmt.Errorf("txn: %s: %w (last error: %w)", doing, err, last)
+	}
+	return fmt.Errorf("txn: %s: %w", doing, err)
+}

@@ -1,0 +1,107 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// A TableSpec describes a table for [InitTable].
+type TableSpec struct {
+	// Name of the table.
+	Name string
+	// Families of the user's data to create where they are missing; those that
+	// the table already has are kept, named here or not.
+	Families []string
+	// Observed columns: every commit of one sets its notify cell. Replaces what
+	// the schema record said before.
+	Observed []Column
+}
+
+// InitTable makes a table transactional: it creates the metadata table, the
+// table and every family that is missing, checks that no family has a
+// garbage-collection policy, and writes the table's schema record. Cells that
+// are already in the table are not touched; to transactions they are data that
+// was committed before all others (design §2). Running it again is harmless.
+//
+// bt and admin have to belong to the same instance; metadataTable is
+// Config.MetadataTable, "" for its default. On an error, what was created so
+// far stays, and InitTable can be run again.
+func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, metadataTable string, spec TableSpec) error {
+	if metadataTable == "" {
+		metadataTable = DefaultMetadataTable
+	}
+	if spec.Name == "" || spec.Name == metadataTable {
+		return invalid("table name %q", spec.Name)
+	}
+	for _, f := range spec.Families {
+		if f == "" || isMetadataFamily(f) || f == AckFamily {
+			return invalid("table %q: family %q cannot hold data", spec.Name, f)
+		}
+	}
+	for _, c := range spec.Observed {
+		if err := checkColumn(c); err != nil {
+			return err
+		}
+	}
+	if err := createFamilies(ctx, admin, metadataTable, []string{oracleFamily, deployFamily}); err != nil {
+		return err
+	}
+	if err := createFamilies(ctx, admin, spec.Name, append(slices.Clone(spec.Families), metadataFamilies...)); err != nil {
+		return err
+	}
+	families, err := verifyFamilies(ctx, admin, spec.Name, func(context.Context, string, ...any) {})
+	if err != nil {
+		return err
+	}
+	record := &recordpb.TableSchema{FormatVersion: FormatVersion}
+	for _, f := range families {
+		if f != AckFamily {
+			record.Families = append(record.Families, f)
+		}
+	}
+	for _, c := range spec.Observed {
+		if !slices.Contains(record.Families, c.Family) {
+			return fmt.Errorf("txn: table %q: %w: observed column %s is in a family the table does not have", spec.Name, ErrSchema, c)
+		}
+		record.Observed = append(record.Observed, &recordpb.ObservedColumn{
+			Column: &recordpb.Column{Family: c.Family, Qualifier: []byte(c.Qualifier)},
+		})
+	}
+	m := bigtable.NewMutation()
+	m.Set(deployFamily, schemaQualifier, 0, marshal(record))
+	return wrapRPC(ctx, "schema record", metadataTable, bt.OpenTable(metadataTable).Apply(ctx, schemaRowPrefix+spec.Name, m))
+}
+
+// createFamilies creates the table and those of the families that it lacks.
+// CreateColumnFamily is the one way that leaves a family without any
+// garbage-collection rule (design §3).
+func createFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, families []string) error {
+	info, err := admin.TableInfo(ctx, table)
+	if status.Code(err) == codes.NotFound {
+		err = admin.CreateTable(ctx, table)
+		if err != nil && status.Code(err) != codes.AlreadyExists {
+			return wrapRPC(ctx, "create", table, err)
+		}
+		info, err = admin.TableInfo(ctx, table)
+	}
+	if err != nil {
+		return wrapRPC(ctx, "describe", table, err)
+	}
+	for _, f := range families {
+		exists := slices.ContainsFunc(info.FamilyInfos, func(i bigtable.FamilyInfo) bool { return i.Name == f })
+		if exists {
+			continue
+		}
+		if err := admin.CreateColumnFamily(ctx, table, f); err != nil && status.Code(err) != codes.AlreadyExists {
+			return wrapRPC(ctx, "create family "+f, table, err)
+		}
+	}
+	return nil
+}

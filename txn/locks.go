@@ -1,0 +1,146 @@
+package txn
+
+import (
+	"context"
+	"iter"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// Locks iterates over the locks in rows of a table (nil: all rows), live and
+// stranded ones alike, in order of row keys, reading pages. It changes nothing.
+func (c *Client) Locks(ctx context.Context, table string, rs bigtable.RowSet) iter.Seq2[Lock, error] {
+	return c.locks(ctx, table, rs, wholeFamily(LockFamily))
+}
+
+// LocksOf iterates over the locks of one transaction in a table.
+func (c *Client) LocksOf(ctx context.Context, table string, startTS tso.Timestamp) iter.Seq2[Lock, error] {
+	return c.locks(ctx, table, nil, chain(wholeFamily(LockFamily), at(startTS)))
+}
+
+func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f bigtable.Filter) iter.Seq2[Lock, error] {
+	return func(yield func(Lock, error) bool) {
+		err := c.pages(ctx, name, rs, func(*table) bigtable.Filter { return interleave(f) }, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for _, item := range raw[LockFamily] {
+					_, cell, err := metadataCell(t, raw.Key(), item)
+					if err != nil {
+						return false, err
+					}
+					l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+					if err != nil {
+						return false, err
+					}
+					if !yield(*l, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Lock{}, err)
+		}
+	}
+}
+
+// pages reads rows of a table as they are stored, page by page, until fn
+// returns false or an error.
+func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*table) bigtable.Filter, fn func(*table, []bigtable.Row) (bool, error)) error {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.leave()
+	t, err := c.table(ctx, name)
+	if err != nil {
+		return err
+	}
+	rest, err := newRowSet(rs)
+	if err != nil {
+		return err
+	}
+	for !rest.empty() {
+		request := rest.request(false)
+		var page []bigtable.Row
+		bytes := 0
+		err := t.readRows(ctx, request, func(raw bigtable.Row) bool {
+			page = append(page, raw)
+			for _, items := range raw {
+				for _, it := range items {
+					bytes += len(it.Value) + len(it.Column)
+				}
+			}
+			return bytes < maxPageBytes
+		}, bigtable.RowFilter(filter(t)), bigtable.LimitRows(maxPageRows))
+		if err != nil {
+			return err
+		}
+		if goOn, err := fn(t, page); err != nil || !goOn {
+			return err
+		}
+		switch keys, isList := request.(bigtable.RowList); {
+		case bytes >= maxPageBytes || len(page) == maxPageRows:
+			rest = rest.beyond(page[len(page)-1].Key(), false)
+		case isList:
+			rest = rest.beyond(keys[len(keys)-1], false)
+		default:
+			rest = rowSet{}
+		}
+	}
+	return nil
+}
+
+// Resolve settles one lock as its transaction's primary decides: it rolls the
+// cell forward or back if the transaction is committed, rolled back, or dead,
+// in which case the primary is rolled back first. A lock whose owner is alive
+// is left alone: the Status is then StateLocked, or StateUnknown where the
+// primary's prewrite may still be on the way. Resolving a lock that is gone is
+// harmless.
+func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
+	if err := checkCell(l.Cell); err != nil {
+		return Status{}, err
+	}
+	if err := checkCell(l.Primary); err != nil {
+		return Status{}, err
+	}
+	if err := c.enter(); err != nil {
+		return Status{}, err
+	}
+	defer c.leave()
+	now, err := c.Timestamp(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	s, err := c.decide(ctx, &l, now, waitNever)
+	if err != nil || !s.final() {
+		return s, err
+	}
+	return s, c.finish(ctx, &l, s)
+}
+
+// ResolveTransaction settles every lock of one transaction, in all tables of
+// the deployment, as Resolve does, and returns the transaction's status and
+// how many locks it met.
+func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS tso.Timestamp) (s Status, locks int, err error) {
+	tables, err := c.Tables(ctx)
+	if err != nil {
+		return Status{}, 0, err
+	}
+	for _, t := range tables {
+		for l, err := range c.LocksOf(ctx, t, startTS) {
+			if err != nil {
+				return s, locks, err
+			}
+			locks++
+			if s, err = c.Resolve(ctx, l); err != nil || !s.final() {
+				return s, locks, err
+			}
+		}
+	}
+	if locks == 0 {
+		s, err = c.Status(ctx, primary, startTS)
+	}
+	return s, locks, err
+}

@@ -1,0 +1,101 @@
+package txn
+
+import (
+	"slices"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A TxnOption configures one transaction.
+type TxnOption func(*txnOptions)
+
+type txnOptions struct {
+	name         string
+	serializable bool
+	maxAttempts  int
+}
+
+// WithName names a transaction for errors, logs and telemetry. A name stands
+// for a kind of transaction ("transfer"), not for one run of it.
+func WithName(name string) TxnOption { return func(o *txnOptions) { o.name = name } }
+
+// Serializable makes every point read of the transaction a lock-only write
+// too, so that write skew is impossible: the transaction commits only if
+// nothing it read was written meanwhile. Reads have to name their columns;
+// whole rows, ranges and prefixes are refused with [ErrSerializableScan],
+// because a cell that does not exist yet cannot be found to be locked. A
+// transaction that writes nothing locks nothing: a snapshot is serializable
+// among transactions that are.
+func Serializable() TxnOption { return func(o *txnOptions) { o.serializable = true } }
+
+// MaxAttempts bounds how often [Client.Update] runs its function, in place of
+// Config.MaxAttempts.
+func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
+
+// A SnapshotOption configures a [Snapshot].
+type SnapshotOption func(*snapshotOptions)
+
+type snapshotOptions struct {
+	at tso.Timestamp
+}
+
+// At makes a snapshot show the state at ts, which must not lie in the future:
+// every transaction with a commit_ts of at most ts is visible, and no other.
+func At(ts tso.Timestamp) SnapshotOption { return func(o *snapshotOptions) { o.at = ts } }
+
+// A ReadOption narrows a read of rows.
+type ReadOption func(*readOptions)
+
+type readOptions struct {
+	sel     selection
+	limit   int
+	reverse bool
+}
+
+// Columns limits a read to the named columns. Given with [Families], it adds
+// to them.
+func Columns(cols ...Column) ReadOption {
+	return func(o *readOptions) { o.sel.columns = append(o.sel.columns, cols...) }
+}
+
+// Families limits a read to all columns of the named families.
+func Families(families ...string) ReadOption {
+	return func(o *readOptions) { o.sel.families = append(o.sel.families, families...) }
+}
+
+// Limit ends a read after n rows that have a visible cell in the chosen
+// columns. 0 is no limit.
+func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
+
+// Reverse returns rows in descending order of their keys. The row set is still
+// given with its smaller key first.
+func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
+
+func newReadOptions(opts []ReadOption) (readOptions, error) {
+	var o readOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if o.limit < 0 {
+		return o, invalid("Limit(%d)", o.limit)
+	}
+	for _, f := range o.sel.families {
+		if err := checkColumn(Column{Family: f}); err != nil {
+			return o, err
+		}
+	}
+	slices.Sort(o.sel.families)
+	o.sel.families = slices.Compact(o.sel.families)
+	// A column named twice, or with its family, would be returned twice.
+	var columns []Column
+	for _, c := range o.sel.columns {
+		if err := checkColumn(c); err != nil {
+			return o, err
+		}
+		if !slices.Contains(columns, c) && !slices.Contains(o.sel.families, c.Family) {
+			columns = append(columns, c)
+		}
+	}
+	o.sel.columns = columns
+	return o, nil
+}

@@ -1,0 +1,190 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// prewriteAll locks every cell, all rows in parallel, the primary's included
+// (design §4). It returns nil only when every prewrite is acknowledged. After
+// the first failure no further row is sent, but those under way are awaited
+// rather than cancelled: a cancelled prewrite may still land after the abort,
+// and would hold others up until its ttl.
+func (c *commit) prewriteAll(ctx context.Context) error {
+	var parts []*rowWrites
+	for _, row := range c.rows {
+		row.touched = true
+		if n := row.split(); len(n) > 1 {
+			parts = append(parts, n...)
+		} else {
+			parts = append(parts, row)
+		}
+	}
+	if len(parts) == 1 {
+		return c.prewriteRow(ctx, parts[0])
+	}
+	var failed atomic.Bool
+	var g errgroup.Group
+	g.SetLimit(c.client.cfg.Parallelism)
+	for _, part := range parts {
+		g.Go(func() error {
+			if failed.Load() {
+				return errNotSent
+			}
+			err := c.prewriteRow(ctx, part)
+			if err != nil {
+				failed.Store(true)
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// errNotSent is never the first error of a group, so it is never returned.
+var errNotSent = errors.New("prewrite not sent after another failed")
+
+// prewriteRow locks the cells of one row, or of one part of it, by one
+// CheckAndMutateRow: data and locks at start_ts, unless any of the cells has a
+// lock, or a write record or mark at or above start_ts.
+func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
+	cols := row.columns()
+	predicate := conflicts(cols, c.startTS)
+	began := time.Now()
+	var last error
+	for pause := c.client.cfg.Backoff.start(); ; {
+		matched, err := row.table.checkAndMutate(ctx, row.row, predicate, nil, c.lockMutation(row))
+		if err == nil && !matched {
+			return nil
+		}
+		switch {
+		case permanent(err):
+			return err
+		case err != nil:
+			last = err
+		}
+		// Something was in the way, or the outcome is unknown: look.
+		if ctx.Err() == nil {
+			var locked bool
+			if locked, err = c.inspect(ctx, row); locked || (err != nil && !transient(err)) {
+				return err
+			}
+			if err != nil {
+				last = err
+			}
+		}
+		if pause.wait(ctx, 0) != nil {
+			return ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.row, row.table.name), last)
+		}
+		if last != nil && time.Since(began) > c.client.cfg.LockTTL {
+			// Others may have begun to roll this transaction back.
+			return fmt.Errorf("txn: prewriting for longer than the lock ttl of %v: %w", c.client.cfg.LockTTL, last)
+		}
+	}
+}
+
+// transient reports that reading again may help.
+func transient(err error) bool {
+	var rpc *rpcError
+	return errors.As(err, &rpc) && !permanent(err)
+}
+
+// lockMutation writes data and lock of each cell at start_ts.
+func (c *commit) lockMutation(row *rowWrites) *bigtable.Mutation {
+	m := bigtable.NewMutation()
+	ttl := c.ttl()
+	for _, w := range row.writes {
+		if w.kind == KindPut {
+			m.Set(w.cell.Family, w.cell.Qualifier, c.startTS.Cell(), w.value)
+		}
+		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(&Lock{
+			Cell:        w.cell,
+			StartTS:     c.startTS,
+			Primary:     c.primary,
+			Kind:        w.kind,
+			TTL:         ttl,
+			Owner:       c.client.token.name,
+			Observed:    w.observed,
+			TraceParent: c.traceParent,
+		}))
+	}
+	return m
+}
+
+// inspect reads the row once and says what was in the way of its prewrite:
+//   - all of the transaction's own locks: an earlier send did land; locked.
+//   - a rollback marker of its own, or only some of its locks: rolled back by
+//     another client.
+//   - another transaction's write at or above start_ts: conflict.
+//   - another transaction's lock: resolved if it is dead; a conflict if it is
+//     alive and older.
+//
+// No error and not locked: the way is free now, send again.
+func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err error) {
+	raw, err := row.table.readRow(ctx, row.row, conflicts(row.columns(), c.startTS))
+	if err != nil {
+		return false, err
+	}
+	own := 0
+	var others []*Lock
+	for _, item := range raw[LockFamily] {
+		_, cell, err := metadataCell(row.table, row.row, item)
+		if err != nil {
+			return false, err
+		}
+		l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return false, err
+		}
+		if l.StartTS == c.startTS {
+			own++
+		} else {
+			others = append(others, l)
+		}
+	}
+	if err := c.findConflict(row, raw); err != nil {
+		return false, err
+	}
+	switch {
+	case own == len(row.writes):
+		return true, nil
+	case own > 0:
+		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
+	}
+	for _, l := range others {
+		s, err := c.client.resolveForWrite(ctx, l, c.startTS)
+		if err != nil {
+			return false, err
+		}
+		if !s.final() {
+			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: ConflictLock}
+		}
+	}
+	return false, nil
+}
+
+// findConflict looks for write records and marks at or above start_ts.
+func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
+	for _, family := range []string{WriteFamily, MarkFamily} {
+		for _, item := range raw[family] {
+			_, cell, err := metadataCell(row.table, row.row, item)
+			if err != nil {
+				return err
+			}
+			ts := tso.FromCell(item.Timestamp)
+			if ts == c.startTS {
+				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: ConflictRolledBack}
+			}
+			return &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: ConflictWrite}
+		}
+	}
+	return nil
+}

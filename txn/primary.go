@@ -1,0 +1,122 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// primaryCommit brings one commit of a primary to a known outcome.
+type primaryCommit struct {
+	client   *Client
+	table    *table
+	primary  Cell
+	startTS  tso.Timestamp
+	commitTS tso.Timestamp
+	mutation *bigtable.Mutation
+}
+
+// run returns nil when the transaction is committed, a ConflictError when it
+// was rolled back by others, and an UndeterminedError when ctx ends first.
+func (p *primaryCommit) run(ctx context.Context) error {
+	var last error
+	for pause := p.client.cfg.Backoff.start(); ; {
+		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, lockAt(p.primary.Column(), p.startTS), p.mutation, nil)
+		if err == nil && matched {
+			return nil
+		}
+		if err != nil {
+			last = err
+		}
+		if ctx.Err() == nil {
+			var done bool
+			if done, err = p.readBack(ctx); done {
+				return err
+			}
+			if err != nil {
+				last = err
+			}
+		}
+		if pause.wait(ctx, 0) != nil {
+			return &UndeterminedError{Primary: p.primary, StartTS: p.startTS, CommitTS: p.commitTS, Err: ended(ctx, "committing the primary", last)}
+		}
+	}
+}
+
+// readBack settles an outcome from what the primary holds (design §4, unknown
+// results). Not done: the primary lock is still there, or nothing could be
+// read; the commit is to be sent again.
+func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
+	s, err := p.table.fate(ctx, p.primary, p.startTS)
+	if err != nil {
+		return false, err
+	}
+	switch s.State {
+	case StateCommitted:
+		if s.CommitTS != p.commitTS {
+			return true, corrupt(p.primary, "the transaction that started at %d is committed at %d instead of %d", p.startTS, s.CommitTS, p.commitTS)
+		}
+		p.client.fates.put(p.startTS, s)
+		return true, nil
+	case StateRolledBack:
+		p.client.fates.put(p.startTS, s)
+		return true, &ConflictError{Cell: p.primary, StartTS: p.startTS, Reason: ConflictRolledBack}
+	case StateLocked:
+		return false, nil
+	}
+	// Neither lock nor record nor marker: only garbage collection takes those
+	// away, and it proves nothing (design §8 rule 6).
+	return true, &UndeterminedError{Primary: p.primary, StartTS: p.startTS, CommitTS: p.commitTS, Err: errNoTrace}
+}
+
+var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
+
+func isUndetermined(err error) bool { return errors.Is(err, ErrUndetermined) }
+
+// Settle brings a commit whose outcome was unknown to its end: it sends the
+// commit again, with the same commit timestamp, as long as the primary lock is
+// there, and otherwise reads what became of it. It returns StateCommitted or
+// StateRolledBack; an UndeterminedError when ctx ends once more. It may be
+// called from another process than the one that committed, with the exported
+// fields of the UndeterminedError alone.
+func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
+	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
+		return Status{}, invalid("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
+	}
+	if err := checkCell(u.Primary); err != nil {
+		return Status{}, err
+	}
+	if err := c.enter(); err != nil {
+		return Status{}, err
+	}
+	defer c.leave()
+	t, err := c.table(ctx, u.Primary.Table)
+	if err != nil {
+		return Status{}, err
+	}
+	s, err := t.fate(ctx, u.Primary, u.StartTS)
+	if err != nil {
+		return Status{}, fmt.Errorf("%w: %w", &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, err}, err)
+	}
+	if s.State == StateLocked {
+		l := s.Lock
+		m := bigtable.NewMutation()
+		addCommit(m, l.Cell, l.Primary, l.Kind, l.Observed, u.StartTS, u.CommitTS, l.TraceParent)
+		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m}
+		if err := p.run(ctx); err != nil && !errors.Is(err, ErrConflict) {
+			return Status{}, err
+		}
+		if s, err = t.fate(ctx, u.Primary, u.StartTS); err != nil {
+			return Status{}, fmt.Errorf("%w: %w", &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, err}, err)
+		}
+	}
+	switch s.State {
+	case StateCommitted, StateRolledBack:
+		return s, nil
+	}
+	return Status{}, &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, errNoTrace}
+}

@@ -1,0 +1,280 @@
+package txn
+
+import (
+	"fmt"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// The families that hold a table's metadata columns (design §3). Their
+// qualifiers are family:qualifier of the user's column; the acknowledgment
+// family's have /observer behind it.
+const (
+	LockFamily   = "_lock"
+	WriteFamily  = "_write"
+	MarkFamily   = "_mark"
+	NotifyFamily = "_notify"
+	AckFamily    = "_ack"
+)
+
+// FormatVersion is the storage format this package reads and writes.
+const FormatVersion = 1
+
+// metadataFamilies are the families that every transactional table has. The
+// acknowledgment family holds Percolator columns like any other and counts as
+// a data family.
+var metadataFamilies = []string{LockFamily, WriteFamily, MarkFamily, NotifyFamily, AckFamily}
+
+func isMetadataFamily(f string) bool {
+	switch f {
+	case LockFamily, WriteFamily, MarkFamily, NotifyFamily:
+		return true
+	}
+	return false
+}
+
+// prePercolator ends the range of cell timestamps of data that was in the
+// table before it was adopted: wall-clock microseconds are about 1.8e15, and
+// the smallest cell timestamp of ours is about 1.8e18 (design §2).
+const prePercolator bigtable.Timestamp = 1e17
+
+// A Kind says what a transaction does to a cell.
+type Kind int8
+
+// The kinds of writes.
+const (
+	KindPut    = Kind(recordpb.Kind_KIND_PUT)    // a value
+	KindDelete = Kind(recordpb.Kind_KIND_DELETE) // absent from commit_ts on
+	KindLock   = Kind(recordpb.Kind_KIND_LOCK)   // nothing changes, but every other write conflicts
+)
+
+const kindRollback = Kind(recordpb.Kind_KIND_ROLLBACK)
+
+// String returns put, delete, lock or rollback.
+func (k Kind) String() string {
+	switch k {
+	case KindPut:
+		return "put"
+	case KindDelete:
+		return "delete"
+	case KindLock:
+		return "lock"
+	case kindRollback:
+		return "rollback"
+	}
+	return fmt.Sprintf("kind(%d)", int8(k))
+}
+
+// A Lock is a stored lock: an unfinished write of one cell.
+type Lock struct {
+	Cell    Cell
+	StartTS tso.Timestamp
+	// Primary is the cell whose state decides the transaction's fate; equal to
+	// Cell in the primary lock itself.
+	Primary Cell
+	Kind    Kind
+	// TTL is counted from StartTS in oracle time. Only the primary's decides,
+	// unless there is nothing at the primary.
+	TTL time.Duration
+	// Owner is the token of the client that wrote the lock; may be empty.
+	Owner string
+	// Observed says that whoever commits the cell sets its notify cell.
+	Observed bool
+	// TraceParent is the W3C trace context of the transaction; may be empty.
+	TraceParent string
+}
+
+// IsPrimary reports whether the lock is its transaction's primary lock.
+func (l *Lock) IsPrimary() bool { return l.Cell == l.Primary }
+
+// ExpiresTS is the oracle time from which others may roll the lock back.
+func (l *Lock) ExpiresTS() tso.Timestamp {
+	return l.StartTS + tso.Timestamp(l.TTL.Microseconds())
+}
+
+// writeRecord is a committed version of a cell, or, in the mark family, a
+// lock-only commit.
+type writeRecord struct {
+	commitTS tso.Timestamp
+	startTS  tso.Timestamp
+	kind     Kind
+	primary  Cell
+}
+
+// primaryRef is the compact pointer from a cell to its primary: only the parts
+// that differ, and nothing at all in the primary itself.
+func primaryRef(cell, primary Cell) *recordpb.CellRef {
+	if cell == primary {
+		return nil
+	}
+	ref := &recordpb.CellRef{}
+	if primary.Table != cell.Table {
+		ref.Table = &primary.Table
+	}
+	if primary.Row != cell.Row {
+		ref.Row = []byte(primary.Row)
+	}
+	if primary.Family != cell.Family {
+		ref.Family = &primary.Family
+	}
+	if primary.Qualifier != cell.Qualifier {
+		// An empty qualifier is a value here and must not read as absent.
+		ref.Qualifier = append([]byte{}, primary.Qualifier...)
+	}
+	return ref
+}
+
+func followRef(cell Cell, ref *recordpb.CellRef) Cell {
+	if ref == nil {
+		return cell
+	}
+	if ref.Table != nil {
+		cell.Table = *ref.Table
+	}
+	if ref.Row != nil {
+		cell.Row = string(ref.Row)
+	}
+	if ref.Family != nil {
+		cell.Family = *ref.Family
+	}
+	if ref.Qualifier != nil {
+		cell.Qualifier = string(ref.Qualifier)
+	}
+	return cell
+}
+
+// marshal serializes a record. The messages hold nothing that can fail to
+// marshal but strings that are not UTF-8, and those are checked on input.
+func marshal(m proto.Message) []byte {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		// Reached only by a table or family name that is not UTF-8, which
+		// checkCell refuses; an empty record is refused by every reader.
+		return nil
+	}
+	return b
+}
+
+func encodeLock(l *Lock) []byte {
+	return marshal(&recordpb.Lock{
+		FormatVersion: FormatVersion,
+		Kind:          recordpb.Kind(l.Kind),
+		Primary:       primaryRef(l.Cell, l.Primary),
+		TtlMicros:     l.TTL.Microseconds(),
+		Owner:         l.Owner,
+		Observed:      l.Observed,
+		TraceParent:   l.TraceParent,
+	})
+}
+
+func decodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
+	var m recordpb.Lock
+	if err := unmarshal(&m, cell, LockFamily, ts, value); err != nil {
+		return nil, err
+	}
+	switch k := Kind(m.Kind); k {
+	case KindPut, KindDelete, KindLock:
+	default:
+		return nil, corrupt(cell, "lock record at %d is of kind %v", ts, k)
+	}
+	return &Lock{
+		Cell:        cell,
+		StartTS:     ts,
+		Primary:     followRef(cell, m.Primary),
+		Kind:        Kind(m.Kind),
+		TTL:         time.Duration(m.TtlMicros) * time.Microsecond,
+		Owner:       m.Owner,
+		Observed:    m.Observed,
+		TraceParent: m.TraceParent,
+	}, nil
+}
+
+// encodeCommit serializes the record a commit leaves behind: a write record,
+// or a mark for a lock-only write.
+func encodeCommit(cell, primary Cell, kind Kind, startTS tso.Timestamp) (family string, value []byte) {
+	if kind == KindLock {
+		return MarkFamily, marshal(&recordpb.Mark{
+			FormatVersion: FormatVersion,
+			Kind:          recordpb.Kind_KIND_LOCK,
+			StartTs:       int64(startTS),
+			Primary:       primaryRef(cell, primary),
+		})
+	}
+	return WriteFamily, marshal(&recordpb.Write{
+		FormatVersion: FormatVersion,
+		Kind:          recordpb.Kind(kind),
+		StartTs:       int64(startTS),
+		Primary:       primaryRef(cell, primary),
+	})
+}
+
+func encodeRollback(startTS tso.Timestamp) []byte {
+	return marshal(&recordpb.Mark{
+		FormatVersion: FormatVersion,
+		Kind:          recordpb.Kind_KIND_ROLLBACK,
+		StartTs:       int64(startTS),
+	})
+}
+
+func decodeWrite(cell Cell, ts tso.Timestamp, value []byte) (writeRecord, error) {
+	var m recordpb.Write
+	if err := unmarshal(&m, cell, WriteFamily, ts, value); err != nil {
+		return writeRecord{}, err
+	}
+	k := Kind(m.Kind)
+	if k != KindPut && k != KindDelete {
+		return writeRecord{}, corrupt(cell, "write record at %d is of kind %v", ts, k)
+	}
+	return checkRecord(cell, writeRecord{ts, tso.Timestamp(m.StartTs), k, followRef(cell, m.Primary)})
+}
+
+func decodeMark(cell Cell, ts tso.Timestamp, value []byte) (writeRecord, error) {
+	var m recordpb.Mark
+	if err := unmarshal(&m, cell, MarkFamily, ts, value); err != nil {
+		return writeRecord{}, err
+	}
+	r := writeRecord{ts, tso.Timestamp(m.StartTs), Kind(m.Kind), followRef(cell, m.Primary)}
+	switch {
+	case r.kind == KindLock:
+		return checkRecord(cell, r)
+	case r.kind == kindRollback && r.startTS == ts:
+		return r, nil
+	case r.kind == kindRollback:
+		return r, corrupt(cell, "rollback marker of start_ts %d stands at %d", r.startTS, ts)
+	}
+	return r, corrupt(cell, "mark at %d is of kind %v", ts, r.kind)
+}
+
+func checkRecord(cell Cell, r writeRecord) (writeRecord, error) {
+	if r.startTS <= 0 || r.startTS >= r.commitTS {
+		return r, corrupt(cell, "commit record at %d names start_ts %d", r.commitTS, r.startTS)
+	}
+	return r, nil
+}
+
+type versioned interface {
+	proto.Message
+	GetFormatVersion() uint32
+}
+
+func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []byte) error {
+	if err := proto.Unmarshal(value, m); err != nil {
+		return corrupt(cell, "record in family %s at %d does not parse: %v", family, ts, err)
+	}
+	return checkFormat(m, fmt.Sprintf("record of %s in family %s at %d", cell, family, ts))
+}
+
+func checkFormat(m versioned, where string) error {
+	switch v := m.GetFormatVersion(); {
+	case v == 0:
+		return fmt.Errorf("%w: %s has no format version", ErrCorrupt, where)
+	case v > FormatVersion:
+		return fmt.Errorf("%w: %s has format version %d, this library knows up to %d: upgrade it", ErrFormatVersion, where, v, FormatVersion)
+	}
+	return nil
+}

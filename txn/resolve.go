@@ -1,0 +1,218 @@
+package txn
+
+import (
+	"context"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file settles locks that others left (paper §2.2, design §4 "Resolve a
+// lock"). Every step is a conditional mutation on the lock at its exact
+// timestamp, so two resolvers at once, a resolver that dies half-way and one
+// that wakes up late do no harm.
+
+// patience says what to do about a lock whose owner is alive.
+type patience func(*Lock) bool
+
+func waitAlways(*Lock) bool { return true }
+func waitNever(*Lock) bool  { return false }
+
+// resolveForRead clears a lock that a read at ts met, waiting while its owner
+// is alive. walkPast reports that the transaction committed after ts: its lock
+// is no obstacle, and is cleaned up behind.
+func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
+	s, err := c.decide(ctx, l, ts, waitAlways)
+	if err != nil {
+		return false, err
+	}
+	if s.State == StateCommitted && s.CommitTS > ts {
+		c.background.run(func(ctx context.Context) {
+			if err := c.finish(ctx, l, s); err != nil {
+				c.log.DebugContext(ctx, "rolling forward behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+			}
+		})
+		return true, nil
+	}
+	return false, c.finish(ctx, l, s)
+}
+
+// resolveForWrite clears a lock that the prewrite of the transaction that
+// started at ts met. To wait while holding locks could deadlock, so only the
+// older transaction waits, and the younger one fails at once (wait-die): the
+// result is then a Status in StateLocked or StateUnknown.
+func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp) (Status, error) {
+	s, err := c.decide(ctx, l, ts, func(l *Lock) bool { return ts < l.StartTS })
+	if err != nil || !s.final() {
+		return s, err
+	}
+	return s, c.finish(ctx, l, s)
+}
+
+// decide finds the fate of the transaction that wrote l, and makes one if that
+// transaction is dead: its primary is rolled back first, before anything of it
+// is cleaned up. asOf is any timestamp that the oracle handed out before the
+// call; age is judged by oracle time alone, so the caller's own timestamp
+// saves a question to the oracle when the lock is old. The result is final,
+// unless wait refused to wait for a live owner.
+func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait patience) (Status, error) {
+	if s, ok := c.fates.get(l.StartTS); ok {
+		return s, nil
+	}
+	t, err := c.table(ctx, l.Primary.Table)
+	if err != nil {
+		return Status{}, err
+	}
+	c.counters.lockWaits.Add(1)
+	var last error
+	// The primary lock speaks for its transaction without being read again.
+	s := Status{State: StateLocked, Lock: l}
+	known := l.IsPrimary()
+	for pause := c.cfg.Backoff.start(); ; {
+		if !known {
+			s, err = t.fate(ctx, l.Primary, l.StartTS)
+		}
+		known = false
+		expires := l.ExpiresTS()
+		if err == nil && !s.final() {
+			// The primary's ttl decides; only where there is no primary lock
+			// does that of the lock that was met (hazards 2 and 7).
+			judged := l
+			if s.State == StateLocked {
+				judged = s.Lock
+			}
+			expires = judged.ExpiresTS()
+			if c.dead(ctx, judged, asOf) {
+				primary := s.Lock
+				s, err = t.rollBackPrimary(ctx, l.Primary, l.StartTS, s.State, asOf)
+				if s.final() && primary != nil {
+					c.resolved(primary, s)
+				}
+			} else if !wait(l) {
+				return s, nil
+			}
+		}
+		switch {
+		case err == nil && s.final():
+			c.fates.put(l.StartTS, s)
+			return s, nil
+		case permanent(err):
+			return Status{}, err
+		}
+		if err != nil {
+			last = err
+		}
+		if pause.wait(ctx, remaining(asOf, expires)+time.Millisecond) != nil {
+			return Status{}, ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
+		}
+		// Before the primary is read again, for marker-if-nothing-there.
+		if asOf, err = c.Timestamp(ctx); err != nil {
+			return Status{}, err
+		}
+	}
+}
+
+// dead reports whether a lock may be rolled back at oracle time now: its ttl
+// is over, or its owner's token went stale.
+func (c *Client) dead(ctx context.Context, l *Lock, now tso.Timestamp) bool {
+	return now >= l.ExpiresTS() || c.token.stale(ctx, l.Owner, now)
+}
+
+// rollBackPrimary makes sure that the transaction never commits: it replaces
+// the primary lock, or the nothing that is there, with a rollback marker that
+// a late prewrite runs into (hazards 1 and 2). The result is not final when
+// something else was there.
+func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.Timestamp, found State, asOf tso.Timestamp) (Status, error) {
+	col := primary.Column()
+	mark := bigtable.NewMutation()
+	mark.Set(MarkFamily, col.key(), startTS.Cell(), encodeRollback(startTS))
+	var done bool
+	var err error
+	if found == StateLocked {
+		removeLockAndData(mark, col, startTS)
+		done, err = t.checkAndMutate(ctx, primary.Row, lockAt(col, startTS), mark, nil)
+	} else {
+		var matched bool
+		matched, err = t.checkAndMutate(ctx, primary.Row, undecided(col, startTS, asOf), nil, mark)
+		done = !matched
+	}
+	if err != nil || !done {
+		return Status{}, err
+	}
+	return Status{State: StateRolledBack}, nil
+}
+
+// finish rolls the lock's own cell forward or back, as its transaction's final
+// status says. It returns once the cell is known to be clean. A primary is
+// clean as soon as its transaction's fate is final.
+func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
+	if l.IsPrimary() {
+		return nil
+	}
+	t, err := c.table(ctx, l.Cell.Table)
+	if err != nil {
+		return err
+	}
+	m := bigtable.NewMutation()
+	if s.State == StateCommitted {
+		addCommit(m, l.Cell, l.Primary, l.Kind, l.Observed, l.StartTS, s.CommitTS, l.TraceParent)
+	} else {
+		removeLockAndData(m, l.Cell.Column(), l.StartTS)
+	}
+	for pause := c.cfg.Backoff.start(); ; {
+		did, err := t.checkAndMutate(ctx, l.Cell.Row, lockAt(l.Cell.Column(), l.StartTS), m, nil)
+		switch {
+		case err == nil && did:
+			c.resolved(l, s)
+			return nil
+		case err == nil, permanent(err):
+			return err
+		}
+		// Whether it was applied or not, sending it again is harmless.
+		if pause.wait(ctx, 0) != nil {
+			return ended(ctx, "clearing the lock on "+l.Cell.String(), err)
+		}
+	}
+}
+
+func (c *Client) resolved(l *Lock, s Status) {
+	if s.State == StateCommitted {
+		c.counters.rolledForward.Add(1)
+	} else {
+		c.counters.rolledBack.Add(1)
+	}
+	if f := c.cfg.OnResolve; f != nil {
+		f(Resolution{*l, s})
+	}
+}
+
+// addCommit adds what commits one cell: the record, the notify cell of an
+// observed column, and the end of the lock. It is the same for an owner and
+// for whoever rolls the cell forward (hazard 13).
+func addCommit(m *bigtable.Mutation, cell, primary Cell, kind Kind, observed bool, startTS, commitTS tso.Timestamp, traceParent string) (ops int) {
+	key := cell.Column().key()
+	family, record := encodeCommit(cell, primary, kind, startTS)
+	m.Set(family, key, commitTS.Cell(), record)
+	removeCell(m, LockFamily, key, startTS)
+	if observed {
+		m.Set(NotifyFamily, key, commitTS.Cell(), []byte(traceParent))
+		return 3
+	}
+	return 2
+}
+
+func removeLockAndData(m *bigtable.Mutation, c Column, startTS tso.Timestamp) {
+	removeCell(m, LockFamily, c.key(), startTS)
+	removeCell(m, c.Family, c.Qualifier, startTS)
+}
+
+func removeCell(m *bigtable.Mutation, family, qualifier string, ts tso.Timestamp) {
+	m.DeleteTimestampRange(family, qualifier, ts.Cell(), (ts + 1).Cell())
+}
+
+// remaining is how long oracle time now is before ts, at least 0.
+func remaining(now, ts tso.Timestamp) time.Duration {
+	return max(0, time.Duration(ts-now)*time.Microsecond)
+}

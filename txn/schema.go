@@ -1,0 +1,142 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// The metadata table's families and row keys (design §3). Each of its cells is
+// written at timestamp 0, so that a new value replaces the old one.
+const (
+	oracleFamily    = "tso"
+	deployFamily    = "meta"
+	schemaRowPrefix = "schema/"
+	schemaQualifier = "schema"
+)
+
+// schema is what a client knows about a table.
+type schema struct {
+	// families are the user's families and the acknowledgment family.
+	families []string
+	observed map[Column]observation
+	loaded   time.Time
+}
+
+// An observation says who watches a column.
+type observation struct {
+	observers []string
+	weak      bool
+}
+
+// dataFamilies are the families that a read of a whole row returns.
+func (s *schema) dataFamilies() []string {
+	return slices.DeleteFunc(slices.Clone(s.families), func(f string) bool { return f == AckFamily })
+}
+
+func (s *schema) hasFamily(f string) bool { return slices.Contains(s.families, f) }
+
+// isObserved reports whether a commit of the column sets its notify cell.
+func (s *schema) isObserved(c Column) bool {
+	_, ok := s.observed[c]
+	return ok
+}
+
+// reload reads the schema record and, where Config.Admin is set, verifies the
+// table's families and policies.
+func (t *table) reload(ctx context.Context) error {
+	meta := t.client.metadata
+	row, err := meta.readRow(ctx, schemaRowPrefix+t.name, interleave(column(deployFamily, schemaQualifier)))
+	if err != nil {
+		return err
+	}
+	if len(row[deployFamily]) == 0 {
+		return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", t.name, ErrNotInitialized, meta.name, t.name)
+	}
+	s, err := decodeSchema(t.name, row[deployFamily][0].Value)
+	if err != nil {
+		return err
+	}
+	if admin := t.client.cfg.Admin; admin != nil {
+		if s.families, err = verifyFamilies(ctx, admin, t.name, t.client.log.WarnContext); err != nil {
+			return err
+		}
+	}
+	s.loaded = time.Now()
+	t.schema.Store(s)
+	return nil
+}
+
+func decodeSchema(table string, value []byte) (*schema, error) {
+	var m recordpb.TableSchema
+	if err := proto.Unmarshal(value, &m); err != nil {
+		return nil, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, ErrCorrupt, err)
+	}
+	if err := checkFormat(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
+		return nil, fmt.Errorf("txn: %w", err)
+	}
+	s := &schema{families: append(m.Families, AckFamily), observed: map[Column]observation{}}
+	for _, o := range m.Observed {
+		c := Column{o.GetColumn().GetFamily(), string(o.GetColumn().GetQualifier())}
+		s.observed[c] = observation{o.Observers, o.Weak}
+	}
+	return s, nil
+}
+
+// verifyFamilies checks that a table has the metadata families and that no
+// family has a garbage-collection policy, and returns its data families.
+func verifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, warn func(context.Context, string, ...any)) ([]string, error) {
+	info, err := admin.TableInfo(ctx, table)
+	if err != nil {
+		return nil, wrapRPC(ctx, "describe", table, err)
+	}
+	var data []string
+	missing := slices.Clone(metadataFamilies)
+	for _, f := range info.FamilyInfos {
+		if err := checkPolicy(table, f); err != nil {
+			return nil, err
+		}
+		if f.GCPolicy == emptyPolicy {
+			warn(ctx, "family has an empty garbage-collection rule instead of none", "table", table, "family", f.Name)
+		}
+		missing = slices.DeleteFunc(missing, func(m string) bool { return m == f.Name })
+		if !isMetadataFamily(f.Name) {
+			data = append(data, f.Name)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("txn: table %q: %w: it lacks the metadata families %s; run `percctl table init %s` or txn.InitTable", table, ErrSchema, strings.Join(missing, ", "), table)
+	}
+	slices.Sort(data)
+	return data, nil
+}
+
+const (
+	noPolicy    = "<never>"
+	emptyPolicy = ""
+)
+
+// checkPolicy refuses a policy that could delete live versions, locks or
+// commit records (design §3).
+func checkPolicy(table string, f bigtable.FamilyInfo) error {
+	switch f.GCPolicy {
+	case noPolicy:
+		return nil
+	case emptyPolicy:
+		// None in Cloud Bigtable. In the emulator it arms a collector that can
+		// lose acknowledged writes.
+		if os.Getenv("BIGTABLE_EMULATOR_HOST") == "" {
+			return nil
+		}
+		return fmt.Errorf("txn: table %q, family %s: %w: its garbage-collection rule is empty instead of absent, with which the emulator can lose acknowledged writes; create the family with AdminClient.CreateColumnFamily or `percctl table init` instead of `cbt createfamily` or TableConf", table, f.Name, ErrSchema)
+	}
+	return fmt.Errorf("txn: table %q, family %s: %w: garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
+}

@@ -1,0 +1,54 @@
+package txn
+
+import "sync/atomic"
+
+// counters are what Stats reports.
+type counters struct {
+	begun, committed, conflicts, retries, undetermined atomic.Int64
+	timestamps, lockWaits                              atomic.Int64
+	rolledForward, rolledBack                          atomic.Int64
+	backgroundDropped                                  atomic.Int64
+}
+
+// Stats are counts since the client was made.
+type Stats struct {
+	// Begun counts read-write transactions, each attempt of Update included.
+	Begun int64 `json:"begun"`
+	// Committed counts transactions that committed with writes or locks.
+	Committed int64 `json:"committed"`
+	// Conflicts counts attempts that failed with ErrConflict.
+	Conflicts int64 `json:"conflicts"`
+	// Retries counts reruns of functions given to Update.
+	Retries int64 `json:"retries"`
+	// Undetermined counts commits that returned UndeterminedError.
+	Undetermined int64 `json:"undetermined"`
+	// Timestamps counts questions to the oracle.
+	Timestamps int64 `json:"timestamps"`
+	// LocksMet counts locks of other transactions whose fate was not in the
+	// resolver's cache.
+	LocksMet int64 `json:"locks_met"`
+	// RolledForward and RolledBack count cells settled for other transactions.
+	RolledForward int64 `json:"rolled_forward"`
+	RolledBack    int64 `json:"rolled_back"`
+	// BackgroundRows is the number of rows that wait for background work now.
+	BackgroundRows int64 `json:"background_rows"`
+	// BackgroundDropped counts rows of background work that were given up.
+	BackgroundDropped int64 `json:"background_dropped"`
+}
+
+// Stats returns the client's counts.
+func (c *Client) Stats() Stats {
+	return Stats{
+		Begun:             c.counters.begun.Load(),
+		Committed:         c.counters.committed.Load(),
+		Conflicts:         c.counters.conflicts.Load(),
+		Retries:           c.counters.retries.Load(),
+		Undetermined:      c.counters.undetermined.Load(),
+		Timestamps:        c.counters.timestamps.Load(),
+		LocksMet:          c.counters.lockWaits.Load(),
+		RolledForward:     c.counters.rolledForward.Load(),
+		RolledBack:        c.counters.rolledBack.Load(),
+		BackgroundRows:    int64(c.background.queued()),
+		BackgroundDropped: c.counters.backgroundDropped.Load(),
+	}
+}

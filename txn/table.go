@@ -1,0 +1,120 @@
+package txn
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// table is one opened table: its requests, each with a deadline and with
+// errors that name it, and its schema.
+type table struct {
+	name   string
+	api    bigtable.TableAPI
+	client *Client
+
+	schema     atomic.Pointer[schema]
+	refreshing atomic.Bool
+}
+
+func (t *table) timeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, t.client.cfg.RPCTimeout)
+}
+
+// readRow reads one row. A row without matching cells is nil.
+func (t *table) readRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	r, err := t.api.ReadRow(rctx, row, bigtable.RowFilter(f))
+	return r, wrapRPC(ctx, "read", t.name, err)
+}
+
+// readRows calls fn for each row until it returns false. The deadline is for
+// the whole request, so requests have to be bounded.
+func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	return wrapRPC(ctx, "read", t.name, t.api.ReadRows(rctx, rows, fn, opts...))
+}
+
+// checkAndMutate is one CheckAndMutateRow. Unless permanent(err), an error
+// leaves open whether it was applied; the Bigtable client never retries it.
+func (t *table) checkAndMutate(ctx context.Context, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	err = t.api.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
+	return matched, wrapRPC(ctx, "conditional mutation", t.name, err)
+}
+
+// A rowMutation is an unconditional, idempotent mutation of one row: every
+// cell in it has an explicit timestamp, because the Bigtable client may apply
+// it more than once (design §5, hazard 15).
+type rowMutation struct {
+	row string
+	mut *bigtable.Mutation
+	// ops is the number of changes in mut; Bigtable bounds their sum.
+	ops int
+}
+
+// apply sends the mutations in as few requests as Bigtable's limit allows and
+// returns those that are not known to be applied.
+func (t *table) apply(ctx context.Context, muts []rowMutation) (failed []rowMutation, err error) {
+	for len(muts) > 0 {
+		n, ops := 0, 0
+		for n < len(muts) && (n == 0 || ops+muts[n].ops <= maxMutations) {
+			ops += muts[n].ops
+			n++
+		}
+		f, e := t.applyOnce(ctx, muts[:n])
+		failed = append(failed, f...)
+		if e != nil {
+			err = e
+		}
+		muts = muts[n:]
+	}
+	return failed, err
+}
+
+func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []rowMutation, err error) {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	rows := make([]string, len(muts))
+	ms := make([]*bigtable.Mutation, len(muts))
+	for i, m := range muts {
+		rows[i], ms[i] = m.row, m.mut
+	}
+	// ApplyBulk can return an error with some entries applied: all of them
+	// count as failed then, and are done again.
+	errs, err := t.api.ApplyBulk(rctx, rows, ms)
+	if err != nil {
+		return slices.Clone(muts), wrapRPC(ctx, "bulk mutation", t.name, err)
+	}
+	for i, e := range errs {
+		if e != nil {
+			failed = append(failed, muts[i])
+			err = wrapRPC(ctx, "bulk mutation", t.name, e)
+		}
+	}
+	return failed, err
+}
+
+// current returns the schema and has it read again in the background when it
+// is older than Config.SchemaMaxAge.
+func (t *table) current() *schema {
+	s := t.schema.Load()
+	if time.Since(s.loaded) > t.client.cfg.SchemaMaxAge && t.refreshing.CompareAndSwap(false, true) {
+		started := t.client.background.run(func(ctx context.Context) {
+			defer t.refreshing.Store(false)
+			if err := t.reload(ctx); err != nil {
+				t.client.log.WarnContext(ctx, "reading the schema again failed", "table", t.name, "error", err)
+			}
+		})
+		if !started {
+			t.refreshing.Store(false)
+		}
+	}
+	return s
+}

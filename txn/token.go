@@ -1,0 +1,192 @@
+package txn
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+const (
+	tokenRowPrefix = "worker/"
+	tokenQualifier = "token"
+	// staleTokenAge is how long the token of a crashed client stays in the
+	// metadata table. Its locks are far past their ttl by then.
+	staleTokenAge = time.Hour
+)
+
+// token is this client's sign of life in the metadata table, and what it knows
+// of those of others (paper §2.2: workers write a token into the lock service;
+// a lock whose owner's token is gone may be cleaned up). Tokens are advisory:
+// to misjudge one costs a live transaction a retry and nothing else. A missing
+// token says nothing, so that locks of clients that write none live until
+// their ttl.
+type token struct {
+	client *Client
+	name   string // empty when Config.TokenTTL is negative
+
+	mu       sync.Mutex
+	renewing bool // the renewal loop runs
+	stop     context.CancelFunc
+	stopped  chan struct{}
+	// others holds the stale_ts of tokens that were read lately.
+	others map[string]tso.Timestamp
+}
+
+func newToken(c *Client) *token {
+	t := &token{client: c, others: map[string]tso.Timestamp{}}
+	if c.cfg.TokenTTL > 0 {
+		t.name = rand.Text()
+	}
+	return t
+}
+
+// Owner returns the token that this client writes into its locks; empty when
+// Config.TokenTTL is negative.
+func (c *Client) Owner() string { return c.token.name }
+
+// ensure writes the token before the client's first prewrite and keeps it
+// fresh until close. Failure is no reason not to commit: the locks' ttl
+// remains.
+func (t *token) ensure(ctx context.Context) {
+	if t.name == "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.renewing {
+		return
+	}
+	started, err := t.client.Timestamp(ctx)
+	if err == nil {
+		err = t.write(ctx, started, started)
+	}
+	if err != nil {
+		t.client.log.WarnContext(ctx, "writing the worker token failed; only the locks' ttl shows that this client is alive", "owner", t.name, "error", err)
+		return
+	}
+	t.renewing = true
+	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t.stop, t.stopped = cancel, make(chan struct{})
+	go t.renew(rctx, started)
+}
+
+func (t *token) write(ctx context.Context, started, now tso.Timestamp) error {
+	host, _ := os.Hostname()
+	m := bigtable.NewMutation()
+	m.Set(deployFamily, tokenQualifier, 0, marshal(&recordpb.WorkerToken{
+		FormatVersion: FormatVersion,
+		ExpiresTs:     int64(now) + t.client.cfg.TokenTTL.Microseconds(),
+		StartedTs:     int64(started),
+		Host:          host,
+		Pid:           int64(os.Getpid()),
+	}))
+	_, err := t.client.metadata.apply(ctx, []rowMutation{{tokenRowPrefix + t.name, m, 1}})
+	return err
+}
+
+func (t *token) renew(ctx context.Context, started tso.Timestamp) {
+	defer close(t.stopped)
+	t.sweep(ctx, started)
+	tick := time.NewTicker(t.client.cfg.TokenTTL / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, err := t.client.Timestamp(ctx)
+		if err == nil {
+			err = t.write(ctx, started, now)
+		}
+		if err != nil && ctx.Err() == nil {
+			t.client.log.WarnContext(ctx, "renewing the worker token failed", "owner", t.name, "error", err)
+		}
+	}
+}
+
+// sweep removes the tokens of clients that died long ago.
+func (t *token) sweep(ctx context.Context, now tso.Timestamp) {
+	var dead []rowMutation
+	err := t.client.metadata.readRows(ctx, bigtable.PrefixRange(tokenRowPrefix), func(r bigtable.Row) bool {
+		if w, ok := decodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
+			m := bigtable.NewMutation()
+			m.DeleteCellsInColumn(deployFamily, tokenQualifier)
+			dead = append(dead, rowMutation{r.Key(), m, 1})
+		}
+		return true
+	}, bigtable.RowFilter(interleave(column(deployFamily, tokenQualifier))))
+	if err == nil && len(dead) > 0 {
+		_, err = t.client.metadata.apply(ctx, dead)
+	}
+	if err != nil && ctx.Err() == nil {
+		t.client.log.DebugContext(ctx, "sweeping stale worker tokens failed", "error", err)
+	}
+}
+
+func decodeToken(r bigtable.Row) (*recordpb.WorkerToken, bool) {
+	if len(r[deployFamily]) == 0 {
+		return nil, false
+	}
+	var w recordpb.WorkerToken
+	err := proto.Unmarshal(r[deployFamily][0].Value, &w)
+	return &w, err == nil && w.FormatVersion == FormatVersion
+}
+
+// stale reports whether owner's token was there and has not been renewed in
+// time.
+func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool {
+	if owner == "" || owner == t.name {
+		return false
+	}
+	t.mu.Lock()
+	expires, known := t.others[owner]
+	t.mu.Unlock()
+	if known && now < expires {
+		return false // it was fresh when last read, and still is
+	}
+	row, err := t.client.metadata.readRow(ctx, tokenRowPrefix+owner, interleave(column(deployFamily, tokenQualifier)))
+	if err != nil {
+		return false
+	}
+	w, ok := decodeToken(row)
+	if !ok {
+		return false
+	}
+	expires = tso.Timestamp(w.ExpiresTs)
+	t.mu.Lock()
+	if len(t.others) >= fateCacheSize {
+		clear(t.others)
+	}
+	t.others[owner] = expires
+	t.mu.Unlock()
+	return now >= expires
+}
+
+// close ends the renewal and removes the token: every lock of this client is
+// settled by then, or is left to its ttl.
+func (t *token) close(ctx context.Context) error {
+	t.mu.Lock()
+	renewing := t.renewing
+	t.renewing = true // ensure does nothing any more
+	t.mu.Unlock()
+	if !renewing || t.name == "" {
+		return nil
+	}
+	t.stop()
+	<-t.stopped
+	m := bigtable.NewMutation()
+	m.DeleteCellsInColumn(deployFamily, tokenQualifier)
+	if _, err := t.client.metadata.apply(ctx, []rowMutation{{tokenRowPrefix + t.name, m, 1}}); err != nil {
+		t.client.log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.name, "error", err)
+	}
+	return nil
+}

@@ -1,0 +1,278 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A Txn is a read-write transaction with snapshot isolation: it reads the
+// state as of its start timestamp and its own writes, and commits all of its
+// writes at one later timestamp, or none. Its methods and those of its Tables
+// may be called concurrently, but not after Commit or Rollback.
+//
+// Nothing is written to Bigtable before Commit.
+type Txn struct {
+	client  *Client
+	opts    txnOptions
+	startTS tso.Timestamp
+	begun   time.Time // for the part of the locks' ttl that is over at commit
+	buffer  buffer
+
+	mu   sync.Mutex
+	done bool
+}
+
+// Begin starts a transaction, which has to be ended by Commit or Rollback.
+// Rollback may be deferred. Most callers want [Client.Update], which runs a
+// transaction again after a conflict.
+func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	begun := time.Now() // before the timestamp: overstates the age, never the rest of the ttl
+	ts, err := c.Timestamp(ctx)
+	if err != nil {
+		c.leave()
+		return nil, err
+	}
+	c.counters.begun.Add(1)
+	t := &Txn{client: c, startTS: ts, begun: begun}
+	for _, o := range opts {
+		o(&t.opts)
+	}
+	return t, nil
+}
+
+// StartTS is the timestamp the transaction reads at.
+func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
+
+// Table returns the transaction's view of a table. The table is opened and
+// verified by the first read, or by Commit.
+func (t *Txn) Table(name string) *Table {
+	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t}}
+}
+
+// finish moves the transaction to its end; only the first call does.
+func (t *Txn) finish() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.done {
+		return fmt.Errorf("txn: %w", ErrDone)
+	}
+	t.done = true
+	t.buffer.mu.Lock()
+	t.buffer.sealed = true
+	t.buffer.mu.Unlock()
+	return nil
+}
+
+func (t *Txn) alive() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.done {
+		return fmt.Errorf("txn: %w", ErrDone)
+	}
+	return nil
+}
+
+// Rollback drops the transaction's writes. Nothing of them was sent, so it
+// cannot fail; after Commit or Rollback it does nothing.
+func (t *Txn) Rollback() {
+	if t.finish() == nil {
+		t.client.leave()
+	}
+}
+
+// Commit makes the transaction's writes visible, all at the timestamp it
+// returns, or none:
+//
+//   - nil: committed. Secondaries may still be committed in the background;
+//     every later transaction sees them all the same.
+//   - ErrConflict ([ConflictError]): rolled back, nothing is or will be visible.
+//   - ErrUndetermined ([UndeterminedError]): ctx ended after the commit of the
+//     primary was sent. [Client.Settle] finds the outcome out.
+//   - any other error: rolled back. Locks that could not be removed any more
+//     are removed by whoever meets them, after Config.LockTTL.
+//
+// A transaction without writes commits without a request and returns its start
+// timestamp. (Paper §2.2, Figure 6; design §4.)
+func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
+	if err := t.finish(); err != nil {
+		return 0, err
+	}
+	defer t.client.leave()
+	ts, err := t.commit(ctx)
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrConflict):
+		t.client.counters.conflicts.Add(1)
+	case errors.Is(err, ErrUndetermined):
+		t.client.counters.undetermined.Add(1)
+	}
+	if err != nil && t.opts.name != "" {
+		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
+	}
+	return ts, err
+}
+
+func (t *Txn) commit(ctx context.Context) (tso.Timestamp, error) {
+	if t.buffer.err != nil {
+		return 0, t.buffer.err
+	}
+	if t.onlyReads() {
+		return t.startTS, nil
+	}
+	rows, err := t.collect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.cell, rows: rows}
+	return c.run(ctx)
+}
+
+// onlyReads reports whether nothing is buffered but the locks that a
+// serializable transaction took for its reads. They protect nothing when
+// nothing is written.
+func (t *Txn) onlyReads() bool {
+	for _, rows := range t.buffer.rows {
+		for _, cols := range rows {
+			for _, w := range cols {
+				if !w.promoted {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// collect groups the buffered writes by row, the primary's row first, and
+// checks everything that can be checked before anything is sent: what Bigtable
+// would refuse half-way is not undone by itself (hazard 18).
+func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
+	var all []*rowWrites
+	primary := t.buffer.first.cell
+	for name, rows := range t.buffer.rows {
+		tbl, err := t.client.table(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		for key, cols := range rows {
+			r := &rowWrites{table: tbl, row: key}
+			for _, w := range cols {
+				if err := t.checkWrite(ctx, tbl, w); err != nil {
+					return nil, err
+				}
+				w.observed = w.kind != KindLock && tbl.schema.Load().isObserved(w.cell.Column())
+				r.writes = append(r.writes, w)
+			}
+			slices.SortFunc(r.writes, func(a, b *write) int {
+				return strings.Compare(a.cell.Column().key(), b.cell.Column().key())
+			})
+			if err := checkRowWrites(r); err != nil {
+				return nil, err
+			}
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b *rowWrites) int {
+		if ap, bp := a.holds(primary), b.holds(primary); ap != bp {
+			if ap {
+				return -1
+			}
+			return 1
+		}
+		if c := strings.Compare(a.table.name, b.table.name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.row, b.row)
+	})
+	return all, nil
+}
+
+func (r *rowWrites) holds(c Cell) bool { return r.table.name == c.Table && r.row == c.Row }
+
+func (t *Txn) checkWrite(ctx context.Context, tbl *table, w *write) error {
+	if !tbl.current().hasFamily(w.cell.Family) {
+		// The family may have been added since the schema was read.
+		if err := tbl.reload(ctx); err != nil {
+			return err
+		}
+		if !tbl.current().hasFamily(w.cell.Family) {
+			return fmt.Errorf("txn: write of %s: %w: table %q has no family %q; known are %s. Create it and run `percctl table init %s` or txn.InitTable, which records it", w.cell, ErrSchema, tbl.name, w.cell.Family, strings.Join(tbl.current().families, ", "), tbl.name)
+		}
+	}
+	if w.kind != KindLock && tbl.current().observed[w.cell.Column()].weak {
+		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications; it can be notified, but not written", w.cell, ErrSchema)
+	}
+	return nil
+}
+
+// A Table is a transaction's view of one table, for reading and writing.
+type Table struct {
+	View
+}
+
+// Set buffers a value for a cell; nil and empty are the same, and differ from
+// absent. The value is copied. A wrong argument (empty row key, value over
+// Bigtable's limit, …) is reported by Commit, which then sends nothing.
+func (t *Table) Set(row, family, qualifier string, value []byte) {
+	if value == nil {
+		value = []byte{}
+	}
+	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindPut, value)
+}
+
+// Delete buffers the deletion of a cell, whether it exists or not.
+func (t *Table) Delete(row, family, qualifier string) {
+	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindDelete, nil)
+}
+
+// Lock buffers a lock-only write of a cell: nothing of it changes, but the
+// transaction commits only if no other wrote or locked the cell since this
+// one's start. It guards against write skew: lock what a decision was based
+// on. A cell that does not exist can be locked too.
+func (t *Table) Lock(row, family, qualifier string) {
+	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindLock, nil)
+}
+
+// GetForUpdate is Get and Lock.
+func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
+	value, ok, err = t.Get(ctx, row, family, qualifier)
+	if err == nil {
+		t.Lock(row, family, qualifier)
+	}
+	return value, ok, err
+}
+
+// DeleteRow reads a row and buffers the deletion of every cell in it that the
+// transaction sees. Cells that others add meanwhile are not deleted.
+func (t *Table) DeleteRow(ctx context.Context, row string) error {
+	view := t.View
+	r, err := view.readRow(ctx, row, readOptions{})
+	if err != nil {
+		return err
+	}
+	for _, items := range r {
+		for _, item := range items {
+			if c, ok := splitColumn(item.Column); ok {
+				t.Delete(row, c.Family, c.Qualifier)
+			}
+		}
+	}
+	return nil
+}
+
+// overlayRow is the overlay of a single row.
+func (t *Txn) overlayRow(table, row string, sel selection, read bigtable.Row) bigtable.Row {
+	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
+}

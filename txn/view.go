@@ -1,0 +1,153 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A View reads one table at one timestamp; in a transaction, with the
+// transaction's own writes laid over. Reads of locked cells wait while the
+// lock's owner is alive, and settle what dead owners left.
+//
+// Rows come back as Bigtable's own: families with their cells in order of the
+// columns, one cell a column. ReadItem.Timestamp is the commit timestamp, in
+// microseconds since the epoch, of the transaction that wrote the value; for
+// data from before the table was adopted, the cell's own timestamp; and 0 for
+// the transaction's own writes.
+type View struct {
+	client *Client
+	name   string
+	ts     tso.Timestamp
+	txn    *Txn // nil in a snapshot
+}
+
+// Get reads one cell. ok is false when the cell is absent; a value that is
+// present may be empty, and is never nil. The slice is the caller's.
+func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
+	cell := Cell{v.name, row, family, qualifier}
+	if err := checkCell(cell); err != nil {
+		return nil, false, err
+	}
+	if v.txn != nil {
+		if err := v.txn.alive(); err != nil {
+			return nil, false, err
+		}
+		if kind, value, ok := v.txn.buffer.get(cell); ok {
+			return value, kind == KindPut, nil
+		}
+	}
+	r, err := v.readRow(ctx, row, readOptions{sel: selection{columns: []Column{cell.Column()}}})
+	if err != nil {
+		return nil, false, err
+	}
+	if v.txn != nil && v.txn.opts.serializable {
+		v.txn.buffer.promote(cell)
+	}
+	items := r[family]
+	if len(items) == 0 {
+		return nil, false, nil
+	}
+	if items[0].Value == nil {
+		return []byte{}, true, nil
+	}
+	return items[0].Value, true, nil
+}
+
+// ReadRow reads a row, or the columns of it that the options choose. A row
+// without visible cells is nil.
+func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (bigtable.Row, error) {
+	o, err := newReadOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkRowKey(row); err != nil {
+		return nil, err
+	}
+	if err := v.promote([]string{row}, o.sel); err != nil {
+		return nil, err
+	}
+	return v.readRow(ctx, row, o)
+}
+
+func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable.Row, error) {
+	t, err := v.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, err := v.client.visibleRow(ctx, t, row, o.sel, v.ts)
+	if err != nil || v.txn == nil {
+		return r, err
+	}
+	return v.txn.overlayRow(v.name, row, o.sel, r), nil
+}
+
+// ReadRows reads the rows of rs that have a visible cell in the chosen
+// columns, in ascending order of their keys, each once: a bigtable.RowList,
+// RowRange (bigtable.PrefixRange makes one from a prefix) or RowRangeList; nil
+// is the whole table. A row list is read in one request, as far as Bigtable's
+// limits allow; ranges are read in pages. In a transaction, the scan sees the
+// writes that were buffered when the iteration began.
+//
+// After an error, which comes with a nil row, the iteration is over. Breaking
+// out of the loop ends the read.
+func (v *View) ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...ReadOption) iter.Seq2[bigtable.Row, error] {
+	return func(yield func(bigtable.Row, error) bool) {
+		if err := v.readRows(ctx, rs, opts, yield); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOption, yield func(bigtable.Row, error) bool) error {
+	o, err := newReadOptions(opts)
+	if err != nil {
+		return err
+	}
+	set, err := newRowSet(rs)
+	if err != nil {
+		return err
+	}
+	if err := v.promote(set.keys, o.sel); err != nil {
+		return err
+	}
+	t, err := v.open(ctx)
+	if err != nil {
+		return err
+	}
+	s := &scan{view: v, table: t, options: o, rest: set}
+	if v.txn != nil {
+		s.overlay = v.txn.buffer.overlay(v.name, set.contains, o.sel)
+	}
+	return s.run(ctx, yield)
+}
+
+// promote turns the point reads of a serializable transaction into lock-only
+// writes. keys is nil for anything but a list of rows.
+func (v *View) promote(keys []string, sel selection) error {
+	if v.txn == nil || !v.txn.opts.serializable {
+		return nil
+	}
+	if keys == nil || len(sel.families) > 0 || len(sel.columns) == 0 {
+		return fmt.Errorf("txn: table %q: %w: a row or column that does not exist yet cannot be locked; name rows and columns (Get, or a RowList with txn.Columns), or read from a Client.Snapshot", v.name, ErrSerializableScan)
+	}
+	for _, key := range keys {
+		for _, c := range sel.columns {
+			v.txn.buffer.promote(Cell{v.name, key, c.Family, c.Qualifier})
+		}
+	}
+	return nil
+}
+
+func (v *View) open(ctx context.Context) (*table, error) {
+	if v.txn != nil {
+		if err := v.txn.alive(); err != nil {
+			return nil, err
+		}
+	}
+	return v.client.table(ctx, v.name)
+}

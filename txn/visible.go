@@ -1,0 +1,248 @@
+package txn
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// evaluation applies the read rule of design §4 to what Bigtable returned for
+// one row.
+type evaluation struct {
+	// row holds the values that are decided, as the user knows them.
+	row bigtable.Row
+	// locks stand in the way of the read.
+	locks []*Lock
+	// exact are the columns whose value has to be read at another timestamp
+	// than that of the latest data, because another transaction prewrote in
+	// between.
+	exact []exactRead
+}
+
+type exactRead struct {
+	column Column
+	// commitTS is 0 for pre-Percolator data.
+	commitTS tso.Timestamp
+	// startTS is where the data is; 0 for the latest pre-Percolator data.
+	startTS tso.Timestamp
+}
+
+func (e exactRead) filter() bigtable.Filter {
+	c := column(e.column.Family, e.column.Qualifier)
+	if e.startTS == 0 {
+		return chain(c, bigtable.TimestampRangeFilterMicros(0, prePercolator), latest)
+	}
+	return chain(c, at(e.startTS))
+}
+
+// passed holds the start timestamps of transactions whose locks a read walks
+// past: they committed after the read's timestamp.
+type passed map[tso.Timestamp]bool
+
+// evaluate reads raw, the answer to selection.visibleAt.
+func evaluate(t *table, raw bigtable.Row, sel selection, passed passed) (*evaluation, error) {
+	e := &evaluation{}
+	key := raw.Key()
+	for _, item := range raw[LockFamily] {
+		c, cell, err := metadataCell(t, key, item)
+		if err != nil {
+			return nil, err
+		}
+		ts := tso.FromCell(item.Timestamp)
+		if !sel.has(c) || passed[ts] {
+			continue
+		}
+		lock, err := decodeLock(cell, ts, item.Value)
+		if err != nil {
+			return nil, err
+		}
+		e.locks = append(e.locks, lock)
+	}
+	if len(e.locks) > 0 {
+		return e, nil
+	}
+	for _, item := range raw[WriteFamily] {
+		c, cell, err := metadataCell(t, key, item)
+		if err != nil {
+			return nil, err
+		}
+		if !sel.has(c) {
+			continue
+		}
+		w, err := decodeWrite(cell, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return nil, err
+		}
+		if w.kind == KindDelete {
+			continue
+		}
+		data, ok := find(raw[c.Family], c.key())
+		if ok && data.Timestamp == w.startTS.Cell() {
+			e.add(c, key, w.commitTS, data.Value)
+		} else {
+			e.exact = append(e.exact, exactRead{c, w.commitTS, w.startTS})
+		}
+	}
+	for family, items := range raw {
+		if isMetadataFamily(family) {
+			continue
+		}
+		for _, item := range items {
+			if _, ok := find(raw[WriteFamily], WriteFamily+":"+item.Column); ok {
+				continue
+			}
+			c, ok := splitColumn(item.Column)
+			if !ok || !sel.has(c) {
+				continue
+			}
+			if item.Timestamp < prePercolator {
+				e.addItem(c.Family, bigtable.ReadItem{Row: key, Column: item.Column, Timestamp: item.Timestamp, Value: item.Value})
+			} else {
+				// Data that is not committed hides older pre-Percolator data.
+				e.exact = append(e.exact, exactRead{column: c})
+			}
+		}
+	}
+	if len(e.exact) == 0 {
+		e.sort()
+	}
+	return e, nil
+}
+
+// metadataCell undoes the qualifier of a metadata column.
+func metadataCell(t *table, row string, item bigtable.ReadItem) (Column, Cell, error) {
+	_, key, _ := strings.Cut(item.Column, ":")
+	c, ok := splitColumn(key)
+	if !ok {
+		return c, Cell{}, corrupt(Cell{Table: t.name, Row: row}, "metadata column %q does not name a family:qualifier", item.Column)
+	}
+	return c, Cell{t.name, row, c.Family, c.Qualifier}, nil
+}
+
+// find looks a column up in one family of a row, which Bigtable returns in
+// order of its columns.
+func find(items []bigtable.ReadItem, column string) (bigtable.ReadItem, bool) {
+	i, ok := slices.BinarySearchFunc(items, column, func(it bigtable.ReadItem, c string) int {
+		return strings.Compare(it.Column, c)
+	})
+	if !ok {
+		return bigtable.ReadItem{}, false
+	}
+	return items[i], true
+}
+
+func (e *evaluation) add(c Column, row string, commitTS tso.Timestamp, value []byte) {
+	e.addItem(c.Family, bigtable.ReadItem{Row: row, Column: c.key(), Timestamp: bigtable.Timestamp(commitTS), Value: value})
+}
+
+func (e *evaluation) addItem(family string, item bigtable.ReadItem) {
+	if e.row == nil {
+		e.row = bigtable.Row{}
+	}
+	e.row[family] = append(e.row[family], item)
+}
+
+func (e *evaluation) sort() {
+	byColumn := func(a, b bigtable.ReadItem) int { return strings.Compare(a.Column, b.Column) }
+	for _, items := range e.row {
+		if !slices.IsSortedFunc(items, byColumn) {
+			slices.SortFunc(items, byColumn)
+		}
+	}
+}
+
+// readExact completes an evaluation that has no locks left: one more read of
+// the row for all columns whose data was not in the first.
+func (e *evaluation) readExact(ctx context.Context, t *table, row string) error {
+	for len(e.exact) > 0 {
+		n, cost := 0, 0
+		var filters []bigtable.Filter
+		for n < len(e.exact) && (n == 0 || cost+filterCost(e.exact[n].column.key()) < filterBudget) {
+			filters = append(filters, e.exact[n].filter())
+			cost += filterCost(e.exact[n].column.key())
+			n++
+		}
+		raw, err := t.readRow(ctx, row, interleave(filters...))
+		if err != nil {
+			return err
+		}
+		for _, x := range e.exact[:n] {
+			item, ok := find(raw[x.column.Family], x.column.key())
+			switch {
+			case ok && x.startTS == 0:
+				e.addItem(x.column.Family, bigtable.ReadItem{Row: row, Column: item.Column, Timestamp: item.Timestamp, Value: item.Value})
+			case ok:
+				e.add(x.column, row, x.commitTS, item.Value)
+			case x.startTS != 0:
+				return corrupt(Cell{t.name, row, x.column.Family, x.column.Qualifier}, "the write record at %d names data at %d, which is not there", x.commitTS, x.startTS)
+			}
+		}
+		e.exact = e.exact[n:]
+	}
+	e.sort()
+	return nil
+}
+
+// visibleRow reads one row at ts: one request, unless a lock or another
+// transaction's prewrite is in the way.
+func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
+	f := sel.visibleAt(ts, t.current().dataFamilies())
+	passed := passed{}
+	for {
+		raw, err := t.readRow(ctx, row, f)
+		if err != nil {
+			return nil, err
+		}
+		e, err := evaluate(t, raw, sel, passed)
+		if err != nil {
+			return nil, err
+		}
+		if len(e.locks) > 0 {
+			again, err := c.clearForRead(ctx, e.locks, ts, passed)
+			if err != nil {
+				return nil, err
+			}
+			if again {
+				continue
+			}
+			if e, err = evaluate(t, raw, sel, passed); err != nil {
+				return nil, err
+			}
+		}
+		if err := e.readExact(ctx, t, row); err != nil {
+			return nil, err
+		}
+		return e.row, nil
+	}
+}
+
+// clearForRead settles the locks that a read at ts met. Those of transactions
+// that committed after ts are added to passed; again says that others were
+// cleared away, so that the row has to be read again.
+func (c *Client) clearForRead(ctx context.Context, locks []*Lock, ts tso.Timestamp, passed passed) (again bool, err error) {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(c.cfg.Parallelism)
+	walkPast := make([]bool, len(locks))
+	for i, l := range locks {
+		g.Go(func() (err error) {
+			walkPast[i], err = c.resolveForRead(gctx, l, ts)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return false, err
+	}
+	for i, l := range locks {
+		if walkPast[i] {
+			passed[l.StartTS] = true
+		} else {
+			again = true
+		}
+	}
+	return again, nil
+}
