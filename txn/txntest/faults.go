@@ -1,0 +1,366 @@
+package txntest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// Faults sits between a client and Bigtable: it records every request, and
+// loses, doubles, delays or stops those that rules choose. Pass DialOptions to
+// [WithDialOptions] or Env.NewClient.
+//
+// A rule that was armed and never fired fails its test.
+type Faults struct {
+	mu     sync.Mutex
+	calls  []Call
+	rules  []*Rule
+	killed bool
+}
+
+// NewFaults returns Faults without rules, which only record. When the test
+// ends, rules that never fired fail it.
+func NewFaults(t testing.TB) *Faults {
+	f := &Faults{}
+	t.Cleanup(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, r := range f.rules {
+			if r.fired == 0 && !r.optional {
+				t.Errorf("fault %v on %s was armed and never fired", r.action, r.name)
+			}
+			r.release()
+		}
+	})
+	return f
+}
+
+// An Action is what happens to a chosen request.
+type Action int
+
+// The actions. The errors are what a client sees when a network fails: none of
+// them says whether the request was applied.
+const (
+	// DropRequest answers Unavailable without sending the request.
+	DropRequest Action = iota
+	// DropResponse sends the request, waits for it to be applied, and answers
+	// Unavailable.
+	DropResponse
+	// Duplicate sends the request twice, one after the other, and returns the
+	// second answer.
+	Duplicate
+	// Echo sends the request, returns its answer, and sends it once more when
+	// Rule.Release is called.
+	Echo
+	// Delay answers DeadlineExceeded at once and sends the request when
+	// Rule.Release is called.
+	Delay
+	// Hold keeps the request and its caller until Rule.Release is called, then
+	// sends it; the caller's context may end before.
+	Hold
+	// HoldResponse sends the request, then keeps its caller until Rule.Release.
+	HoldResponse
+	// CutStream passes two messages of a streamed answer on and then fails it.
+	CutStream
+	// Crash keeps the caller until its context ends, and sends nothing, then or
+	// later: from outside, a client that died before this request.
+	Crash
+)
+
+// String names the action.
+func (a Action) String() string {
+	return [...]string{"drop request", "drop response", "duplicate", "echo", "delay", "hold", "hold response", "cut stream", "crash"}[a]
+}
+
+// A Rule arms one action for the calls that it matches.
+type Rule struct {
+	name     string
+	match    func(Call) bool
+	action   Action
+	times    int // left to fire; negative: always
+	optional bool
+
+	fired    int
+	firing   chan struct{} // closed by the first firing
+	released chan struct{}
+	once     sync.Once
+	applied  sync.WaitGroup // delayed requests on their way
+}
+
+// On arms an action for every call that match chooses, times times; 0 is
+// always.
+func (f *Faults) On(name string, match func(Call) bool, action Action, times int) *Rule {
+	if times == 0 {
+		times = -1
+	}
+	r := &Rule{name: name, match: match, action: action, times: times, firing: make(chan struct{}), released: make(chan struct{})}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rules = append(f.rules, r)
+	return r
+}
+
+// OnStep arms an action for the next call of a step.
+func (f *Faults) OnStep(s Step, action Action) *Rule {
+	return f.On(string(s), func(c Call) bool { return c.Step == s }, action, 1)
+}
+
+// Optional lets the rule never fire.
+func (r *Rule) Optional() *Rule { r.optional = true; return r }
+
+// Fired is closed when the rule fires first.
+func (r *Rule) Fired() <-chan struct{} { return r.firing }
+
+// Release lets go what Delay and Hold keep, and waits until delayed requests
+// were answered.
+func (r *Rule) Release() {
+	r.release()
+	r.applied.Wait()
+}
+
+func (r *Rule) release() { r.once.Do(func() { close(r.released) }) }
+
+// Calls returns the requests so far.
+func (f *Faults) Calls() []Call {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]Call(nil), f.calls...)
+}
+
+// Count returns how many requests of each step there were.
+func (f *Faults) Count() map[Step]int {
+	n := map[Step]int{}
+	for _, c := range f.Calls() {
+		n[c.Step]++
+	}
+	return n
+}
+
+// Reset forgets the requests so far.
+func (f *Faults) Reset() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = nil
+}
+
+// Kill cuts the client off: nothing that it sends from now on leaves it, as if
+// its process had died. Requests that a rule keeps can still be released.
+func (f *Faults) Kill() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.killed = true
+}
+
+var errKilled = status.Error(codes.Unavailable, "injected fault: the client is dead")
+
+// DialOptions returns the interceptors for a client's connection.
+func (f *Faults) DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(f.unary),
+		grpc.WithChainStreamInterceptor(f.stream),
+	}
+}
+
+// choose records a call and returns the rule that fires for it, if any; the
+// error is that of a killed client.
+func (f *Faults) choose(c Call) (*Rule, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.killed {
+		return nil, errKilled
+	}
+	c.N = len(f.calls) + 1
+	f.calls = append(f.calls, c)
+	for _, r := range f.rules {
+		if r.times == 0 || !r.match(c) {
+			continue
+		}
+		if r.times > 0 {
+			r.times--
+		}
+		r.fired++
+		if r.fired == 1 {
+			close(r.firing)
+		}
+		if r.action == Delay || r.action == Echo {
+			r.applied.Add(1)
+		}
+		return r, nil
+	}
+	return nil, nil
+}
+
+func (r *Rule) unavailable() error {
+	return status.Errorf(codes.Unavailable, "injected fault: %v on %s", r.action, r.name)
+}
+
+// wait returns nil once the rule is released.
+func (r *Rule) wait(ctx context.Context) error {
+	select {
+	case <-r.released:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	msg, _ := req.(proto.Message)
+	r, err := f.choose(Classify(method, msg))
+	if err != nil {
+		return err
+	}
+	if r == nil {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	again := func(ctx context.Context) error {
+		return invoke(ctx, method, proto.Clone(msg), proto.Clone(reply.(proto.Message)), cc)
+	}
+	switch r.action {
+	case DropRequest, CutStream:
+		return r.unavailable()
+	case DropResponse:
+		if err := again(ctx); err != nil {
+			return err
+		}
+		return r.unavailable()
+	case Duplicate:
+		if err := again(ctx); err != nil {
+			return err
+		}
+	case Echo:
+		go r.sendLater(again)
+	case Delay:
+		go r.sendLater(again)
+		return status.Errorf(codes.DeadlineExceeded, "injected fault: %v on %s", r.action, r.name)
+	case Hold:
+		if err := r.wait(ctx); err != nil {
+			return err
+		}
+	case HoldResponse:
+		if err := invoke(ctx, method, req, reply, cc, opts...); err != nil {
+			return err
+		}
+		return r.wait(ctx)
+	case Crash:
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
+func (r *Rule) sendLater(send func(context.Context) error) {
+	defer r.applied.Done()
+	<-r.released
+	_ = send(context.Background())
+}
+
+func (f *Faults) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := streamer(ctx, desc, cc, method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &faultStream{ClientStream: s, faults: f, method: method, open: func(ctx context.Context) (grpc.ClientStream, error) {
+		return streamer(ctx, desc, cc, method)
+	}}, nil
+}
+
+// faultStream applies a rule to a request whose answer is a stream: ReadRows,
+// MutateRows and SampleRowKeys.
+type faultStream struct {
+	grpc.ClientStream
+	faults *Faults
+	method string
+	open   func(context.Context) (grpc.ClientStream, error)
+	rule   *Rule
+	got    int
+}
+
+func (s *faultStream) SendMsg(m any) error {
+	msg, ok := m.(proto.Message)
+	if !ok {
+		return fmt.Errorf("txntest: message of type %T", m)
+	}
+	var err error
+	if s.rule, err = s.faults.choose(Classify(s.method, msg)); err != nil {
+		return err
+	}
+	if s.rule == nil {
+		return s.ClientStream.SendMsg(m)
+	}
+	again := func(ctx context.Context) error { return s.again(ctx, proto.Clone(msg)) }
+	switch r := s.rule; r.action {
+	case DropRequest:
+		return r.unavailable()
+	case DropResponse:
+		if err := again(s.Context()); err != nil {
+			return err
+		}
+		return r.unavailable()
+	case Duplicate:
+		if err := again(s.Context()); err != nil {
+			return err
+		}
+	case Echo:
+		go r.sendLater(again)
+	case Delay:
+		go r.sendLater(again)
+		return status.Errorf(codes.DeadlineExceeded, "injected fault: %v on %s", r.action, r.name)
+	case Hold:
+		if err := r.wait(s.Context()); err != nil {
+			return err
+		}
+	case HoldResponse:
+		if err := again(s.Context()); err != nil {
+			return err
+		}
+		if err := r.wait(s.Context()); err != nil {
+			return err
+		}
+	case Crash:
+		<-s.Context().Done()
+		return status.FromContextError(s.Context().Err()).Err()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// again sends the request on a stream of its own and reads the answer to its
+// end.
+func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
+	other, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	if err := other.SendMsg(msg); err != nil {
+		return err
+	}
+	if err := other.CloseSend(); err != nil {
+		return err
+	}
+	for {
+		// Whatever the answer is, its fields are unknown ones of an Empty.
+		switch err := other.RecvMsg(&emptypb.Empty{}); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+func (s *faultStream) RecvMsg(m any) error {
+	if s.rule != nil && s.rule.action == CutStream && s.got == 2 {
+		return s.rule.unavailable()
+	}
+	s.got++
+	return s.ClientStream.RecvMsg(m)
+}

@@ -1,0 +1,153 @@
+package txntest
+
+import (
+	"path"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// A Step is what a request to Bigtable is for.
+type Step string
+
+// The steps of the protocol (docs/protocol.md). Everything that touches the
+// deployment's metadata is StepOracle, StepSchema or StepToken.
+const (
+	StepRead         Step = "read"           // ReadRows of a transactional table
+	StepPrewrite     Step = "prewrite"       // CheckAndMutateRow: data and locks at start_ts
+	StepCommit       Step = "commit"         // CheckAndMutateRow: the primary's row, the commit point
+	StepSecondaries  Step = "secondaries"    // MutateRows: the other rows
+	StepAbort        Step = "abort"          // MutateRows: the owner removes its own locks
+	StepHeartbeat    Step = "heartbeat"      // CheckAndMutateRow: a longer ttl on the primary lock
+	StepRollForward  Step = "roll forward"   // CheckAndMutateRow: one cell of a committed transaction
+	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
+	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
+	StepOracle       Step = "oracle"
+	StepSchema       Step = "schema"
+	StepToken        Step = "token"
+	StepOther        Step = "other" // not a request of this library
+)
+
+// A Call is one request to Bigtable.
+type Call struct {
+	Step   Step
+	Method string // ReadRows, MutateRow, MutateRows, CheckAndMutateRow, ReadModifyWriteRow, …
+	Table  string
+	Row    string // the (first) row; empty for reads of ranges
+	// StartTS is the start_ts of the transaction that a conditional mutation
+	// is about; 0 elsewhere.
+	StartTS tso.Timestamp
+	// N counts the calls that the Faults saw, from 1.
+	N int
+	// Request is the message as it is sent.
+	Request proto.Message
+}
+
+// Classify says what a request is for. It knows the requests of this library
+// by what they change.
+func Classify(fullMethod string, req proto.Message) Call {
+	c := Call{Step: StepOther, Method: path.Base(fullMethod), Request: req}
+	switch r := req.(type) {
+	case *btpb.ReadRowsRequest:
+		c.Table, c.Step = path.Base(r.TableName), StepRead
+		if len(r.GetRows().GetRowKeys()) > 0 {
+			c.Row = string(r.Rows.RowKeys[0])
+		}
+	case *btpb.MutateRowRequest:
+		c.Table, c.Row = path.Base(r.TableName), string(r.RowKey)
+	case *btpb.MutateRowsRequest:
+		c.Table = path.Base(r.TableName)
+		if len(r.Entries) > 0 {
+			c.Row = string(r.Entries[0].RowKey)
+			c.Step = stepOfBulk(r.Entries)
+		}
+	case *btpb.CheckAndMutateRowRequest:
+		c.Table, c.Row = path.Base(r.TableName), string(r.RowKey)
+		c.Step, c.StartTS = stepOfCondition(r)
+	case *btpb.ReadModifyWriteRowRequest:
+		c.Table, c.Row = path.Base(r.TableName), string(r.RowKey)
+	}
+	if c.Table == txn.DefaultMetadataTable {
+		switch {
+		case c.Row == "oracle":
+			c.Step = StepOracle
+		case strings.HasPrefix(c.Row, "worker/"):
+			c.Step = StepToken
+		default:
+			c.Step = StepSchema
+		}
+	}
+	return c
+}
+
+func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
+	step := StepAbort
+	for _, e := range entries {
+		for _, m := range e.Mutations {
+			if set := m.GetSetCell(); set != nil && (set.FamilyName == txn.WriteFamily || set.FamilyName == txn.MarkFamily) {
+				step = StepSecondaries
+			}
+		}
+	}
+	return step
+}
+
+func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
+	for _, m := range r.FalseMutations {
+		if set := m.GetSetCell(); set != nil {
+			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
+			switch set.FamilyName {
+			case txn.LockFamily:
+				return StepPrewrite, ts
+			case txn.MarkFamily:
+				return StepRollPrimary, ts
+			}
+		}
+	}
+	step := StepOther
+	var startTS tso.Timestamp
+	for _, m := range r.TrueMutations {
+		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.LockFamily {
+			startTS = tso.FromCell(bigtable.Timestamp(d.TimeRange.GetStartTimestampMicros()))
+			if step == StepOther {
+				step = StepRollBackCell
+			}
+		}
+		set := m.GetSetCell()
+		if set == nil {
+			continue
+		}
+		switch set.FamilyName {
+		case txn.LockFamily:
+			return StepHeartbeat, tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
+		case txn.MarkFamily:
+			var mark recordpb.Mark
+			if proto.Unmarshal(set.Value, &mark) == nil && mark.Kind == recordpb.Kind_KIND_ROLLBACK {
+				step = StepRollPrimary
+			} else {
+				step = commitStep(step, mark.Primary)
+			}
+		case txn.WriteFamily:
+			var w recordpb.Write
+			if proto.Unmarshal(set.Value, &w) == nil {
+				step = commitStep(step, w.Primary)
+			}
+		}
+	}
+	return step, startTS
+}
+
+// commitStep tells a commit point, which writes the primary's own record, from
+// a roll-forward, which never does.
+func commitStep(step Step, primary *recordpb.CellRef) Step {
+	if primary == nil || step == StepCommit {
+		return StepCommit
+	}
+	return StepRollForward
+}

@@ -1,0 +1,226 @@
+// Package txntest helps to test code that uses transactions: it starts
+// Bigtable's emulator inside the test's process, with transactional tables, a
+// timestamp oracle and a client, and checks the stored state when the test
+// ends.
+//
+//	func TestTransfer(t *testing.T) {
+//		env := txntest.New(t)
+//		env.CreateTable("accounts", "bal")
+//		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+//			tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
+//			return nil
+//		})
+//		…
+//	}
+//
+// With BIGTABLE_EMULATOR_HOST set, tests run against that emulator instead,
+// each in an instance of its own. Under the race detector use one in another
+// process (go tool emulator): the emulator itself has races.
+//
+// In a testing/synctest bubble, call New inside the bubble; time is virtual
+// then, and locks expire without anybody waiting. It needs the emulator inside
+// the process: see [Embedded].
+package txntest
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// An Env is an emulator with a client. Everything in it ends with the test.
+type Env struct {
+	// Client is a transaction client made with the Config given by
+	// [WithConfig].
+	Client *txn.Client
+	// Bigtable and Admin reach the same tables without transactions.
+	Bigtable *bigtable.Client
+	Admin    *bigtable.AdminClient
+	// Project and Instance name what Bigtable and Admin are connected to.
+	Project, Instance string
+
+	t      testing.TB
+	opts   options
+	dial   func(...grpc.DialOption) (*grpc.ClientConn, error)
+	tables []string
+}
+
+type options struct {
+	config   txn.Config
+	embedded bool
+	server   []grpc.ServerOption
+	dial     []grpc.DialOption
+	unsafe   bool
+}
+
+// An Option changes what New makes.
+type Option func(*options)
+
+// WithConfig sets the configuration of Env.Client. Its Admin is filled in when
+// it is nil, so that tables are verified.
+func WithConfig(c txn.Config) Option { return func(o *options) { o.config = c } }
+
+// Embedded starts an emulator inside the process even when
+// BIGTABLE_EMULATOR_HOST is set.
+func Embedded() Option { return func(o *options) { o.embedded = true } }
+
+// WithServerOptions passes options, interceptors for example, to the emulator
+// and implies [Embedded].
+func WithServerOptions(opts ...grpc.ServerOption) Option {
+	return func(o *options) { o.server, o.embedded = append(o.server, opts...), true }
+}
+
+// WithDialOptions passes options, interceptors for example, to the connection
+// of Env.Client.
+func WithDialOptions(opts ...grpc.DialOption) Option {
+	return func(o *options) { o.dial = append(o.dial, opts...) }
+}
+
+// WithoutCheck leaves out the consistency check at the end, for tests that
+// damage the stored state on purpose.
+func WithoutCheck() Option { return func(o *options) { o.unsafe = true } }
+
+// New starts an emulator and a client, and ends them with the test: first the
+// consistency check runs over every table that CreateTable made, and fails the
+// test on any violation; then everything is closed.
+func New(t testing.TB, opts ...Option) *Env {
+	t.Helper()
+	e := &Env{t: t, Project: "test", Instance: "test-" + strings.ToLower(rand.Text()[:10])}
+	for _, o := range opts {
+		o(&e.opts)
+	}
+	if host := emulatorHost(); host != "" && !e.opts.embedded {
+		e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return Dial(host, opts...) }
+	} else {
+		emulator, err := StartEmulator("", e.opts.server...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(emulator.Close)
+		e.dial = emulator.Dial
+	}
+	// Env.Bigtable and Env.Admin are for looking at the tables: no faults there.
+	e.Bigtable, e.Admin = e.Open()
+	ctx, cancel := e.context()
+	defer cancel()
+	if err := txn.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, txn.TableSpec{Name: "scratch"}); err != nil {
+		t.Fatal(err)
+	}
+	e.Client = e.NewClient(e.opts.config, e.opts.dial...)
+	t.Cleanup(e.check)
+	return e
+}
+
+// Open returns Bigtable clients over a connection of their own.
+func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient) {
+	e.t.Helper()
+	conn, err := e.dial(opts...)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	ctx, cancel := e.context()
+	defer cancel()
+	bt, admin, err := Open(ctx, conn, e.Project, e.Instance)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+	})
+	return bt, admin
+}
+
+// NewClient makes another client, as another process would, over a connection
+// of its own.
+func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
+	e.t.Helper()
+	bt, admin := e.Open(opts...)
+	if cfg.Admin == nil {
+		cfg.Admin = admin
+	}
+	ctx, cancel := e.context()
+	defer cancel()
+	c, err := txn.NewClient(ctx, bt, cfg)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() {
+		// A client with faults armed may have something left: that is what
+		// locks are for.
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+	return c
+}
+
+// CreateTable makes a transactional table.
+func (e *Env) CreateTable(name string, families ...string) {
+	e.t.Helper()
+	e.InitTable(txn.TableSpec{Name: name, Families: families})
+}
+
+// InitTable makes a transactional table from a full description.
+func (e *Env) InitTable(spec txn.TableSpec) {
+	e.t.Helper()
+	ctx, cancel := e.context()
+	defer cancel()
+	if err := txn.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
+		e.t.Fatal(err)
+	}
+	e.tables = append(e.tables, spec.Name)
+}
+
+// Oracle returns the oracle that the clients use by default: direct mode on
+// the deployment's metadata table.
+func (e *Env) Oracle() *tso.Direct {
+	meta := e.opts.config.MetadataTable
+	if meta == "" {
+		meta = txn.DefaultMetadataTable
+	}
+	o := tso.NewDirect(e.Bigtable.OpenTable(meta), tso.DirectConfig{})
+	e.t.Cleanup(func() { _ = o.Close() })
+	return o
+}
+
+// Check runs the consistency check now, over every table that CreateTable
+// made, and fails the test on a violation.
+func (e *Env) Check() {
+	e.t.Helper()
+	bt, admin := e.Open()
+	ctx, cancel := e.context()
+	defer cancel()
+	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: e.opts.config.MetadataTable, Oracle: e.opts.config.Oracle, Admin: admin, TokenTTL: -1})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer func() { _ = c.Close(ctx) }()
+	for _, table := range e.tables {
+		for v, err := range c.Check(ctx, table, nil) {
+			if err != nil {
+				e.t.Fatalf("consistency check of table %s: %v", table, err)
+			}
+			e.t.Errorf("consistency check: %v", v)
+		}
+	}
+}
+
+func (e *Env) check() {
+	if !e.opts.unsafe {
+		e.Check()
+	}
+}
+
+func (e *Env) context() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), time.Minute)
+}

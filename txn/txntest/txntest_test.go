@@ -1,0 +1,55 @@
+package txntest_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+func TestEnv(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("accounts", "bal")
+	ctx := t.Context()
+	ts, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		a := tx.Table("accounts")
+		a.Set("bob", "bal", "usd", []byte("3"))
+		a.Set("joe", "bal", "usd", []byte("9"))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := env.Client.Snapshot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for row, want := range map[string]string{"bob": "3", "joe": "9"} {
+		v, ok, err := s.Table("accounts").Get(ctx, row, "bal", "usd")
+		if err != nil || !ok || string(v) != want {
+			t.Errorf("%s at %d after commit at %d: %q, %v, %v", row, s.ReadTS(), ts, v, ok, err)
+		}
+	}
+}
+
+func TestEnvInVirtualTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("accounts", "bal")
+		begun := time.Now()
+		time.Sleep(10 * time.Minute) // virtual
+		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			tx.Table("accounts").Set("bob", "bal", "usd", nil)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(begun); d < 10*time.Minute {
+			t.Errorf("only %v passed", d)
+		}
+	})
+}
