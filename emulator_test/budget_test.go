@@ -1,0 +1,224 @@
+package emulator_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// budgetEnv is a client whose requests are counted, warm: its tables are open,
+// its oracle knows the row and its token is written.
+func budgetEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
+	t.Helper()
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("a", "f")
+	env.CreateTable("b", "f")
+	faults := txntest.NewFaults(t)
+	// Requests of the background must not fall into a later count.
+	cfg.SchemaMaxAge = time.Hour
+	c := env.NewClient(cfg, faults.DialOptions()...)
+	_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+		tx.Table("a").Set("warm", "f", "q", nil)
+		tx.Table("b").Set("warm", "f", "q", nil)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	faults.Reset()
+	return env, c, faults
+}
+
+// TestRoundTrips counts every request of the work in design §10, exactly.
+func TestRoundTrips(t *testing.T) {
+	write := func(tables []string, rows, columns int) func(context.Context, *txn.Client) error {
+		return func(ctx context.Context, c *txn.Client) error {
+			_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+				for _, table := range tables {
+					for r := range rows {
+						for q := range columns {
+							tx.Table(table).Set(fmt.Sprintf("row%d", r), "f", fmt.Sprintf("q%d", q), []byte("v"))
+						}
+					}
+				}
+				return nil
+			})
+			return err
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		do   func(context.Context, *txn.Client) error
+		want map[txntest.Step]int
+	}{
+		{"read one cell", func(ctx context.Context, c *txn.Client) error {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			_, _, err = s.Table("a").Get(ctx, "warm", "f", "q")
+			return err
+		}, map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 1}},
+
+		{"read a list of 300 rows", func(ctx context.Context, c *txn.Client) error {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			rows := make(bigtable.RowList, 300)
+			for i := range rows {
+				rows[i] = fmt.Sprintf("row%d", i)
+			}
+			for _, err := range s.Table("a").ReadRows(ctx, rows) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}, map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 1}},
+
+		{"write one cell", write([]string{"a"}, 1, 1),
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepCommit: 1}},
+		{"write ten columns of one row", write([]string{"a"}, 1, 10),
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepCommit: 1}},
+		{"write ten rows", write([]string{"a"}, 10, 1),
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 10, txntest.StepCommit: 1, txntest.StepSecondaries: 1}},
+		{"write ten rows in each of two tables", write([]string{"a", "b"}, 10, 3),
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 20, txntest.StepCommit: 1, txntest.StepSecondaries: 2}},
+
+		{"write nothing", func(ctx context.Context, c *txn.Client) error {
+			_, err := c.Update(ctx, func(context.Context, *txn.Txn) error { return nil })
+			return err
+		}, map[txntest.Step]int{txntest.StepOracle: 1}},
+
+		{"read what the transaction wrote", func(ctx context.Context, c *txn.Client) error {
+			tx, err := c.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			tx.Table("a").Set("r", "f", "q", nil)
+			_, _, err = tx.Table("a").Get(ctx, "r", "f", "q")
+			return err
+		}, map[txntest.Step]int{txntest.StepOracle: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, c, faults := budgetEnv(t, txn.Config{})
+				if err := tt.do(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if d := cmp.Diff(tt.want, faults.Count()); d != "" {
+					t.Errorf("requests (-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// TestRoundTripsOfRecovery counts what meeting dead locks costs: no question
+// to the oracle beyond the reader's own, and two or three requests a lock.
+func TestRoundTripsOfRecovery(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		die  txntest.Step
+		row  string
+		want map[txntest.Step]int
+	}{
+		{"dead primary lock", txntest.StepCommit, "row0",
+			map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 2, txntest.StepRollPrimary: 1}},
+		{"dead secondary lock", txntest.StepCommit, "row1",
+			map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 3, txntest.StepRollPrimary: 1, txntest.StepRollBackCell: 1}},
+		{"committed secondary lock", txntest.StepSecondaries, "row1",
+			map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 3, txntest.StepRollForward: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := budgetEnv(t, txn.Config{})
+				dying := txntest.NewFaults(t)
+				rule := dying.OnStep(tt.die, txntest.Crash)
+				victim := env.NewClient(txn.Config{TokenTTL: -1}, dying.DialOptions()...)
+				ctx, cancel := context.WithCancel(t.Context())
+				tx, err := victim.Begin(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for r := range 2 {
+					tx.Table("a").Set(fmt.Sprintf("row%d", r), "f", "q", []byte("v"))
+				}
+				done := make(chan struct{})
+				go func() { _, _ = tx.Commit(ctx); close(done) }()
+				<-rule.Fired()
+				dying.Kill()
+				cancel()
+				<-done
+				<-time.After(time.Minute) // virtual: past the ttl
+				synctest.Wait()
+				// The oracle follows the clock after a pause, which costs it
+				// requests of its own; they are no part of this.
+				if _, err := c.Timestamp(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				faults.Reset()
+
+				s, err := c.Snapshot(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, _, err := s.Table("a").Get(t.Context(), tt.row, "f", "q"); err != nil {
+					t.Fatal(err)
+				}
+				got := faults.Count()
+				delete(got, txntest.StepToken) // the renewals of a minute
+				if d := cmp.Diff(tt.want, got); d != "" {
+					t.Errorf("requests (-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// TestSequentialRoundTrips measures the critical path in virtual time: with 10
+// ms a request, the latency of a write transaction is its number of sequential
+// requests, however many rows it has.
+func TestSequentialRoundTrips(t *testing.T) {
+	for _, rows := range []int{1, 2, 50} {
+		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				delay := 10 * time.Millisecond
+				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, slow(delay)...)
+				update := func() {
+					_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+						for r := range rows {
+							tx.Table("a").Set(fmt.Sprintf("row%d", r), "f", "q", nil)
+						}
+						return nil
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				update() // opens the table
+				synctest.Wait()
+				<-time.After(time.Second)
+				begun := time.Now()
+				update()
+				if got, want := time.Since(begun)/delay, 4; int(got) != want {
+					t.Errorf("%d sequential requests, want %d: start_ts, prewrite, commit_ts, primary", got, want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,291 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestRequestFaults loses, doubles and delays one request of each kind that
+// the protocol sends, and cuts the caller's context short at it. After the
+// network has healed and every lock is resolved, both accounts of the transfer
+// have their new balance or both their old one; which it is must agree with
+// what the client was told.
+func TestRequestFaults(t *testing.T) {
+	steps := []struct {
+		step  txntest.Step
+		setup func(*transfer) // makes the step happen in client a
+	}{
+		{txntest.StepPrewrite, nil},
+		{txntest.StepCommit, nil},
+		{txntest.StepSecondaries, nil},
+		{txntest.StepOracle, nil},
+		{txntest.StepRead, nil},
+		{txntest.StepToken, nil},
+		{txntest.StepAbort, (*transfer).conflictInTheWay},
+		{txntest.StepHeartbeat, (*transfer).longCommit},
+		{txntest.StepRollPrimary, (*transfer).deadLocksInTheWay},
+		{txntest.StepRollBackCell, (*transfer).deadLocksInTheWay},
+		{txntest.StepRollForward, (*transfer).committedLocksInTheWay},
+	}
+	actions := []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay, txntest.Hold, txntest.HoldResponse}
+	for _, s := range steps {
+		for _, action := range actions {
+			for _, timeout := range []time.Duration{0, 100 * time.Millisecond} {
+				if timeout == 0 && (action == txntest.Hold || action == txntest.HoldResponse) {
+					continue // without a deadline these only wait for our own release
+				}
+				t.Run(fmt.Sprintf("%s/%v/%v", s.step, action, timeout), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						tr := newTransfer(t)
+						if s.setup != nil {
+							s.setup(tr)
+						}
+						rule := tr.faults.OnStep(s.step, action)
+						if s.step == txntest.StepHeartbeat {
+							timeout *= 50 // the heart beats after a second
+						}
+						tr.run(timeout)
+						rule.Release()
+						tr.verify()
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestSecondariesAreRetried fails the bulk mutation that commits secondaries
+// a few times over; only its locks are in anybody's way, and the background
+// gets it done.
+func TestSecondariesAreRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTransfer(t)
+		tr.faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.DropRequest, 3)
+		tr.run(0)
+		<-time.After(30 * time.Second) // virtual: the Bigtable client's own backoff and ours
+		synctest.Wait()
+		for l, err := range tr.b.Locks(t.Context(), "bank", nil) {
+			t.Errorf("lock left: %v, %v", l, err)
+		}
+		tr.verify()
+	})
+}
+
+// TestReadsCutShort cuts every streamed answer after two messages, again and
+// again; no row may be missing or come twice.
+func TestReadsCutShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		const rows = 700 // more than two pages
+		_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for i := range rows {
+				tx.Table("a").Set(fmt.Sprintf("row%04d", i), "f", "q", []byte(strconv.Itoa(i)))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{RPCTimeout: time.Hour}, faults.DialOptions()...)
+		s, err := c.Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults.On("read", func(c txntest.Call) bool { return c.Step == txntest.StepRead }, txntest.CutStream, 20)
+		for _, opts := range [][]txn.ReadOption{nil, {txn.Reverse()}} {
+			n := 0
+			for r, err := range s.Table("a").ReadRows(t.Context(), nil, opts...) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				i := n
+				if opts != nil {
+					i = rows - 1 - n
+				}
+				if want := fmt.Sprintf("row%04d", i); r.Key() != want {
+					t.Fatalf("row %d is %q, want %q", n, r.Key(), want)
+				}
+				n++
+			}
+			if n != rows {
+				t.Errorf("%d rows, want %d", n, rows)
+			}
+		}
+	})
+}
+
+// A transfer moves 40 from alice in table bank to bob in table other, by
+// client a, through faults.
+type transfer struct {
+	t      *testing.T
+	env    *txntest.Env
+	a, b   *txn.Client
+	faults *txntest.Faults
+	err    error
+	opts   []txn.TxnOption
+}
+
+func newTransfer(t *testing.T) *transfer {
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("bank", "bal")
+	env.CreateTable("other", "bal")
+	tr := &transfer{t: t, env: env, faults: txntest.NewFaults(t)}
+	tr.a = env.NewClient(txn.Config{LockTTL: 3 * time.Second}, tr.faults.DialOptions()...)
+	tr.b = env.NewClient(txn.Config{LockTTL: 3 * time.Second})
+	tr.mustUpdate(tr.b, 100, 0)
+	return tr
+}
+
+func (tr *transfer) mustUpdate(c *txn.Client, alice, bob int) {
+	tr.t.Helper()
+	_, err := c.Update(tr.t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tr.set(tx, alice, bob)
+		return nil
+	})
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func (tr *transfer) set(tx *txn.Txn, alice, bob int) {
+	tx.Table("bank").Set("alice", "bal", "usd", []byte(strconv.Itoa(alice)))
+	tx.Table("other").Set("bob", "bal", "usd", []byte(strconv.Itoa(bob)))
+}
+
+// conflictInTheWay lets another transaction commit alice between a's start and
+// its commit.
+func (tr *transfer) conflictInTheWay() {
+	tx, err := tr.b.Begin(tr.t.Context())
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.faults.On("let the other one win", func(c txntest.Call) bool {
+		if c.Step != txntest.StepPrewrite || tx == nil {
+			return false
+		}
+		tr.set(tx, 100, 0)
+		if _, err := tx.Commit(tr.t.Context()); err != nil {
+			tr.t.Error(err)
+		}
+		tx = nil
+		return false
+	}, txntest.DropRequest, 1).Optional()
+}
+
+// longCommit keeps the commit from going on until the heart has beaten.
+func (tr *transfer) longCommit() {
+	tr.faults.On("slow commit", func(c txntest.Call) bool { return c.Step == txntest.StepCommit }, txntest.Crash, 1)
+	tr.opts = append(tr.opts, txn.MaxAttempts(3))
+}
+
+// deadLocksInTheWay leaves the locks of a client that died before its commit.
+func (tr *transfer) deadLocksInTheWay() { tr.leaveLocks(txntest.StepCommit, 90, 10) }
+
+// committedLocksInTheWay leaves the locks of secondaries of a client that died
+// after its commit.
+func (tr *transfer) committedLocksInTheWay() { tr.leaveLocks(txntest.StepSecondaries, 100, 0) }
+
+func (tr *transfer) leaveLocks(died txntest.Step, alice, bob int) {
+	faults := txntest.NewFaults(tr.t)
+	rule := faults.OnStep(died, txntest.Crash)
+	victim := tr.env.NewClient(txn.Config{LockTTL: time.Second, TokenTTL: -1}, faults.DialOptions()...)
+	ctx, cancel := context.WithCancel(tr.t.Context())
+	tx, err := victim.Begin(ctx)
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.set(tx, alice, bob)
+	done := make(chan struct{})
+	go func() { _, _ = tx.Commit(ctx); close(done) }()
+	<-rule.Fired()
+	faults.Kill()
+	cancel()
+	<-done
+	<-time.After(2 * time.Second) // virtual
+}
+
+// run makes the transfer and keeps what the client was told.
+func (tr *transfer) run(timeout time.Duration) {
+	ctx := tr.t.Context()
+	if timeout == 0 {
+		timeout = time.Hour // for a longCommit to end
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	_, tr.err = tr.a.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		for _, acct := range []struct{ table, row string }{{"bank", "alice"}, {"other", "bob"}} {
+			if _, ok, err := tx.Table(acct.table).Get(ctx, acct.row, "bal", "usd"); err != nil || !ok {
+				return fmt.Errorf("reading %s: %v, %w", acct.row, ok, err)
+			}
+		}
+		tr.set(tx, 60, 40)
+		return nil
+	}, tr.opts...)
+}
+
+// verify heals, resolves, checks, and compares the balances with the outcome.
+func (tr *transfer) verify() {
+	t, ctx := tr.t, tr.t.Context()
+	t.Helper()
+	<-time.After(2 * time.Minute) // virtual: every ttl and background deadline is over
+	synctest.Wait()
+	state, known := "", true
+	switch err := tr.err; {
+	case err == nil:
+		state = "60/40"
+	case errors.Is(err, txn.ErrUndetermined):
+		var u *txn.UndeterminedError
+		if !errors.As(err, &u) {
+			t.Fatalf("%v is no UndeterminedError", err)
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("undetermined, but not for the deadline: %v", err)
+		}
+		s, err := tr.b.Settle(ctx, u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state = "100/0"; s.State == txn.StateCommitted {
+			state = "60/40"
+		}
+	case errors.Is(err, txn.ErrConflict), errors.Is(err, context.DeadlineExceeded):
+		state = "100/0"
+	default:
+		known = false
+		t.Errorf("unexpected outcome: %v", err)
+	}
+	for _, table := range []string{"bank", "other"} {
+		for l, err := range tr.b.Locks(ctx, table, nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s, err := tr.b.Resolve(ctx, l); err != nil || (s.State != txn.StateCommitted && s.State != txn.StateRolledBack) {
+				t.Errorf("lock on %s: %v, %v", l.Cell, s.State, err)
+			}
+		}
+	}
+	tr.env.Check()
+	s, err := tr.b.Snapshot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alice, _, err1 := s.Table("bank").Get(ctx, "alice", "bal", "usd")
+	bob, _, err2 := s.Table("other").Get(ctx, "bob", "bal", "usd")
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	if got := fmt.Sprintf("%s/%s", alice, bob); known && got != state {
+		t.Errorf("balances %s, but the client was told %v", got, tr.err)
+	}
+	tr.mustUpdate(tr.b, 1, 99) // nothing is in the way any more
+}
