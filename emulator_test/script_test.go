@@ -145,7 +145,8 @@ func (s *script) command(fields []string) string {
 			cfg.TokenTTL = -1 // only the ttl counts, unless the script asks for tokens
 		}
 		c.Client = s.env.NewClient(cfg, c.faults.DialOptions()...)
-		c.ctx, c.cancel = context.WithCancel(s.t.Context())
+		// Longer than any script; what would wait for ever fails instead.
+		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 10*time.Minute)
 		s.clients[pos[0]] = c
 	case "fault":
 		return s.arm(pos, opts)

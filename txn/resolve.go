@@ -141,14 +141,13 @@ func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.T
 	if err != nil || !done {
 		return Status{}, err
 	}
-	return Status{State: StateRolledBack}, nil
+	return Status{State: StateRolledBack, primaryCleared: true}, nil
 }
 
 // finish rolls the lock's own cell forward or back, as its transaction's final
-// status says. It returns once the cell is known to be clean. A primary is
-// clean as soon as its transaction's fate is final.
+// status says. It returns once the cell is known to be clean.
 func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
-	if l.IsPrimary() {
+	if l.IsPrimary() && s.primaryCleared {
 		return nil
 	}
 	t, err := c.table(ctx, l.Cell.Table)

@@ -46,6 +46,9 @@ type Status struct {
 	CommitTS tso.Timestamp
 	// Lock is the primary lock, set in StateLocked.
 	Lock *Lock
+
+	// primaryCleared: this client has replaced the primary lock by a marker.
+	primaryCleared bool
 }
 
 func (s Status) final() bool { return s.State == StateCommitted || s.State == StateRolledBack }

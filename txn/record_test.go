@@ -1,0 +1,148 @@
+package txn
+
+import (
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+var (
+	testPrimary   = Cell{"accounts", "bob", "bal", "usd"}
+	testSecondary = Cell{"accounts", "joe", "bal", "usd"}
+)
+
+// TestGoldenRecords pins bytes of format version 1 that stay readable for
+// ever. Writing may change, as records are compared by nothing but meaning.
+func TestGoldenRecords(t *testing.T) {
+	for _, tt := range []struct {
+		name, hex string
+		decode    func([]byte) (any, error)
+		want      any
+	}{
+		{
+			"primary lock", "080110012080ade2042a03746f6b30013a0474726163",
+			func(b []byte) (any, error) { l, err := decodeLock(testPrimary, 7, b); return *l, err },
+			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: "tok", Observed: true, TraceParent: "trac"},
+		},
+		{
+			"secondary lock", "080110021a051203626f6220c0843d",
+			func(b []byte) (any, error) { l, err := decodeLock(testSecondary, 7, b); return *l, err },
+			Lock{Cell: testSecondary, StartTS: 7, Primary: testPrimary, Kind: KindDelete, TTL: time.Second},
+		},
+		{
+			"primary write", "080110011807",
+			func(b []byte) (any, error) { return decodeWrite(testPrimary, 9, b) },
+			writeRecord{commitTS: 9, startTS: 7, kind: KindPut, primary: testPrimary},
+		},
+		{
+			"write whose primary is elsewhere in every part", "0801100218072212" + "0a056f74686572" + "12026b31" + "1a0366616d" + "2200",
+			func(b []byte) (any, error) { return decodeWrite(testSecondary, 9, b) },
+			writeRecord{commitTS: 9, startTS: 7, kind: KindDelete, primary: Cell{"other", "k1", "fam", ""}},
+		},
+		{
+			"lock-only mark", "080110031807",
+			func(b []byte) (any, error) { return decodeMark(testPrimary, 9, b) },
+			writeRecord{commitTS: 9, startTS: 7, kind: KindLock, primary: testPrimary},
+		},
+		{
+			"rollback marker", "080110041807",
+			func(b []byte) (any, error) { return decodeMark(testPrimary, 7, b) },
+			writeRecord{commitTS: 7, startTS: 7, kind: kindRollback, primary: testPrimary},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b, err := hex.DecodeString(tt.hex)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := tt.decode(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != tt.want {
+				t.Errorf("decoded %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRecordRoundTrip(t *testing.T) {
+	for _, primary := range []Cell{testPrimary, testSecondary, {"t", "joe", "bal", "usd"}, {"accounts", "joe", "bal", ""}, {"accounts", "joe", "f", "usd"}} {
+		for _, cell := range []Cell{testSecondary, {"accounts", "joe", "bal", ""}} {
+			l := &Lock{Cell: cell, StartTS: 7, Primary: primary, Kind: KindPut, TTL: 1500 * time.Millisecond, Owner: "o", Observed: true, TraceParent: "00-x"}
+			got, err := decodeLock(cell, 7, encodeLock(l))
+			if err != nil || *got != *l {
+				t.Errorf("lock of %v: %+v, %v; want %+v", cell, got, err, l)
+			}
+			for _, kind := range []Kind{KindPut, KindDelete, KindLock} {
+				family, b := encodeCommit(cell, primary, kind, 7)
+				decode := decodeWrite
+				if family == MarkFamily {
+					decode = decodeMark
+				}
+				w, err := decode(cell, 9, b)
+				if want := (writeRecord{9, 7, kind, primary}); err != nil || w != want {
+					t.Errorf("%v in %s: %+v, %v; want %+v", kind, family, w, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestBadRecords(t *testing.T) {
+	bytes := func(m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	lock := func(b []byte) error { _, err := decodeLock(testPrimary, 7, b); return err }
+	write := func(b []byte) error { _, err := decodeWrite(testPrimary, 9, b); return err }
+	mark := func(b []byte) error { _, err := decodeMark(testPrimary, 9, b); return err }
+	for _, tt := range []struct {
+		name   string
+		decode func([]byte) error
+		value  []byte
+		want   error
+		says   string
+	}{
+		{"not a message", lock, []byte{0xff}, ErrCorrupt, "does not parse"},
+		{"empty", write, nil, ErrCorrupt, "no format version"},
+		{"later version", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT}), ErrFormatVersion, "version 2"},
+		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
+		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
+		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
+		{"marker elsewhere", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_ROLLBACK, StartTs: 7}), ErrCorrupt, "stands at 9"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.decode(tt.value)
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), testPrimary.String()) {
+				t.Errorf("error %v; want %v naming the cell and %q", err, tt.want, tt.says)
+			}
+		})
+	}
+}
+
+// TestRecordSizes pins the sizes that docs/storage-format.md states.
+func TestRecordSizes(t *testing.T) {
+	const ts = 1_800_000_000_000_000
+	owner := strings.Repeat("A", 26)
+	lock := len(encodeLock(&Lock{Cell: testPrimary, StartTS: ts, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: owner}))
+	lock2 := len(encodeLock(&Lock{Cell: testSecondary, StartTS: ts, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: owner}))
+	_, write := encodeCommit(testPrimary, testPrimary, KindPut, ts)
+	_, write2 := encodeCommit(testSecondary, testPrimary, KindPut, ts)
+	got := []int{lock, lock2 - lock, len(write), len(write2) - len(write)}
+	t.Logf("lock %d, secondary +%d; write %d, secondary +%d", got[0], got[1], got[2], got[3])
+	for i, want := range []int{37, 4 + len("bob"), 13, 4 + len("bob")} {
+		if got[i] != want {
+			t.Errorf("size %d is %d, want %d; docs/storage-format.md says so too", i, got[i], want)
+		}
+	}
+}
