@@ -129,6 +129,7 @@ func (f *fateCache) put(startTS tso.Timestamp, s Status) {
 	if _, ok := f.fates[startTS]; ok || !s.final() {
 		return
 	}
+	s.primaryCleared = false // it says something about one lock, once
 	if len(f.order) < fateCacheSize {
 		f.order = append(f.order, startTS)
 	} else {
