@@ -183,7 +183,8 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, ended(ctx, "closing with commits under way", nil))
 	}
-	errs = append(errs, c.background.close(ctx), c.token.close(ctx))
+	errs = append(errs, c.background.close(ctx))
+	c.token.close(ctx)
 	if c.ownOracle != nil {
 		errs = append(errs, c.ownOracle.Close())
 	}

@@ -37,7 +37,7 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 	for _, part := range parts {
 		g.Go(func() error {
 			if failed.Load() {
-				return errNotSent
+				return nil // the one that failed returns its error
 			}
 			err := c.prewriteRow(ctx, part)
 			if err != nil {
@@ -48,9 +48,6 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 	}
 	return g.Wait()
 }
-
-// errNotSent is never the first error of a group, so it is never returned.
-var errNotSent = errors.New("prewrite not sent after another failed")
 
 // prewriteRow locks the cells of one row, or of one part of it, by one
 // CheckAndMutateRow: data and locks at start_ts, unless any of the cells has a

@@ -3,7 +3,6 @@ package txn
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"cloud.google.com/go/bigtable"
 
@@ -100,7 +99,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 	}
 	s, err := t.fate(ctx, u.Primary, u.StartTS)
 	if err != nil {
-		return Status{}, fmt.Errorf("%w: %w", &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, err}, err)
+		return Status{}, u.because(err)
 	}
 	if s.State == StateLocked {
 		l := s.Lock
@@ -111,12 +110,17 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 			return Status{}, err
 		}
 		if s, err = t.fate(ctx, u.Primary, u.StartTS); err != nil {
-			return Status{}, fmt.Errorf("%w: %w", &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, err}, err)
+			return Status{}, u.because(err)
 		}
 	}
 	switch s.State {
 	case StateCommitted, StateRolledBack:
 		return s, nil
 	}
-	return Status{}, &UndeterminedError{u.Primary, u.StartTS, u.CommitTS, errNoTrace}
+	return Status{}, u.because(errNoTrace)
+}
+
+// because is u with another reason.
+func (e *UndeterminedError) because(err error) *UndeterminedError {
+	return &UndeterminedError{Primary: e.Primary, StartTS: e.StartTS, CommitTS: e.CommitTS, Err: err}
 }

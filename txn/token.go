@@ -33,10 +33,13 @@ type token struct {
 	name   string // empty when Config.TokenTTL is negative
 
 	mu       sync.Mutex
-	renewing bool // the renewal loop runs
+	starting chan struct{} // closed when the attempt under way has ended; nil without one
+	running  bool          // the token is written and being renewed
+	closed   bool
+	retryAt  time.Time // after a failed attempt
 	stop     context.CancelFunc
 	stopped  chan struct{}
-	// others holds the stale_ts of tokens that were read lately.
+	// others holds until when tokens that were read lately are good.
 	others map[string]tso.Timestamp
 }
 
@@ -54,28 +57,47 @@ func (c *Client) Owner() string { return c.token.name }
 
 // ensure writes the token before the client's first prewrite and keeps it
 // fresh until close. Failure is no reason not to commit: the locks' ttl
-// remains.
+// remains, and another attempt is made after Config.TokenTTL.
 func (t *token) ensure(ctx context.Context) {
-	if t.name == "" {
+	t.mu.Lock()
+	if t.name == "" || t.running || t.closed || time.Now().Before(t.retryAt) {
+		t.mu.Unlock()
 		return
+	}
+	if t.starting == nil {
+		t.starting = make(chan struct{})
+		go t.start(context.WithoutCancel(ctx), t.starting)
+	}
+	starting := t.starting
+	t.mu.Unlock()
+	select {
+	case <-starting:
+	case <-ctx.Done():
+	}
+}
+
+func (t *token) start(ctx context.Context, done chan struct{}) {
+	defer close(done)
+	wctx, cancel := context.WithTimeout(ctx, t.client.cfg.TokenTTL)
+	defer cancel()
+	started, err := t.client.Timestamp(wctx)
+	if err == nil {
+		err = t.write(wctx, started, started)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.renewing {
-		return
-	}
-	started, err := t.client.Timestamp(ctx)
-	if err == nil {
-		err = t.write(ctx, started, started)
-	}
-	if err != nil {
+	t.starting = nil
+	switch {
+	case err != nil:
+		t.retryAt = time.Now().Add(t.client.cfg.TokenTTL)
 		t.client.log.WarnContext(ctx, "writing the worker token failed; only the locks' ttl shows that this client is alive", "owner", t.name, "error", err)
-		return
+	case !t.closed:
+		t.running = true
+		var rctx context.Context
+		rctx, t.stop = context.WithCancel(ctx)
+		t.stopped = make(chan struct{})
+		go t.renew(rctx, started)
 	}
-	t.renewing = true
-	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t.stop, t.stopped = cancel, make(chan struct{})
-	go t.renew(rctx, started)
 }
 
 func (t *token) write(ctx context.Context, started, now tso.Timestamp) error {
@@ -173,20 +195,24 @@ func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool
 
 // close ends the renewal and removes the token: every lock of this client is
 // settled by then, or is left to its ttl.
-func (t *token) close(ctx context.Context) error {
+func (t *token) close(ctx context.Context) {
 	t.mu.Lock()
-	renewing := t.renewing
-	t.renewing = true // ensure does nothing any more
+	t.closed = true
+	starting, running := t.starting, t.running
 	t.mu.Unlock()
-	if !renewing || t.name == "" {
-		return nil
+	if starting != nil {
+		<-starting // bounded by Config.TokenTTL
 	}
-	t.stop()
-	<-t.stopped
+	if running {
+		t.stop()
+		<-t.stopped
+	}
+	if starting == nil && !running {
+		return
+	}
 	m := bigtable.NewMutation()
 	m.DeleteCellsInColumn(deployFamily, tokenQualifier)
 	if _, err := t.client.metadata.apply(ctx, []rowMutation{{tokenRowPrefix + t.name, m, 1}}); err != nil {
 		t.client.log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.name, "error", err)
 	}
-	return nil
 }
