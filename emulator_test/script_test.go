@@ -34,19 +34,20 @@ import (
 //	set|delete|lock TXN CELL [VALUE]     buffer a write
 //	get TXN CELL                         read in the transaction
 //	commit TXN [timeout=D]               commit and print the outcome
-//	start TXN until=FAULT                commit in the background until the fault fires
+//	start TXN [until=FAULT]              commit in the background until the fault fires
 //	wait TXN                             wait for that commit and print the outcome
 //	kill CLIENT                          its requests under way are cut off, and nothing follows
 //	await FAULT                          wait until the fault has fired
 //	release FAULT                        let go what the fault keeps, and wait until it was applied
 //	read CLIENT CELL                     read in a snapshot taken now
-//	start-read NAME CLIENT CELL until=FAULT, wait NAME
+//	start-read NAME CLIENT CELL [until=FAULT], wait NAME
 //	settle CLIENT TXN                    find out an undetermined commit
 //	resolve CLIENT TABLE                 resolve every lock as an operator would
 //	start-resolve NAME CLIENT TABLE until=FAULT, wait NAME
 //	advance D                            let virtual time pass
 //	dump TABLE ROW                       what is stored: family, column, time, meaning
 //	calls CLIENT                         the steps of its requests since the last calls
+//	clock [below=D]                      note the (virtual) time; has less than D passed since?
 //	check                                the consistency check
 //
 // Timestamps print as s(TXN) and c(TXN): start_ts and commit_ts.
@@ -89,6 +90,7 @@ type script struct {
 	faults  map[string]*txntest.Rule
 	reads   map[string]chan string
 	names   map[tso.Timestamp]string
+	clock   time.Time
 }
 
 type scriptClient struct {
@@ -215,6 +217,14 @@ func (s *script) command(fields []string) string {
 		}
 		s.client(pos[0]).faults.Reset()
 		return strings.Join(steps, ", ")
+	case "clock":
+		if limit := duration("below"); limit > 0 {
+			if d := time.Since(s.clock); d >= limit {
+				return fmt.Sprintf("%v since the last clock", d)
+			}
+			return "less than " + limit.String()
+		}
+		s.clock = time.Now()
 	case "check":
 		synctest.Wait()
 		s.env.Check()
@@ -264,8 +274,13 @@ func (s *script) arm(pos []string, opts map[string]string) string {
 	return ""
 }
 
-// until waits for a fault to fire, or for what was to fire it to end.
+// until waits for a fault to fire, or for what was to fire it to end. Without
+// a fault it waits until nothing moves any more.
 func (s *script) until(fault string, result chan string) string {
+	if fault == "" {
+		synctest.Wait()
+		return ""
+	}
 	r := s.faults[fault]
 	if r == nil {
 		s.t.Fatalf("no fault %q", fault)

@@ -50,6 +50,9 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 			return err
 		}
 	}
+	if err := checkExisting(ctx, admin, spec.Name); err != nil {
+		return err
+	}
 	if err := createFamilies(ctx, admin, metadataTable, []string{oracleFamily, deployFamily}); err != nil {
 		return err
 	}
@@ -77,6 +80,24 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	m := bigtable.NewMutation()
 	m.Set(deployFamily, schemaQualifier, 0, marshal(record))
 	return wrapRPC(ctx, "schema record", metadataTable, bt.OpenTable(metadataTable).Apply(ctx, schemaRowPrefix+spec.Name, m))
+}
+
+// checkExisting refuses a table with a garbage-collection policy before
+// anything of it is changed.
+func checkExisting(ctx context.Context, admin *bigtable.AdminClient, table string) error {
+	info, err := admin.TableInfo(ctx, table)
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return nil
+	case err != nil:
+		return wrapRPC(ctx, "describe", table, err)
+	}
+	for _, f := range info.FamilyInfos {
+		if err := checkPolicy(table, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // createFamilies creates the table and those of the families that it lacks.

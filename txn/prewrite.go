@@ -157,11 +157,11 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
 	}
 	for _, l := range others {
-		s, err := c.client.resolveForWrite(ctx, l, c.startTS)
+		clear, err := c.client.resolveForWrite(ctx, l, c.startTS)
 		if err != nil {
 			return false, err
 		}
-		if !s.final() {
+		if !clear {
 			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: ConflictLock}
 		}
 	}

@@ -25,7 +25,7 @@ func waitNever(*Lock) bool  { return false }
 // is no obstacle, and is cleaned up behind.
 func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
 	s, err := c.decide(ctx, l, ts, waitAlways)
-	if err != nil {
+	if err != nil || s.lockGone {
 		return false, err
 	}
 	if s.State == StateCommitted && s.CommitTS > ts {
@@ -41,14 +41,19 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 
 // resolveForWrite clears a lock that the prewrite of the transaction that
 // started at ts met. To wait while holding locks could deadlock, so only the
-// older transaction waits, and the younger one fails at once (wait-die): the
-// result is then a Status in StateLocked or StateUnknown.
-func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp) (Status, error) {
+// older transaction waits, and the younger one fails at once (wait-die); clear
+// is false then.
+func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp) (clear bool, err error) {
 	s, err := c.decide(ctx, l, ts, func(l *Lock) bool { return ts < l.StartTS })
-	if err != nil || !s.final() {
-		return s, err
+	switch {
+	case err != nil:
+		return false, err
+	case s.lockGone:
+		return true, nil
+	case !s.final():
+		return false, nil
 	}
-	return s, c.finish(ctx, l, s)
+	return true, c.finish(ctx, l, s)
 }
 
 // decide finds the fate of the transaction that wrote l, and makes one if that
@@ -56,7 +61,7 @@ func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp)
 // is cleaned up. asOf is any timestamp that the oracle handed out before the
 // call; age is judged by oracle time alone, so the caller's own timestamp
 // saves a question to the oracle when the lock is old. The result is final,
-// unless wait refused to wait for a live owner.
+// unless wait refused to wait for a live owner, or the lock went away.
 func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait patience) (Status, error) {
 	if s, ok := c.fates.get(l.StartTS); ok {
 		return s, nil
@@ -92,6 +97,13 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait p
 				}
 			} else if !wait(l) {
 				return s, nil
+			} else if s.State == StateUnknown {
+				// An owner that aborts leaves no trace at its primary; it leaves no
+				// lock either, and then there is nothing to wait for.
+				var gone bool
+				if gone, err = c.isGone(ctx, l); gone {
+					return Status{lockGone: true}, nil
+				}
 			}
 		}
 		switch {
@@ -112,6 +124,16 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait p
 			return Status{}, err
 		}
 	}
+}
+
+// isGone reports that a lock is not there any more.
+func (c *Client) isGone(ctx context.Context, l *Lock) (bool, error) {
+	t, err := c.table(ctx, l.Cell.Table)
+	if err != nil {
+		return false, err
+	}
+	raw, err := t.readRow(ctx, l.Cell.Row, lockAt(l.Cell.Column(), l.StartTS))
+	return err == nil && len(raw[LockFamily]) == 0, err
 }
 
 // dead reports whether a lock may be rolled back at oracle time now: its ttl

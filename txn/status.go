@@ -49,6 +49,9 @@ type Status struct {
 
 	// primaryCleared: this client has replaced the primary lock by a marker.
 	primaryCleared bool
+	// lockGone: nothing tells the transaction's fate, but the lock that was met
+	// is not there any more: its owner has aborted.
+	lockGone bool
 }
 
 func (s Status) final() bool { return s.State == StateCommitted || s.State == StateRolledBack }

@@ -1,0 +1,100 @@
+// Package cli is what the commands of percctl share: the root command, streams,
+// output formats and exit codes.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// A Command makes a subcommand of percctl.
+type Command func(*Streams) *cobra.Command
+
+// Main runs percctl and returns its exit code. The context of the command that
+// runs ends on the first interrupt; a second one ends the process at once.
+func Main(args []string, s *Streams, commands ...Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	root := newRoot(s, commands)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	code := exitCode(ctx, err)
+	if err != nil {
+		fmt.Fprintf(s.Err, "%s: %v\n", cmd.CommandPath(), err)
+	}
+	if code == ExitUsage {
+		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return code
+}
+
+func newRoot(s *Streams, commands []Command) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "percctl",
+		Short: "Percolator transactions on Bigtable: the operator's tool",
+		Long: `percctl is the operator's tool for Percolator transactions on Bigtable.
+
+To see what it is about, run percctl demo: it needs nothing but Go.
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found
+something, 5 unavailable or timed out, 130 interrupted.`,
+		Example: `  percctl demo                  # a document repository, transactionally, with clients that are killed
+  percctl demo --limit 2000 -o json`,
+		Args:          cobra.ArbitraryArgs, // so that RunE words the error
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return Usagef("unknown command %q; percctl --help lists the commands", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.AddCommand(newVersionCmd(s))
+	for _, c := range commands {
+		root.AddCommand(c(s))
+	}
+	return root
+}
+
+// NoArgs is for commands that take flags only.
+func NoArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return Usagef("unexpected argument %q; the command takes flags only", args[0])
+	}
+	return nil
+}
+
+// flagError words the error of a flag: its name, the value and what is allowed.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return &Error{ExitUsage, err}
+	}
+	f := invalid.GetFlag()
+	var allowed string
+	switch f.Value.Type() {
+	case "int":
+		allowed = "it has to be a whole number"
+	case "uint64":
+		allowed = "it has to be a whole number from 0 up"
+	case "duration":
+		allowed = "it has to be a duration such as 90s or 5m"
+	default:
+		allowed = invalid.Unwrap().Error()
+	}
+	return Usagef("--%s %s: %s", f.Name, invalid.GetValue(), allowed)
+}

@@ -1,0 +1,63 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+)
+
+// progress tells what is going on: on a terminal in one line that is written
+// again and again, elsewhere in a line every second.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	began    time.Time
+	line     string // on the terminal now
+}
+
+func newProgress(w io.Writer) *progress {
+	return &progress{w: w, terminal: cli.IsTerminal(w), began: time.Now()}
+}
+
+func (p *progress) interval() time.Duration {
+	if p.terminal {
+		return 100 * time.Millisecond
+	}
+	return time.Second
+}
+
+// show tells how far the coordinator is.
+func (p *progress) show(c *coordinator) {
+	done := len(c.commits)
+	conflicts, _ := c.totals()
+	line := fmt.Sprintf("%d of %d documents, %.0f/s, %d conflicts, %d of %d kills",
+		done, len(c.docs), float64(done)/time.Since(p.began).Seconds(), conflicts, c.opts.kills-c.plan.left(), c.opts.kills)
+	if !p.terminal {
+		fmt.Fprintln(p.w, line)
+		return
+	}
+	if width := cli.Width(p.w); len(line) >= width {
+		line = line[:width-1]
+	}
+	p.line = line
+	fmt.Fprintf(p.w, "\r\x1b[K%s", line)
+}
+
+// event tells something that happened, in a line of its own.
+func (p *progress) event(format string, args ...any) {
+	if p.line != "" {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	fmt.Fprintf(p.w, format+"\n", args...)
+	fmt.Fprint(p.w, p.line)
+}
+
+// end removes the line.
+func (p *progress) end() {
+	if p.line != "" {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	p.line = ""
+}

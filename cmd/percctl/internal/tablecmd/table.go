@@ -1,0 +1,92 @@
+// Package tablecmd is percctl table: making tables transactional.
+package tablecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// NewCmd returns the table command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "table",
+		Short: "Make tables transactional",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.Usagef("unknown command %q; percctl table --help lists the commands", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newInitCmd(s))
+	return cmd
+}
+
+type initOptions struct {
+	streams  *cli.Streams
+	connect  connect.Flags
+	table    string
+	families []string
+	timeout  time.Duration
+}
+
+func newInitCmd(s *cli.Streams) *cobra.Command {
+	o := &initOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "init TABLE",
+		Short: "Create a transactional table, or add the metadata families to one",
+		Long: `Create a transactional table, or make an existing one transactional: create what
+is missing of the metadata table, the table, its data families and the metadata
+families (` + strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ") + `), check that no family has a garbage-collection policy, and
+record the schema. Cells that are in the table stay as they are; to transactions
+they are data that was committed before all others. Running it again is
+harmless.`,
+		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Usagef("%d arguments; it takes one, the name of the table", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.table = args[0]
+			return o.run(cmd.Context())
+		},
+	}
+	o.connect.Add(cmd.Flags())
+	cmd.Flags().StringSliceVar(&o.families, "families", nil, "families for data to create where they are missing, separated by commas")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "give up after this long")
+	return cmd
+}
+
+func (o *initOptions) run(ctx context.Context) error {
+	if o.timeout <= 0 {
+		return cli.Usagef("--timeout %v: it has to be positive", o.timeout)
+	}
+	bt, admin, closeAll, err := o.connect.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	err = txn.InitTable(ctx, admin, bt, o.connect.MetadataTable, txn.TableSpec{Name: o.table, Families: o.families})
+	if errors.Is(err, txn.ErrInvalid) {
+		return cli.Usagef("%w", err)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(o.streams.Out, "table %s is transactional (%v, metadata table %s)\n", o.table, &o.connect, o.connect.MetadataTable)
+	return nil
+}
