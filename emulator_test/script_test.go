@@ -27,6 +27,7 @@ import (
 // Commands:
 //
 //	table NAME family… [observed=f:q]    create a transactional table
+//	plain TABLE ROW COLUMN VALUE         write without a transaction
 //	client NAME [ttl=D] [token=D] [sync] a client with a connection of its own
 //	fault NAME CLIENT STEP ACTION [row=R] [times=N]
 //	                                     arm a fault; the test fails if it never fires
@@ -140,6 +141,12 @@ func (s *script) command(fields []string) string {
 			spec.Observed = append(spec.Observed, c)
 		}
 		s.env.InitTable(spec)
+	case "plain":
+		c, err := txn.ParseColumn(pos[2])
+		s.must(err)
+		m := bigtable.NewMutation()
+		m.Set(c.Family, c.Qualifier, bigtable.Now(), []byte(pos[3]))
+		s.must(s.env.Bigtable.Open(pos[0]).Apply(s.t.Context(), pos[1], m))
 	case "client":
 		c := &scriptClient{faults: txntest.NewFaults(s.t)}
 		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), SyncSecondaries: slices.Contains(pos, "sync")}

@@ -18,23 +18,18 @@ type background struct {
 
 	mu     sync.Mutex
 	queues map[*table]*bulkQueue
-	rows   int // queued or being sent
+	cells  int // changes of cells that are queued or being sent
 	tasks  int // running
 	closed bool
-	idle   chan struct{} // closed once closed, rows is 0 and tasks is 0
+	idle   chan struct{} // closed once closed, cells is 0 and tasks is 0
 }
 
 // bulkQueue holds one table's unconditional row mutations. One request is
 // under way per table at a time, so what arrives meanwhile forms the next
 // batch, and nothing waits when there is nothing to wait for.
 type bulkQueue struct {
-	pending []queuedRow
+	pending []rowMutation
 	sending bool
-}
-
-type queuedRow struct {
-	rowMutation
-	deadline time.Time
 }
 
 const (
@@ -49,22 +44,29 @@ func newBackground(c *Client) *background {
 }
 
 // add queues mutations and reports whether there was room for all of them.
+// They are tried until Config.BackgroundTimeout is over and then given up: a
+// roll-forward that is applied very late could bring a collected version back
+// (design §5, hazard 9), and whoever meets the lock rolls it forward as well.
 func (b *background) add(t *table, muts []rowMutation) bool {
+	cells := 0
 	deadline := time.Now().Add(b.client.cfg.BackgroundTimeout)
+	for i := range muts {
+		cells += muts[i].ops
+		muts[i].deadline = deadline
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.rows+len(muts) > b.client.cfg.BackgroundRows {
+	// One transaction fits into an empty queue, however large it is.
+	if b.closed || (b.cells > 0 && b.cells+cells > b.client.cfg.BackgroundCells) {
 		return false
 	}
-	b.rows += len(muts)
+	b.cells += cells
 	q := b.queues[t]
 	if q == nil {
 		q = &bulkQueue{}
 		b.queues[t] = q
 	}
-	for _, m := range muts {
-		q.pending = append(q.pending, queuedRow{m, deadline})
-	}
+	q.pending = append(q.pending, muts...)
 	if !q.sending {
 		q.sending = true
 		go b.send(t, q)
@@ -75,8 +77,10 @@ func (b *background) add(t *table, muts []rowMutation) bool {
 // send empties one table's queue.
 func (b *background) send(t *table, q *bulkQueue) {
 	pause := b.client.cfg.Backoff.start()
+	var last error
 	for {
 		b.mu.Lock()
+		b.drop(t, q, last)
 		batch := takeBatch(q)
 		if len(batch) == 0 {
 			q.sending = false
@@ -85,23 +89,59 @@ func (b *background) send(t *table, q *bulkQueue) {
 		}
 		b.mu.Unlock()
 
-		failed := b.try(t, batch)
+		var failed []rowMutation
+		failed, last = b.try(t, batch)
 		if len(failed) > 0 {
-			// An error here is the caller's context, which ends only when close
-			// gives up: then everything that is left fails at once.
+			// An error here is the end of b.ctx, after which drop drops it all.
 			_ = pause.wait(b.ctx, 0)
 		} else {
 			pause = b.client.cfg.Backoff.start()
 		}
 		b.mu.Lock()
 		q.pending = append(failed, q.pending...)
-		b.rows -= len(batch) - len(failed)
+		b.cells -= countOps(batch) - countOps(failed)
 		b.checkIdle()
 		b.mu.Unlock()
 	}
 }
 
-func takeBatch(q *bulkQueue) []queuedRow {
+// try sends a batch and returns the rows to send again. No request outlives
+// the first deadline in its batch.
+func (b *background) try(t *table, batch []rowMutation) (again []rowMutation, err error) {
+	first := batch[0].deadline
+	for _, m := range batch {
+		if m.deadline.Before(first) {
+			first = m.deadline
+		}
+	}
+	ctx, cancel := context.WithDeadline(b.ctx, first)
+	defer cancel()
+	return t.apply(ctx, batch)
+}
+
+// drop takes the rows out of a queue that are not to be tried any more: their
+// deadline is over, the last error is one that will not pass, or close has
+// given up. b.mu is held.
+func (b *background) drop(t *table, q *bulkQueue, last error) {
+	now, before := time.Now(), countOps(q.pending)
+	keep := q.pending[:0]
+	for _, m := range q.pending {
+		if b.ctx.Err() == nil && now.Before(m.deadline) && !permanent(last) {
+			keep = append(keep, m)
+		}
+	}
+	dropped := len(q.pending) - len(keep)
+	if dropped == 0 {
+		return
+	}
+	b.client.counters.backgroundDropped.Add(int64(dropped))
+	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", last)
+	b.cells -= before - countOps(keep)
+	q.pending = keep
+	b.checkIdle()
+}
+
+func takeBatch(q *bulkQueue) []rowMutation {
 	n, ops := 0, 0
 	for n < len(q.pending) && n < maxBatchRows && (n == 0 || ops+q.pending[n].ops <= maxMutations) {
 		ops += q.pending[n].ops
@@ -112,34 +152,12 @@ func takeBatch(q *bulkQueue) []queuedRow {
 	return batch
 }
 
-// try sends a batch and returns the rows to send again. Rows whose deadline is
-// over are given up: a roll-forward that is applied very late could bring a
-// collected version back (design §5, hazard 9), and whoever meets the lock
-// rolls it forward as well.
-func (b *background) try(t *table, batch []queuedRow) (again []queuedRow) {
-	muts := make([]rowMutation, len(batch))
-	deadlines := make(map[string]time.Time, len(batch))
-	for i, q := range batch {
-		muts[i] = q.rowMutation
-		deadlines[q.row] = q.deadline
+func countOps(muts []rowMutation) int {
+	n := 0
+	for _, m := range muts {
+		n += m.ops
 	}
-	failed, err := t.apply(b.ctx, muts)
-	if err == nil {
-		return nil
-	}
-	now, dropped := time.Now(), 0
-	for _, m := range failed {
-		if b.ctx.Err() != nil || permanent(err) || now.After(deadlines[m.row]) {
-			dropped++
-			continue
-		}
-		again = append(again, queuedRow{m, deadlines[m.row]})
-	}
-	if dropped > 0 {
-		b.client.counters.backgroundDropped.Add(int64(dropped))
-		b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", err)
-	}
-	return again
+	return n
 }
 
 // run starts f in the background unless too much is running already, and
@@ -165,7 +183,7 @@ func (b *background) run(f func(context.Context)) bool {
 }
 
 func (b *background) checkIdle() {
-	if b.closed && b.rows == 0 && b.tasks == 0 {
+	if b.closed && b.cells == 0 && b.tasks == 0 {
 		select {
 		case <-b.idle:
 		default:
@@ -187,16 +205,16 @@ func (b *background) close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	b.mu.Lock()
-	rows := b.rows
+	cells, tasks := b.cells, b.tasks
 	b.mu.Unlock()
 	b.cancel()
 	<-b.idle // every request ends with its context
-	return ended(ctx, fmt.Sprintf("closing with %d rows of background work; their locks are left to whoever meets them", rows), nil)
+	return ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
 }
 
-// flush waits until everything that is queued has been sent or given up.
+// queued is the number of changes of cells that wait or are being sent.
 func (b *background) queued() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.rows
+	return b.cells
 }

@@ -21,6 +21,11 @@ func (w *waiter) wait(ctx context.Context, atMost time.Duration) error {
 	if atMost > 0 {
 		d = min(d, atMost)
 	}
+	return sleep(ctx, d)
+}
+
+// sleep waits for d, or returns early with the context's error.
+func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -3,6 +3,7 @@ package txn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -61,9 +62,19 @@ func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.
 // rows are read atomically, and a secondary always before its primary. A lock
 // is no violation, not even one whose primary holds no trace of its
 // transaction: that is what a crash leaves, and what Resolve ends; see Locks.
+// What no stored byte tells it cannot see: a secondary that was lost with its
+// lock, and plain writes.
 func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
 	return func(yield func(Violation, error) bool) {
-		err := c.pages(ctx, tableName, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
+		t, err := c.table(ctx, tableName)
+		if err == nil {
+			_, err = t.fresh(ctx)
+		}
+		if err != nil {
+			yield(Violation{}, err)
+			return
+		}
+		err = c.pages(ctx, tableName, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
 			ck := &checker{client: c, table: t}
 			for _, raw := range page {
 				ck.row(raw)
@@ -275,6 +286,9 @@ func (ck *checker) primaries(ctx context.Context) error {
 	}
 	for name, keys := range rows {
 		t, err := ck.client.table(ctx, name)
+		if err != nil && !errors.Is(err, ErrNotInitialized) && !errors.Is(err, ErrInvalid) {
+			return err
+		}
 		if err != nil {
 			for _, key := range keys {
 				for _, c := range byRow[rowID{name, key}] {

@@ -35,6 +35,7 @@ type Client struct {
 	open   int           // transactions and snapshots under way
 	closed bool          // set by Close: nothing new begins
 	idle   chan struct{} // closed once closed and open is 0
+	done   chan struct{} // closed when Close is through
 }
 
 // NewClient returns a client over bt, which stays the caller's to close, after
@@ -55,6 +56,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		oracle: cfg.Oracle,
 		tables: map[string]*table{},
 		idle:   make(chan struct{}),
+		done:   make(chan struct{}),
 		fates:  newFateCache(),
 	}
 	c.metadata = c.newTable(cfg.MetadataTable)
@@ -71,7 +73,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 }
 
 func (c *Client) newTable(name string) *table {
-	return &table{name: name, api: c.bt.OpenTable(name), client: c}
+	return &table{name: name, api: c.bt.OpenTable(name), client: c, reloading: make(chan struct{}, 1)}
 }
 
 func (c *Client) checkMetadata(ctx context.Context) error {
@@ -160,17 +162,24 @@ func (c *Client) leave() {
 	}
 }
 
-// Close lets no new transaction begin, waits for commits under way and drains
-// background commits, then withdraws the worker token. When ctx ends first it
-// returns an error that says what was left: locks of committed transactions,
-// which whoever meets them rolls forward. The Client is unusable in either
-// case. Close does not close the bigtable.Client or an Oracle given in Config.
+// Close lets no new transaction begin, waits until those that were begun are
+// committed or rolled back, drains background commits, and withdraws the worker
+// token. When ctx ends first it returns an error that says what was left: locks
+// of committed transactions, which whoever meets them rolls forward. The Client
+// is unusable in either case. A second Close waits for the first. Close does not
+// close the bigtable.Client or an Oracle given in Config.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil
+		select {
+		case <-c.done:
+			return nil
+		case <-ctx.Done():
+			return ended(ctx, "waiting for another Close", nil)
+		}
 	}
+	defer close(c.done)
 	c.closed = true
 	if c.open == 0 {
 		close(c.idle)
@@ -181,7 +190,7 @@ func (c *Client) Close(ctx context.Context) error {
 	select {
 	case <-c.idle:
 	case <-ctx.Done():
-		errs = append(errs, ended(ctx, "closing with commits under way", nil))
+		errs = append(errs, ended(ctx, "closing with transactions that were neither committed nor rolled back", nil))
 	}
 	errs = append(errs, c.background.close(ctx))
 	c.token.close(ctx)

@@ -100,13 +100,13 @@ func TestSchemaIsVerified(t *testing.T) {
 func TestConfigIsChecked(t *testing.T) {
 	env := txntest.New(t)
 	for name, cfg := range map[string]txn.Config{
-		"LockTTL":        {LockTTL: -1},
-		"LockTTL 1ns":    {LockTTL: 1},
-		"RPCTimeout":     {RPCTimeout: -1},
-		"Parallelism":    {Parallelism: -1},
-		"BackgroundRows": {BackgroundRows: -1},
-		"MaxAttempts":    {MaxAttempts: -1},
-		"Backoff.Max":    {Backoff: txn.Backoff{Max: -1}},
+		"LockTTL":         {LockTTL: -1},
+		"LockTTL 1ns":     {LockTTL: 1},
+		"RPCTimeout":      {RPCTimeout: -1},
+		"Parallelism":     {Parallelism: -1},
+		"BackgroundCells": {BackgroundCells: -1},
+		"MaxAttempts":     {MaxAttempts: -1},
+		"Backoff.Max":     {Backoff: txn.Backoff{Max: -1}},
 	} {
 		_, err := txn.NewClient(t.Context(), env.Bigtable, cfg)
 		wantError(t, err, txn.ErrInvalid, strings.Fields(name)[0])
@@ -292,7 +292,7 @@ func TestCloseGivesUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		begun := time.Now()
-		wantError(t, c.Close(ctx), context.DeadlineExceeded, "1 rows")
+		wantError(t, c.Close(ctx), context.DeadlineExceeded, "2 changes")
 		if d := time.Since(begun); d != 3*time.Second {
 			t.Errorf("Close took %v", d)
 		}

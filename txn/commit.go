@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -47,6 +48,11 @@ func (c *commit) run(ctx context.Context) (tso.Timestamp, error) {
 		c.abort(ctx)
 		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
 	}
+	if ctx.Err() != nil {
+		// The last moment at which nothing can have happened.
+		c.abort(ctx)
+		return 0, ended(ctx, "about to commit", nil)
+	}
 	if err := c.commitPrimary(ctx, commitTS); err != nil {
 		return 0, err
 	}
@@ -74,8 +80,11 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) erro
 	c.addRow(m, row, commitTS)
 	p := &primaryCommit{client: c.client, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
 	err := p.run(ctx)
-	if err != nil && !isUndetermined(err) {
-		c.cleanUp(ctx)
+	if errors.Is(err, ErrConflict) {
+		// Rolled back, and nothing else: after any other error the commit may
+		// stand.
+		c.heartbeat.stop()
+		c.client.background.run(c.cleanUp)
 	}
 	return err
 }
@@ -96,7 +105,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row.row, m, ops})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
@@ -125,7 +134,7 @@ func (c *commit) abort(ctx context.Context) {
 		for _, w := range row.writes {
 			removeLockAndData(m, w.cell.Column(), c.startTS)
 		}
-		byTable[row.table] = append(byTable[row.table], rowMutation{row.row, m, 2 * len(row.writes)})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: 2 * len(row.writes)})
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
@@ -141,12 +150,10 @@ func (c *commit) abort(ctx context.Context) {
 
 // cleanUp removes the locks of a transaction that was rolled back after its
 // commit had been sent: only by conditional mutation from then on (hazard 16).
+// What it leaves is removed by whoever meets it.
 func (c *commit) cleanUp(ctx context.Context) {
-	c.heartbeat.stop()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.client.cfg.RPCTimeout)
-	g, gctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(c.client.cfg.Parallelism)
-	defer cancel()
 	for _, row := range c.rows {
 		for _, w := range row.writes {
 			if w.cell == c.primary {
@@ -155,13 +162,13 @@ func (c *commit) cleanUp(ctx context.Context) {
 			g.Go(func() error {
 				m := bigtable.NewMutation()
 				removeLockAndData(m, w.cell.Column(), c.startTS)
-				_, err := row.table.checkAndMutate(gctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
+				_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
 				return err
 			})
 		}
 	}
 	if err := g.Wait(); err != nil {
-		c.client.log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed; they are removed by whoever meets them", "start_ts", c.startTS, "error", err)
+		c.client.log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
 	}
 }
 

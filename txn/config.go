@@ -68,10 +68,11 @@ type Config struct {
 	// Defaults to false.
 	SyncSecondaries bool
 
-	// BackgroundRows bounds the rows that wait for background work; a commit
-	// that finds the queue full commits its secondaries itself.
-	// Defaults to 10,000.
-	BackgroundRows int
+	// BackgroundCells bounds the changes of cells that wait for background work,
+	// two or three a written cell; a commit that finds the queue full commits its
+	// secondaries itself.
+	// Defaults to 100,000.
+	BackgroundCells int
 
 	// BackgroundTimeout is how long background work on a row is tried before it
 	// is left to whoever meets the row's locks. It has to stay well below the
@@ -148,7 +149,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"MaxAttempts", &c.MaxAttempts, 0},
 		{"Parallelism", &c.Parallelism, 64},
-		{"BackgroundRows", &c.BackgroundRows, 10_000},
+		{"BackgroundCells", &c.BackgroundCells, 100_000},
 	} {
 		if *n.value < 0 {
 			return c, invalid("Config.%s is %d; it has to be positive, or zero for its default", n.name, *n.value)

@@ -56,6 +56,10 @@ const (
 	// ConflictLock: the cell is locked by the live transaction that started at
 	// ConflictTS.
 	ConflictLock ConflictReason = "lock"
+	// ConflictMarker: a rollback marker of another transaction stands at
+	// ConflictTS, after this transaction's start. It stands for no write, but
+	// cannot be told from one where it counts; markers are rare.
+	ConflictMarker ConflictReason = "rollback marker"
 	// ConflictRolledBack: another client judged this transaction dead, because
 	// its locks' ttl was over, and rolled it back. ConflictTS is zero.
 	ConflictRolledBack ConflictReason = "rolled back"
@@ -76,6 +80,9 @@ func (e *ConflictError) Error() string {
 		return fmt.Sprintf("txn: %v: the transaction that started at %d was rolled back by another client, which found its lock on %s past its ttl", ErrConflict, e.StartTS, e.Cell)
 	case ConflictLock:
 		return fmt.Sprintf("txn: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+	}
+	if e.Reason == ConflictMarker {
+		return fmt.Sprintf("txn: %v: %s has the rollback marker of the transaction that started at %d, after this one's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	}
 	return fmt.Sprintf("txn: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 }

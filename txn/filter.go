@@ -30,6 +30,12 @@ func upTo(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(0, (ts + 1).Cell())
 }
 
+// dataUpTo is upTo for data cells: those from before the table was adopted are
+// visible at every timestamp.
+func dataUpTo(ts tso.Timestamp) bigtable.Filter {
+	return bigtable.TimestampRangeFilterMicros(0, max((ts+1).Cell(), prePercolator))
+}
+
 // from matches the cells in [ts, ∞).
 func from(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(ts.Cell(), 0)
@@ -59,9 +65,11 @@ var latest = bigtable.LatestNFilter(1)
 // rest is left for what filterCost does not count.
 const filterBudget = 18 << 10
 
-// filterCost bounds the encoded size of one column range with its timestamp
-// range and the messages around them.
-func filterCost(qualifier string) int { return 2*len(qualifier) + 72 }
+// filterCost bounds the encoded size of one column range and the messages
+// around it; filterOverhead that of a timestamp range.
+func filterCost(qualifier string) int { return 2*len(qualifier) + 40 }
+
+const filterOverhead = 40
 
 // lockAt is the predicate of a commit, a heartbeat and a clean-up: the lock of
 // the transaction that started at startTS is on the column.
@@ -169,7 +177,8 @@ func (s selection) visibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.F
 	}
 	return interleave(
 		chain(anyOf(locks), upTo(ts)),
-		chain(anyOf(append(writes, data...)), upTo(ts), latest),
+		chain(anyOf(writes), upTo(ts), latest),
+		chain(anyOf(data), dataUpTo(ts), latest),
 	)
 }
 

@@ -74,7 +74,11 @@ func (h *heartbeat) extend() error {
 			Observed:    w.observed,
 			TraceParent: c.traceParent,
 		}))
-		_, err := row.table.checkAndMutate(h.ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
+		// In time for the next beat: one request that hangs must not let the lock
+		// expire.
+		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/3)
+		defer cancel()
+		_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
 		return err
 	}
 	return nil

@@ -13,9 +13,9 @@ const (
 	maxValue     = 100 << 20
 	maxRowBytes  = 256 << 20
 	maxMutations = 100_000
-	// A prewrite's predicate names each column six times and may have 20 KB;
-	// with its colon, family:qualifier may have as much as prewriteCost allows.
-	maxColumnKey = 3000
+	// The predicate of marker-if-nothing-there names a column eight times, and
+	// may have 20 KB.
+	maxColumnKey = 2400
 	// A ReadRows request may have 512 KB; leave room for the filter.
 	maxRowListBytes = 480 << 10
 )
@@ -39,7 +39,7 @@ func checkColumn(c Column) error {
 	case !utf8.ValidString(c.Family):
 		return invalid("column family %q is not UTF-8", c.Family)
 	case len(c.key()) > maxColumnKey:
-		return limit("column name family:qualifier of %d bytes; transactions allow %d, because a prewrite's filter has to name it several times within Bigtable's 20 KB", len(c.key()), maxColumnKey)
+		return limit("column name family:qualifier of %d bytes; transactions allow %d, because filters have to name it up to eight times within Bigtable's 20 KB", len(c.key()), maxColumnKey)
 	}
 	return nil
 }

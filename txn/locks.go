@@ -80,13 +80,10 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 		if goOn, err := fn(t, page); err != nil || !goOn {
 			return err
 		}
-		switch keys, isList := request.(bigtable.RowList); {
-		case bytes >= maxPageBytes || len(page) == maxPageRows:
+		if bytes >= maxPageBytes || len(page) == maxPageRows {
 			rest = rest.beyond(page[len(page)-1].Key(), false)
-		case isList:
-			rest = rest.beyond(keys[len(keys)-1], false)
-		default:
-			rest = rowSet{}
+		} else {
+			rest = rest.answered(request, false)
 		}
 	}
 	return nil
@@ -97,7 +94,8 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 // in which case the primary is rolled back first. A lock whose owner is alive
 // is left alone: the Status is then StateLocked, or StateUnknown where the
 // primary's prewrite may still be on the way. Resolving a lock that is gone is
-// harmless.
+// harmless; where nothing is left that tells its transaction's fate, the Status
+// is StateUnknown.
 func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
 	if err := checkCell(l.Cell); err != nil {
 		return Status{}, err
@@ -113,7 +111,8 @@ func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	s, err := c.decide(ctx, &l, now, waitNever)
+	// The lock may have been listed long ago, and be kept alive since.
+	s, err := c.decide(ctx, &l, now, false, waitNever)
 	if err != nil || !s.final() {
 		return s, err
 	}

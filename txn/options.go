@@ -36,12 +36,15 @@ func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts =
 type SnapshotOption func(*snapshotOptions)
 
 type snapshotOptions struct {
-	at tso.Timestamp
+	past bool
+	at   tso.Timestamp
 }
 
-// At makes a snapshot show the state at ts, which must not lie in the future:
+// At makes a snapshot show the state at ts, which must be positive and not lie in the future:
 // every transaction with a commit_ts of at most ts is visible, and no other.
-func At(ts tso.Timestamp) SnapshotOption { return func(o *snapshotOptions) { o.at = ts } }
+func At(ts tso.Timestamp) SnapshotOption {
+	return func(o *snapshotOptions) { o.past, o.at = true, ts }
+}
 
 // A ReadOption narrows a read of rows.
 type ReadOption func(*readOptions)

@@ -180,7 +180,13 @@ func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
 			if ts == c.startTS {
 				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: ConflictRolledBack}
 			}
-			return &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: ConflictWrite}
+			reason := ConflictWrite
+			if family == MarkFamily {
+				if m, err := decodeMark(cell, ts, item.Value); err == nil && m.kind == kindRollback {
+					reason = ConflictMarker
+				}
+			}
+			return &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: reason}
 		}
 	}
 	return nil

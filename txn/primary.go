@@ -20,15 +20,25 @@ type primaryCommit struct {
 }
 
 // run returns nil when the transaction is committed, a ConflictError when it
-// was rolled back by others, and an UndeterminedError when ctx ends first.
+// was rolled back by others, and an UndeterminedError when ctx ends first. When
+// Bigtable refuses every request for good (permission denied, say), nothing was
+// applied, and the refusal is returned; when it begins to refuse after a
+// request whose outcome is unknown, waiting would not help, and the outcome is
+// undetermined.
 func (p *primaryCommit) run(ctx context.Context) error {
 	var last error
+	unknown := false // a request that may have been applied was sent
 	for pause := p.client.cfg.Backoff.start(); ; {
 		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, lockAt(p.primary.Column(), p.startTS), p.mutation, nil)
-		if err == nil && matched {
+		switch {
+		case err == nil && matched:
 			return nil
-		}
-		if err != nil {
+		case err == nil:
+			unknown = true // the lock is gone: an earlier send, or a rollback
+		case permanent(err) && !unknown:
+			return err
+		default:
+			unknown = unknown || !permanent(err)
 			last = err
 		}
 		if ctx.Err() == nil {
@@ -36,14 +46,22 @@ func (p *primaryCommit) run(ctx context.Context) error {
 			if done, err = p.readBack(ctx); done {
 				return err
 			}
-			if err != nil {
+			switch {
+			case err == nil:
+			case transient(err):
 				last = err
+			default:
+				return p.undetermined(err)
 			}
 		}
 		if pause.wait(ctx, 0) != nil {
-			return &UndeterminedError{Primary: p.primary, StartTS: p.startTS, CommitTS: p.commitTS, Err: ended(ctx, "committing the primary", last)}
+			return p.undetermined(ended(ctx, "committing the primary", last))
 		}
 	}
+}
+
+func (p *primaryCommit) undetermined(err error) error {
+	return &UndeterminedError{Primary: p.primary, StartTS: p.startTS, CommitTS: p.commitTS, Err: err}
 }
 
 // readBack settles an outcome from what the primary holds (design §4, unknown
@@ -69,17 +87,16 @@ func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
 	}
 	// Neither lock nor record nor marker: only garbage collection takes those
 	// away, and it proves nothing (design §8 rule 6).
-	return true, &UndeterminedError{Primary: p.primary, StartTS: p.startTS, CommitTS: p.commitTS, Err: errNoTrace}
+	return true, p.undetermined(errNoTrace)
 }
 
 var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
 
-func isUndetermined(err error) bool { return errors.Is(err, ErrUndetermined) }
-
 // Settle brings a commit whose outcome was unknown to its end: it sends the
 // commit again, with the same commit timestamp, as long as the primary lock is
 // there, and otherwise reads what became of it. It returns StateCommitted or
-// StateRolledBack; an UndeterminedError when ctx ends once more. It may be
+// StateRolledBack, or an UndeterminedError when it could not find out, because
+// ctx ended once more, for example. It may be
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
 func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
@@ -95,7 +112,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 	defer c.leave()
 	t, err := c.table(ctx, u.Primary.Table)
 	if err != nil {
-		return Status{}, err
+		return Status{}, u.because(err)
 	}
 	s, err := t.fate(ctx, u.Primary, u.StartTS)
 	if err != nil {
@@ -107,7 +124,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 		addCommit(m, l.Cell, l.Primary, l.Kind, l.Observed, u.StartTS, u.CommitTS, l.TraceParent)
 		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m}
 		if err := p.run(ctx); err != nil && !errors.Is(err, ErrConflict) {
-			return Status{}, err
+			return Status{}, u.because(err)
 		}
 		if s, err = t.fate(ctx, u.Primary, u.StartTS); err != nil {
 			return Status{}, u.because(err)

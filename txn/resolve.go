@@ -24,7 +24,7 @@ func waitNever(*Lock) bool  { return false }
 // is alive. walkPast reports that the transaction committed after ts: its lock
 // is no obstacle, and is cleaned up behind.
 func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
-	s, err := c.decide(ctx, l, ts, waitAlways)
+	s, err := c.decide(ctx, l, ts, true, waitAlways)
 	if err != nil || s.lockGone {
 		return false, err
 	}
@@ -44,7 +44,7 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 // older transaction waits, and the younger one fails at once (wait-die); clear
 // is false then.
 func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp) (clear bool, err error) {
-	s, err := c.decide(ctx, l, ts, func(l *Lock) bool { return ts < l.StartTS })
+	s, err := c.decide(ctx, l, ts, true, func(l *Lock) bool { return ts < l.StartTS })
 	switch {
 	case err != nil:
 		return false, err
@@ -58,11 +58,12 @@ func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp)
 
 // decide finds the fate of the transaction that wrote l, and makes one if that
 // transaction is dead: its primary is rolled back first, before anything of it
-// is cleaned up. asOf is any timestamp that the oracle handed out before the
-// call; age is judged by oracle time alone, so the caller's own timestamp
-// saves a question to the oracle when the lock is old. The result is final,
-// unless wait refused to wait for a live owner, or the lock went away.
-func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait patience) (Status, error) {
+// is cleaned up. asOf is any timestamp that the oracle handed out before l was
+// read (justRead) or before the call; age is judged by oracle time alone, so
+// the caller's own timestamp saves a question to the oracle when the lock is
+// old. The result is final, unless wait refused to wait for a live owner, or
+// the lock went away.
+func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRead bool, wait patience) (Status, error) {
 	if s, ok := c.fates.get(l.StartTS); ok {
 		return s, nil
 	}
@@ -70,40 +71,19 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait p
 	if err != nil {
 		return Status{}, err
 	}
-	c.counters.lockWaits.Add(1)
+	c.counters.locksMet.Add(1)
 	var last error
-	// The primary lock speaks for its transaction without being read again.
-	s := Status{State: StateLocked, Lock: l}
-	known := l.IsPrimary()
-	for pause := c.cfg.Backoff.start(); ; {
-		if !known {
+	for pause := c.cfg.Backoff.start(); ; justRead = false {
+		// A primary lock that was just read speaks for its transaction.
+		s := Status{State: StateLocked, Lock: l}
+		if !justRead || !l.IsPrimary() {
 			s, err = t.fate(ctx, l.Primary, l.StartTS)
 		}
-		known = false
 		expires := l.ExpiresTS()
 		if err == nil && !s.final() {
-			// The primary's ttl decides; only where there is no primary lock
-			// does that of the lock that was met (hazards 2 and 7).
-			judged := l
-			if s.State == StateLocked {
-				judged = s.Lock
-			}
-			expires = judged.ExpiresTS()
-			if c.dead(ctx, judged, asOf) {
-				primary := s.Lock
-				s, err = t.rollBackPrimary(ctx, l.Primary, l.StartTS, s.State, asOf)
-				if s.final() && primary != nil {
-					c.resolved(primary, s)
-				}
-			} else if !wait(l) {
+			s, expires, err = c.judge(ctx, t, l, s, asOf, justRead)
+			if err == nil && (s.lockGone || (s.undecided() && !wait(l))) {
 				return s, nil
-			} else if s.State == StateUnknown {
-				// An owner that aborts leaves no trace at its primary; it leaves no
-				// lock either, and then there is nothing to wait for.
-				var gone bool
-				if gone, err = c.isGone(ctx, l); gone {
-					return Status{lockGone: true}, nil
-				}
 			}
 		}
 		switch {
@@ -112,8 +92,7 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait p
 			return s, nil
 		case permanent(err):
 			return Status{}, err
-		}
-		if err != nil {
+		case err != nil:
 			last = err
 		}
 		if pause.wait(ctx, remaining(asOf, expires)+time.Millisecond) != nil {
@@ -124,6 +103,32 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, wait p
 			return Status{}, err
 		}
 	}
+}
+
+// judge rolls a transaction back whose fate is open if it is dead. The
+// primary's ttl decides; only where there is no primary lock does that of the
+// lock that was met (hazards 2 and 7). expires is when to look again at the
+// latest; stateChanged says to look again soon.
+func (c *Client) judge(ctx context.Context, t *table, l *Lock, s Status, asOf tso.Timestamp, justRead bool) (_ Status, expires tso.Timestamp, err error) {
+	judged := l
+	if s.State == StateLocked {
+		judged = s.Lock
+	} else if !justRead {
+		// An owner that aborts leaves no trace at its primary; it leaves no lock
+		// either, and then there is nothing to wait for or to roll back.
+		gone, err := c.isGone(ctx, l)
+		if gone || err != nil {
+			return Status{lockGone: gone}, l.ExpiresTS(), err
+		}
+	}
+	if !c.dead(ctx, judged, asOf) {
+		return s, judged.ExpiresTS(), nil
+	}
+	rolledBack, err := t.rollBackPrimary(ctx, l.Primary, l.StartTS, s.State, asOf)
+	if rolledBack.final() && s.Lock != nil {
+		c.resolved(s.Lock, rolledBack)
+	}
+	return rolledBack, judged.ExpiresTS(), err
 }
 
 // isGone reports that a lock is not there any more.
@@ -144,7 +149,7 @@ func (c *Client) dead(ctx context.Context, l *Lock, now tso.Timestamp) bool {
 
 // rollBackPrimary makes sure that the transaction never commits: it replaces
 // the primary lock, or the nothing that is there, with a rollback marker that
-// a late prewrite runs into (hazards 1 and 2). The result is not final when
+// a late prewrite runs into (hazards 1 and 2). The result is stateChanged when
 // something else was there.
 func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.Timestamp, found State, asOf tso.Timestamp) (Status, error) {
 	col := primary.Column()
@@ -161,7 +166,7 @@ func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.T
 		done = !matched
 	}
 	if err != nil || !done {
-		return Status{}, err
+		return Status{State: stateChanged}, err
 	}
 	return Status{State: StateRolledBack, primaryCleared: true}, nil
 }

@@ -172,26 +172,54 @@ func (s rowSet) contains(key string) bool {
 	return slices.ContainsFunc(s.ranges, func(r keyRange) bool { return r.contains(key) })
 }
 
-// request is what the next request of a scan asks for: everything that is
-// left, or as many keys of a list as one request may name.
+// request is what the next request of a scan asks for: as many of the keys or
+// ranges that are left as one request may name.
 func (s rowSet) request(reverse bool) bigtable.RowSet {
+	// Sixteen bytes for what surrounds a key or a range.
+	n, bytes := 0, 0
 	if s.keys == nil {
-		list := make(bigtable.RowRangeList, len(s.ranges))
-		for i, r := range s.ranges {
-			list[i] = bigtable.NewRange(r.start, r.end)
+		var list bigtable.RowRangeList
+		for n < len(s.ranges) && bytes < maxRowListBytes {
+			r := s.rangeAt(n, reverse)
+			bytes += len(r.start) + len(r.end) + 16
+			list = append(list, bigtable.NewRange(r.start, r.end))
+			n++
 		}
 		return list
 	}
-	n, bytes := 0, 0
 	for n < len(s.keys) && bytes < maxRowListBytes && n < maxPageRows {
-		// Eight bytes for what surrounds a key.
-		bytes += len(s.at(n, reverse)) + 8
+		bytes += len(s.at(n, reverse)) + 16
 		n++
 	}
 	if reverse {
 		return bigtable.RowList(s.keys[len(s.keys)-n:])
 	}
 	return bigtable.RowList(s.keys[:n])
+}
+
+func (s rowSet) rangeAt(i int, reverse bool) keyRange {
+	if reverse {
+		return s.ranges[len(s.ranges)-1-i]
+	}
+	return s.ranges[i]
+}
+
+// answered returns what is left when a request of this set was answered to its
+// end.
+func (s rowSet) answered(request bigtable.RowSet, reverse bool) rowSet {
+	switch list := request.(type) {
+	case bigtable.RowList:
+		if reverse {
+			return rowSet{keys: s.keys[:len(s.keys)-len(list)]}
+		}
+		return rowSet{keys: s.keys[len(list):]}
+	case bigtable.RowRangeList:
+		if reverse {
+			return rowSet{ranges: s.ranges[:len(s.ranges)-len(list)]}
+		}
+		return rowSet{ranges: s.ranges[len(list):]}
+	}
+	return rowSet{}
 }
 
 func (s rowSet) at(i int, reverse bool) string {

@@ -42,7 +42,7 @@ func (s *scan) run(ctx context.Context, yield func(bigtable.Row, error) bool) er
 	}
 	if s.options.limit > 0 {
 		// Some rows may turn out to have nothing visible.
-		rows = min(rows, s.options.limit+16)
+		rows = min(rows, min(s.options.limit, maxPageRows)+16)
 	}
 	for !s.rest.empty() {
 		page, err := s.readPage(ctx, rows)
@@ -77,7 +77,7 @@ func (s *scan) readPage(ctx context.Context, rows int) ([]*pageRow, error) {
 	var failed error
 	bytes, full := 0, false
 	err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {
-		e, err := evaluate(s.table, raw, s.options.sel, nil)
+		e, err := evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 		if err != nil {
 			failed = err
 			return false
@@ -99,21 +99,9 @@ func (s *scan) readPage(ctx context.Context, rows int) ([]*pageRow, error) {
 	case full:
 		s.rest = s.rest.beyond(page[len(page)-1].key, s.options.reverse)
 	default:
-		s.rest = s.afterRequest(request)
+		s.rest = s.rest.answered(request, s.options.reverse)
 	}
 	return page, nil
-}
-
-// afterRequest is what is left when a request was answered to its end.
-func (s *scan) afterRequest(request bigtable.RowSet) rowSet {
-	keys, ok := request.(bigtable.RowList)
-	switch {
-	case !ok:
-		return rowSet{}
-	case s.options.reverse:
-		return s.rest.beyond(keys[0], true)
-	}
-	return s.rest.beyond(keys[len(keys)-1], false)
 }
 
 // settle resolves the locks of a page, all rows together, reading the rows
@@ -140,7 +128,7 @@ func (s *scan) settle(ctx context.Context, page []*pageRow) error {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
-				if r.row, err = evaluate(s.table, r.raw, s.options.sel, passed); err != nil {
+				if r.row, err = evaluate(s.table, r.raw, s.options.sel, s.view.ts, passed); err != nil {
 					break
 				}
 			}
@@ -153,6 +141,7 @@ func (s *scan) settle(ctx context.Context, page []*pageRow) error {
 	g.SetLimit(s.view.client.cfg.Parallelism)
 	for _, r := range page {
 		r.raw = nil
+		s.view.client.clearBehind(r.row.stranded, s.view.ts)
 		if len(r.row.exact) > 0 {
 			g.Go(func() error { return r.row.readExact(gctx, s.table, r.key) })
 		}
@@ -175,7 +164,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 		err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {
 			r := blocked[raw.Key()]
 			r.raw = raw
-			r.row, failed = evaluate(s.table, raw, s.options.sel, passed)
+			r.row, failed = evaluate(s.table, raw, s.options.sel, s.view.ts, passed)
 			return failed == nil
 		}, filter)
 		if failed != nil {
@@ -184,7 +173,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 		if err != nil {
 			return err
 		}
-		set = set.beyond(request[len(request)-1], false)
+		set = set.answered(request, false)
 	}
 	return nil
 }

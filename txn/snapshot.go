@@ -31,9 +31,11 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		return nil, err
 	}
 	switch {
-	case o.at == 0:
+	case !o.past:
 		return &Snapshot{c, now}, nil
-	case o.at < 0 || o.at > now:
+	case o.at <= 0:
+		return nil, invalid("snapshot at %d; a timestamp is a positive number of microseconds since 1970", o.at)
+	case o.at > now:
 		// At a timestamp that is yet to come, reads would not be repeatable.
 		return nil, invalid("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}

@@ -5,7 +5,7 @@ import "sync/atomic"
 // counters are what Stats reports.
 type counters struct {
 	begun, committed, conflicts, retries, undetermined atomic.Int64
-	timestamps, lockWaits                              atomic.Int64
+	timestamps, locksMet                               atomic.Int64
 	rolledForward, rolledBack                          atomic.Int64
 	backgroundDropped                                  atomic.Int64
 }
@@ -30,8 +30,9 @@ type Stats struct {
 	// RolledForward and RolledBack count cells settled for other transactions.
 	RolledForward int64 `json:"rolled_forward"`
 	RolledBack    int64 `json:"rolled_back"`
-	// BackgroundRows is the number of rows that wait for background work now.
-	BackgroundRows int64 `json:"background_rows"`
+	// BackgroundCells is the number of changes of cells that wait for background
+	// work now.
+	BackgroundCells int64 `json:"background_cells"`
 	// BackgroundDropped counts rows of background work that were given up.
 	BackgroundDropped int64 `json:"background_dropped"`
 }
@@ -45,10 +46,10 @@ func (c *Client) Stats() Stats {
 		Retries:           c.counters.retries.Load(),
 		Undetermined:      c.counters.undetermined.Load(),
 		Timestamps:        c.counters.timestamps.Load(),
-		LocksMet:          c.counters.lockWaits.Load(),
+		LocksMet:          c.counters.locksMet.Load(),
 		RolledForward:     c.counters.rolledForward.Load(),
 		RolledBack:        c.counters.rolledBack.Load(),
-		BackgroundRows:    int64(c.background.queued()),
+		BackgroundCells:   int64(c.background.queued()),
 		BackgroundDropped: c.counters.backgroundDropped.Load(),
 	}
 }

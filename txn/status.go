@@ -22,6 +22,9 @@ const (
 	StateCommitted
 	// StateRolledBack is final.
 	StateRolledBack
+
+	// stateChanged: what was read is out of date; never returned to a caller.
+	stateChanged
 )
 
 // String returns unknown, locked, committed or rolled back.
@@ -53,6 +56,9 @@ type Status struct {
 	// is not there any more: its owner has aborted.
 	lockGone bool
 }
+
+// undecided: the transaction's owner may be alive.
+func (s Status) undecided() bool { return s.State == StateLocked || s.State == StateUnknown }
 
 func (s Status) final() bool { return s.State == StateCommitted || s.State == StateRolledBack }
 

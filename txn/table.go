@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -16,8 +17,8 @@ type table struct {
 	api    bigtable.TableAPI
 	client *Client
 
-	schema     atomic.Pointer[schema]
-	refreshing atomic.Bool
+	schema    atomic.Pointer[schema]
+	reloading chan struct{} // holds one token while the schema is read again
 }
 
 func (t *table) timeout(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -57,6 +58,8 @@ type rowMutation struct {
 	mut *bigtable.Mutation
 	// ops is the number of changes in mut; Bigtable bounds their sum.
 	ops int
+	// deadline is when the background gives the mutation up.
+	deadline time.Time
 }
 
 // apply sends the mutations in as few requests as Bigtable's limit allows and
@@ -101,20 +104,56 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 	return failed, err
 }
 
-// current returns the schema and has it read again in the background when it
-// is older than Config.SchemaMaxAge.
+// current returns the schema for a read, and has it read again in the
+// background when it is older than Config.SchemaMaxAge.
 func (t *table) current() *schema {
 	s := t.schema.Load()
-	if time.Since(s.loaded) > t.client.cfg.SchemaMaxAge && t.refreshing.CompareAndSwap(false, true) {
-		started := t.client.background.run(func(ctx context.Context) {
-			defer t.refreshing.Store(false)
-			if err := t.reload(ctx); err != nil {
-				t.client.log.WarnContext(ctx, "reading the schema again failed", "table", t.name, "error", err)
+	if time.Since(s.loaded) <= t.client.cfg.SchemaMaxAge {
+		return s
+	}
+	select {
+	case t.reloading <- struct{}{}:
+	default:
+		return s
+	}
+	started := t.client.background.run(func(ctx context.Context) {
+		defer func() { <-t.reloading }()
+		if err := t.reload(ctx); err != nil {
+			t.client.log.WarnContext(ctx, "reading the schema again failed", "table", t.name, "error", err)
+			// Not at every read from now on.
+			if err := sleep(ctx, time.Second); err != nil {
+				return
 			}
-		})
-		if !started {
-			t.refreshing.Store(false)
 		}
+	})
+	if !started {
+		<-t.reloading
 	}
 	return s
+}
+
+// fresh returns a schema that is not older than Config.SchemaMaxAge, for a
+// commit: a column that became observed must get its notify cells.
+func (t *table) fresh(ctx context.Context) (*schema, error) {
+	if s := t.schema.Load(); time.Since(s.loaded) <= t.client.cfg.SchemaMaxAge {
+		return s, nil
+	}
+	return t.newer(ctx, t.schema.Load())
+}
+
+// newer returns a schema that was read after old.
+func (t *table) newer(ctx context.Context, old *schema) (*schema, error) {
+	select {
+	case t.reloading <- struct{}{}:
+		defer func() { <-t.reloading }()
+	case <-ctx.Done():
+		return nil, ended(ctx, fmt.Sprintf("reading the schema of table %q", t.name), nil)
+	}
+	if s := t.schema.Load(); s != old {
+		return s, nil // somebody else has just read it
+	}
+	if err := t.reload(ctx); err != nil {
+		return nil, err
+	}
+	return t.schema.Load(), nil
 }

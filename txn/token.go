@@ -110,7 +110,7 @@ func (t *token) write(ctx context.Context, started, now tso.Timestamp) error {
 		Host:          host,
 		Pid:           int64(os.Getpid()),
 	}))
-	_, err := t.client.metadata.apply(ctx, []rowMutation{{tokenRowPrefix + t.name, m, 1}})
+	_, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}})
 	return err
 }
 
@@ -125,14 +125,23 @@ func (t *token) renew(ctx context.Context, started tso.Timestamp) {
 			return
 		case <-tick.C:
 		}
-		now, err := t.client.Timestamp(ctx)
-		if err == nil {
-			err = t.write(ctx, started, now)
-		}
+		err := t.renewOnce(ctx, started)
 		if err != nil && ctx.Err() == nil {
 			t.client.log.WarnContext(ctx, "renewing the worker token failed", "owner", t.name, "error", err)
 		}
 	}
+}
+
+// renewOnce gives up in time for the next try: one request that hangs must not
+// make the client look dead.
+func (t *token) renewOnce(ctx context.Context, started tso.Timestamp) error {
+	ctx, cancel := context.WithTimeout(ctx, t.client.cfg.TokenTTL/3)
+	defer cancel()
+	now, err := t.client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	return t.write(ctx, started, now)
 }
 
 // sweep removes the tokens of clients that died long ago.
@@ -142,7 +151,7 @@ func (t *token) sweep(ctx context.Context, now tso.Timestamp) {
 		if w, ok := decodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
 			m := bigtable.NewMutation()
 			m.DeleteCellsInColumn(deployFamily, tokenQualifier)
-			dead = append(dead, rowMutation{r.Key(), m, 1})
+			dead = append(dead, rowMutation{row: r.Key(), mut: m, ops: 1})
 		}
 		return true
 	}, bigtable.RowFilter(interleave(column(deployFamily, tokenQualifier))))
@@ -212,7 +221,7 @@ func (t *token) close(ctx context.Context) {
 	}
 	m := bigtable.NewMutation()
 	m.DeleteCellsInColumn(deployFamily, tokenQualifier)
-	if _, err := t.client.metadata.apply(ctx, []rowMutation{{tokenRowPrefix + t.name, m, 1}}); err != nil {
+	if _, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}}); err != nil {
 		t.client.log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.name, "error", err)
 	}
 }

@@ -166,13 +166,23 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 		if err != nil {
 			return nil, err
 		}
+		s, err := tbl.fresh(ctx)
+		if err != nil {
+			return nil, err
+		}
 		for key, cols := range rows {
 			r := &rowWrites{table: tbl, row: key}
 			for _, w := range cols {
-				if err := t.checkWrite(ctx, tbl, w); err != nil {
+				if !s.hasFamily(w.cell.Family) {
+					// It may have been added since the schema was read.
+					if s, err = tbl.newer(ctx, s); err != nil {
+						return nil, err
+					}
+				}
+				if err := s.checkWrite(tbl.name, w); err != nil {
 					return nil, err
 				}
-				w.observed = w.kind != KindLock && tbl.schema.Load().isObserved(w.cell.Column())
+				w.observed = w.kind != KindLock && s.isObserved(w.cell.Column())
 				r.writes = append(r.writes, w)
 			}
 			slices.SortFunc(r.writes, func(a, b *write) int {
@@ -201,17 +211,12 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 
 func (r *rowWrites) holds(c Cell) bool { return r.table.name == c.Table && r.row == c.Row }
 
-func (t *Txn) checkWrite(ctx context.Context, tbl *table, w *write) error {
-	if !tbl.current().hasFamily(w.cell.Family) {
-		// The family may have been added since the schema was read.
-		if err := tbl.reload(ctx); err != nil {
-			return err
-		}
-		if !tbl.current().hasFamily(w.cell.Family) {
-			return fmt.Errorf("txn: write of %s: %w: table %q has no family %q; known are %s. Create it and run `percctl table init %s` or txn.InitTable, which records it", w.cell, ErrSchema, tbl.name, w.cell.Family, strings.Join(tbl.current().families, ", "), tbl.name)
-		}
+// checkWrite refuses what the table cannot hold.
+func (s *schema) checkWrite(table string, w *write) error {
+	if !s.hasFamily(w.cell.Family) {
+		return fmt.Errorf("txn: write of %s: %w: table %q has no family %q; known are %s. Create it and run `percctl table init %s` or txn.InitTable, which records it", w.cell, ErrSchema, table, w.cell.Family, strings.Join(s.families, ", "), table)
 	}
-	if w.kind != KindLock && tbl.current().observed[w.cell.Column()].weak {
+	if w.kind != KindLock && s.observed[w.cell.Column()].weak {
 		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications; it can be notified, but not written", w.cell, ErrSchema)
 	}
 	return nil
@@ -255,10 +260,11 @@ func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string)
 }
 
 // DeleteRow reads a row and buffers the deletion of every cell in it that the
-// transaction sees. Cells that others add meanwhile are not deleted.
+// transaction sees. Cells that others add meanwhile are not deleted, and a
+// serializable transaction, which would have to notice them, refuses it with
+// ErrSerializableScan.
 func (t *Table) DeleteRow(ctx context.Context, row string) error {
-	view := t.View
-	r, err := view.readRow(ctx, row, readOptions{})
+	r, err := t.ReadRow(ctx, row)
 	if err != nil {
 		return err
 	}

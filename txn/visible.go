@@ -22,6 +22,9 @@ type evaluation struct {
 	// than that of the latest data, because another transaction prewrote in
 	// between.
 	exact []exactRead
+	// stranded are lock-only locks past their ttl. They are in no reader's way,
+	// and are cleared behind the read.
+	stranded []*Lock
 }
 
 type exactRead struct {
@@ -44,8 +47,8 @@ func (e exactRead) filter() bigtable.Filter {
 // past: they committed after the read's timestamp.
 type passed map[tso.Timestamp]bool
 
-// evaluate reads raw, the answer to selection.visibleAt.
-func evaluate(t *table, raw bigtable.Row, sel selection, passed passed) (*evaluation, error) {
+// evaluate reads raw, the answer to selection.visibleAt(readTS).
+func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, passed passed) (*evaluation, error) {
 	e := &evaluation{}
 	key := raw.Key()
 	for _, item := range raw[LockFamily] {
@@ -60,6 +63,13 @@ func evaluate(t *table, raw bigtable.Row, sel selection, passed passed) (*evalua
 		lock, err := decodeLock(cell, ts, item.Value)
 		if err != nil {
 			return nil, err
+		}
+		if lock.Kind == KindLock {
+			// Whatever becomes of it, the value stays the same.
+			if lock.ExpiresTS() <= readTS {
+				e.stranded = append(e.stranded, lock)
+			}
+			continue
 		}
 		e.locks = append(e.locks, lock)
 	}
@@ -162,9 +172,9 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 	for len(e.exact) > 0 {
 		n, cost := 0, 0
 		var filters []bigtable.Filter
-		for n < len(e.exact) && (n == 0 || cost+filterCost(e.exact[n].column.key()) < filterBudget) {
+		for n < len(e.exact) && (n == 0 || cost+filterCost(e.exact[n].column.key())+filterOverhead < filterBudget) {
 			filters = append(filters, e.exact[n].filter())
-			cost += filterCost(e.exact[n].column.key())
+			cost += filterCost(e.exact[n].column.key()) + filterOverhead
 			n++
 		}
 		raw, err := t.readRow(ctx, row, interleave(filters...))
@@ -198,7 +208,7 @@ func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selec
 		if err != nil {
 			return nil, err
 		}
-		e, err := evaluate(t, raw, sel, passed)
+		e, err := evaluate(t, raw, sel, ts, passed)
 		if err != nil {
 			return nil, err
 		}
@@ -210,14 +220,26 @@ func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selec
 			if again {
 				continue
 			}
-			if e, err = evaluate(t, raw, sel, passed); err != nil {
+			if e, err = evaluate(t, raw, sel, ts, passed); err != nil {
 				return nil, err
 			}
 		}
+		c.clearBehind(e.stranded, ts)
 		if err := e.readExact(ctx, t, row); err != nil {
 			return nil, err
 		}
 		return e.row, nil
+	}
+}
+
+// clearBehind settles stranded locks in the background.
+func (c *Client) clearBehind(stranded []*Lock, ts tso.Timestamp) {
+	for _, l := range stranded {
+		c.background.run(func(ctx context.Context) {
+			if _, err := c.resolveForWrite(ctx, l, ts); err != nil {
+				c.log.DebugContext(ctx, "clearing a stranded lock behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+			}
+		})
 	}
 }
 

@@ -67,7 +67,7 @@ const (
 	// Hold keeps the request and its caller until Rule.Release is called, then
 	// sends it; the caller's context may end before.
 	Hold
-	// HoldResponse sends the request, then keeps its caller until Rule.Release.
+	// HoldResponse sends the request and keeps its answer until Rule.Release.
 	HoldResponse
 	// CutStream passes two messages of a streamed answer on and then fails it.
 	CutStream
@@ -319,13 +319,7 @@ func (s *faultStream) SendMsg(m any) error {
 		if err := r.wait(s.Context()); err != nil {
 			return err
 		}
-	case HoldResponse:
-		if err := again(s.Context()); err != nil {
-			return err
-		}
-		if err := r.wait(s.Context()); err != nil {
-			return err
-		}
+	case HoldResponse: // in RecvMsg
 	case Crash:
 		<-s.Context().Done()
 		return status.FromContextError(s.Context().Err()).Err()
@@ -362,5 +356,12 @@ func (s *faultStream) RecvMsg(m any) error {
 		return s.rule.unavailable()
 	}
 	s.got++
-	return s.ClientStream.RecvMsg(m)
+	err := s.ClientStream.RecvMsg(m)
+	if s.rule != nil && s.rule.action == HoldResponse && s.got == 1 {
+		// Answered: what comes later cannot change this answer any more.
+		if err := s.rule.wait(s.Context()); err != nil {
+			return err
+		}
+	}
+	return err
 }
