@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/propagation"
@@ -170,10 +169,4 @@ func (c *commit) cleanUp(ctx context.Context) {
 	if err := g.Wait(); err != nil {
 		c.client.log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
 	}
-}
-
-// ttl is what a lock written now gets: it is counted from start_ts, so the
-// time that the transaction has taken so far comes on top of Config.LockTTL.
-func (c *commit) ttl() time.Duration {
-	return time.Since(c.txn.begun) + c.client.cfg.LockTTL
 }

@@ -64,16 +64,7 @@ func (h *heartbeat) extend() error {
 			continue
 		}
 		m := bigtable.NewMutation()
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(&Lock{
-			Cell:        w.cell,
-			StartTS:     c.startTS,
-			Primary:     c.primary,
-			Kind:        w.kind,
-			TTL:         c.ttl(),
-			Owner:       c.client.token.name,
-			Observed:    w.observed,
-			TraceParent: c.traceParent,
-		}))
+		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), c.lockRecord(w))
 		// In time for the next beat: one request that hangs must not let the lock
 		// expire.
 		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/3)

@@ -97,23 +97,28 @@ func transient(err error) bool {
 // lockMutation writes data and lock of each cell at start_ts.
 func (c *commit) lockMutation(row *rowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
-	ttl := c.ttl()
 	for _, w := range row.writes {
 		if w.kind == KindPut {
 			m.Set(w.cell.Family, w.cell.Qualifier, c.startTS.Cell(), w.value)
 		}
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(&Lock{
-			Cell:        w.cell,
-			StartTS:     c.startTS,
-			Primary:     c.primary,
-			Kind:        w.kind,
-			TTL:         ttl,
-			Owner:       c.client.token.name,
-			Observed:    w.observed,
-			TraceParent: c.traceParent,
-		}))
+		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), c.lockRecord(w))
 	}
 	return m
+}
+
+// lockRecord is the lock of one cell. Its ttl is counted from start_ts, so the
+// time that the transaction has taken so far comes on top of Config.LockTTL.
+func (c *commit) lockRecord(w *write) []byte {
+	return encodeLock(&Lock{
+		Cell:        w.cell,
+		StartTS:     c.startTS,
+		Primary:     c.primary,
+		Kind:        w.kind,
+		TTL:         time.Since(c.txn.begun) + c.client.cfg.LockTTL,
+		Owner:       c.client.token.name,
+		Observed:    w.observed,
+		TraceParent: c.traceParent,
+	})
 }
 
 // inspect reads the row once and says what was in the way of its prewrite:
