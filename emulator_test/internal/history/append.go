@@ -1,0 +1,285 @@
+package history
+
+import (
+	"cmp"
+	"slices"
+)
+
+// CheckAppend checks the lists of a history without looking at timestamps. The
+// order of a list's elements is the order of its key's versions, and the
+// longest list that was read shows all of it; the last transactions of a
+// history have to read every key for that. Operations on registers are
+// ignored.
+func CheckAppend(records []Record) []Anomaly {
+	r := &report{}
+	ts := pair(records, r)
+	l := &lists{report: r, transactions: ts, order: map[string][]int64{}, position: map[keyValue]int{}, longest: map[string]*Txn{}}
+	l.inferOrder()
+	l.elements()
+	l.intermediate()
+	l.internal()
+	l.lost()
+	l.lostUpdates()
+	l.cycles()
+	return r.found
+}
+
+// lists knows the order of versions of each key.
+type lists struct {
+	*report
+	*transactions
+	order    map[string][]int64 // the longest list read of a key
+	longest  map[string]*Txn    // who read it
+	position map[keyValue]int   // of an element in order
+}
+
+// observation is a read of a list by a transaction whose reads are known.
+type observation struct {
+	txn *Txn
+	op  Op
+}
+
+func (l *lists) observations() []observation {
+	var out []observation
+	for _, t := range l.all {
+		if !t.known() {
+			continue
+		}
+		for _, o := range t.Ops {
+			if _, register := o.State.Int(); o.F == Read && !register {
+				out = append(out, observation{t, o})
+			}
+		}
+	}
+	return out
+}
+
+// shared is the part of a read that others can see too: own appends of a
+// failed transaction, and those of any transaction that come last, are left
+// out, because they are not in order yet.
+func (l *lists) shared(o observation) []int64 {
+	list := o.op.State.Elements()
+	n := len(list)
+	for n > 0 && l.origins[keyValue{o.op.Key, list[n-1]}].txn == o.txn {
+		n--
+	}
+	return list[:n]
+}
+
+func (l *lists) inferOrder() {
+	all := l.observations()
+	for _, o := range all {
+		if list := l.shared(o); len(list) > len(l.order[o.op.Key]) {
+			l.order[o.op.Key], l.longest[o.op.Key] = list, o.txn
+		}
+	}
+	for _, o := range all {
+		list, order := l.shared(o), l.order[o.op.Key]
+		for i, n := range list {
+			if order[i] != n {
+				l.add(IncompatibleOrder, []*Txn{o.txn, l.longest[o.op.Key]}, "%v is not a prefix of %v", o.op, List(order...))
+				break
+			}
+		}
+	}
+	for key, order := range l.order {
+		for i, n := range order {
+			l.position[keyValue{key, n}] = i
+		}
+	}
+}
+
+// elements checks where each element of a read comes from.
+func (l *lists) elements() {
+	for _, o := range l.observations() {
+		seen := map[int64]bool{}
+		for _, n := range o.op.State.Elements() {
+			w := l.origins[keyValue{o.op.Key, n}].txn
+			switch {
+			case seen[n]:
+				l.add(DuplicateElement, []*Txn{o.txn, w}, "%v shows %d twice", o.op, n)
+			case w == nil:
+				l.add(Garbage, []*Txn{o.txn}, "%v shows %d, which nobody appended", o.op, n)
+			case w.Outcome == Fail && w != o.txn:
+				l.add(G1a, []*Txn{o.txn, w}, "%v shows %d of a failed transaction", o.op, n)
+			}
+			seen[n] = true
+		}
+	}
+}
+
+// intermediate finds lists that end, or go on with another transaction, in the
+// middle of a transaction's appends.
+func (l *lists) intermediate() {
+	for _, o := range l.observations() {
+		list := l.shared(o)
+		for i, n := range list {
+			w := l.origins[keyValue{o.op.Key, n}]
+			if w.txn == nil || w.last || w.txn == o.txn {
+				continue
+			}
+			if i+1 == len(list) || l.origins[keyValue{o.op.Key, list[i+1]}].txn != w.txn {
+				l.add(G1b, []*Txn{o.txn, w.txn}, "%v shows %d without what its transaction appended behind it", o.op, n)
+			}
+		}
+	}
+}
+
+// internal checks each transaction against itself.
+func (l *lists) internal() {
+	for _, t := range l.all {
+		if !t.known() {
+			continue
+		}
+		base := map[string][]int64{} // what the first read of a key showed, and own appends since
+		read := map[string]bool{}
+		for _, o := range t.Ops {
+			switch o.F {
+			case Append:
+				base[o.Key] = append(slices.Clone(base[o.Key]), o.N)
+			case Read:
+				if _, register := o.State.Int(); register {
+					continue
+				}
+				got, want := o.State.Elements(), base[o.Key]
+				if read[o.Key] && !slices.Equal(got, want) || len(got) < len(want) || !slices.Equal(got[len(got)-len(want):], want) {
+					l.add(Internal, []*Txn{t}, "%v does not follow from the transaction's own operations before it", o)
+				}
+				base[o.Key], read[o.Key] = got, true
+			}
+		}
+	}
+}
+
+// lost finds commits that a read which began later does not show: those that
+// were acknowledged, and unknown ones that somebody has seen.
+func (l *lists) lost() {
+	shown := map[*Txn]int64{} // when the commit was certain
+	for _, t := range l.all {
+		if t.Outcome == OK {
+			shown[t] = t.Ended
+		}
+	}
+	for _, o := range l.observations() {
+		for _, n := range o.op.State.Elements() {
+			w := l.origins[keyValue{o.op.Key, n}].txn
+			if w == nil || w == o.txn || !w.Seen {
+				continue
+			}
+			if at, ok := shown[w]; !ok || o.txn.Ended < at {
+				shown[w] = o.txn.Ended
+			}
+		}
+	}
+	// The last read of each key to begin speaks for all.
+	final := map[string]observation{}
+	for _, o := range l.observations() {
+		if f, ok := final[o.op.Key]; !ok || o.txn.Begun > f.txn.Begun {
+			final[o.op.Key] = o
+		}
+	}
+	for t, at := range shown {
+		for _, op := range t.Ops {
+			f, ok := final[op.Key]
+			if op.F != Append || !ok || f.txn.Begun <= at {
+				continue
+			}
+			if !slices.Contains(f.op.State.Elements(), op.N) {
+				l.add(LostElement, []*Txn{t, f.txn}, "%v was committed, and is not in the last read of its key", op)
+			}
+		}
+	}
+}
+
+// base is the version that a transaction read of a key before it appended to
+// it: the number of elements, or -1 when it did not read it.
+func (l *lists) base(t *Txn, key string) int {
+	for _, o := range t.Ops {
+		if o.Key != key {
+			continue
+		}
+		if o.F == Read {
+			return len(o.State.Elements())
+		}
+		if o.F == Append {
+			break
+		}
+	}
+	return -1
+}
+
+// lostUpdates finds two committed transactions that read the same version of a
+// key and both appended to it.
+func (l *lists) lostUpdates() {
+	type slot struct {
+		key  string
+		base int
+	}
+	first := map[slot]*Txn{}
+	for _, t := range l.all {
+		if t.Outcome != OK {
+			continue
+		}
+		for _, key := range t.appended() {
+			base := l.base(t, key)
+			if base < 0 {
+				continue
+			}
+			s := slot{key, base}
+			if other, ok := first[s]; ok {
+				l.add(LostUpdate, []*Txn{other, t}, "both read %d elements of %q and appended to them", base, key)
+			}
+			first[s] = t
+		}
+	}
+}
+
+func (t *Txn) appended() []string {
+	var keys []string
+	for _, o := range t.Ops {
+		if o.F == Append && !slices.Contains(keys, o.Key) {
+			keys = append(keys, o.Key)
+		}
+	}
+	return keys
+}
+
+// cycles builds the graph of dependencies between committed transactions and
+// reports its cycles.
+func (l *lists) cycles() {
+	g := newGraph()
+	for key, order := range l.order {
+		for i := 1; i < len(order); i++ {
+			a, b := l.origins[keyValue{key, order[i-1]}].txn, l.origins[keyValue{key, order[i]}].txn
+			g.edge(a, b, ww, key)
+		}
+	}
+	for _, t := range l.all {
+		if t.Outcome != OK {
+			continue
+		}
+		done := map[string]bool{}
+		for _, o := range t.Ops {
+			if done[o.Key] {
+				continue
+			}
+			done[o.Key] = true // later reads show the same, or own appends
+			if o.F != Read {
+				continue
+			}
+			order, n := l.order[o.Key], len(o.State.Elements())
+			if n > 0 {
+				g.edge(l.origins[keyValue{o.Key, o.State.Elements()[n-1]}].txn, t, wr, o.Key)
+			}
+			if n < len(order) {
+				// To itself, and so no edge, when the next version is its own.
+				g.edge(t, l.origins[keyValue{o.Key, order[n]}].txn, rw, o.Key)
+			}
+		}
+	}
+	for _, c := range g.cycles() {
+		l.add(c.kind, c.txns, "%s", c.describe())
+	}
+}
+
+func byBegin(a, b *Txn) int { return cmp.Compare(a.Begun, b.Begun) }

@@ -1,0 +1,341 @@
+package history
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sort"
+)
+
+// CheckTimestamps holds a history against what its timestamps promise. A
+// transaction with start_ts S sees exactly the commits with commit_ts at or
+// below S (timestamps are never equal), and its own writes; the intervals
+// [start_ts, commit_ts] of two committed writers of one key do not overlap;
+// and what begins after another's acknowledgment has a larger start_ts than
+// that one's timestamps. Lists and registers may be mixed, but not in one key.
+//
+// A transaction with an unknown outcome counts as committed when anyone read
+// from it. Its commit_ts, when unknown, is taken to be the latest one that
+// those reads allow.
+func CheckTimestamps(records []Record) []Anomaly {
+	r := &report{}
+	ts := pair(records, r)
+	c := &clock{report: r, transactions: ts, times: map[*Txn]interval{}, versions: map[string][]version{}}
+	c.place()
+	c.index()
+	c.unique()
+	c.overlaps()
+	c.reads()
+	c.realTime()
+	return r.found
+}
+
+// interval is [start, commit] in half timestamps: a timestamp T is 2·T, so that
+// an unknown commit fits in between.
+type interval struct{ start, commit int64 }
+
+// A version is one committed write of a key.
+type version struct {
+	commit int64
+	op     Op
+	txn    *Txn
+}
+
+type clock struct {
+	*report
+	*transactions
+	times    map[*Txn]interval
+	versions map[string][]version // by key, in order of commit
+}
+
+// place finds each committed transaction's interval.
+func (c *clock) place() {
+	var unknown []*Txn
+	for _, t := range c.all {
+		if !t.Committed() {
+			continue
+		}
+		iv := interval{2 * t.StartTS, 2 * t.CommitTS}
+		if t.CommitTS == 0 || !t.writes() {
+			iv.commit = iv.start
+		}
+		if t.Seen && t.CommitTS == 0 {
+			iv.commit = math.MaxInt64
+			unknown = append(unknown, t)
+		}
+		c.times[t] = iv
+	}
+	if len(unknown) > 0 {
+		c.placeUnknown(unknown)
+	}
+}
+
+// placeUnknown gives unknown commits the latest place that others allow: below
+// the start of everybody who saw them, and of everybody known to have written
+// over them.
+func (c *clock) placeUnknown(unknown []*Txn) {
+	before := func(t *Txn, limit int64) bool {
+		iv := c.times[t]
+		if limit-1 >= iv.commit {
+			return false
+		}
+		iv.commit = limit - 1
+		c.times[t] = iv
+		return true
+	}
+	isUnknown := map[*Txn]bool{}
+	for _, t := range unknown {
+		isUnknown[t] = true
+	}
+	longest := map[string][]int64{}
+	for _, t := range c.all {
+		if !t.known() {
+			continue
+		}
+		for _, o := range t.Ops {
+			if o.F != Read {
+				continue
+			}
+			for _, n := range o.State.values() {
+				if w := c.origins[keyValue{o.Key, n}].txn; w != t && isUnknown[w] {
+					before(w, 2*t.StartTS)
+				}
+			}
+			if l := o.State.Elements(); len(l) > len(longest[o.Key]) {
+				longest[o.Key] = l
+			}
+		}
+	}
+	// Who came later in the order of a key. For lists that order is known.
+	type order struct{ first, second *Txn }
+	var orders []order
+	for key, l := range longest {
+		for i := 1; i < len(l); i++ {
+			a, b := c.origins[keyValue{key, l[i-1]}].txn, c.origins[keyValue{key, l[i]}].txn
+			if a != b && isUnknown[a] && b != nil {
+				orders = append(orders, order{a, b})
+			}
+		}
+	}
+	// Elsewhere: intervals of writers do not overlap, so they are in order of
+	// their starts; without a start, whoever committed after the place which
+	// the reads alone allow came later.
+	writers := map[string][]*Txn{}
+	for _, t := range c.all {
+		if !t.Committed() {
+			continue
+		}
+		for _, o := range t.Ops {
+			if o.F != Read {
+				writers[o.Key] = append(writers[o.Key], t)
+			}
+		}
+	}
+	for _, u := range unknown {
+		for _, o := range u.Ops {
+			if o.F == Read {
+				continue
+			}
+			for _, w := range writers[o.Key] {
+				if u.StartTS != 0 && w.StartTS > u.StartTS || u.StartTS == 0 && !isUnknown[w] && c.times[w].commit > c.times[u].commit {
+					orders = append(orders, order{u, w})
+				}
+			}
+		}
+	}
+	for changed := true; changed; {
+		changed = false
+		for _, o := range orders {
+			limit := c.times[o.second].start
+			if limit == 0 {
+				limit = c.times[o.second].commit
+			}
+			// A contradiction (a cycle of orders) ends at 0 and shows as an
+			// anomaly later.
+			if limit > 0 && before(o.first, limit) {
+				changed = true
+			}
+		}
+	}
+}
+
+func (c *clock) index() {
+	kinds := map[string]Func{}
+	for _, t := range c.all {
+		if !t.Committed() {
+			continue
+		}
+		for _, o := range t.Ops {
+			if o.F == Read {
+				continue
+			}
+			if o.F != Lock {
+				if k, ok := kinds[o.Key]; ok && k != o.F {
+					c.add(Malformed, []*Txn{t}, "key %q is both a list and a register", o.Key)
+				}
+				kinds[o.Key] = o.F
+			}
+			c.versions[o.Key] = append(c.versions[o.Key], version{c.times[t].commit, o, t})
+		}
+	}
+	for _, vs := range c.versions {
+		slices.SortStableFunc(vs, func(a, b version) int { return cmp.Compare(a.commit, b.commit) })
+	}
+}
+
+// unique checks that timestamps are there, unequal and in order.
+func (c *clock) unique() {
+	owner := map[int64]*Txn{}
+	see := func(t *Txn, ts int64) {
+		if ts == 0 {
+			return
+		}
+		if other, ok := owner[ts]; ok && other != t {
+			c.add(Timestamps, []*Txn{other, t}, "timestamp %d was handed out twice", ts)
+		}
+		owner[ts] = t
+	}
+	for _, t := range c.all {
+		see(t, t.StartTS)
+		if t.CommitTS != t.StartTS {
+			see(t, t.CommitTS)
+		}
+		iv := c.times[t]
+		switch {
+		case t.Outcome == OK && t.StartTS == 0:
+			c.add(Timestamps, []*Txn{t}, "a committed transaction without start_ts")
+		case t.Committed() && t.writes() && iv.commit <= iv.start:
+			c.add(Timestamps, []*Txn{t}, "commit_ts is not above start_ts, or others saw the commit before the start")
+		}
+	}
+}
+
+// overlaps checks that first committer wins.
+func (c *clock) overlaps() {
+	for key, vs := range c.versions {
+		for i := 1; i < len(vs); i++ {
+			a, b := vs[i-1].txn, vs[i].txn
+			if start := c.times[b].start; a != b && start != 0 && start < c.times[a].commit {
+				c.add(Overlap, []*Txn{a, b}, "both wrote %q, and the second started before the first committed", key)
+			}
+		}
+	}
+}
+
+// reads replays every transaction whose reads are known, failed ones too: what
+// a doomed transaction reads is consistent all the same.
+func (c *clock) reads() {
+	for _, t := range c.all {
+		if !t.known() || t.StartTS == 0 {
+			continue
+		}
+		own := map[string][]Op{}
+		for _, o := range t.Ops {
+			if o.F != Read {
+				own[o.Key] = append(own[o.Key], o)
+				continue
+			}
+			if want := c.stateAt(o.Key, 2*t.StartTS, own[o.Key], t); !want.equal(o.State) {
+				c.explain(t, o, want)
+			}
+		}
+	}
+}
+
+// stateAt is what a read of key at the (half) timestamp at has to return.
+func (c *clock) stateAt(key string, at int64, own []Op, reader *Txn) State {
+	vs := c.versions[key]
+	n := sort.Search(len(vs), func(i int) bool { return vs[i].commit > at })
+	var s State
+	apply := func(o Op) {
+		switch o.F {
+		case Append:
+			s = List(append(s.list, o.N)...)
+		case Write:
+			s = Number(o.N)
+		}
+	}
+	for _, v := range vs[:n] {
+		if v.txn != reader {
+			apply(v.op)
+		}
+	}
+	for _, o := range own {
+		apply(o)
+	}
+	return s
+}
+
+// explain names what is wrong with a read.
+func (c *clock) explain(t *Txn, o Op, want State) {
+	expected := map[int64]bool{}
+	for _, n := range want.values() {
+		expected[n] = true
+	}
+	for _, n := range o.State.values() {
+		if expected[n] {
+			continue
+		}
+		w := c.origins[keyValue{o.Key, n}]
+		switch {
+		case w.txn == nil:
+			c.add(Garbage, []*Txn{t}, "%v shows %d, which nobody wrote", o, n)
+		case w.txn == t:
+			c.add(Internal, []*Txn{t}, "%v, but the transaction's own writes make it %v", o, want)
+		case w.txn.Outcome == Fail:
+			c.add(G1a, []*Txn{t, w.txn}, "%v shows %d of a failed transaction", o, n)
+		case c.times[w.txn].commit > 2*t.StartTS:
+			c.add(FutureRead, []*Txn{t, w.txn}, "%v shows %d, committed later; at %d it is %v", o, n, t.StartTS, want)
+		case !w.last:
+			c.add(G1b, []*Txn{t, w.txn}, "%v shows %d, which its own transaction replaced; at %d it is %v", o, n, t.StartTS, want)
+		default:
+			c.add(StaleRead, []*Txn{t, w.txn}, "%v, but at %d it is %v", o, t.StartTS, want)
+		}
+		return
+	}
+	seen := map[int64]bool{}
+	for _, n := range o.State.values() {
+		if seen[n] {
+			c.add(DuplicateElement, []*Txn{t, c.origins[keyValue{o.Key, n}].txn}, "%v shows %d twice", o, n)
+			return
+		}
+		seen[n] = true
+	}
+	for _, n := range want.values() {
+		if w := c.origins[keyValue{o.Key, n}].txn; !seen[n] {
+			if w == t {
+				c.add(Internal, []*Txn{t}, "%v misses the transaction's own %d; it is %v", o, n, want)
+			} else {
+				c.add(StaleRead, []*Txn{t, w}, "%v misses %d; at %d it is %v", o, n, t.StartTS, want)
+			}
+			return
+		}
+	}
+	c.add(IncompatibleOrder, []*Txn{t}, "%v, but in order of commit_ts it is %v", o, want)
+}
+
+// realTime checks that timestamps follow the order of acknowledgments.
+func (c *clock) realTime() {
+	begun := slices.Clone(c.all)
+	slices.SortStableFunc(begun, func(a, b *Txn) int { return cmp.Compare(a.Begun, b.Begun) })
+	ended := slices.Clone(c.all)
+	slices.SortStableFunc(ended, func(a, b *Txn) int { return cmp.Compare(a.Ended, b.Ended) })
+	var latest *Txn
+	newest := func(t *Txn) int64 {
+		if t.Outcome == OK {
+			return max(t.StartTS, t.CommitTS)
+		}
+		return t.StartTS
+	}
+	i := 0
+	for _, t := range begun {
+		for ; i < len(ended) && ended[i].Ended < t.Begun; i++ {
+			if latest == nil || newest(ended[i]) > newest(latest) {
+				latest = ended[i]
+			}
+		}
+		if latest != nil && t.StartTS != 0 && t.StartTS <= newest(latest) {
+			c.add(RealTime, []*Txn{latest, t}, "the second began after the first had ended, with a start_ts that is not larger")
+		}
+	}
+}

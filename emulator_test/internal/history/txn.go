@@ -1,0 +1,149 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// A Txn is one transaction of a history: its Invoke and its end.
+type Txn struct {
+	Process int
+	// Outcome is OK, Fail or Info; Info too when there is no end at all.
+	Outcome Type
+	// Begun and Ended are times. Ended is math.MaxInt64 unless the outcome is
+	// known.
+	Begun, Ended      int64
+	StartTS, CommitTS int64
+	// Ops are those of the end, which know what was read; of the Invoke where
+	// the end has none.
+	Ops []Op
+	// Seen: the outcome is unknown, but a read shows that it committed.
+	Seen bool
+}
+
+// Committed reports whether the transaction is known to have committed.
+func (t *Txn) Committed() bool { return t.Outcome == OK || t.Seen }
+
+// String returns one line.
+func (t *Txn) String() string {
+	s := fmt.Sprintf("process %d, %s, start_ts %d, commit_ts %d:", t.Process, t.Outcome, t.StartTS, t.CommitTS)
+	for _, o := range t.Ops {
+		s += " " + o.String()
+	}
+	return s
+}
+
+// writes reports whether the transaction changes or locks anything.
+func (t *Txn) writes() bool {
+	return slices.ContainsFunc(t.Ops, func(o Op) bool { return o.F != Read })
+}
+
+// known reports whether the results of the transaction's reads are recorded.
+func (t *Txn) known() bool { return t.Outcome == OK || t.Outcome == Fail }
+
+// An origin is what a value in a key came from.
+type origin struct {
+	txn *Txn
+	// last: the transaction wrote nothing to the key after it.
+	last bool
+}
+
+type keyValue struct {
+	key string
+	n   int64
+}
+
+// transactions are a history's, with an index of who wrote what.
+type transactions struct {
+	all     []*Txn
+	origins map[keyValue]origin
+}
+
+// pair matches each Invoke with its end.
+func pair(records []Record, r *report) *transactions {
+	records = slices.Clone(records)
+	slices.SortStableFunc(records, func(a, b Record) int { return cmp.Compare(a.Time, b.Time) })
+	ts := &transactions{origins: map[keyValue]origin{}}
+	open := map[int]*Txn{}
+	over := map[int]bool{}
+	for _, rec := range records {
+		t := open[rec.Process]
+		if rec.Type == Invoke {
+			if t != nil || over[rec.Process] {
+				r.add(Malformed, nil, "process %d invokes again at %d, before the end of a transaction or after an unknown one", rec.Process, rec.Time)
+				continue
+			}
+			t = &Txn{Process: rec.Process, Outcome: Info, Begun: rec.Time, Ended: math.MaxInt64, StartTS: rec.StartTS, CommitTS: rec.CommitTS, Ops: rec.Value}
+			open[rec.Process] = t
+			ts.all = append(ts.all, t)
+			continue
+		}
+		if t == nil {
+			r.add(Malformed, nil, "process %d ends a transaction at %d that it did not invoke", rec.Process, rec.Time)
+			continue
+		}
+		delete(open, rec.Process)
+		t.Outcome = rec.Type
+		if rec.StartTS != 0 {
+			t.StartTS = rec.StartTS
+		}
+		t.CommitTS = rec.CommitTS
+		if len(rec.Value) > 0 {
+			t.Ops = rec.Value
+		}
+		switch rec.Type {
+		case OK, Fail:
+			t.Ended = rec.Time
+		case Info:
+			over[rec.Process] = true
+		default:
+			r.add(Malformed, nil, "record of type %q at %d", rec.Type, rec.Time)
+		}
+	}
+	for _, t := range ts.all {
+		ts.index(t, r)
+	}
+	ts.settle()
+	return ts
+}
+
+func (ts *transactions) index(t *Txn, r *report) {
+	last := map[string]keyValue{}
+	for _, o := range t.Ops {
+		if o.F != Append && o.F != Write {
+			continue
+		}
+		kv := keyValue{o.Key, o.N}
+		if other, ok := ts.origins[kv]; ok {
+			r.add(Malformed, []*Txn{other.txn, t}, "%d is written twice to %q; reads cannot tell which one they saw", o.N, o.Key)
+		}
+		if prev, ok := last[o.Key]; ok {
+			ts.origins[prev] = origin{t, false}
+		}
+		last[o.Key] = kv
+		ts.origins[kv] = origin{t, true}
+	}
+}
+
+// settle finds out which unknown transactions committed: those that others
+// saw. The last reads of a history show every list whole, so that an append
+// which is not in them never took effect.
+func (ts *transactions) settle() {
+	for _, t := range ts.all {
+		if !t.known() {
+			continue
+		}
+		for _, o := range t.Ops {
+			if o.F != Read {
+				continue
+			}
+			for _, n := range o.State.values() {
+				if w := ts.origins[keyValue{o.Key, n}].txn; w != nil && w != t && w.Outcome == Info {
+					w.Seen = true
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,551 @@
+package emulator_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/internal/history"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+const (
+	// clientEnv holds a clientSpec and turns the test binary into a client.
+	clientEnv = "PERCOLATOR_TEST_CLIENT"
+	// seedEnv chooses the seed of the workloads, to run one again.
+	seedEnv = "PERCOLATOR_TEST_SEED"
+)
+
+// workloadConfig makes the locks of killed clients expire soon.
+func workloadConfig() txn.Config {
+	return txn.Config{
+		LockTTL:  time.Second,
+		TokenTTL: 500 * time.Millisecond,
+		Backoff:  txn.Backoff{Max: 50 * time.Millisecond},
+	}
+}
+
+// A clientSpec tells a client process what to do.
+type clientSpec struct {
+	Addr, Project, Instance string
+	Workload                string
+	// Process is the history's process number of the first worker; the others
+	// follow.
+	Process, Stride, Workers int
+	Seed                     uint64
+	// The process stops for ever before its StopAt-th request of StopStep; 0:
+	// never.
+	StopStep txntest.Step
+	StopAt   int
+}
+
+// A clientMessage is one line from a client process.
+type clientMessage struct {
+	Record  *history.Record `json:",omitempty"`
+	Stopped bool            `json:",omitempty"`
+}
+
+// runClientProcess is the main function of a client process. It works until
+// its standard input is closed, and returns its exit status.
+func runClientProcess(spec string) int {
+	var s clientSpec
+	err := json.Unmarshal([]byte(spec), &s)
+	if err == nil {
+		err = s.run(os.Stdin, os.Stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "client process:", err)
+		return 1
+	}
+	return 0
+}
+
+// outsideTest lets Faults be used where no test runs.
+type outsideTest struct{ testing.TB }
+
+func (outsideTest) Cleanup(func()) {}
+
+func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
+	ctx := context.Background()
+	var mu sync.Mutex
+	send := func(m clientMessage) {
+		b, err := json.Marshal(m)
+		if err != nil {
+			panic(err) // a history.Record always marshals
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		// Whoever reads is the one who kills: there is nobody to tell of an
+		// error.
+		_, _ = stdout.Write(append(b, '\n'))
+	}
+	faults := txntest.NewFaults(outsideTest{})
+	if s.StopAt > 0 {
+		n := 0
+		r := faults.On("stop", func(c txntest.Call) bool {
+			if c.Step == s.StopStep {
+				n++
+			}
+			return c.Step == s.StopStep && n == s.StopAt
+		}, txntest.Hold, 1)
+		go func() {
+			<-r.Fired()
+			send(clientMessage{Stopped: true})
+		}()
+	}
+	conn, err := txntest.Dial(s.Addr, faults.DialOptions()...)
+	if err != nil {
+		return err
+	}
+	bt, _, err := txntest.Open(ctx, conn, s.Project, s.Instance)
+	if err != nil {
+		return err
+	}
+	client, err := txn.NewClient(ctx, bt, workloadConfig())
+	if err != nil {
+		return err
+	}
+	stop := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		close(stop)
+	}()
+	load := workloadNamed(s.Workload)
+	errs := make(chan error, s.Workers)
+	for i := range s.Workers {
+		w := &worker{
+			client:  client,
+			rnd:     rand.New(rand.NewPCG(s.Seed, uint64(i))),
+			record:  func(r history.Record) { send(clientMessage{Record: &r}) },
+			process: s.Process + i,
+			stride:  s.Stride,
+			options: load.options,
+		}
+		go func() {
+			for {
+				select {
+				case <-stop:
+					errs <- nil
+					return
+				default:
+				}
+				if err := load.step(ctx, w); err != nil {
+					errs <- err
+					return
+				}
+			}
+		}()
+	}
+	for range s.Workers {
+		if err := <-errs; err != nil {
+			return err
+		}
+	}
+	cctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return client.Close(cctx)
+}
+
+// recorder collects the history of a test.
+type recorder struct {
+	mu      sync.Mutex
+	records []history.Record
+	open    map[int]history.Record // invocations without an end, by process number
+	count   map[history.Type]int
+	changed chan struct{}       // has room for one signal
+	stopped chan *clientProcess // that reached their stop
+	ended   chan *clientProcess
+}
+
+func newRecorder() *recorder {
+	return &recorder{open: map[int]history.Record{}, count: map[history.Type]int{}, changed: make(chan struct{}, 1), stopped: make(chan *clientProcess, 100), ended: make(chan *clientProcess, 100)}
+}
+
+func (r *recorder) record(rec history.Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.records = append(r.records, rec)
+	r.count[rec.Type]++
+	if rec.Type == history.Invoke {
+		r.open[rec.Process] = rec
+	} else {
+		delete(r.open, rec.Process)
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// died ends what a killed client had under way, as unknown. Its process
+// numbers are the first ones and those that follow with the stride.
+func (r *recorder) died(s clientSpec) {
+	r.mu.Lock()
+	var left []history.Record
+	for process, invoke := range r.open {
+		if base := process % s.Stride; base >= s.Process && base < s.Process+s.Workers {
+			left = append(left, history.Record{Type: history.Info, Process: process, Time: time.Now().UnixNano(), StartTS: invoke.StartTS})
+		}
+	}
+	r.mu.Unlock()
+	for _, rec := range left {
+		r.record(rec)
+	}
+}
+
+func (r *recorder) total(ty history.Type) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count[ty]
+}
+
+// check holds the history against a level, and keeps it where go test
+// -artifacts tells.
+func (r *recorder) check(t *testing.T, level history.Level) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	path := filepath.Join(t.ArtifactDir(), "history.jsonl")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := history.NewWriter(f)
+	for _, rec := range r.records {
+		if err := w.Write(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	found := level.Check(r.records)
+	for i, a := range found {
+		if i == 5 {
+			t.Errorf("… %d anomalies in all; the history is in %s (with go test -artifacts)", len(found), path)
+			break
+		}
+		t.Errorf("%v:\n%v", level, a)
+	}
+}
+
+// A clientProcess is a running client.
+type clientProcess struct {
+	spec   clientSpec
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	stderr *bytes.Buffer
+	killed bool
+	ended  chan struct{} // closed when its output is read to the end
+}
+
+func startClient(t *testing.T, s clientSpec, rec *recorder) *clientProcess {
+	t.Helper()
+	arg, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &clientProcess{spec: s, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "BIGTABLE_EMULATOR_HOST=") {
+			p.cmd.Env = append(p.cmd.Env, e)
+		}
+	}
+	p.cmd.Env = append(p.cmd.Env, clientEnv+"="+string(arg))
+	p.cmd.Stderr = p.stderr
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.stdin = stdin
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer func() {
+			close(p.ended)
+			rec.ended <- p
+		}()
+		for in := bufio.NewReader(stdout); ; {
+			line, err := in.ReadBytes('\n')
+			if err != nil {
+				return // half a line is of a record that nobody was told of
+			}
+			var m clientMessage
+			if err := json.Unmarshal(line, &m); err != nil {
+				t.Errorf("client process wrote %q: %v", line, err)
+				continue
+			}
+			if m.Record != nil {
+				rec.record(*m.Record)
+			}
+			if m.Stopped {
+				rec.stopped <- p
+			}
+		}
+	}()
+	return p
+}
+
+// kill ends the process with SIGKILL and what it had under way as unknown.
+func (p *clientProcess) kill(rec *recorder) {
+	p.killed = true
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+	_ = p.cmd.Wait()
+	rec.died(p.spec)
+}
+
+// finish asks the process to end and waits until it has.
+func (p *clientProcess) finish(t *testing.T) {
+	t.Helper()
+	_ = p.stdin.Close()
+	<-p.ended
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("client process %d: %v\n%s", p.spec.Process, err, p.stderr)
+	}
+}
+
+// workloadSeed returns the seed of a run and has it printed when the test
+// fails.
+func workloadSeed(t *testing.T) uint64 {
+	seed := rand.Uint64N(1_000_000)
+	if s := os.Getenv(seedEnv); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("%s: %v", seedEnv, err)
+		}
+	}
+	t.Logf("seed %d; run again with %s=%d go test -run '%s' ./emulator_test", seed, seedEnv, seed, t.Name())
+	return seed
+}
+
+// TestKilledClients runs each workload with several client processes, kills
+// some of them with SIGKILL in the middle of the protocol and replaces them.
+// Afterwards every lock is resolved, the stored state is consistent, and the
+// history shows no anomaly.
+func TestKilledClients(t *testing.T) {
+	for _, load := range workloads {
+		t.Run(load.name, func(t *testing.T) { killClients(t, load) })
+	}
+}
+
+func killClients(t *testing.T, load *workload) {
+	const (
+		clients = 3
+		workers = 2
+		kills   = 6
+		commits = 300
+	)
+	seed := workloadSeed(t)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	addr := os.Getenv("BIGTABLE_EMULATOR_HOST")
+	if addr == "" {
+		emulator, err := txntest.StartEmulator("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(emulator.Close)
+		addr = emulator.Addr()
+		t.Setenv("BIGTABLE_EMULATOR_HOST", addr)
+	}
+	env := txntest.New(t, txntest.WithConfig(workloadConfig()))
+	for _, table := range load.tables {
+		env.CreateTable(table, "bal", "f")
+	}
+	rec := newRecorder()
+	const stride = 1000
+	own := &worker{client: env.Client, rnd: rnd, record: rec.record, process: 0, stride: stride}
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	if err := load.setup(ctx, own); err != nil {
+		t.Fatal(err)
+	}
+
+	// The first three make sure that locks of every state are left behind.
+	steps := []txntest.Step{txntest.StepCommit, txntest.StepSecondaries, txntest.StepPrewrite}
+	for len(steps) < kills {
+		all := []txntest.Step{txntest.StepPrewrite, txntest.StepPrewrite, txntest.StepCommit, txntest.StepCommit, txntest.StepSecondaries, txntest.StepOracle, txntest.StepRead, txntest.StepAbort}
+		steps = append(steps, all[rnd.IntN(len(all))])
+	}
+	process := 1
+	start := func(stop bool) *clientProcess {
+		s := clientSpec{
+			Addr: addr, Project: env.Project, Instance: env.Instance, Workload: load.name,
+			Process: process, Stride: stride, Workers: workers, Seed: rnd.Uint64(),
+		}
+		process += workers
+		if stop {
+			s.StopStep, s.StopAt = steps[0], 1+rnd.IntN(20)
+			if s.StopStep == txntest.StepAbort {
+				s.StopAt = 1 // few transactions abort
+			}
+			steps = steps[1:]
+		}
+		return startClient(t, s, rec)
+	}
+	var alive []*clientProcess
+	defer func() {
+		for _, p := range alive {
+			p.kill(rec)
+		}
+	}()
+	for i := range clients {
+		alive = append(alive, start(i > 0))
+	}
+	// await returns a client that stopped, or nil after another commit.
+	await := func() *clientProcess {
+		t.Helper()
+		for {
+			select {
+			case p := <-rec.stopped:
+				return p
+			case <-rec.changed:
+				return nil
+			case p := <-rec.ended:
+				if !p.killed {
+					t.Fatalf("client process %d: %v\n%s", p.spec.Process, p.cmd.Wait(), p.stderr)
+				}
+			case <-ctx.Done():
+				t.Fatalf("after %d commits: %v", rec.total(history.OK), ctx.Err())
+			}
+		}
+	}
+	// Whoever stops is killed at once, because it holds others up, and
+	// replaced; one client never is.
+	for killed := 0; killed < kills || rec.total(history.OK) < commits; {
+		p := await()
+		if p == nil {
+			continue
+		}
+		killed++
+		p.kill(rec)
+		alive[slices.Index(alive, p)] = start(len(steps) > 0)
+	}
+	for _, p := range alive {
+		p.finish(t)
+	}
+	alive = nil
+	endWorkload(ctx, t, env, load, own, rec)
+}
+
+// endWorkload settles everything, reads all keys for the last time and checks
+// the history. The consistency check follows when the test ends.
+func endWorkload(ctx context.Context, t *testing.T, env *txntest.Env, load *workload, own *worker, rec *recorder) {
+	t.Helper()
+	stranded := 0
+	for _, table := range load.tables {
+		n, err := resolveAll(ctx, env.Client, table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stranded += n
+	}
+	if err := load.readAll(ctx, own); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d committed, %d failed, %d unknown; %d locks left at the end", rec.total(history.OK), rec.total(history.Fail), rec.total(history.Info), stranded)
+	rec.check(t, load.level)
+}
+
+// TestFaultyClients runs each workload with goroutines that share clients,
+// over connections that lose, double and delay requests all along, and with
+// callers that give up in the middle of a commit.
+func TestFaultyClients(t *testing.T) {
+	for _, load := range workloads {
+		t.Run(load.name, func(t *testing.T) { faultyClients(t, load) })
+	}
+}
+
+func faultyClients(t *testing.T, load *workload) {
+	const (
+		clients = 2
+		workers = 3 // of each client
+		steps   = 80
+		stride  = 1000
+	)
+	seed := workloadSeed(t)
+	env := txntest.New(t, txntest.WithConfig(workloadConfig()))
+	for _, table := range load.tables {
+		env.CreateTable(table, "bal", "f")
+	}
+	rec := newRecorder()
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	own := &worker{client: env.Client, rnd: rand.New(rand.NewPCG(seed, 0)), record: rec.record, stride: stride}
+	if err := load.setup(ctx, own); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	var delayed []*txntest.Rule
+	for c := range clients {
+		faults := txntest.NewFaults(t)
+		every := func(n, first int, step txntest.Step, action txntest.Action) {
+			i := first
+			r := faults.On(fmt.Sprintf("one in %d: %s", n, step), func(call txntest.Call) bool {
+				if call.Step == step {
+					i++
+				}
+				return call.Step == step && i%n == 0
+			}, action, 0)
+			if action == txntest.Delay {
+				delayed = append(delayed, r)
+			}
+		}
+		for i, step := range []txntest.Step{txntest.StepPrewrite, txntest.StepCommit} {
+			every(13, 2+i, step, txntest.DropRequest)
+			every(13, 7+i, step, txntest.DropResponse)
+			every(13, 11+i, step, txntest.Duplicate)
+		}
+		// Sent when all is over, when everybody has long settled without it.
+		every(29, 14, txntest.StepPrewrite, txntest.Delay)
+		client := env.NewClient(workloadConfig(), faults.DialOptions()...)
+		for i := range workers {
+			process := 1 + c*workers + i
+			w := &worker{
+				client: client, rnd: rand.New(rand.NewPCG(seed, uint64(process))),
+				record: rec.record, process: process, stride: stride, options: load.options,
+			}
+			wg.Go(func() {
+				for range steps {
+					step, cancel := ctx, context.CancelFunc(func() {})
+					if w.rnd.IntN(8) == 0 {
+						step, cancel = context.WithTimeout(ctx, time.Duration(1+w.rnd.IntN(20))*time.Millisecond)
+					}
+					err := load.step(step, w)
+					cancel()
+					if err != nil {
+						t.Errorf("process %d: %v", w.process, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if n := rec.total(history.OK); n < steps {
+		t.Errorf("only %d commits", n)
+	}
+	for _, r := range delayed {
+		r.Release()
+	}
+	endWorkload(ctx, t, env, load, own, rec)
+}
