@@ -173,8 +173,10 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 	return false, nil
 }
 
-// findConflict looks for write records and marks at or above start_ts.
+// findConflict looks for write records and marks at or above start_ts. The
+// transaction's own rollback marker says more than what came after it.
 func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
+	var found *ConflictError
 	for _, family := range []string{WriteFamily, MarkFamily} {
 		for _, item := range raw[family] {
 			_, cell, err := metadataCell(row.table, row.row, item)
@@ -182,17 +184,25 @@ func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
 				return err
 			}
 			ts := tso.FromCell(item.Timestamp)
-			if ts == c.startTS {
+			switch {
+			case ts == c.startTS:
 				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: ConflictRolledBack}
+			case found == nil:
+				found = &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: conflictReason(family, cell, item)}
 			}
-			reason := ConflictWrite
-			if family == MarkFamily {
-				if m, err := decodeMark(cell, ts, item.Value); err == nil && m.kind == kindRollback {
-					reason = ConflictMarker
-				}
-			}
-			return &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: reason}
 		}
 	}
-	return nil
+	if found == nil {
+		return nil
+	}
+	return found
+}
+
+func conflictReason(family string, cell Cell, item bigtable.ReadItem) ConflictReason {
+	if family == MarkFamily {
+		if m, err := decodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.kind == kindRollback {
+			return ConflictMarker
+		}
+	}
+	return ConflictWrite
 }
