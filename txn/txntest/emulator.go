@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 
 	"cloud.google.com/go/bigtable"
 	"cloud.google.com/go/bigtable/bttest"
@@ -101,6 +102,30 @@ func Open(ctx context.Context, conn *grpc.ClientConn, project, instance string) 
 	return client, admin, nil
 }
 
+const hostVariable = "BIGTABLE_EMULATOR_HOST"
+
+var environment sync.Mutex // held while the variable is read or hidden
+
 // emulatorHost is a separately started emulator to use instead of one of our
 // own.
-func emulatorHost() string { return os.Getenv("BIGTABLE_EMULATOR_HOST") }
+func emulatorHost() string {
+	environment.Lock()
+	defer environment.Unlock()
+	return os.Getenv(hostVariable)
+}
+
+// openEmbedded is Open for an emulator inside the process. Where
+// BIGTABLE_EMULATOR_HOST is set, the Bigtable client connects to it as well,
+// although it is given a connection; nothing uses that one, but no network
+// connection may come into a testing/synctest bubble.
+func openEmbedded(ctx context.Context, conn *grpc.ClientConn, project, instance string) (*bigtable.Client, *bigtable.AdminClient, error) {
+	environment.Lock()
+	defer environment.Unlock()
+	if host, ok := os.LookupEnv(hostVariable); ok {
+		defer func() { _ = os.Setenv(hostVariable, host) }()
+		if err := os.Unsetenv(hostVariable); err != nil {
+			return nil, nil, err
+		}
+	}
+	return Open(ctx, conn, project, instance)
+}

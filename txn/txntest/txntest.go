@@ -50,6 +50,7 @@ type Env struct {
 	t      testing.TB
 	opts   options
 	dial   func(...grpc.DialOption) (*grpc.ClientConn, error)
+	open   func(context.Context, *grpc.ClientConn, string, string) (*bigtable.Client, *bigtable.AdminClient, error)
 	tables []string
 }
 
@@ -99,13 +100,14 @@ func New(t testing.TB, opts ...Option) *Env {
 	}
 	if host := emulatorHost(); host != "" && !e.opts.embedded {
 		e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return Dial(host, opts...) }
+		e.open = Open
 	} else {
 		emulator, err := StartEmulator("", e.opts.server...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(emulator.Close)
-		e.dial = emulator.Dial
+		e.dial, e.open = emulator.Dial, openEmbedded
 	}
 	// Env.Bigtable and Env.Admin are for looking at the tables: no faults there.
 	e.Bigtable, e.Admin = e.Open()
@@ -128,7 +130,7 @@ func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminCl
 	}
 	ctx, cancel := e.context()
 	defer cancel()
-	bt, admin, err := Open(ctx, conn, e.Project, e.Instance)
+	bt, admin, err := e.open(ctx, conn, e.Project, e.Instance)
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -1,0 +1,242 @@
+package txn
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file shows what is stored as it is, every version of it, to people who
+// look into a row or a transaction. It decides nothing and changes nothing.
+
+// A VersionKind says what a stored cell is.
+type VersionKind string
+
+// The kinds of stored cells (docs/storage-format.md).
+const (
+	// VersionPlain: data from before the table was adopted, or written past the
+	// library. It counts as committed before every transaction.
+	VersionPlain VersionKind = "plain data"
+	// VersionData: the value that a transaction put, at its start_ts. A lock or
+	// a write record says what became of it.
+	VersionData VersionKind = "data"
+	// VersionLock: an unfinished write, at start_ts.
+	VersionLock VersionKind = "lock"
+	// VersionWrite: a committed put or delete, at commit_ts.
+	VersionWrite VersionKind = "write"
+	// VersionLockOnly: a mark at commit_ts: a committed lock-only write.
+	VersionLockOnly VersionKind = "lock-only commit"
+	// VersionRollback: a mark at start_ts: the transaction never commits.
+	VersionRollback VersionKind = "rollback"
+	// VersionNotify: the notify cell that a commit of an observed column set,
+	// at commit_ts.
+	VersionNotify VersionKind = "notify"
+	// VersionUnreadable: a cell in a metadata family that is no record of this
+	// format; Err says why.
+	VersionUnreadable VersionKind = "unreadable"
+)
+
+// A Version is one stored cell of a row and what it means.
+type Version struct {
+	Kind VersionKind
+	// Cell is the column that it is about. In the acknowledgment family its
+	// qualifier is family:qualifier/observer.
+	Cell Cell
+	// Family is where it is stored: one of ours, or Cell.Family for data.
+	Family string
+	// TS is where it stands; for plain data, the cell's own timestamp in
+	// microseconds.
+	TS tso.Timestamp
+	// StartTS of its transaction; 0 in plain data and notify cells, which do not
+	// say.
+	StartTS tso.Timestamp
+	// CommitTS of its transaction; 0 where the cell itself does not say.
+	CommitTS tso.Timestamp
+	// Write is what the transaction does to the cell: set in locks and commits.
+	Write Kind
+	// Primary of the transaction: set in locks and commits.
+	Primary Cell
+	// Lock is set in locks.
+	Lock *Lock
+	// Value is the data, or a notify cell's trace context.
+	Value []byte
+	// Err is set in VersionUnreadable.
+	Err error
+}
+
+// History returns every cell stored in a row of a table, all versions: plain
+// data first, then in order of their timestamps. A row with nothing in it has
+// none. It reads the row in one request, and settles no lock.
+func (c *Client) History(ctx context.Context, table, row string) ([]Version, error) {
+	if err := checkRowKey(row); err != nil {
+		return nil, err
+	}
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	defer c.leave()
+	t, err := c.table(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	filters := []bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily), wholeFamily(NotifyFamily)}
+	for _, f := range t.current().families {
+		filters = append(filters, wholeFamily(f))
+	}
+	raw, err := t.readRow(ctx, row, interleave(filters...))
+	if err != nil {
+		return nil, err
+	}
+	var all []Version
+	for family, items := range raw {
+		for _, item := range items {
+			all = append(all, newVersion(t, row, family, item))
+		}
+	}
+	sortVersions(all)
+	return all, nil
+}
+
+// VersionsOf iterates over what is stored of the transaction that started at
+// startTS in rows of a table (nil: all rows): its locks, data (without values),
+// records, marks and notify cells, in order of row keys. commitTS is where its
+// commits stand; with 0, which is for a transaction that is not known to be
+// committed, every record since startTS is read, and notify cells, which name
+// no transaction, are left out. It settles no lock.
+func (c *Client) VersionsOf(ctx context.Context, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+	return func(yield func(Version, error) bool) {
+		err := c.pages(ctx, name, rs, func(t *table) bigtable.Filter { return ofTransaction(t, startTS, commitTS) }, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for _, v := range versionsOf(t, raw, startTS, commitTS) {
+					if !yield(v, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Version{}, err)
+		}
+	}
+}
+
+// ofTransaction reads what may be of the transaction: everything at one of its
+// two timestamps, which no other transaction shares.
+func ofTransaction(t *table, startTS, commitTS tso.Timestamp) bigtable.Filter {
+	var data []bigtable.Filter
+	for _, f := range t.current().families {
+		data = append(data, wholeFamily(f))
+	}
+	filters := []bigtable.Filter{
+		chain(wholeFamily(LockFamily), at(startTS)),
+		chain(anyOf(data), at(startTS), bigtable.StripValueFilter()),
+	}
+	records := anyOf([]bigtable.Filter{wholeFamily(WriteFamily), wholeFamily(MarkFamily)})
+	if commitTS == 0 {
+		return interleave(append(filters, chain(records, from(startTS)))...)
+	}
+	return interleave(append(filters,
+		chain(wholeFamily(MarkFamily), at(startTS)),
+		chain(records, at(commitTS)),
+		chain(wholeFamily(NotifyFamily), at(commitTS)),
+	)...)
+}
+
+func versionsOf(t *table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
+	var found []Version
+	for family, items := range raw {
+		for _, item := range items {
+			v := newVersion(t, raw.Key(), family, item)
+			ours := v.StartTS == startTS
+			switch v.Kind {
+			case VersionNotify:
+				ours = v.TS == commitTS
+				v.StartTS = startTS
+			case VersionUnreadable:
+				ours = v.TS == startTS || v.TS == commitTS
+			}
+			if ours {
+				found = append(found, v)
+			}
+		}
+	}
+	sortVersions(found)
+	return found
+}
+
+func newVersion(t *table, row, family string, item bigtable.ReadItem) Version {
+	v := Version{Family: family, TS: tso.FromCell(item.Timestamp), Value: item.Value}
+	if !isMetadataFamily(family) {
+		col, _ := splitColumn(item.Column)
+		v.Kind, v.Cell = VersionData, Cell{t.name, row, col.Family, col.Qualifier}
+		if item.Timestamp < prePercolator {
+			v.Kind, v.TS = VersionPlain, tso.Timestamp(item.Timestamp)
+		} else {
+			v.StartTS = v.TS
+		}
+		return v
+	}
+	_, cell, err := metadataCell(t, row, item)
+	if err != nil {
+		_, key, _ := strings.Cut(item.Column, ":")
+		v.Kind, v.Cell, v.Err = VersionUnreadable, Cell{t.name, row, family, key}, err
+		return v
+	}
+	v.Cell = cell
+	switch family {
+	case NotifyFamily:
+		v.Kind, v.CommitTS = VersionNotify, v.TS
+		return v
+	case LockFamily:
+		l, e := decodeLock(cell, v.TS, item.Value)
+		if err = e; e == nil {
+			v.Kind, v.StartTS, v.Write, v.Primary, v.Lock, v.Value = VersionLock, l.StartTS, l.Kind, l.Primary, l, nil
+		}
+	default:
+		decode, kind := decodeWrite, VersionWrite
+		if family == MarkFamily {
+			decode, kind = decodeMark, VersionLockOnly
+		}
+		w, e := decode(cell, v.TS, item.Value)
+		switch err = e; {
+		case e != nil:
+		case w.kind == kindRollback:
+			v.Kind, v.StartTS, v.Value = VersionRollback, w.startTS, nil
+		default:
+			v.Kind, v.StartTS, v.CommitTS, v.Write, v.Primary, v.Value = kind, w.startTS, w.commitTS, w.kind, w.primary, nil
+		}
+	}
+	if err != nil {
+		v.Kind, v.Err = VersionUnreadable, err
+	}
+	return v
+}
+
+// sortVersions puts plain data first; what stands at the same timestamp comes
+// column by column, and in a column data before its lock or record.
+func sortVersions(all []Version) {
+	slices.SortFunc(all, func(a, b Version) int {
+		if (a.Kind == VersionPlain) != (b.Kind == VersionPlain) {
+			if a.Kind == VersionPlain {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(
+			cmp.Compare(a.TS, b.TS),
+			strings.Compare(a.Cell.Column().key(), b.Cell.Column().key()),
+			cmp.Compare(versionOrder(a.Family), versionOrder(b.Family)),
+		)
+	})
+}
+
+func versionOrder(family string) int {
+	return slices.Index([]string{LockFamily, WriteFamily, MarkFamily, NotifyFamily}, family)
+}

@@ -1,0 +1,61 @@
+package txn
+
+import (
+	"context"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// An OwnerState says what a worker token shows about the client that owns a
+// lock.
+type OwnerState string
+
+// The states of a lock's owner.
+const (
+	// OwnerMissing: there is no token, or none that this library can read. That
+	// says nothing: the client may write none (Config.TokenTTL), may have been
+	// closed, or died more than an hour ago. Its locks live until their ttl.
+	OwnerMissing OwnerState = "missing"
+	// OwnerFresh: the token was renewed in time; the client is taken for alive.
+	OwnerFresh OwnerState = "fresh"
+	// OwnerStale: the token was not renewed in time; the client is taken for
+	// dead, and its locks may be rolled back at once.
+	OwnerStale OwnerState = "stale"
+)
+
+// An OwnerStatus is what a client's worker token says. All but State is zero
+// in OwnerMissing.
+type OwnerStatus struct {
+	State OwnerState
+	// ExpiresTS is the oracle time at which the token went or goes stale.
+	ExpiresTS tso.Timestamp
+	// StartedTS is when the client wrote its first token, in oracle time.
+	StartedTS tso.Timestamp
+	// Host and PID name the client's process.
+	Host string
+	PID  int64
+}
+
+// OwnerState reads the worker token of a lock's owner (Lock.Owner, which may be
+// empty) and judges it at oracle time now, as Resolve does. It changes nothing.
+func (c *Client) OwnerState(ctx context.Context, owner string, now tso.Timestamp) (OwnerStatus, error) {
+	s := OwnerStatus{State: OwnerMissing}
+	if owner == "" {
+		return s, nil
+	}
+	row, err := c.metadata.readRow(ctx, tokenRowPrefix+owner, interleave(chain(column(deployFamily, tokenQualifier), bigtable.LatestNFilter(1))))
+	if err != nil {
+		return s, err
+	}
+	w, ok := decodeToken(row)
+	if !ok {
+		return s, nil
+	}
+	s = OwnerStatus{OwnerFresh, tso.Timestamp(w.ExpiresTs), tso.Timestamp(w.StartedTs), w.Host, w.Pid}
+	if now >= s.ExpiresTS {
+		s.State = OwnerStale
+	}
+	return s, nil
+}
