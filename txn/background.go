@@ -77,10 +77,9 @@ func (b *background) add(t *table, muts []rowMutation) bool {
 // send empties one table's queue.
 func (b *background) send(t *table, q *bulkQueue) {
 	pause := b.client.cfg.Backoff.start()
-	var last error
 	for {
 		b.mu.Lock()
-		b.drop(t, q, last)
+		b.drop(t, q)
 		batch := takeBatch(q)
 		if len(batch) == 0 {
 			q.sending = false
@@ -89,8 +88,7 @@ func (b *background) send(t *table, q *bulkQueue) {
 		}
 		b.mu.Unlock()
 
-		var failed []rowMutation
-		failed, last = b.try(t, batch)
+		failed := b.try(t, batch)
 		if len(failed) > 0 {
 			// An error here is the end of b.ctx, after which drop drops it all.
 			_ = pause.wait(b.ctx, 0)
@@ -107,7 +105,7 @@ func (b *background) send(t *table, q *bulkQueue) {
 
 // try sends a batch and returns the rows to send again. No request outlives
 // the first deadline in its batch.
-func (b *background) try(t *table, batch []rowMutation) (again []rowMutation, err error) {
+func (b *background) try(t *table, batch []rowMutation) (again []rowMutation) {
 	first := batch[0].deadline
 	for _, m := range batch {
 		if m.deadline.Before(first) {
@@ -116,29 +114,36 @@ func (b *background) try(t *table, batch []rowMutation) (again []rowMutation, er
 	}
 	ctx, cancel := context.WithDeadline(b.ctx, first)
 	defer cancel()
-	return t.apply(ctx, batch)
+	again, _ = t.apply(ctx, batch) // each carries its own error
+	return again
 }
 
 // drop takes the rows out of a queue that are not to be tried any more: their
-// deadline is over, the last error is one that will not pass, or close has
-// given up. b.mu is held.
-func (b *background) drop(t *table, q *bulkQueue, last error) {
+// deadline is over, their error is one that will not pass, or close has given
+// up. b.mu is held.
+func (b *background) drop(t *table, q *bulkQueue) {
 	now, before := time.Now(), countOps(q.pending)
+	var last error
+	dropped := 0
 	keep := q.pending[:0]
 	for _, m := range q.pending {
-		if b.ctx.Err() == nil && now.Before(m.deadline) && !permanent(last) {
+		if b.ctx.Err() == nil && now.Before(m.deadline) && !permanent(m.err) {
 			keep = append(keep, m)
+			continue
+		}
+		dropped++
+		if m.err != nil {
+			last = m.err
 		}
 	}
-	dropped := len(q.pending) - len(keep)
 	if dropped == 0 {
 		return
 	}
+	q.pending = keep
+	b.cells -= before - countOps(keep)
+	b.checkIdle()
 	b.client.counters.backgroundDropped.Add(int64(dropped))
 	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", last)
-	b.cells -= before - countOps(keep)
-	q.pending = keep
-	b.checkIdle()
 }
 
 func takeBatch(q *bulkQueue) []rowMutation {

@@ -1,6 +1,8 @@
 package txn
 
 import (
+	"slices"
+
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -148,32 +150,30 @@ func (s selection) has(c Column) bool {
 }
 
 // visibleAt is the filter of a read at ts: locks, the latest write record and
-// the latest data of the selected columns. dataFamilies are the table's.
+// the latest data of the selected columns. dataFamilies are the table's. Where
+// naming what is selected would pass Bigtable's limit, more is read, and
+// evaluate drops what was not asked for.
 func (s selection) visibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
 	var locks, writes, data []bigtable.Filter
-	if s.everything() {
-		locks = append(locks, wholeFamily(LockFamily))
-		writes = append(writes, wholeFamily(WriteFamily))
-		for _, f := range dataFamilies {
+	switch {
+	case s.everything():
+		locks, writes, data = whole(LockFamily), whole(WriteFamily), whole(dataFamilies...)
+	case s.cost() > filterBudget:
+		locks, writes, data = whole(LockFamily), whole(WriteFamily), whole(s.allFamilies()...)
+	}
+	if locks == nil {
+		for _, f := range s.families {
+			// Qualifiers of the family's metadata start with "family:", and ';'
+			// follows ':'.
+			locks = append(locks, bigtable.ColumnRangeFilter(LockFamily, f+":", f+";"))
+			writes = append(writes, bigtable.ColumnRangeFilter(WriteFamily, f+":", f+";"))
 			data = append(data, wholeFamily(f))
 		}
-	}
-	families, columns := s.families, s.columns
-	if cost := s.cost(); cost > filterBudget {
-		// Too many columns to name: read their families and drop the rest.
-		families, columns = s.widened(), nil
-	}
-	for _, f := range families {
-		// Qualifiers of the family's metadata start with "family:", and ';'
-		// follows ':'.
-		locks = append(locks, bigtable.ColumnRangeFilter(LockFamily, f+":", f+";"))
-		writes = append(writes, bigtable.ColumnRangeFilter(WriteFamily, f+":", f+";"))
-		data = append(data, wholeFamily(f))
-	}
-	for _, c := range columns {
-		locks = append(locks, column(LockFamily, c.key()))
-		writes = append(writes, column(WriteFamily, c.key()))
-		data = append(data, column(c.Family, c.Qualifier))
+		for _, c := range s.columns {
+			locks = append(locks, column(LockFamily, c.key()))
+			writes = append(writes, column(WriteFamily, c.key()))
+			data = append(data, column(c.Family, c.Qualifier))
+		}
 	}
 	return interleave(
 		chain(anyOf(locks), upTo(ts)),
@@ -182,28 +182,39 @@ func (s selection) visibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.F
 	)
 }
 
+// whole matches whole families; all families there are, when their names alone
+// would be too much for a filter.
+func whole(families ...string) []bigtable.Filter {
+	var all []bigtable.Filter
+	cost := 0
+	for _, f := range families {
+		all = append(all, wholeFamily(f))
+		cost += len(f) + 40
+	}
+	if cost > filterBudget {
+		return []bigtable.Filter{bigtable.PassAllFilter()}
+	}
+	return all
+}
+
+// cost bounds the size of the filter that names every column and family.
 func (s selection) cost() int {
-	n := 512
+	n := 4 * filterOverhead
+	for _, f := range s.families {
+		n += 3 * filterCost(f+":")
+	}
 	for _, c := range s.columns {
 		n += 3 * filterCost(c.key())
 	}
 	return n
 }
 
-func (s selection) widened() []string {
-	seen := map[string]bool{}
-	var families []string
-	add := func(f string) {
-		if !seen[f] {
-			seen[f] = true
-			families = append(families, f)
-		}
-	}
-	for _, f := range s.families {
-		add(f)
-	}
+// allFamilies are the families of everything that is selected.
+func (s selection) allFamilies() []string {
+	families := slices.Clone(s.families)
 	for _, c := range s.columns {
-		add(c.Family)
+		families = append(families, c.Family)
 	}
-	return families
+	slices.Sort(families)
+	return slices.Compact(families)
 }

@@ -10,7 +10,8 @@ import (
 
 // heartbeat keeps the primary lock of a long commit alive by extending its ttl
 // (paper §2.2: workers periodically update the wall time while committing). It
-// costs nothing until a third of Config.LockTTL is over. Each extension is a
+// costs nothing until a quarter of Config.LockTTL is over, and can miss one beat
+// before the lock expires. Each extension is a
 // conditional mutation on the lock at its exact timestamp: it never brings
 // back a lock that was rolled back or committed (hazard 6), and leaves alone
 // what the commit's predicate looks at.
@@ -25,12 +26,15 @@ type heartbeat struct {
 	beat    sync.WaitGroup
 }
 
+// beats is how often the heart beats within Config.LockTTL.
+const beats = 4
+
 func startHeartbeat(ctx context.Context, c *commit) *heartbeat {
 	h := &heartbeat{commit: c}
 	h.ctx, h.cancel = context.WithCancel(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(c.client.cfg.LockTTL/3, h.fire)
+	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, h.fire)
 	return h
 }
 
@@ -51,7 +55,7 @@ func (h *heartbeat) fire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopped {
-		h.timer.Reset(h.commit.client.cfg.LockTTL / 3)
+		h.timer.Reset(h.commit.client.cfg.LockTTL / beats)
 	}
 }
 
@@ -67,7 +71,7 @@ func (h *heartbeat) extend() error {
 		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), c.lockRecord(w))
 		// In time for the next beat: one request that hangs must not let the lock
 		// expire.
-		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/3)
+		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/beats)
 		defer cancel()
 		_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
 		return err

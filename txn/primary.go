@@ -29,6 +29,7 @@ func (p *primaryCommit) run(ctx context.Context) error {
 	var last error
 	unknown := false // a request that may have been applied was sent
 	for pause := p.client.cfg.Backoff.start(); ; {
+		refused := false
 		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, lockAt(p.primary.Column(), p.startTS), p.mutation, nil)
 		switch {
 		case err == nil && matched:
@@ -38,7 +39,8 @@ func (p *primaryCommit) run(ctx context.Context) error {
 		case permanent(err) && !unknown:
 			return err
 		default:
-			unknown = unknown || !permanent(err)
+			refused = permanent(err)
+			unknown = true
 			last = err
 		}
 		if ctx.Err() == nil {
@@ -47,6 +49,8 @@ func (p *primaryCommit) run(ctx context.Context) error {
 				return err
 			}
 			switch {
+			case err == nil && refused:
+				return p.undetermined(last)
 			case err == nil:
 			case transient(err):
 				last = err

@@ -95,7 +95,11 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRe
 		case err != nil:
 			last = err
 		}
-		if pause.wait(ctx, remaining(asOf, expires)+time.Millisecond) != nil {
+		atMost := remaining(asOf, expires)
+		if atMost > 0 {
+			atMost += time.Millisecond
+		}
+		if pause.wait(ctx, atMost) != nil {
 			return Status{}, ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
 		}
 		// Before the primary is read again, for marker-if-nothing-there.

@@ -60,6 +60,8 @@ type rowMutation struct {
 	ops int
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
+	// err is why the mutation is not known to be applied.
+	err error
 }
 
 // apply sends the mutations in as few requests as Bigtable's limit allows and
@@ -93,12 +95,18 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 	// count as failed then, and are done again.
 	errs, err := t.api.ApplyBulk(rctx, rows, ms)
 	if err != nil {
-		return slices.Clone(muts), wrapRPC(ctx, "bulk mutation", t.name, err)
+		err = wrapRPC(ctx, "bulk mutation", t.name, err)
+		failed = slices.Clone(muts)
+		for i := range failed {
+			failed[i].err = err
+		}
+		return failed, err
 	}
 	for i, e := range errs {
 		if e != nil {
-			failed = append(failed, muts[i])
 			err = wrapRPC(ctx, "bulk mutation", t.name, e)
+			failed = append(failed, muts[i])
+			failed[len(failed)-1].err = err
 		}
 	}
 	return failed, err

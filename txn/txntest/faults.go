@@ -269,7 +269,7 @@ func (f *Faults) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	if err != nil {
 		return nil, err
 	}
-	return &faultStream{ClientStream: s, faults: f, method: method, open: func(ctx context.Context) (grpc.ClientStream, error) {
+	return &faultStream{ClientStream: s, faults: f, method: method, caller: ctx, open: func(ctx context.Context) (grpc.ClientStream, error) {
 		return streamer(ctx, desc, cc, method)
 	}}, nil
 }
@@ -280,6 +280,9 @@ type faultStream struct {
 	grpc.ClientStream
 	faults *Faults
 	method string
+	// caller is the context of whoever waits for the answer: that of the stream
+	// ends with the answer.
+	caller context.Context
 	open   func(context.Context) (grpc.ClientStream, error)
 	rule   *Rule
 	got    int
@@ -359,7 +362,7 @@ func (s *faultStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if s.rule != nil && s.rule.action == HoldResponse && s.got == 1 {
 		// Answered: what comes later cannot change this answer any more.
-		if err := s.rule.wait(s.Context()); err != nil {
+		if err := s.rule.wait(s.caller); err != nil {
 			return err
 		}
 	}

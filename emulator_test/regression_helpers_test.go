@@ -1,0 +1,219 @@
+package emulator_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// The tests in regression_*_test.go keep defects closed that were found in
+// review. Each says the defect, and what closes it.
+
+// newRegression makes table a with family f, and a client behind faults.
+func newRegression(t *testing.T, cfg txn.Config, opts ...grpc.DialOption) (*txntest.Env, *txn.Client, *txntest.Faults) {
+	t.Helper()
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("a", "f")
+	faults := txntest.NewFaults(t)
+	return env, env.NewClient(cfg, append(faults.DialOptions(), opts...)...), faults
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+func step(s txntest.Step) func(txntest.Call) bool {
+	return func(c txntest.Call) bool { return c.Step == s }
+}
+
+func stepOn(s txntest.Step, row string) func(txntest.Call) bool {
+	return func(c txntest.Call) bool { return c.Step == s && c.Row == row }
+}
+
+func begin(t *testing.T, c *txn.Client, opts ...txn.TxnOption) *txn.Txn {
+	t.Helper()
+	tx, err := c.Begin(t.Context(), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// beginSet begins a transaction that sets f:q of the rows; the first is the
+// primary.
+func beginSet(t *testing.T, c *txn.Client, value string, rows ...string) *txn.Txn {
+	t.Helper()
+	tx := begin(t, c)
+	set(tx, value, rows...)
+	return tx
+}
+
+func set(tx *txn.Txn, value string, rows ...string) {
+	for _, row := range rows {
+		tx.Table("a").Set(row, "f", "q", []byte(value))
+	}
+}
+
+func tryUpdate(ctx context.Context, c *txn.Client, value string, rows ...string) error {
+	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		set(tx, value, rows...)
+		return nil
+	})
+	return err
+}
+
+func mustSet(t *testing.T, c *txn.Client, value string, rows ...string) {
+	t.Helper()
+	if err := tryUpdate(t.Context(), c, value, rows...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inBackground returns what f returns, and how long it took.
+func inBackground(f func() error) <-chan outcome {
+	ch := make(chan outcome, 1)
+	begun := time.Now()
+	go func() { err := f(); ch <- outcome{err, time.Since(begun)} }()
+	return ch
+}
+
+type outcome struct {
+	err  error
+	took time.Duration
+}
+
+func commitInBackground(ctx context.Context, tx *txn.Txn) <-chan outcome {
+	return inBackground(func() error { _, err := tx.Commit(ctx); return err })
+}
+
+func takeSnapshot(t *testing.T, c *txn.Client, opts ...txn.SnapshotOption) *txn.Snapshot {
+	t.Helper()
+	s, err := c.Snapshot(t.Context(), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wantValue reads f:q of a row; "" is absent.
+func wantValue(t *testing.T, s *txn.Snapshot, row, want string) {
+	t.Helper()
+	v, ok, err := s.Table("a").Get(t.Context(), row, "f", "q")
+	if err != nil || string(v) != want || ok != (want != "") {
+		t.Errorf("row %s is %q (there: %v, error: %v), want %q", row, v, ok, err, want)
+	}
+}
+
+func wantNoLocks(t *testing.T, c *txn.Client) {
+	t.Helper()
+	for l, err := range c.Locks(t.Context(), "a", nil) {
+		t.Errorf("lock left on %s: %v", l.Cell, err)
+	}
+}
+
+// stored is the row as it is stored, without transactions.
+func stored(t *testing.T, env *txntest.Env, row string) bigtable.Row {
+	t.Helper()
+	r, err := env.Bigtable.Open("a").ReadRow(t.Context(), row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// intercept shows every request to see before it is sent; an error of see is
+// its answer.
+func intercept(see func(txntest.Call) error) []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if msg, ok := req.(proto.Message); ok {
+				if err := see(txntest.Classify(method, msg)); err != nil {
+					return err
+				}
+			}
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			return &seenStream{s, method, see}, err
+		}),
+	}
+}
+
+type seenStream struct {
+	grpc.ClientStream
+	method string
+	see    func(txntest.Call) error
+}
+
+func (s *seenStream) SendMsg(m any) error {
+	if msg, ok := m.(proto.Message); ok {
+		if err := s.see(txntest.Classify(s.method, msg)); err != nil {
+			return err
+		}
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// refuse answers the chosen requests as Bigtable does a client without
+// permission: nothing is applied.
+func refuse(match func(txntest.Call) bool) []grpc.DialOption {
+	return intercept(func(c txntest.Call) error {
+		if match(c) {
+			return status.Error(codes.PermissionDenied, "injected: refused")
+		}
+		return nil
+	})
+}
+
+// An answerHold keeps the first answer to a read that match chooses until
+// release is closed; the read is done by then, and held is closed.
+type answerHold struct {
+	match         func(txntest.Call) bool
+	once          sync.Once
+	held, release chan struct{}
+}
+
+func newAnswerHold(match func(txntest.Call) bool) *answerHold {
+	return &answerHold{match: match, held: make(chan struct{}), release: make(chan struct{})}
+}
+
+func (h *answerHold) dialOption() grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := streamer(ctx, desc, cc, method, opts...)
+		return &heldStream{ClientStream: s, method: method, hold: h}, err
+	})
+}
+
+type heldStream struct {
+	grpc.ClientStream
+	method string
+	hold   *answerHold
+	chosen bool
+}
+
+func (s *heldStream) SendMsg(m any) error {
+	if msg, ok := m.(proto.Message); ok && s.hold.match(txntest.Classify(s.method, msg)) {
+		s.hold.once.Do(func() { s.chosen = true })
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *heldStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if s.chosen {
+		s.chosen = false
+		close(s.hold.held)
+		<-s.hold.release
+	}
+	return err
+}

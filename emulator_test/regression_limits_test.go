@@ -1,0 +1,285 @@
+package emulator_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Bigtable's limits, which the emulator does not know.
+const (
+	maxFilter      = 20 << 10
+	maxReadRequest = 512 << 10
+)
+
+// sizes holds what it sees against Bigtable's limits.
+type sizes struct {
+	t      *testing.T
+	mu     sync.Mutex
+	filter map[txntest.Step]int // the largest
+	total  map[txntest.Step]int
+	count  map[txntest.Step]int
+	reads  []*btpb.ReadRowsRequest
+}
+
+func newSizes(t *testing.T) *sizes {
+	return &sizes{t: t, filter: map[txntest.Step]int{}, total: map[txntest.Step]int{}, count: map[txntest.Step]int{}}
+}
+
+func (s *sizes) dialOptions() []grpc.DialOption { return intercept(s.see) }
+
+func (s *sizes) see(c txntest.Call) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	switch r := c.Request.(type) {
+	case *btpb.CheckAndMutateRowRequest:
+		n = proto.Size(r.PredicateFilter)
+	case *btpb.ReadRowsRequest:
+		n = proto.Size(r.Filter)
+		s.reads = append(s.reads, r)
+		if all := proto.Size(r); all > maxReadRequest {
+			s.t.Errorf("%s of %d bytes", c.Step, all)
+		}
+	}
+	if n > maxFilter {
+		s.t.Errorf("%s with a filter of %d bytes", c.Step, n)
+	}
+	s.filter[c.Step] = max(s.filter[c.Step], n)
+	s.total[c.Step] += n
+	s.count[c.Step]++
+	return nil
+}
+
+func (s *sizes) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads = nil
+}
+
+// names of n columns; the longest that are allowed, or short ones.
+func columnNames(n int, long bool) []txn.Column {
+	cols := make([]txn.Column, n)
+	for i := range cols {
+		cols[i] = txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%03d", i)}
+		if long {
+			cols[i].Qualifier += strings.Repeat("\xff", 2400-len("f:q000"))
+		}
+	}
+	return cols
+}
+
+func setColumns(t *testing.T, c *txn.Client, row string, cols []txn.Column) {
+	t.Helper()
+	if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		for _, col := range cols {
+			tx.Table("a").Set(row, col.Family, col.Qualifier, []byte("v"))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Filters were larger than Bigtable allows, marker-if-nothing-there with one
+// long name; closed by maxColumnKey (limits.go) and the costs of filter.go.
+func TestFilterSizes(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			seen := newSizes(t)
+			env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+			env.CreateTable("a", "f")
+			counts := []int{1, 2, 3, 5, 8, 20, 60, 117, 118, 119, 150, 300, 500}
+			if long {
+				counts = []int{1, 2, 3, 5, 8, 20}
+			}
+			for _, n := range counts {
+				setColumns(t, env.Client, fmt.Sprint("row", n), columnNames(n, long))
+			}
+			s := takeSnapshot(t, env.Client)
+			for n := 1; n <= 500; n++ {
+				for _, err := range s.Table("a").ReadRows(t.Context(), bigtable.RowList{"row5"}, txn.Columns(columnNames(n, long)...)) {
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			synctest.Wait()
+			t.Logf("long names: %v; largest filters: %v", long, seen.filter)
+		})
+	}
+}
+
+// The same in the requests that settle locks: fate, marker-if-nothing-there,
+// roll forward and back, heartbeat, and the second read of exact versions.
+func TestFilterSizesOfRecovery(t *testing.T) {
+	for _, cols := range [][]txn.Column{columnNames(400, false), columnNames(30, true)} {
+		synctest.Test(t, func(t *testing.T) {
+			seen := newSizes(t)
+			env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+			env.CreateTable("a", "f")
+			setColumns(t, env.Client, "many", cols)
+			// The primary is never written: marker-if-nothing-there.
+			dieLocking(t, env, cols, stepOn(txntest.StepPrewrite, "p"), time.Minute)
+			wantColumns(t, takeSnapshot(t, env.Client), cols, "v")
+			// It dies before its commit.
+			dieLocking(t, env, cols, step(txntest.StepCommit), time.Minute)
+			wantColumns(t, takeSnapshot(t, env.Client), cols, "v")
+			// It dies after its commit. A read between start and commit walks past
+			// the locks, and has to read the older versions by themselves.
+			between := dieLocking(t, env, cols, step(txntest.StepSecondaries), 0)
+			wantColumns(t, between, cols, "v")
+			wantColumns(t, takeSnapshot(t, env.Client), cols, "w")
+			synctest.Wait()
+			for _, s := range []txntest.Step{txntest.StepRollPrimary, txntest.StepRollForward, txntest.StepRollBackCell} {
+				if seen.count[s] == 0 {
+					t.Errorf("no request for %s was made", s)
+				}
+			}
+			t.Logf("largest filters: %v", seen.filter)
+		})
+	}
+}
+
+// dieLocking lets a client write p, the primary, and the columns of row many,
+// and die. It returns a snapshot from the time between start and commit.
+func dieLocking(t *testing.T, env *txntest.Env, cols []txn.Column, died func(txntest.Call) bool, later time.Duration) *txn.Snapshot {
+	t.Helper()
+	faults := txntest.NewFaults(t)
+	rule := faults.On("death", died, txntest.Crash, 1)
+	victim := env.NewClient(txn.Config{TokenTTL: -1}, append(faults.DialOptions(), newSizes(t).dialOptions()...)...)
+	ctx, cancel := context.WithCancel(t.Context())
+	tx := begin(t, victim)
+	s := takeSnapshot(t, env.Client)
+	tx.Table("a").Set("p", "f", cols[0].Qualifier, []byte("v"))
+	for _, c := range cols {
+		tx.Table("a").Set("many", "f", c.Qualifier, []byte("w"))
+	}
+	owner := commitInBackground(ctx, tx)
+	<-rule.Fired()
+	synctest.Wait()
+	faults.Kill()
+	cancel()
+	<-owner
+	pass(later)
+	return s
+}
+
+func wantColumns(t *testing.T, s *txn.Snapshot, cols []txn.Column, value string) {
+	t.Helper()
+	r, err := s.Table("a").ReadRow(t.Context(), "many")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(r["f"]); n != len(cols) {
+		t.Errorf("%d columns, want %d", n, len(cols))
+	}
+	for _, it := range r["f"] {
+		if string(it.Value) != value {
+			t.Fatalf("%.20s is %q, want %q", it.Column, it.Value, value)
+		}
+	}
+}
+
+// The other side of TestFilterSizes: 300 short columns were prewritten in five
+// parts; closed by counting the timestamp range once a filter (filterOverhead,
+// filter.go). They take three, where the bytes would fit into two.
+func TestPrewritesOfManyColumns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := newSizes(t)
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+		env.CreateTable("a", "f")
+		setColumns(t, env.Client, "many", columnNames(300, false))
+		synctest.Wait()
+		n, fewest := seen.count[txntest.StepPrewrite], (seen.total[txntest.StepPrewrite]+maxFilter-1)/maxFilter
+		if n != 3 || float64(n) > 1.5*float64(fewest) {
+			t.Errorf("%d prewrites of a row with 300 short columns, want 3; the predicates' %d bytes fit into %d", n, seen.total[txntest.StepPrewrite], fewest)
+		}
+	})
+}
+
+// Limit(math.MaxInt) overflowed into a negative rows_limit; closed by min in
+// run (scan.go).
+func TestLargestLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := newSizes(t)
+		env := txntest.New(t, txntest.Embedded(), txntest.WithDialOptions(seen.dialOptions()...))
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "v", "r1", "r2", "r3")
+		synctest.Wait()
+		s := takeSnapshot(t, env.Client)
+		seen.reset()
+		for _, rs := range []bigtable.RowSet{nil, bigtable.RowList{"r1", "r2", "r3"}} {
+			wantKeys(t, s, rs, []string{"r1", "r2", "r3"}, txn.Limit(math.MaxInt))
+		}
+		synctest.Wait()
+		for _, r := range seen.reads {
+			if r.RowsLimit <= 0 || r.RowsLimit > 5000 {
+				t.Errorf("rows_limit %d", r.RowsLimit)
+			}
+		}
+	})
+}
+
+func wantKeys(t *testing.T, s *txn.Snapshot, rs bigtable.RowSet, want []string, opts ...txn.ReadOption) {
+	t.Helper()
+	var got []string
+	for r, err := range s.Table("a").ReadRows(t.Context(), rs, opts...) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, r.Key())
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d rows, want %d: %.100q…", len(got), len(want), got)
+	}
+}
+
+// A long list of row ranges made a request larger than Bigtable allows; closed
+// by cutting it as lists of keys are (request, rowset.go).
+func TestLongListOfRanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := newSizes(t)
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+		env.CreateTable("a", "f")
+		var ranges bigtable.RowRangeList
+		var keys bigtable.RowList
+		for i := range 5000 {
+			start := fmt.Sprintf("%06d%s", i, strings.Repeat("x", 120))
+			ranges = append(ranges, bigtable.NewRange(start, start+"y"))
+			keys = append(keys, start)
+		}
+		want := []string{keys[0], keys[1], keys[1800], keys[2500], keys[4998], keys[4999]}
+		mustSet(t, env.Client, "v", append(want, "between", "0")...)
+		synctest.Wait()
+		s := takeSnapshot(t, env.Client)
+		backwards := slices.Clone(want)
+		slices.Reverse(backwards)
+		for _, rs := range []bigtable.RowSet{ranges, keys} {
+			seen.reset()
+			wantKeys(t, s, rs, want)
+			synctest.Wait()
+			if len(seen.reads) < 2 {
+				t.Errorf("%d requests; the test is to need more than one", len(seen.reads))
+			}
+			wantKeys(t, s, rs, backwards, txn.Reverse())
+			for v, err := range env.Client.Check(t.Context(), "a", rs) {
+				t.Errorf("violation: %v, %v", v, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,237 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A commit that found its transaction committed at another timestamp removed
+// the locks of its secondaries, and half of it was lost; closed by cleaning up
+// after a conflict alone (commitPrimary, commit.go).
+func TestCommittedElsewhereIsNotCleanedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "3", "bob", "joe")
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), tx)
+		<-slow.Fired()
+		other, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		primary := txn.Cell{Table: "a", Row: "bob", Family: "f", Qualifier: "q"}
+		s, err := env.Client.Settle(t.Context(), &txn.UndeterminedError{Primary: primary, StartTS: tx.StartTS(), CommitTS: other})
+		if err != nil || s.CommitTS != other {
+			t.Fatalf("settle: %+v, %v", s, err)
+		}
+		slow.Release()
+		if o := <-owner; !errors.Is(o.err, txn.ErrCorrupt) || errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v, want ErrCorrupt", o.err)
+		}
+		synctest.Wait()
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
+	})
+}
+
+// A request that Bigtable refuses for good was sent again until the context
+// ended; closed by permanent (errors.go) at every step.
+func TestRefusalsAreNotRepeated(t *testing.T) {
+	for _, refused := range []txntest.Step{txntest.StepPrewrite, txntest.StepCommit, txntest.StepRollForward, txntest.StepRollPrimary} {
+		t.Run(string(refused), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newRegression(t, txn.Config{TokenTTL: -1}, refuse(step(refused))...)
+				do, want := func(ctx context.Context) error { return tryUpdate(ctx, a, "3", "bob", "joe") }, ""
+				read := func(ctx context.Context) error {
+					_, _, err := takeSnapshot(t, a).Table("a").Get(ctx, "joe", "f", "q")
+					return err
+				}
+				switch refused {
+				case txntest.StepRollForward:
+					leaveLocks(t, env, txntest.StepSecondaries)
+					do, want = read, "9"
+				case txntest.StepRollPrimary:
+					leaveLocks(t, env, txntest.StepCommit)
+					do = read
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				o := <-inBackground(func() error { return do(ctx) })
+				if o.err == nil || errors.Is(o.err, txn.ErrUndetermined) || errors.Is(o.err, txn.ErrConflict) || o.took > time.Second {
+					t.Errorf("%v after %v; want the refusal, at once", o.err, o.took)
+				}
+				// A commit sends the prewrites of its two rows at the same time.
+				if n := faults.Count()[refused]; n != 1 && (refused != txntest.StepPrewrite || n != 2) {
+					t.Errorf("%d requests, want one", n)
+				}
+				pass(time.Minute)
+				wantValue(t, takeSnapshot(t, env.Client), "joe", want)
+			})
+		})
+	}
+}
+
+// leaveLocks lets a client die before a step of a transaction that sets bob and
+// joe, and its locks expire.
+func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {
+	t.Helper()
+	faults := txntest.NewFaults(t)
+	rule := faults.OnStep(died, txntest.Crash)
+	victim := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	ctx, cancel := context.WithCancel(t.Context())
+	owner := commitInBackground(ctx, beginSet(t, victim, "9", "bob", "joe"))
+	<-rule.Fired()
+	faults.Kill()
+	cancel()
+	<-owner
+	pass(time.Minute)
+}
+
+// Update ran its function again after a commit whose outcome it did not know,
+// while its context was alive: that could apply it twice (update.go). And a
+// refusal after an unknown outcome is no failure (unknown, primary.go).
+func TestUndeterminedIsNotRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent atomic.Bool
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+			if c.Step == txntest.StepCommit {
+				sent.Store(true)
+			}
+			return c.Step == txntest.StepRead && sent.Load()
+		})...)
+		faults.OnStep(txntest.StepCommit, txntest.DropResponse)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		runs := 0
+		_, err := a.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			runs++
+			set(tx, "3", "bob", "joe")
+			return nil
+		})
+		var u *txn.UndeterminedError
+		if !errors.As(err, &u) || runs != 1 || ctx.Err() != nil {
+			t.Fatalf("update: %v after %d runs, want an UndeterminedError after one, at once", err, runs)
+		}
+		if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+			t.Errorf("settle: %v, %v", s.State, err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "3")
+	})
+}
+
+// A context that ended before the commit was sent made the outcome unknown;
+// closed by looking at it at the last moment (run, commit.go).
+func TestContextEndsBeforeTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		ctx, cancel := context.WithCancel(t.Context())
+		faults := txntest.NewFaults(t)
+		oracle := &cancellingOracle{Oracle: env.Oracle(), after: 2, cancel: cancel}
+		a := env.NewClient(txn.Config{TokenTTL: -1, Oracle: oracle}, faults.DialOptions()...)
+		err := tryUpdate(ctx, a, "3", "bob", "joe")
+		if !errors.Is(err, context.Canceled) || errors.Is(err, txn.ErrUndetermined) {
+			t.Errorf("update: %v, want the context's error alone", err)
+		}
+		if n := faults.Count()[txntest.StepCommit]; n != 0 {
+			t.Errorf("%d commits were sent", n)
+		}
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// cancellingOracle cancels the caller's context when it has handed out so many
+// timestamps.
+type cancellingOracle struct {
+	tso.Oracle
+	after  int
+	cancel context.CancelFunc
+}
+
+func (o *cancellingOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	ts, err := o.Oracle.Timestamp(ctx)
+	if o.after--; o.after == 0 {
+		o.cancel()
+	}
+	return ts, err
+}
+
+// Settle that could not find out returned an error which was not undetermined,
+// so that its caller took the outcome for known; closed by because (primary.go).
+func TestSettleThatCannotFindOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		for _, lost := range []txntest.Step{txntest.StepSchema, txntest.StepRead, txntest.StepCommit} {
+			u := undetermined(t, env, "bob-"+string(lost))
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			faults.On(string(lost), step(lost), txntest.DropRequest, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := c.Settle(ctx, u)
+			cancel()
+			var again *txn.UndeterminedError
+			if !errors.As(err, &again) || again.Primary != u.Primary || again.StartTS != u.StartTS || again.CommitTS != u.CommitTS {
+				t.Errorf("settle without %s: %v, want an UndeterminedError with the same facts", lost, err)
+			}
+			if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+				t.Errorf("settle: %v, %v", s.State, err)
+			}
+		}
+	})
+}
+
+// undetermined makes a commit whose requests are lost until its context ends.
+func undetermined(t *testing.T, env *txntest.Env, row string) *txn.UndeterminedError {
+	t.Helper()
+	faults := txntest.NewFaults(t)
+	faults.On("commit", step(txntest.StepCommit), txntest.DropRequest, 0)
+	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var u *txn.UndeterminedError
+	if err := tryUpdate(ctx, c, "3", row); !errors.As(err, &u) {
+		t.Fatalf("update: %v, want an UndeterminedError", err)
+	}
+	return u
+}
+
+// Hazard 2, raced: the primary is prewritten and committed between a resolver's
+// look at it and its question to the oracle. asOf has to be obtained before the
+// look (decide, resolve.go): marker-if-nothing-there takes a commit below it for
+// no commit of this transaction, and half of it would be lost.
+func TestTimestampBeforeTheLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		late := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
+		secondaries := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-late.Fired()
+		pass(11 * time.Second)
+		look := newAnswerHold(stepOn(txntest.StepRead, "bob"))
+		before := takeSnapshot(t, env.NewClient(txn.Config{TokenTTL: -1}, look.dialOption()))
+		reader := inBackground(func() error { wantValue(t, before, "joe", ""); return nil })
+		<-look.held // it found nothing
+		late.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit: %v", o.err)
+		}
+		close(look.release)
+		<-reader
+		secondaries.Release()
+		synctest.Wait()
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
+	})
+}
