@@ -58,6 +58,38 @@
 // followed, and the earlier of the two counts. A clock that runs ahead in
 // smaller steps is not noticed: keep machines on NTP.
 //
+// # Served mode
+//
+// A [Server] hands out timestamps from memory, for more than direct mode can,
+// or where a round trip to Bigtable for each batch is too long. Any number of
+// servers run; one leads, by a lease in the oracle's row, and the others stand
+// by. `percctl tso serve` runs one.
+//
+//	oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"tso-0:7070", "tso-1:7070"}})
+//	...
+//	defer oracle.Close()
+//	client, err := txn.NewClient(ctx, bt, txn.Config{Oracle: oracle})
+//
+// The leader reserves ranges ahead of use, by CheckAndMutateRow, about three
+// times per lease; requests never wait for that. A standby takes over when it
+// has watched the lease unchanged for its full length, and starts above the
+// range reserved; the leader stops before its lease could be over, and checks
+// once more after it generated a range, so that a process which was stopped
+// does not answer from an old one. Clocks decide nothing about this but how
+// long things take; what is assumed is that two clocks tick at rates that
+// differ by less than a tenth, and go on while a process is stopped.
+//
+// A [Client] sends one request at a time for all who ask at once. Who asks while
+// a request is under way gets into the next, never into that one.
+//
+// The two modes exclude each other through the row; [SetMode] switches.
+// docs/oracle.md says what happens when something fails, and what to do.
+//
+// # Locks
+//
+// [Locks] are the paper's lightweight lock service: advisory, with a time to
+// live, in memory, in the metadata table, or with the leading server.
+//
 // # Local mode
 //
 // [Local] is an oracle in memory for tests. Its order ends with the process.
@@ -65,16 +97,21 @@
 // # Errors
 //
 // Errors that may pass (unavailable, aborted, timed out) are retried inside,
-// with backoff, until the caller's context ends; give it a deadline. What is
-// returned:
+// with backoff, until the caller's context ends, or for a [Client] its own
+// timeout; give it a deadline. What is returned:
 //
 //   - context.Canceled, context.DeadlineExceeded: the caller's context ended;
 //     the text carries the last failure.
 //   - [ErrClosed]: Close was called.
 //   - [ErrNotInitialized]: the metadata table or the oracle's family is missing;
 //     `percctl table init` creates them.
-//   - [ErrMode], [*ModeError]: the row belongs to an oracle that is served.
+//   - [ErrMode], [*ModeError]: the row belongs to an oracle of the other mode.
 //   - [ErrCorrupt], [*CorruptError]: the row holds what no oracle writes.
+//   - [ErrFormat], [*FormatError]: the row was written by another version.
+//   - [ErrUnavailable], [*UnavailableError]: no server answered in time; it
+//     names each server's reason.
+//   - [ErrBackwards], [*BackwardsError]: a server answered below what this
+//     client was given before.
 //   - [ErrExhausted]: the year is 2262.
 //   - anything else: Bigtable refused the request for good; errors.As finds the
 //     gRPC status.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -24,7 +25,12 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(processEnv) != "" {
+		os.Exit(serverProcess())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // Methods of Bigtable's data API, as the interceptor counts them.
 const (
@@ -43,7 +49,7 @@ type hook func(ctx context.Context, method string, call func() (any, error)) (an
 // emulator is Bigtable's emulator inside a synctest bubble.
 type emulator struct {
 	t     *testing.T
-	lis   *bufconn.Listener
+	lis   net.Listener
 	serve sync.Mutex // one request at a time: the emulator races with itself where reads meet writes
 	mu    sync.Mutex
 	rpcs  map[string]int
@@ -63,7 +69,12 @@ func bubble(t *testing.T, f func(t *testing.T, e *emulator)) {
 
 func newEmulator(t *testing.T) *emulator {
 	t.Helper()
-	e := &emulator{t: t, lis: bufconn.Listen(1 << 20), rpcs: map[string]int{}}
+	return newEmulatorOn(t, bufconn.Listen(1<<20))
+}
+
+func newEmulatorOn(t *testing.T, lis net.Listener) *emulator {
+	t.Helper()
+	e := &emulator{t: t, lis: lis, rpcs: map[string]int{}}
 	srv, err := bttest.NewServerWithListener(e.lis,
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			return e.intercept(ctx, info.FullMethod, func() (any, error) { return h(ctx, req) })
@@ -132,9 +143,12 @@ func (e *emulator) expect(want string) {
 
 func (e *emulator) dial() *grpc.ClientConn {
 	e.t.Helper()
-	conn, err := grpc.NewClient("passthrough:bufconn",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return e.lis.Dial() }))
+	target, opts := e.lis.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	if pipe, ok := e.lis.(*bufconn.Listener); ok {
+		target = "passthrough:bufconn"
+		opts = append(opts, grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return pipe.Dial() }))
+	}
+	conn, err := grpc.NewClient(target, opts...)
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net"
 
 	"cloud.google.com/go/bigtable"
 	"cloud.google.com/go/bigtable/bttest"
@@ -62,5 +63,77 @@ func ExampleDirect() {
 		log.Fatal(err)
 	}
 	fmt.Println(first < second)
+	// Output: true
+}
+
+func ExampleClient() {
+	ctx, stop := context.WithCancel(context.Background())
+
+	// An emulator in place of Bigtable, with a metadata table in served mode.
+	emulator, err := bttest.NewServer("localhost:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer emulator.Close()
+	conn, err := grpc.NewClient(emulator.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+	admin, err := bigtable.NewAdminClient(ctx, "project", "instance", option.WithGRPCConn(conn))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := admin.CreateTable(ctx, "percolator"); err != nil {
+		log.Fatal(err)
+	}
+	if err := admin.CreateColumnFamily(ctx, "percolator", "tso"); err != nil {
+		log.Fatal(err)
+	}
+	bt, err := bigtable.NewClientWithConfig(ctx, "project", "instance", bigtable.ClientConfig{
+		MetricsProvider: bigtable.NoopMetricsProvider{},
+		DisableSession:  true,
+	}, option.WithGRPCConn(conn))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer bt.Close()
+	metadata := bt.Open("percolator")
+	if _, err := tso.SetMode(ctx, metadata, tso.RowConfig{}, tso.ModeServed); err != nil {
+		log.Fatal(err)
+	}
+
+	// What `percctl tso serve` does:
+	server, err := tso.NewServer(metadata, tso.ServerConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lis, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx, lis) }()
+
+	// What a service does, with the addresses of all servers:
+	oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{lis.Addr().String()}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	first, err := oracle.Timestamp(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	second, err := oracle.Timestamp(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(first < second)
+
+	_ = oracle.Close()
+	stop() // releases the lease
+	if err := <-ended; err != nil {
+		log.Fatal(err)
+	}
 	// Output: true
 }

@@ -45,6 +45,7 @@ type oracleRow struct {
 	family  string
 	timeout time.Duration
 	rpcs    atomic.Uint64
+	writes  atomic.Uint64 // of these
 }
 
 // rowState is what a read of the row shows.
@@ -115,6 +116,7 @@ func (r *oracleRow) compareAndSet(ctx context.Context, old, v Timestamp) (bool, 
 func (r *oracleRow) add(ctx context.Context, n int64) (int64, error) {
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
+	r.writes.Add(1)
 	m := bigtable.NewReadModifyWrite()
 	m.Increment(r.family, directColumn, n)
 	row, err := r.table.ApplyReadModifyWrite(ctx, r.key, m)
@@ -133,6 +135,7 @@ func (r *oracleRow) add(ctx context.Context, n int64) (int64, error) {
 func (r *oracleRow) stamp(ctx context.Context) error {
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
+	r.writes.Add(1)
 	m := bigtable.NewMutation()
 	m.DeleteCellsInColumn(r.family, clockColumn)
 	m.Set(r.family, clockColumn, bigtable.ServerTime, nil)
@@ -142,6 +145,7 @@ func (r *oracleRow) stamp(ctx context.Context) error {
 func (r *oracleRow) checkAndMutate(ctx context.Context, verb string, predicate bigtable.Filter, ifTrue, ifFalse *bigtable.Mutation) (matched bool, err error) {
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
+	r.writes.Add(1)
 	err = r.table.Apply(ctx, r.key, bigtable.NewCondMutation(predicate, ifTrue, ifFalse),
 		bigtable.GetCondMutationResult(&matched))
 	return matched, r.wrap(verb, err)
@@ -190,7 +194,7 @@ func (r *oracleRow) wrap(verb string, err error) error {
 		return nil
 	}
 	if status.Code(err) == codes.NotFound || strings.Contains(err.Error(), "unknown family") {
-		return fmt.Errorf("%w: no table, or no family %q in it, for the oracle's row: run `percctl table init`, or call txn.InitMetadata: %w",
+		return fmt.Errorf("%w: no table, or no family %q in it, for the oracle's row: run `percctl table init`, or call txn.InitTable: %w",
 			ErrNotInitialized, r.family, err)
 	}
 	return fmt.Errorf("tso: %s oracle row %q: %w", verb, r.key, err)

@@ -1,0 +1,62 @@
+package tso
+
+import (
+	"context"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+)
+
+// Status is how one server is doing.
+type Status struct {
+	Server    string // its name
+	Address   string // where clients reach it
+	Leading   bool
+	Leader    string // address of the leader, as this server knows it
+	Reason    string // why it does not lead
+	Epoch     uint64 // of its present or last term
+	Next      Timestamp
+	Limit     Timestamp // the end of the range reserved
+	Clock     Timestamp // its clock
+	Lease     time.Duration
+	LeaseLeft time.Duration
+
+	// Since it was started:
+
+	Uptime         time.Duration
+	Terms          uint64 // how often it came to lead
+	Timestamps     uint64
+	Requests       uint64
+	BigtableRPCs   uint64
+	BigtableWrites uint64
+	Rate           float64 // timestamps per second, recently
+	Locks          uint64  // advisory locks held
+}
+
+// Lag is how far oracle time is behind the server's clock; negative when it
+// runs ahead, after a clock was set back, or at more than a million a second.
+func (s Status) Lag() time.Duration {
+	return time.Duration(s.Clock-s.Next) * time.Microsecond
+}
+
+// ServerStatus asks the first of the configured servers how it is doing,
+// whether it leads or not. It changes nothing. It fails when that server does
+// not answer before ctx ends.
+func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
+	c, err := NewClient(cfg)
+	if err != nil {
+		return Status{}, err
+	}
+	defer func() { _ = c.Close() }()
+	r, err := c.servers[0].service.Status(ctx, &tsopb.StatusRequest{FormatVersion: FormatVersion})
+	if err != nil {
+		return Status{}, err
+	}
+	return Status{
+		Server: r.Server, Address: r.Address, Leading: r.Leading, Leader: r.LeaderAddress, Reason: r.Reason,
+		Epoch: r.Epoch, Next: Timestamp(r.Next), Limit: Timestamp(r.Limit), Clock: Timestamp(r.Clock),
+		Lease: time.Duration(r.LeaseUs) * time.Microsecond, LeaseLeft: time.Duration(r.LeaseLeftUs) * time.Microsecond,
+		Uptime: time.Duration(r.UptimeUs) * time.Microsecond, Terms: r.Terms, Timestamps: r.Timestamps, Requests: r.Requests,
+		BigtableRPCs: r.BigtableRpcs, BigtableWrites: r.BigtableWrites, Rate: r.Rate, Locks: r.Locks,
+	}, nil
+}
