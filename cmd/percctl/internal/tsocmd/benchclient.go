@@ -1,0 +1,246 @@
+package tsocmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// benchOrder is what the benchmark asks of a client process; one line of json.
+type benchOrder struct {
+	What     string
+	Callers  int
+	Duration time.Duration
+}
+
+// benchResult is its answer.
+type benchResult struct {
+	Error        string
+	Count        uint64
+	Elapsed      time.Duration
+	All          uint64 // timestamps, those of warming up included, as all below
+	Requests     uint64 // batches
+	BigtableRPCs uint64
+	Latency      []uint64 // by bucketOf
+}
+
+// A benchClient is one client process.
+type benchClient struct {
+	servers []string
+	profile string
+}
+
+func newBenchClientCmd(s *cli.Streams) *cobra.Command {
+	c := &benchClient{}
+	cmd := &cobra.Command{
+		Use:    "bench-client",
+		Short:  "A client process of the benchmark",
+		Hidden: true,
+		Args:   cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			stop, err := startProfile(c.profile)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			return c.run(cmd.Context(), s)
+		},
+	}
+	cmd.Flags().StringSliceVar(&c.servers, "server", nil, "addresses of the servers")
+	cmd.Flags().StringVar(&c.profile, "cpu-profile", "", "write a CPU profile to this file")
+	return cmd
+}
+
+// run carries out orders until there are no more.
+func (c *benchClient) run(ctx context.Context, s *cli.Streams) error {
+	served, err := tso.NewClient(tso.ClientConfig{Addresses: c.servers})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = served.Close() }()
+	bt := connect.Flags{Project: benchProject, Instance: benchInstance, MetadataTable: benchTable}
+	client, err := bt.OpenData(ctx)
+	if err != nil {
+		return err
+	}
+	table := client.Open(bt.MetadataTable)
+	defer func() { _ = client.Close() }()
+	// A row of its own: the oracle's is in served mode.
+	direct := tso.NewDirect(table, tso.DirectConfig{Row: "bench-direct"})
+	defer func() { _ = direct.Close() }()
+
+	orders, answers := json.NewDecoder(s.In), json.NewEncoder(s.Out)
+	for {
+		var o benchOrder
+		if err := orders.Decode(&o); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		var res benchResult
+		var err error
+		switch o.What {
+		case "served":
+			before := served.Stats()
+			res, err = load(ctx, o, served.Timestamp)
+			res.Requests = served.Stats().Requests - before.Requests
+		case "direct":
+			before := direct.Stats()
+			res, err = load(ctx, o, direct.Timestamp)
+			res.Requests = direct.Stats().Batches - before.Batches
+			res.BigtableRPCs = direct.Stats().RPCs - before.RPCs
+		case "bare":
+			res, err = c.bare(ctx, o)
+		}
+		if err != nil {
+			res.Error = err.Error()
+		}
+		if err := answers.Encode(res); err != nil {
+			return err
+		}
+	}
+}
+
+// bare measures round trips of gRPC itself: a call with an empty request, over
+// a connection without anything added to it.
+func (c *benchClient) bare(ctx context.Context, o benchOrder) (benchResult, error) {
+	var live *grpc.ClientConn
+	for _, a := range c.servers {
+		conn, err := grpc.NewClient(a, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return benchResult{}, err
+		}
+		defer func() { _ = conn.Close() }()
+		live = conn
+	}
+	health := healthpb.NewHealthClient(live)
+	var n atomic.Int64 // any increasing number will do
+	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
+		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: tso.LiveService})
+		return tso.Timestamp(n.Add(1)), err
+	})
+}
+
+// load has callers ask one at a time for a while, each with a context of its
+// own, and checks that each gets larger and larger timestamps.
+func load(ctx context.Context, o benchOrder, ask func(context.Context) (tso.Timestamp, error)) (benchResult, error) {
+	// Looking at the clock twice costs as much as a timestamp in a large batch.
+	every := uint64(1)
+	if o.Callers > 64 {
+		every = 64
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var stop atomic.Bool
+	var failed error
+	sum := benchResult{}
+	warm := time.Now().Add(o.Duration / 5)
+	var measuring atomic.Bool
+	for range o.Callers {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			var last tso.Timestamp
+			var count, all uint64
+			latency := make([]uint64, buckets)
+			for n := uint64(0); !stop.Load(); n++ {
+				var start time.Time
+				if n%every == 0 {
+					start = time.Now()
+				}
+				ts, err := ask(ctx)
+				if err == nil && ts <= last {
+					err = fmt.Errorf("%d after %d", ts, last)
+				}
+				if err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+					stop.Store(true)
+					return
+				}
+				last = ts
+				all++
+				if measuring.Load() {
+					count++
+					if n%every == 0 {
+						latency[bucketOf(time.Since(start))]++
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sum.add(benchResult{Count: count, All: all, Latency: latency})
+		})
+	}
+	time.Sleep(time.Until(warm))
+	measuring.Store(true)
+	start := time.Now()
+	select {
+	case <-time.After(o.Duration):
+	case <-ctx.Done():
+	}
+	measuring.Store(false)
+	sum.Elapsed = time.Since(start)
+	stop.Store(true)
+	wg.Wait()
+	return sum, failed
+}
+
+func (r *benchResult) add(other benchResult) {
+	r.Count += other.Count
+	r.All += other.All
+	r.Requests += other.Requests
+	r.BigtableRPCs += other.BigtableRPCs
+	if r.Latency == nil {
+		r.Latency = make([]uint64, buckets)
+	}
+	for i, n := range other.Latency {
+		r.Latency[i] += n
+	}
+}
+
+// Latencies are counted in buckets, 16 for each power of two nanoseconds: 6%.
+const (
+	perOctave = 16
+	buckets   = 40 * perOctave
+)
+
+func bucketOf(d time.Duration) int {
+	v := uint64(max(d, perOctave))
+	octave := bits.Len64(v) - 5 // v>>octave is from 16 to 31
+	return min(octave*perOctave+int(v>>octave)-perOctave, buckets-1)
+}
+
+// quantile returns a latency in microseconds.
+func (r *benchResult) quantile(q float64) float64 {
+	var all uint64
+	for _, n := range r.Latency {
+		all += n
+	}
+	rank := uint64(q * float64(all))
+	for i, n := range r.Latency {
+		if n > rank {
+			octave := i / perOctave
+			return float64(uint64(i%perOctave+perOctave)<<octave) / 1000
+		}
+		rank -= n
+	}
+	return 0
+}

@@ -1,0 +1,126 @@
+// Package tsocmd is percctl tso: the timestamp oracle's server, and what an
+// operator asks of an oracle.
+//
+// Each command is in a file of its own; the benchmark is in bench.go, and in
+// benchclient.go what its client processes do.
+package tsocmd
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// NewCommand returns the tso command.
+func NewCommand(s *cli.Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "tso",
+		Short: "Run and look after the timestamp oracle",
+		Long: `Run and look after the timestamp oracle.
+
+Transactions take their timestamps either straight from the oracle's row in
+Bigtable (direct mode, the default, nothing to run) or from servers that reserve
+ranges of them there (served mode): percctl tso serve, two or more of them, of
+which one leads. percctl tso mode shows and changes which of the two it is.
+
+Bigtable is found by --project and --instance, PERCCTL_PROJECT and
+PERCCTL_INSTANCE, or ~/.cbtrc; BIGTABLE_EMULATOR_HOST names an emulator.
+docs/oracle.md says what is guaranteed, what can fail and what to do then.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.Usagef("unknown command %q; percctl tso --help lists the commands", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newBenchCmd(s), newBenchClientCmd(s))
+	return cmd
+}
+
+// tlsFlags secure connections.
+type tlsFlags struct {
+	tso.TLSFiles
+	on bool // a client without any file: TLS with the system's CAs
+}
+
+func (f *tlsFlags) addServer(flags *pflag.FlagSet) {
+	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the certificate chain; read again when it changes")
+	flags.StringVar(&f.Key, "tls-key", "", "PEM file with the key of --tls-cert")
+	flags.StringVar(&f.CA, "tls-client-ca", "", "PEM file with the CAs of clients: only clients with a certificate of theirs are served")
+}
+
+func (f *tlsFlags) addClient(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.on, "tls", false, "connect to servers with TLS; the other --tls flags imply it")
+	flags.StringVar(&f.CA, "tls-ca", "", "PEM file with the CAs of servers (default: the system's)")
+	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the certificate to show to servers")
+	flags.StringVar(&f.Key, "tls-key", "", "PEM file with the key of --tls-cert")
+	flags.StringVar(&f.ServerName, "tls-server-name", "", "name expected in the certificate of servers (default: the host asked)")
+}
+
+func (f *tlsFlags) client() (credentials.TransportCredentials, error) {
+	if !f.on && f.TLSFiles == (tso.TLSFiles{}) {
+		return nil, nil
+	}
+	c, err := f.Client()
+	if err != nil {
+		return nil, cli.Usagef("%w", err)
+	}
+	return c, nil
+}
+
+// clientFlags say which servers to ask.
+type clientFlags struct {
+	servers []string
+	timeout time.Duration
+	tls     tlsFlags
+}
+
+func (f *clientFlags) add(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&f.servers, "server", nil, "address of a server, host:port; repeat it, or separate by commas (default: the leader that the oracle's row names)")
+	flags.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
+	f.tls.addClient(flags)
+}
+
+func (f *clientFlags) check() error {
+	if f.timeout <= 0 {
+		return cli.Usagef("--timeout is %s; it has to be positive", f.timeout)
+	}
+	for _, s := range f.servers {
+		if !strings.Contains(s, ":") {
+			return cli.Usagef("--server %q has no port; it has to be host:port", s)
+		}
+	}
+	return nil
+}
+
+// open returns a client of the servers. It has to be closed.
+func (f *clientFlags) open(servers []string) (*tso.Client, error) {
+	creds, err := f.tls.client()
+	if err != nil {
+		return nil, err
+	}
+	return tso.NewClient(tso.ClientConfig{Addresses: servers, Credentials: creds, Timeout: f.timeout})
+}
+
+// coded gives errors of the oracle the exit code that fits.
+func coded(err error) error {
+	var has *cli.Error
+	switch {
+	case err == nil || errors.As(err, &has):
+		return err
+	case errors.Is(err, tso.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+		return &cli.Error{Code: cli.ExitUnavailable, Err: err}
+	case errors.Is(err, tso.ErrNotInitialized):
+		return &cli.Error{Code: cli.ExitNotFound, Err: err}
+	}
+	return err
+}

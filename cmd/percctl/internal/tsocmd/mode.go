@@ -1,0 +1,177 @@
+package tsocmd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+type modeOptions struct {
+	bigtable connect.Flags
+	mode     string // empty: show
+	yes      bool
+	timeout  time.Duration
+	format   cli.Format
+}
+
+func newModeCmd(s *cli.Streams) *cobra.Command {
+	opts := &modeOptions{}
+	cmd := &cobra.Command{
+		Use:   "mode [direct|served]",
+		Short: "Show whose the oracle's row is, or hand it over",
+		Long: `Show whether timestamps come straight from the oracle's row (direct) or from
+servers (served), or change it. Timestamps go on above the highest one of the
+old mode. Processes of the old mode are refused from then on, with an error that
+says so; transactions that they had begun fail, none is damaged.
+
+To served: at once. Servers that are running already begin to lead.
+To direct: stop the servers first. A row that a leader did not release is watched
+for one lease; if somebody renews it, nothing is changed.
+
+The plan is shown first; --yes carries it out without asking.`,
+		Example: `  percctl tso mode --project p --instance i
+  percctl tso mode served --yes --project p --instance i`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) > 1:
+				return cli.Usagef("%d arguments; it takes one mode at most, direct or served", len(args))
+			case len(args) == 1 && args[0] != string(tso.ModeDirect) && args[0] != string(tso.ModeServed):
+				return cli.Usagef("there is no mode %q; it has to be direct or served", args[0])
+			}
+			return nil
+		},
+		ValidArgs: []string{string(tso.ModeDirect), string(tso.ModeServed)},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			opts.mode = strings.Join(args, "")
+			return coded(mode(cmd.Context(), s, opts))
+		},
+	}
+	cmd.Flags().BoolVar(&opts.yes, "yes", false, "change the mode without asking")
+	cmd.Flags().DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long it may take, the watching of a lease included")
+	opts.bigtable.Add(cmd.Flags())
+	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	return cmd
+}
+
+// rowReport is the oracle's row as it is printed.
+type rowReport struct {
+	Mode     string        `json:"mode"` // "none": never used
+	Limit    tso.Timestamp `json:"limit,omitempty"`
+	Time     string        `json:"limit_time,omitempty"`
+	Epoch    uint64        `json:"epoch,omitempty"`
+	Released bool          `json:"released,omitempty"`
+	Leader   string        `json:"leader,omitempty"`
+	Address  string        `json:"address,omitempty"`
+	Lease    float64       `json:"lease_seconds,omitempty"`
+	Changed  *bool         `json:"changed,omitempty"`
+}
+
+func newRowReport(s tso.RowState) rowReport {
+	r := rowReport{Mode: string(s.Mode), Limit: s.Limit, Epoch: s.Epoch, Released: s.Released, Leader: s.Leader, Address: s.Address, Lease: s.Lease.Seconds()}
+	if r.Mode == "" {
+		r.Mode = "none"
+	}
+	if s.Limit > 0 {
+		r.Time = s.Limit.Time().Format(time.RFC3339Nano)
+	}
+	return r
+}
+
+func mode(ctx context.Context, s *cli.Streams, opts *modeOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
+	defer cancel()
+	client, err := opts.bigtable.OpenData(ctx)
+	if err != nil {
+		return err
+	}
+	table := client.Open(opts.bigtable.MetadataTable)
+	defer func() { _ = client.Close() }()
+	state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
+	if err != nil {
+		return err
+	}
+	if opts.mode == "" {
+		return printRow(s, opts.format, newRowReport(state))
+	}
+	changed := false
+	if state.Mode != tso.Mode(opts.mode) {
+		plan(s, state, opts)
+		if !opts.yes {
+			if err := confirm(s); err != nil {
+				return err
+			}
+		}
+		if changed, err = tso.SetMode(ctx, table, tso.RowConfig{}, tso.Mode(opts.mode)); err != nil {
+			return err
+		}
+		if state, err = tso.ReadRow(ctx, table, tso.RowConfig{}); err != nil {
+			return err
+		}
+	}
+	r := newRowReport(state)
+	r.Changed = &changed
+	return printRow(s, opts.format, r)
+}
+
+func plan(s *cli.Streams, state tso.RowState, opts *modeOptions) {
+	from := string(state.Mode)
+	if from == "" {
+		from = "none (the row was never used)"
+	}
+	fmt.Fprintf(s.Err, "Oracle row in table %s, now in mode %s:\n", opts.bigtable.MetadataTable, from)
+	fmt.Fprintf(s.Err, "  set the mode to %s; timestamps go on above %d (%s)\n", opts.mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
+	switch {
+	case opts.mode == string(tso.ModeServed):
+		fmt.Fprintln(s.Err, "  processes in direct mode are refused from then on; a server has to run: percctl tso serve")
+	case state.Mode == "":
+	case state.Released:
+		fmt.Fprintln(s.Err, "  the last leader released its lease: at once; servers refuse from then on")
+	default:
+		fmt.Fprintf(s.Err, "  server %s at %s led last: its lease is watched for %s, and nothing is changed if it is renewed\n", state.Leader, state.Address, state.Lease)
+	}
+}
+
+func confirm(s *cli.Streams) error {
+	if !cli.IsTerminal(s.Err) {
+		return cli.Usagef("nothing was changed: add --yes to carry out the plan")
+	}
+	fmt.Fprint(s.Err, "Go on? [y/N] ")
+	line, _ := bufio.NewReader(s.In).ReadString('\n')
+	if a := strings.ToLower(strings.TrimSpace(line)); a != "y" && a != "yes" {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
+func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
+	if format == cli.JSON {
+		return json.NewEncoder(s.Out).Encode(r)
+	}
+	t := newTable(s.Out)
+	t.row("mode", r.Mode)
+	if r.Limit > 0 {
+		t.row("highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
+	}
+	if r.Mode == string(tso.ModeServed) {
+		t.row("epoch", fmt.Sprint(r.Epoch))
+		if r.Released {
+			t.row("leader", "none: released, any server may lead at once")
+		} else {
+			t.row("leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
+		}
+	}
+	if r.Changed != nil {
+		t.row("changed", fmt.Sprint(*r.Changed))
+	}
+	return t.flush()
+}

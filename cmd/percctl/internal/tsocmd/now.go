@@ -1,0 +1,150 @@
+package tsocmd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+type nowOptions struct {
+	bigtable connect.Flags
+	client   clientFlags
+	format   cli.Format
+}
+
+func newNowCmd(s *cli.Streams) *cobra.Command {
+	opts := &nowOptions{}
+	cmd := &cobra.Command{
+		Use:   "now",
+		Short: "Take a timestamp",
+		Long: `Take a timestamp from the oracle, of whichever mode: from --server, or as the
+oracle's row says. It is above every timestamp handed out before.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return coded(now(cmd.Context(), s, opts)) },
+	}
+	opts.bigtable.Add(cmd.Flags())
+	opts.client.add(cmd.Flags())
+	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	return cmd
+}
+
+func now(ctx context.Context, s *cli.Streams, opts *nowOptions) error {
+	if err := opts.client.check(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
+	defer cancel()
+	ts, err := takeTimestamp(ctx, opts)
+	if err != nil {
+		return err
+	}
+	return printTimestamp(s, opts.format, ts)
+}
+
+func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error) {
+	servers := opts.client.servers
+	if len(servers) == 0 {
+		client, err := opts.bigtable.OpenData(ctx)
+		if err != nil {
+			return 0, err
+		}
+		table := client.Open(opts.bigtable.MetadataTable)
+		defer func() { _ = client.Close() }()
+		state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
+		if err != nil {
+			return 0, err
+		}
+		if state.Mode != tso.ModeServed {
+			d := tso.NewDirect(table, tso.DirectConfig{})
+			defer func() { _ = d.Close() }()
+			return d.Timestamp(ctx)
+		}
+		if state.Address == "" {
+			return 0, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("the oracle is in served mode and no server leads: start one with percctl tso serve")}
+		}
+		servers = []string{state.Address}
+	}
+	client, err := opts.client.open(servers)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = client.Close() }()
+	return client.Timestamp(ctx)
+}
+
+// timestampReport is a timestamp as it is printed.
+type timestampReport struct {
+	Timestamp tso.Timestamp `json:"timestamp"`
+	Time      string        `json:"time"`
+	Cell      int64         `json:"cell_timestamp"`
+	Age       float64       `json:"age_seconds"` // by this machine's clock
+}
+
+func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
+	age := time.Since(ts.Time())
+	r := timestampReport{ts, ts.Time().Format("2006-01-02T15:04:05.000000Z07:00"), int64(ts.Cell()), age.Seconds()}
+	if format == cli.JSON {
+		return json.NewEncoder(s.Out).Encode(r)
+	}
+	t := newTable(s.Out)
+	t.row("timestamp", ts.String())
+	t.row("time", r.Time)
+	t.row("cell timestamp", fmt.Sprint(r.Cell))
+	switch {
+	case age < -time.Microsecond:
+		t.row("age", fmt.Sprintf("%s ahead of this machine's clock", -age))
+	default:
+		t.row("age", age.String())
+	}
+	return t.flush()
+}
+
+func newDecodeCmd(s *cli.Streams) *cobra.Command {
+	var format cli.Format
+	cmd := &cobra.Command{
+		Use:   "decode TIMESTAMP",
+		Short: "Say what a timestamp means",
+		Long: `Say which time a timestamp stands for, and under which cell timestamp Bigtable
+stores it. TIMESTAMP is a decimal integer, as every command prints it, a cell
+timestamp as cbt prints it, or an RFC 3339 time.`,
+		Example: `  percctl tso decode 1795152600000000
+  percctl tso decode 1795152600000000000
+  percctl tso decode 2026-11-20T05:30:00Z -o json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Usagef("%d arguments; it takes one timestamp", len(args))
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			ts, err := parseTimestamp(args[0])
+			if err != nil {
+				return cli.Usagef("%w", err)
+			}
+			return printTimestamp(s, format, ts)
+		},
+	}
+	cli.FormatFlag(cmd, &format, cli.Table, cli.JSON)
+	return cmd
+}
+
+// parseTimestamp also takes cell timestamps, which are 1000 times as large.
+func parseTimestamp(s string) (tso.Timestamp, error) {
+	ts, err := tso.ParseTimestamp(s)
+	if err == nil {
+		return ts, nil
+	}
+	if v, perr := strconv.ParseInt(s, 10, 64); perr == nil && v > int64(tso.Max) {
+		return tso.FromCell(bigtable.Timestamp(v)), nil
+	}
+	return 0, err
+}

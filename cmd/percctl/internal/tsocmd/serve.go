@@ -1,0 +1,117 @@
+package tsocmd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+type serveOptions struct {
+	bigtable   connect.Flags
+	tls        tlsFlags
+	listen     string
+	advertise  string
+	name       string
+	lease      time.Duration
+	reflection bool
+	profile    string
+}
+
+func newServeCmd(s *cli.Streams) *cobra.Command {
+	opts := &serveOptions{}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve timestamps",
+		Long: `Serve timestamps over gRPC: one server leads, the others stand by and take over
+when its lease runs out, or at once when it is stopped by SIGTERM or SIGINT.
+
+The oracle's row has to be in served mode: percctl tso mode served. Until then
+the server stands by. The address served is printed when it listens; logs go to
+standard error. The gRPC health check answers SERVING while the server leads,
+and for the service name "live" as long as the process works.`,
+		Example: `  percctl tso serve --project p --instance i
+  percctl tso serve --project p --instance i --listen :7070 --advertise tso-0.example.com:7070 \
+      --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), s, opts) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&opts.listen, "listen", "127.0.0.1:7070", "address to listen on; port 0 chooses one")
+	f.StringVar(&opts.advertise, "advertise", "", "address under which clients know this server (default: the one it listens on)")
+	f.StringVar(&opts.name, "name", "", "what the row, status and logs call this server (default: host/process)")
+	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long this server may lead without renewing, and so how long timestamps are missing when it dies")
+	f.BoolVar(&opts.reflection, "reflection", false, "offer gRPC reflection")
+	f.StringVar(&opts.profile, "cpu-profile", "", "write a CPU profile to this file")
+	opts.bigtable.Add(f)
+	opts.tls.addServer(f)
+	return cmd
+}
+
+func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
+	log := slog.New(slog.NewTextHandler(s.Err, nil))
+	cfg := tso.ServerConfig{
+		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,
+	}
+	switch files := opts.tls.TLSFiles; {
+	case files == (tso.TLSFiles{}):
+	case files.Cert == "" || files.Key == "":
+		return cli.Usagef("--tls-cert and --tls-key have to be given together, with or without --tls-client-ca")
+	default:
+		files.Logger = log
+		creds, err := files.Server()
+		if err != nil {
+			return err
+		}
+		cfg.Credentials = creds
+	}
+	client, err := opts.bigtable.OpenData(ctx)
+	if err != nil {
+		return err
+	}
+	table := client.Open(opts.bigtable.MetadataTable)
+	defer func() { _ = client.Close() }()
+	server, err := tso.NewServer(table, cfg)
+	if err != nil {
+		return cli.Usagef("%w", err)
+	}
+	var lc net.ListenConfig
+	lis, err := lc.Listen(ctx, "tcp", opts.listen)
+	if err != nil {
+		return fmt.Errorf("listening on %s: %w", opts.listen, err)
+	}
+	if !loopback(lis.Addr()) {
+		switch {
+		case cfg.Credentials == nil:
+			log.Warn("SERVING OTHER MACHINES WITHOUT TLS: whoever reaches this address can use up timestamps and read and forge them on the way; use --tls-cert, --tls-key and --tls-client-ca, or --listen 127.0.0.1:7070", "address", lis.Addr())
+		case opts.tls.CA == "":
+			log.Warn("serving other machines without --tls-client-ca: whoever reaches this address can ask for timestamps", "address", lis.Addr())
+		}
+		if opts.advertise == "" {
+			log.Warn("--advertise is not set: clients are pointed to the address listened on", "address", lis.Addr())
+		}
+	}
+	stop, err := startProfile(opts.profile)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if _, err := fmt.Fprintf(s.Out, "%s\n", lis.Addr()); err != nil {
+		return err
+	}
+	return server.Serve(ctx, lis)
+}
+
+// loopback reports whether only this machine reaches an address.
+func loopback(a net.Addr) bool {
+	ap, err := netip.ParseAddrPort(a.String())
+	return err == nil && ap.Addr().Unmap().IsLoopback()
+}

@@ -1,0 +1,206 @@
+package tsocmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+type statusOptions struct {
+	bigtable connect.Flags
+	client   clientFlags
+	format   cli.Format
+}
+
+func newStatusCmd(s *cli.Streams) *cobra.Command {
+	opts := &statusOptions{}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show who leads and how far the oracle is",
+		Long: `Show the oracle's row, and how its servers are: who leads, its epoch, how much
+of the range it has reserved is left, the rate of timestamps, and how far oracle
+time is behind the clock. Without --server the leader that the row names is
+asked; without --project and --instance only the servers are.
+
+Exit status 4: the oracle is in served mode and no server leads.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return coded(status(cmd.Context(), s, opts)) },
+	}
+	opts.bigtable.Add(cmd.Flags())
+	opts.client.add(cmd.Flags())
+	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	return cmd
+}
+
+// statusReport is what status prints.
+type statusReport struct {
+	Row     *rowReport     `json:"row,omitempty"` // absent when Bigtable was not asked
+	Leader  string         `json:"leader"`        // address; empty: nobody
+	Servers []serverReport `json:"servers"`
+}
+
+type serverReport struct {
+	Address       string  `json:"address"`
+	Error         string  `json:"error,omitempty"` // why there is nothing else
+	Server        string  `json:"server,omitempty"`
+	Leading       bool    `json:"leading"`
+	Reason        string  `json:"reason,omitempty"`
+	Epoch         uint64  `json:"epoch,omitempty"`
+	Terms         uint64  `json:"terms"`
+	Next          int64   `json:"next,omitempty"`
+	RangeLeft     int64   `json:"range_left,omitempty"`
+	Lag           float64 `json:"lag_seconds,omitempty"` // of oracle time behind the server's clock; negative: ahead
+	LeaseLeft     float64 `json:"lease_left_seconds,omitempty"`
+	Rate          float64 `json:"timestamps_per_second"`
+	Timestamps    uint64  `json:"timestamps"`
+	Requests      uint64  `json:"requests"`
+	BigtableRPCs  uint64  `json:"bigtable_rpcs"`
+	BigtableWrite uint64  `json:"bigtable_writes"`
+	Locks         uint64  `json:"locks"`
+	Uptime        float64 `json:"uptime_seconds"`
+}
+
+func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
+	if err := opts.client.check(); err != nil {
+		return err
+	}
+	if !opts.bigtable.Given() && len(opts.client.servers) == 0 {
+		return cli.Usagef("--server, or --project and --instance, are needed")
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
+	defer cancel()
+	r := statusReport{Servers: []serverReport{}}
+	servers := opts.client.servers
+	if opts.bigtable.Given() {
+		state, err := readRow(ctx, &opts.bigtable)
+		if err != nil {
+			return err
+		}
+		row := newRowReport(state)
+		r.Row = &row
+		if len(servers) == 0 && state.Mode == tso.ModeServed && state.Address != "" {
+			servers = []string{state.Address}
+		}
+	}
+	if err := askServers(ctx, &r, servers, opts); err != nil {
+		return err
+	}
+	if opts.format == cli.JSON {
+		if err := json.NewEncoder(s.Out).Encode(r); err != nil {
+			return err
+		}
+	} else if err := printStatus(s, r); err != nil {
+		return err
+	}
+	return r.verdict()
+}
+
+// verdict is the error that the exit code comes from.
+func (r *statusReport) verdict() error {
+	switch {
+	case r.Leader != "":
+		return nil
+	case r.Row != nil && r.Row.Mode != string(tso.ModeServed):
+		return nil
+	case len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s serverReport) bool { return s.Error == "" }):
+		return &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers")}
+	}
+	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads: there are no timestamps")}
+}
+
+func readRow(ctx context.Context, f *connect.Flags) (tso.RowState, error) {
+	client, err := f.OpenData(ctx)
+	if err != nil {
+		return tso.RowState{}, err
+	}
+	table := client.Open(f.MetadataTable)
+	defer func() { _ = client.Close() }()
+	return tso.ReadRow(ctx, table, tso.RowConfig{})
+}
+
+func askServers(ctx context.Context, r *statusReport, servers []string, opts *statusOptions) error {
+	r.Servers = make([]serverReport, len(servers))
+	creds, err := opts.client.tls.client()
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	for i, address := range servers {
+		wg.Go(func() {
+			// One that hangs must not keep the others' answers.
+			ctx, cancel := context.WithTimeout(ctx, min(opts.client.timeout, 3*time.Second))
+			defer cancel()
+			st, err := tso.ServerStatus(ctx, tso.ClientConfig{Addresses: []string{address}, Credentials: creds})
+			r.Servers[i] = newServerReport(address, st, err)
+		})
+	}
+	wg.Wait()
+	for _, s := range r.Servers {
+		if s.Leading {
+			r.Leader = s.Address
+		}
+	}
+	return nil
+}
+
+func newServerReport(address string, st tso.Status, err error) serverReport {
+	if err != nil {
+		return serverReport{Address: address, Error: err.Error()}
+	}
+	r := serverReport{
+		Address: address, Server: st.Server, Leading: st.Leading, Reason: st.Reason, Epoch: st.Epoch, Terms: st.Terms,
+		Rate: st.Rate, Timestamps: st.Timestamps, Requests: st.Requests, BigtableRPCs: st.BigtableRPCs, BigtableWrite: st.BigtableWrites,
+		Locks: st.Locks, Uptime: st.Uptime.Seconds(),
+	}
+	if st.Leading {
+		r.Next = int64(st.Next)
+		r.RangeLeft = int64(st.Limit - st.Next + 1)
+		r.Lag = st.Lag().Seconds()
+		r.LeaseLeft = st.LeaseLeft.Seconds()
+	}
+	return r
+}
+
+func printStatus(s *cli.Streams, r statusReport) error {
+	if r.Row != nil {
+		if err := printRow(s, cli.Table, *r.Row); err != nil {
+			return err
+		}
+		if len(r.Servers) > 0 {
+			fmt.Fprintln(s.Out)
+		}
+	}
+	if len(r.Servers) == 0 {
+		return nil
+	}
+	t := newTable(s.Out)
+	t.row("SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS")
+	for _, sv := range r.Servers {
+		switch {
+		case sv.Error != "":
+			t.row("?", sv.Address, "unreachable: "+sv.Error)
+		case !sv.Leading:
+			t.row(sv.Server, sv.Address, sv.Reason)
+		default:
+			t.row(sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
+				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
+				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10))
+		}
+	}
+	return t.flush()
+}
+
+func seconds(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(time.Microsecond).String()
+}

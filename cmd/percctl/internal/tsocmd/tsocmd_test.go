@@ -1,0 +1,202 @@
+package tsocmd_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestMain lets the benchmark start this binary as percctl.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "tso" {
+		os.Exit(cli.Main(os.Args[1:], cli.System(), tsocmd.NewCommand))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// percctl runs a command line.
+func percctl(args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = cli.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs}, tsocmd.NewCommand)
+	return code, out.String(), errs.String()
+}
+
+func expect(t *testing.T, want int, inOut, inErr string, args ...string) (stdout string) {
+	t.Helper()
+	code, out, errs := percctl(append([]string{"tso"}, args...)...)
+	if code != want || !strings.Contains(out, inOut) || !strings.Contains(errs, inErr) {
+		t.Errorf("percctl tso %s: exit %d, want %d\nstdout, want %q:\n%s\nstderr, want %q:\n%s", strings.Join(args, " "), code, want, inOut, out, inErr, errs)
+	}
+	return out
+}
+
+func TestUsage(t *testing.T) {
+	for _, test := range []struct {
+		says string
+		args []string
+	}{
+		{`unknown command "frob"`, []string{"frob"}},
+		{"no Bigtable instance", []string{"mode", "--project", ""}},
+		{`no mode "sundial"`, []string{"mode", "sundial"}},
+		{"one mode at most", []string{"mode", "direct", "served"}},
+		{"--server, or --project", []string{"status", "--project", ""}},
+		{`"nohost" has no port`, []string{"now", "--server", "nohost"}},
+		{"--timeout is 0s", []string{"now", "--server", "a:1", "--timeout", "0s"}},
+		{`"hello" is not valid`, []string{"decode", "hello"}},
+		{"negative", []string{"decode", "--", "-5"}},
+		{"takes one timestamp", []string{"decode"}},
+		{"--callers is 0", []string{"bench", "--callers", "0"}},
+		{"--servers is 17", []string{"bench", "--servers", "17"}},
+		{"--duration is 1ns", []string{"bench", "--duration", "1ns"}},
+		{"unexpected argument", []string{"serve", "now"}},
+		{"--tls-cert and --tls-key", []string{"serve", "--tls-cert", "x"}},
+		{"needs a certificate and a key", []string{"now", "--server", "a:1", "--tls-cert", "x"}},
+		{"output", []string{"decode", "1", "-o", "xml"}},
+	} {
+		expect(t, cli.ExitUsage, "", test.says, test.args...)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	const want = `"timestamp":1795152600000000,"time":"2026-11-20T05:30:00.000000Z","cell_timestamp":1795152600000000000`
+	for _, in := range []string{"1795152600000000", "1795152600000000000", "2026-11-20T05:30:00Z"} {
+		expect(t, cli.ExitOK, want, "", "decode", in, "-o", "json")
+	}
+	expect(t, cli.ExitOK, "2026-11-20T05:30:00.000000Z", "", "decode", "1795152600000000")
+	expect(t, cli.ExitOK, "ahead of this machine's clock", "", "decode", "2261-01-01T00:00:00Z")
+}
+
+// deployment is an emulator with a metadata table, which commands find.
+func deployment(t *testing.T) {
+	t.Helper()
+	e, err := txntest.StartEmulator("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	conn, err := e.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	bt, admin, err := txntest.Open(t.Context(), conn, "p", "i")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = bt.Close(), admin.Close() }()
+	if err := admin.CreateTable(t.Context(), "percolator"); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.CreateColumnFamily(t.Context(), "percolator", "tso"); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BIGTABLE_EMULATOR_HOST", e.Addr())
+	t.Setenv("PERCCTL_PROJECT", "p")
+	t.Setenv("PERCCTL_INSTANCE", "i")
+}
+
+func TestModeNowStatus(t *testing.T) {
+	deployment(t)
+	expect(t, cli.ExitNotFound, "", "percctl table init", "mode", "--metadata-table", "none")
+	expect(t, cli.ExitOK, "none", "", "mode")
+	expect(t, cli.ExitOK, "timestamp", "", "now")
+	expect(t, cli.ExitOK, `"mode":"direct"`, "", "mode", "-o", "json")
+	expect(t, cli.ExitOK, "direct", "", "status")
+	expect(t, cli.ExitUsage, "", "add --yes", "mode", "served")
+	expect(t, cli.ExitOK, `"mode":"direct"`, "", "mode", "-o", "json") // nothing was changed
+	expect(t, cli.ExitOK, "released", "set the mode to served", "mode", "served", "--yes")
+	expect(t, cli.ExitOK, `"changed":false`, "", "mode", "served", "-o", "json")
+	expect(t, cli.ExitUnavailable, "", "no server leads", "now")
+	expect(t, cli.ExitFound, "released", "no server leads", "status")
+	expect(t, cli.ExitUnavailable, "unreachable", "no server answers", "status", "--server", "127.0.0.1:1")
+	expect(t, cli.ExitUnavailable, "", "127.0.0.1:1", "now", "--server", "127.0.0.1:1", "--timeout", "200ms")
+
+	stop := serve(t)
+	out := expect(t, cli.ExitOK, `"timestamp":`, "", "now", "-o", "json")
+	var first, second struct{ Timestamp tso.Timestamp }
+	if err := json.Unmarshal([]byte(out), &first); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, cli.ExitOK, "leading", "", "status")
+	expect(t, cli.ExitOK, `"leading":true`, "", "status", "-o", "json")
+	expect(t, cli.ExitFailed, "", "renews its lease", "mode", "direct", "--yes")
+	stop()
+	expect(t, cli.ExitOK, `"changed":true`, "at once", "mode", "direct", "--yes", "-o", "json")
+	if err := json.Unmarshal([]byte(expect(t, cli.ExitOK, "", "", "now", "-o", "json")), &second); err != nil || second.Timestamp <= first.Timestamp {
+		t.Errorf("%d after %d, %v", second.Timestamp, first.Timestamp, err)
+	}
+}
+
+// lines passes on what a command prints.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+// serve runs a server as the command does, and returns once it leads.
+func serve(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	out, logs := make(lines, 10), make(lines, 100)
+	cmd := tsocmd.NewCommand(&cli.Streams{Out: out, Err: logs})
+	cmd.SetArgs([]string{"serve", "--listen", "127.0.0.1:0", "--lease", "500ms"})
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	if _, _, err := net.SplitHostPort(strings.TrimSpace(<-out)); err != nil {
+		t.Errorf("the address printed: %v", err)
+	}
+	for !strings.Contains(<-logs, "leading") {
+	}
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	}
+}
+
+func TestServeWarnsWithoutTLS(t *testing.T) {
+	deployment(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	out, logs := make(lines, 10), make(lines, 100)
+	cmd := tsocmd.NewCommand(&cli.Streams{Out: out, Err: logs})
+	cmd.SetArgs([]string{"serve", "--listen", "0.0.0.0:0"})
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	<-out
+	if l := <-logs; !strings.Contains(l, "WITHOUT TLS") {
+		t.Errorf("log: %s", l)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBench(t *testing.T) {
+	out := expect(t, cli.ExitOK, "timestamps_per_second", "", "bench", "--duration", "20ms", "--callers", "20", "--servers", "2", "--clients", "2", "-o", "json")
+	var r struct {
+		Rate  float64 `json:"timestamps_per_second"`
+		Ratio float64 `json:"idle_to_bare"`
+		Lines []struct {
+			What  string
+			Batch float64 `json:"batch_mean"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Rate <= 0 || r.Ratio <= 0 || len(r.Lines) < 6 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
