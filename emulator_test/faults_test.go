@@ -57,6 +57,26 @@ func TestRequestFaults(t *testing.T) {
 						tr.verify()
 					})
 				})
+				if action != txntest.Echo && action != txntest.Delay {
+					continue
+				}
+				// The same, but the request arrives after everything was resolved.
+				t.Run(fmt.Sprintf("%s/%v past the resolution/%v", s.step, action, timeout), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						tr := newTransfer(t)
+						if s.setup != nil {
+							s.setup(tr)
+						}
+						rule := tr.faults.OnStep(s.step, action)
+						if s.step == txntest.StepHeartbeat {
+							timeout *= 50
+						}
+						tr.run(timeout)
+						tr.resolveAll()
+						rule.Release()
+						tr.verify()
+					})
+				})
 			}
 		}
 	}
@@ -233,12 +253,28 @@ func (tr *transfer) run(timeout time.Duration) {
 	}, tr.opts...)
 }
 
-// verify heals, resolves, checks, and compares the balances with the outcome.
-func (tr *transfer) verify() {
+// resolveAll settles every lock, long after its owner is gone.
+func (tr *transfer) resolveAll() {
 	t, ctx := tr.t, tr.t.Context()
 	t.Helper()
 	<-time.After(2 * time.Minute) // virtual: every ttl and background deadline is over
 	synctest.Wait()
+	for _, table := range []string{"bank", "other"} {
+		for l, err := range tr.b.Locks(ctx, table, nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s, err := tr.b.Resolve(ctx, l); err != nil || (s.State != txn.StateCommitted && s.State != txn.StateRolledBack) {
+				t.Errorf("lock on %s: %v, %v", l.Cell, s.State, err)
+			}
+		}
+	}
+}
+
+// verify heals, resolves, checks, and compares the balances with the outcome.
+func (tr *transfer) verify() {
+	t, ctx := tr.t, tr.t.Context()
+	t.Helper()
 	state, known := "", true
 	switch err := tr.err; {
 	case err == nil:
@@ -264,16 +300,7 @@ func (tr *transfer) verify() {
 		known = false
 		t.Errorf("unexpected outcome: %v", err)
 	}
-	for _, table := range []string{"bank", "other"} {
-		for l, err := range tr.b.Locks(ctx, table, nil) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			if s, err := tr.b.Resolve(ctx, l); err != nil || (s.State != txn.StateCommitted && s.State != txn.StateRolledBack) {
-				t.Errorf("lock on %s: %v, %v", l.Cell, s.State, err)
-			}
-		}
-	}
+	tr.resolveAll()
 	tr.env.Check()
 	s, err := tr.b.Snapshot(ctx)
 	if err != nil {
