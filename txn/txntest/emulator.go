@@ -42,7 +42,7 @@ func StartEmulator(addr string, opts ...grpc.ServerOption) (*Emulator, error) {
 		e.listener = l
 	}
 	opts = append([]grpc.ServerOption{grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)}, opts...)
-	server, err := bttest.NewServerWithListener(e.listener, opts...)
+	server, err := bttest.NewServerWithListener(e.listener, append(opts, serialize()...)...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("txntest: starting the emulator: %w", err), e.listener.Close())
 	}
@@ -85,6 +85,7 @@ func Dial(addr string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 // Open returns Bigtable clients for an instance over a connection to an
 // emulator. Instances need not be created; each has its own tables.
 func Open(ctx context.Context, conn *grpc.ClientConn, project, instance string) (*bigtable.Client, *bigtable.AdminClient, error) {
+	defer hideHost()()
 	admin, err := bigtable.NewAdminClient(ctx, project, instance, option.WithGRPCConn(conn))
 	if err != nil {
 		return nil, nil, err
@@ -114,18 +115,19 @@ func emulatorHost() string {
 	return os.Getenv(hostVariable)
 }
 
-// openEmbedded is Open for an emulator inside the process. Where
-// BIGTABLE_EMULATOR_HOST is set, the Bigtable client connects to it as well,
-// although it is given a connection; nothing uses that one, but no network
-// connection may come into a testing/synctest bubble.
-func openEmbedded(ctx context.Context, conn *grpc.ClientConn, project, instance string) (*bigtable.Client, *bigtable.AdminClient, error) {
+// hideHost makes the Bigtable client not see BIGTABLE_EMULATOR_HOST until the
+// function it returns is called. The client would connect there as well,
+// although it is given a connection: to nobody's use, never closed, and into a
+// testing/synctest bubble, where no network connection may come.
+func hideHost() (restore func()) {
 	environment.Lock()
-	defer environment.Unlock()
-	if host, ok := os.LookupEnv(hostVariable); ok {
-		defer func() { _ = os.Setenv(hostVariable, host) }()
-		if err := os.Unsetenv(hostVariable); err != nil {
-			return nil, nil, err
-		}
+	host, ok := os.LookupEnv(hostVariable)
+	if !ok {
+		return environment.Unlock
 	}
-	return Open(ctx, conn, project, instance)
+	_ = os.Unsetenv(hostVariable)
+	return func() {
+		_ = os.Setenv(hostVariable, host)
+		environment.Unlock()
+	}
 }

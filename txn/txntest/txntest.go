@@ -14,8 +14,9 @@
 //	}
 //
 // With BIGTABLE_EMULATOR_HOST set, tests run against that emulator instead,
-// each in an instance of its own. Under the race detector use one in another
-// process (go tool emulator): the emulator itself has races.
+// each in an instance of its own. Under the race detector the emulator inside
+// the process handles one request at a time, because it has races of its own;
+// one in another process (go tool emulator) shows more of yours.
 //
 // In a testing/synctest bubble, call New inside the bubble; time is virtual
 // then, and locks expire without anybody waiting. It needs the emulator inside
@@ -50,7 +51,6 @@ type Env struct {
 	t      testing.TB
 	opts   options
 	dial   func(...grpc.DialOption) (*grpc.ClientConn, error)
-	open   func(context.Context, *grpc.ClientConn, string, string) (*bigtable.Client, *bigtable.AdminClient, error)
 	tables []string
 }
 
@@ -100,14 +100,13 @@ func New(t testing.TB, opts ...Option) *Env {
 	}
 	if host := emulatorHost(); host != "" && !e.opts.embedded {
 		e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return Dial(host, opts...) }
-		e.open = Open
 	} else {
 		emulator, err := StartEmulator("", e.opts.server...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(emulator.Close)
-		e.dial, e.open = emulator.Dial, openEmbedded
+		e.dial = emulator.Dial
 	}
 	// Env.Bigtable and Env.Admin are for looking at the tables: no faults there.
 	e.Bigtable, e.Admin = e.Open()
@@ -130,7 +129,7 @@ func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminCl
 	}
 	ctx, cancel := e.context()
 	defer cancel()
-	bt, admin, err := e.open(ctx, conn, e.Project, e.Instance)
+	bt, admin, err := Open(ctx, conn, e.Project, e.Instance)
 	if err != nil {
 		e.t.Fatal(err)
 	}
