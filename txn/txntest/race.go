@@ -21,9 +21,32 @@ func serialize() []grpc.ServerOption {
 			return handle(ctx, req)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-			one.Lock()
-			defer one.Unlock()
-			return handle(srv, ss)
+			l := &lockedStream{ServerStream: ss, mu: &one}
+			defer l.unlock()
+			return handle(srv, l)
 		}),
+	}
+}
+
+// lockedStream holds the lock from when the request has arrived: a client may
+// open a stream and never send one.
+type lockedStream struct {
+	grpc.ServerStream
+	mu     *sync.Mutex
+	locked bool
+}
+
+func (l *lockedStream) RecvMsg(m any) error {
+	err := l.ServerStream.RecvMsg(m)
+	if err == nil && !l.locked {
+		l.mu.Lock()
+		l.locked = true
+	}
+	return err
+}
+
+func (l *lockedStream) unlock() {
+	if l.locked {
+		l.mu.Unlock()
 	}
 }
