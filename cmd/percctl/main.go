@@ -5,11 +5,22 @@ package main
 import (
 	"os"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
 )
 
 func main() {
-	os.Exit(cli.Main(os.Args[1:], cli.System(), demo.NewCmd, tablecmd.NewCmd))
+	commands := []cli.Command{
+		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd,
+		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
+	}
+	os.Exit(cli.Main(os.Args[1:], cli.System(), append(commands, topics.All()...)...))
 }

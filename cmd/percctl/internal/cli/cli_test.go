@@ -64,3 +64,58 @@ func TestStyle(t *testing.T) {
 		t.Errorf("%q on a terminal", got)
 	}
 }
+
+// Nothing stored may steer a terminal, and nothing printed is ambiguous.
+func TestText(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{
+		"10": "10", "two words": "two words", "": `""`, `"q"`: `"\"q\""`, " x": `" x"`,
+		"\x1b[31m": `"\x1b[31m"`, "a\nb": `"a\nb"`, "\xff": `"\xff"`, "ö🙂": "ö🙂", "\u202e": `"\u202e"`,
+	} {
+		if got := Text([]byte(value)); got != want {
+			t.Errorf("Text(%q) is %s, want %s", value, got, want)
+		}
+	}
+	if got, want := Line("a\x1b[31m\nö\xff"), `a\x1b[31m\nö\xff`; got != want {
+		t.Errorf("Line: %s, want %s", got, want)
+	}
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	type item struct {
+		Name  string   `json:"name"`
+		Parts []string `json:"parts"`
+		N     int64    `json:"n"`
+		X     any      `json:"x"`
+	}
+	items := []item{{"a<b", nil, 1 << 60, nil}, {"yes", []string{"1", "\x7f"}, -1, 1.5}}
+	for format, want := range map[Format][2]string{
+		Table: {"", "NAME   N\na<b    1152921504606846976\n\"yes\"  -1\n"},
+		JSON:  {"[]\n", "[\n  {\n    \"name\": \"a<b\",\n    \"parts\": null,\n    \"n\": 1152921504606846976,\n    \"x\": null\n  },\n  {\n    \"name\": \"yes\",\n    \"parts\": [\n      \"1\",\n      \"\x7f\"\n    ],\n    \"n\": -1,\n    \"x\": 1.5\n  }\n]\n"},
+		JSONL: {"", "{\"name\":\"a<b\",\"parts\":null,\"n\":1152921504606846976,\"x\":null}\n{\"name\":\"yes\",\"parts\":[\"1\",\"\x7f\"],\"n\":-1,\"x\":1.5}\n"},
+		YAML:  {"[]\n", "- name: \"a<b\"\n  parts: null\n  n: 1152921504606846976\n  x: null\n- name: \"yes\"\n  parts:\n    - \"1\"\n    - \"\\x7F\"\n  n: -1\n  x: 1.5\n"},
+		CSV:   {"NAME,N\n", "NAME,N\na<b,1152921504606846976\n\"\"\"yes\"\"\",-1\n"},
+	} {
+		for n, want := range want {
+			var out bytes.Buffer
+			l := &List[item]{Out: &out, Format: format, Header: []string{"NAME", "N"}, Rows: func(i item) [][]string {
+				if i.Name == "yes" {
+					i.Name = `"yes"`
+				}
+				return [][]string{{i.Name, fmt.Sprint(i.N)}}
+			}}
+			for _, i := range items[:n*len(items)] {
+				if err := l.Add(i); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := l.End(); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != want {
+				t.Errorf("%s of %d items:\n%q\nwant:\n%q", format, n*len(items), out.String(), want)
+			}
+		}
+	}
+}

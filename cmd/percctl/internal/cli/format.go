@@ -15,6 +15,16 @@ type Format string
 const (
 	Table Format = "table" // for people
 	JSON  Format = "json"  // one value
+	JSONL Format = "jsonl" // one JSON value a line
+	YAML  Format = "yaml"
+	CSV   Format = "csv" // with a line of headings
+)
+
+// ListFormats are those of commands that print a list, ObjectFormats those of
+// commands that print one thing.
+var (
+	ListFormats   = []Format{Table, JSON, JSONL, YAML, CSV}
+	ObjectFormats = []Format{Table, JSON, YAML}
 )
 
 // FormatFlag adds -o, --output to a command; the first of the allowed formats
@@ -25,7 +35,7 @@ func FormatFlag(cmd *cobra.Command, f *Format, allowed ...Format) {
 	for i, a := range allowed {
 		names[i] = string(a)
 	}
-	cmd.Flags().VarP(&formatValue{f, names}, "output", "o", "output format: "+strings.Join(names, " or "))
+	cmd.Flags().VarP(&formatValue{f, names}, "output", "o", "output format: "+strings.Join(names[:len(names)-1], ", ")+" or "+names[len(names)-1])
 	// It fails only where the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 }

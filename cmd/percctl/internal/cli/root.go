@@ -45,10 +45,16 @@ func newRoot(s *Streams, commands []Command) *cobra.Command {
 
 To see what it is about, run percctl demo: it needs nothing but Go.
 
+Commands find Bigtable by --project and --instance, by the environment, or by
+~/.cbtrc: see percctl help environment.
+
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found
-something, 5 unavailable or timed out, 130 interrupted.`,
+something or work is left, 5 unavailable or timed out, 130 interrupted.`,
 		Example: `  percctl demo                  # a document repository, transactionally, with clients that are killed
-  percctl demo --limit 2000 -o json`,
+  percctl demo --limit 2000 -o json
+  percctl lock list --all       # what do clients hold, and what becomes of it?
+  percctl check --all           # is what is stored consistent?
+  percctl history accounts bob  # what happened to a row?`,
 		Args:          cobra.ArbitraryArgs, // so that RunE words the error
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -25,7 +25,8 @@ import (
 type Flags struct {
 	Project, Instance, AppProfile, MetadataTable string
 
-	creds, endpoint string
+	// Without a flag.
+	creds, endpoint, adminEndpoint, emulator string
 }
 
 // Add adds the flags to a command.
@@ -36,25 +37,75 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.MetadataTable, "metadata-table", "", "metadata table of the deployment (PERCCTL_METADATA_TABLE; default "+txn.DefaultMetadataTable+")")
 }
 
+// A Setting is one value and where it came from.
+type Setting struct {
+	Name   string `json:"name"`
+	Value  string `json:"value"`
+	Source string `json:"source"` // a flag, an environment variable, a file, default, or not set
+}
+
+// setting says where a value can come from, in order.
+type setting struct {
+	name  string
+	value *string
+	flag  bool
+	env   []string
+	rc    string // the key in ~/.cbtrc
+	def   string
+}
+
+func (f *Flags) settings() []setting {
+	return []setting{
+		{"project", &f.Project, true, []string{"PERCCTL_PROJECT", "GOOGLE_CLOUD_PROJECT"}, "project", ""},
+		{"instance", &f.Instance, true, []string{"PERCCTL_INSTANCE"}, "instance", ""},
+		{"app-profile", &f.AppProfile, true, []string{"PERCCTL_APP_PROFILE"}, "", ""},
+		{"metadata-table", &f.MetadataTable, true, []string{"PERCCTL_METADATA_TABLE"}, "", txn.DefaultMetadataTable},
+		{"creds", &f.creds, false, []string{"PERCCTL_CREDS"}, "creds", ""},
+		{"data-endpoint", &f.endpoint, false, []string{"PERCCTL_DATA_ENDPOINT"}, "data-endpoint", ""},
+		{"admin-endpoint", &f.adminEndpoint, false, []string{"PERCCTL_ADMIN_ENDPOINT"}, "admin-endpoint", ""},
+		{"emulator", &f.emulator, false, []string{"BIGTABLE_EMULATOR_HOST"}, "", ""},
+	}
+}
+
+// Settings fills in what no flag gave, and says where each value came from. It
+// fails when ~/.cbtrc cannot be read.
+func (f *Flags) Settings() ([]Setting, error) {
+	rc, err := readCbtrc()
+	if err != nil {
+		return nil, err
+	}
+	var all []Setting
+	for _, s := range f.settings() {
+		source := ""
+		use := func(value, from string) {
+			if source == "" && value != "" {
+				*s.value, source = value, from
+			}
+		}
+		if s.flag {
+			use(*s.value, "--"+s.name)
+		}
+		for _, name := range s.env {
+			use(os.Getenv(name), name)
+		}
+		if s.rc != "" {
+			use(rc[s.rc], "~/.cbtrc")
+		}
+		use(s.def, "default")
+		if source == "" {
+			source = "not set"
+		}
+		all = append(all, Setting{s.name, *s.value, source})
+	}
+	return all, nil
+}
+
 // Resolve fills in what no flag gave. It fails, with a message that says what
 // to set, when project or instance are not to be found.
 func (f *Flags) Resolve() error {
-	rc, err := readCbtrc()
-	if err != nil {
+	if _, err := f.Settings(); err != nil {
 		return err
 	}
-	first := func(value *string, others ...string) {
-		for _, o := range others {
-			if *value == "" {
-				*value = o
-			}
-		}
-	}
-	first(&f.Project, os.Getenv("PERCCTL_PROJECT"), os.Getenv("GOOGLE_CLOUD_PROJECT"), rc["project"])
-	first(&f.Instance, os.Getenv("PERCCTL_INSTANCE"), rc["instance"])
-	first(&f.AppProfile, os.Getenv("PERCCTL_APP_PROFILE"))
-	first(&f.MetadataTable, os.Getenv("PERCCTL_METADATA_TABLE"), txn.DefaultMetadataTable)
-	f.creds, f.endpoint = rc["creds"], rc["data-endpoint"]
 	if f.Project == "" || f.Instance == "" {
 		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST any names will do). To try without one: percctl demo")
 	}
@@ -94,6 +145,9 @@ func readCbtrc() (map[string]string, error) {
 
 func (f *Flags) options(endpoint string) []option.ClientOption {
 	var opts []option.ClientOption
+	if f.emulator != "" {
+		return nil // it is reached without credentials, at its own address
+	}
 	if f.creds != "" {
 		opts = append(opts, option.WithAuthCredentialsFile(option.ServiceAccount, f.creds))
 	}
@@ -120,7 +174,7 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	if err != nil {
 		return fail(err)
 	}
-	admin, err := bigtable.NewAdminClient(ctx, f.Project, f.Instance, f.options("")...)
+	admin, err := bigtable.NewAdminClient(ctx, f.Project, f.Instance, f.options(f.adminEndpoint)...)
 	if err != nil {
 		return fail(errors.Join(err, bt.Close()))
 	}

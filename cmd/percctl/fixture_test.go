@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/propagation"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Far enough in the past for every ttl to be over, and one that is not over for
+// twenty years.
+var pastBegin = tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC))
+
+const (
+	shortTTL = 10 * time.Second
+	longTTL  = 200_000 * time.Hour
+)
+
+// past hands out timestamps of long ago, a second apart: transactions of dead
+// clients, without waiting for them to be dead.
+type past struct{ last atomic.Int64 }
+
+func (p *past) Timestamp(context.Context) (tso.Timestamp, error) {
+	return pastBegin + tso.Timestamp(p.last.Add(1_000_000)), nil
+}
+
+// A fixture is an emulator with two tables and what clients left in them that
+// died at different moments.
+type fixture struct {
+	t        testing.TB
+	emulator *txntest.Emulator
+	bt       *bigtable.Client
+	admin    *bigtable.AdminClient
+	past     past
+	// start are the start timestamps of transactions by name.
+	start   map[string]tso.Timestamp
+	damaged bool
+	closers []func()
+}
+
+// The tables' names, and where percctl finds them.
+const (
+	fixtureProject  = "proj"
+	fixtureInstance = "inst"
+)
+
+func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f *fixture, err error) {
+	f = &fixture{t: t, start: map[string]tso.Timestamp{}}
+	if f.emulator, err = txntest.StartEmulator("127.0.0.1:0", opts...); err != nil {
+		return nil, err
+	}
+	f.closers = append(f.closers, f.emulator.Close)
+	if f.bt, f.admin, err = f.open(ctx); err != nil {
+		return f, err
+	}
+	for _, spec := range []txn.TableSpec{
+		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
+		{Name: "journal", Families: []string{"entry"}},
+	} {
+		if err := txn.InitTable(ctx, f.admin, f.bt, "", spec); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+func (f *fixture) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
+	conn, err := f.emulator.Dial(opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, fixtureProject, fixtureInstance)
+	if err != nil {
+		return nil, nil, err
+	}
+	f.closers = append(f.closers, func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+	})
+	return bt, admin, nil
+}
+
+// client makes a client of the past, unless cfg names another oracle.
+func (f *fixture) client(ctx context.Context, cfg txn.Config, opts ...grpc.DialOption) (*txn.Client, error) {
+	bt, _, err := f.open(ctx, opts...)
+	if err != nil {
+		return nil, err
+	}
+	c, err := txn.NewClient(ctx, bt, cfg)
+	if err != nil {
+		return nil, err
+	}
+	f.closers = append(f.closers, func() {
+		// What a dead client has under way is abandoned.
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = c.Close(ended)
+	})
+	return c, nil
+}
+
+// close ends everything in the order in which it was begun, backwards.
+func (f *fixture) close() {
+	for _, c := range slices.Backward(f.closers) {
+		c()
+	}
+}
+
+func put(tx *txn.Txn, cell, value string) {
+	c, err := txn.ParseCell(cell)
+	if err != nil {
+		panic(err) // a constant of this file
+	}
+	tx.Table(c.Table).Set(c.Row, c.Family, c.Qualifier, []byte(value))
+}
+
+// fill commits some history, and leaves the locks of transactions by name:
+//
+//	FORWARD  died after its commit point; two locks
+//	DEAD     died before it, its token is stale; three locks
+//	ALIVE    in the middle of its commit; two locks
+//	NOTHING  its primary was never written; one lock, ttl not over
+//	BACK     rolled back at its primary; one lock
+func (f *fixture) fill(ctx context.Context) error {
+	plain := bigtable.NewMutation()
+	plain.Set("info", "note", bigtable.Time(time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC)), []byte("from before"))
+	if err := f.bt.Open("accounts").Apply(ctx, "zoe", plain); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{
+		f.commits,
+		func(ctx context.Context) error {
+			return f.leave(ctx, "FORWARD", txntest.StepSecondaries, txn.Config{LockTTL: shortTTL}, "accounts/bob/bal:usd", "accounts/joe/bal:usd", "journal/2/entry:text")
+		},
+		func(ctx context.Context) error {
+			return f.leave(ctx, "DEAD", txntest.StepCommit, txn.Config{LockTTL: shortTTL}, "accounts/ann/bal:usd", "accounts/ann/bal:eur", "journal/3/entry:text")
+		},
+		func(ctx context.Context) error {
+			return f.leave(ctx, "ALIVE", txntest.StepCommit, txn.Config{LockTTL: longTTL, TokenTTL: longTTL}, "accounts/eve/bal:usd", "journal/4/entry:text")
+		},
+		func(ctx context.Context) error {
+			return f.leave(ctx, "NOTHING", txntest.StepPrewrite, txn.Config{LockTTL: longTTL, TokenTTL: -1}, "accounts/kim/bal:usd", "accounts/lee/bal:usd")
+		},
+		func(ctx context.Context) error {
+			return f.leave(ctx, "BACK", txntest.StepCommit, txn.Config{LockTTL: shortTTL, TokenTTL: -1}, "accounts/max/bal:usd", "accounts/ned/bal:usd")
+		},
+		f.rollBackPrimary,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commits is the history that is through.
+func (f *fixture) commits(ctx context.Context) error {
+	// It lives on: with a token it would go on renewing it.
+	c, err := f.client(ctx, txn.Config{Oracle: &f.past, SyncSecondaries: true, TokenTTL: -1})
+	if err != nil {
+		return err
+	}
+	for i, write := range []func(tx *txn.Txn){
+		func(tx *txn.Txn) {
+			put(tx, "accounts/bob/bal:usd", "10")
+			put(tx, "accounts/joe/bal:usd", "2")
+			put(tx, "accounts/odd%00%FF/info:a%2Fb", "\x1b[31mred\x00")
+			put(tx, "journal/1/entry:text", "bob opens")
+		},
+		func(tx *txn.Txn) { put(tx, "accounts/joe/bal:usd", "3") },
+		func(tx *txn.Txn) { tx.Table("accounts").Lock("joe", "bal", "usd") },
+		func(tx *txn.Txn) {
+			put(tx, "accounts/joe/info:empty", "")
+			tx.Table("journal").Delete("1", "entry", "text")
+		},
+	} {
+		tx, err := c.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		write(tx)
+		if _, err := tx.Commit(ctx); err != nil {
+			return err
+		}
+		f.start[fmt.Sprintf("COMMIT%d", i+1)] = tx.StartTS()
+	}
+	return nil
+}
+
+// leave runs a transaction, primary first, whose client dies before a step.
+func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, cfg txn.Config, cells ...string) error {
+	primary, err := txn.ParseCell(cells[0])
+	if err != nil {
+		return err
+	}
+	faults := txntest.NewFaults(f.t)
+	rule := faults.On(name+" "+string(before), func(c txntest.Call) bool {
+		return c.Step == before && (before != txntest.StepPrewrite || c.Row == primary.Row)
+	}, txntest.Crash, 0)
+	cfg.Oracle = &f.past
+	c, err := f.client(ctx, cfg, faults.DialOptions()...)
+	if err != nil {
+		return err
+	}
+	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tx, err := c.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	f.start[name] = tx.StartTS()
+	for i, cell := range cells {
+		put(tx, cell, fmt.Sprintf("%s %d", strings.ToLower(name), i))
+	}
+	committed := make(chan error, 1)
+	go func() { _, err := tx.Commit(ctx); committed <- err }()
+	<-rule.Fired()
+	if before == txntest.StepPrewrite {
+		if err := f.awaitLock(ctx, cells[1]); err != nil {
+			return err
+		}
+	}
+	if before == txntest.StepSecondaries {
+		err = <-committed
+	}
+	faults.Kill()
+	cancel()
+	if before != txntest.StepSecondaries {
+		if err = <-committed; err == nil {
+			return fmt.Errorf("%s is committed", name)
+		}
+		err = nil
+	}
+	return err
+}
+
+// awaitLock returns once a cell is locked.
+func (f *fixture) awaitLock(ctx context.Context, cell string) error {
+	at, err := txn.ParseCell(cell)
+	if err != nil {
+		return err
+	}
+	for {
+		row, err := f.bt.Open(at.Table).ReadRow(ctx, at.Row)
+		if err != nil || len(row[txn.LockFamily]) > 0 {
+			return err
+		}
+	}
+}
+
+// rollBackPrimary settles the primary of BACK and nothing else of it.
+func (f *fixture) rollBackPrimary(ctx context.Context) error {
+	c, err := f.client(ctx, txn.Config{TokenTTL: -1})
+	if err != nil {
+		return err
+	}
+	for l, err := range c.Locks(ctx, "accounts", bigtable.RowList{"max"}) {
+		if err != nil {
+			return err
+		}
+		s, err := c.Resolve(ctx, l)
+		if err != nil || s.State != txn.StateRolledBack {
+			return errors.Join(err, fmt.Errorf("primary of BACK: %v", s.State))
+		}
+	}
+	return nil
+}
+
+// dump is every cell of every table but the oracle's row, which every question
+// for the time changes.
+func (f *fixture) dump(ctx context.Context) (string, error) {
+	tables, err := f.admin.Tables(ctx)
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(tables)
+	var lines []string
+	for _, table := range tables {
+		err := f.bt.Open(table).ReadRows(ctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+			if table == txn.DefaultMetadataTable && r.Key() == "oracle" {
+				return true
+			}
+			for _, items := range r {
+				for _, it := range items {
+					lines = append(lines, fmt.Sprintf("%s %q %q %d %q", table, it.Row, it.Column, it.Timestamp, it.Value))
+				}
+			}
+			return true
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n", nil
+}
+
+// damage writes what no transaction writes: data without a record, and a
+// record that nobody can read.
+func (f *fixture) damage(ctx context.Context) error {
+	f.damaged = true
+	at := pastBegin.Cell()
+	orphan := bigtable.NewMutation()
+	orphan.Set("info", "lost", at, []byte("x"))
+	if err := f.bt.Open("accounts").Apply(ctx, "zoe", orphan); err != nil {
+		return err
+	}
+	unreadable := bigtable.NewMutation()
+	unreadable.Set(txn.WriteFamily, "entry:text", at, []byte("\x1b?"))
+	return f.bt.Open("journal").Apply(ctx, "9", unreadable)
+}
+
+// check runs the consistency check over the tables.
+func (f *fixture) check(ctx context.Context) error {
+	if f.damaged {
+		return nil
+	}
+	c, err := txn.NewClient(ctx, f.bt, txn.Config{Admin: f.admin, TokenTTL: -1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	tables, err := c.Tables(ctx)
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		for v, err := range c.Check(ctx, table, nil) {
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("consistency check: %v", v)
+		}
+	}
+	return nil
+}

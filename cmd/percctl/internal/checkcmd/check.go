@@ -1,0 +1,108 @@
+// Package checkcmd is percctl check: the consistency check of tables.
+package checkcmd
+
+import (
+	"context"
+	"fmt"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type options struct {
+	streams *cli.Streams
+	flags   session.Flags
+	tables  session.Tables
+	format  cli.Format
+}
+
+// NewCmd returns the check command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	o := &options{streams: s}
+	cmd := &cobra.Command{
+		Use:   "check TABLE… | --all",
+		Short: "Check the stored state against the protocol's invariants",
+		Long: `Check what is stored in tables against the protocol's invariants, beside running
+transactions, and print one line for each violation. It changes nothing. Locks
+are no violation, not even stranded ones: see percctl lock list.
+
+Exit status 4: there are violations.`,
+		Example: `  percctl check --all
+  percctl check accounts --prefix user/7 -o jsonl`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.tables.Names = args
+			if err := o.tables.Check(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.tables.Add(cmd)
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+// violation is a txn.Violation as it is printed.
+type violation struct {
+	Rule   txn.Rule `json:"rule"`
+	Cell   string   `json:"cell"`
+	Detail string   `json:"detail"`
+}
+
+func (o *options) run(ctx context.Context, s *session.Session) error {
+	tables, err := o.tables.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	list := &cli.List[violation]{
+		Out: o.streams.Out, Format: o.format,
+		Header: []string{"rule", "cell", "detail"},
+		Rows:   func(v violation) [][]string { return [][]string{{string(v.Rule), v.Cell, v.Detail}} },
+	}
+	count := 0
+	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+		for v, err := range s.Client().Check(ctx, table, rows) {
+			if err != nil {
+				return err
+			}
+			count++
+			s.Progress.End()
+			found := violation{v.Rule, v.Cell.String(), cli.Line(v.Detail)}
+			if err := o.print(list, found); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	s.Progress.End()
+	if o.format != cli.Table {
+		if eerr := list.End(); eerr != nil {
+			return eerr
+		}
+	}
+	in := cli.Count(len(tables), "table")
+	switch {
+	case err != nil:
+		fmt.Fprintf(o.streams.Err, "stopped after %s\n", cli.Count(count, "violation"))
+		return err
+	case count > 0:
+		return session.Foundf("%s in %s", cli.Count(count, "violation"), in)
+	}
+	fmt.Fprintf(o.streams.Err, "0 violations in %s\n", in)
+	return nil
+}
+
+func (o *options) print(list *cli.List[violation], v violation) error {
+	if o.format != cli.Table {
+		return list.Add(v)
+	}
+	_, err := fmt.Fprintf(o.streams.Out, "%s: %s: %s\n", v.Cell, cli.StyleFor(o.streams.Out).Bad(string(v.Rule)), v.Detail)
+	return err
+}

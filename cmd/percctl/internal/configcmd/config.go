@@ -1,0 +1,59 @@
+// Package configcmd is percctl config: where percctl takes its settings from.
+package configcmd
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+)
+
+// NewCmd returns the config command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	return cli.Group("config", "Look at percctl's settings", "Look at percctl's settings. percctl help environment says where they come from.", newViewCmd(s))
+}
+
+func newViewCmd(s *cli.Streams) *cobra.Command {
+	var flags connect.Flags
+	var format cli.Format
+	cmd := &cobra.Command{
+		Use:   "view",
+		Short: "Show each setting and where it came from",
+		Long: `Show each setting and where it came from: a flag, an environment variable,
+~/.cbtrc, or its default. It connects to nothing. A credentials file is named,
+not read.`,
+		Example: `  percctl config view
+  percctl config view --instance other -o json`,
+		Args: cli.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return view(s, &flags, format) },
+	}
+	flags.Add(cmd.Flags())
+	cli.FormatFlag(cmd, &format, cli.ListFormats...)
+	return cmd
+}
+
+func view(s *cli.Streams, flags *connect.Flags, format cli.Format) error {
+	settings, err := flags.Settings()
+	if err != nil {
+		return err
+	}
+	list := &cli.List[connect.Setting]{
+		Out: s.Out, Format: format,
+		Header:      []string{"name", "value", "source"},
+		TableHeader: []string{"SETTING", "VALUE", "SOURCE"},
+		Rows:        func(v connect.Setting) [][]string { return [][]string{{v.Name, v.Value, v.Source}} },
+		TableRows: func(v connect.Setting) [][]string {
+			value := "-"
+			if v.Value != "" {
+				value = cli.Line(v.Value)
+			}
+			return [][]string{{v.Name, value, v.Source}}
+		},
+	}
+	for _, v := range settings {
+		if err := list.Add(v); err != nil {
+			return err
+		}
+	}
+	return list.End()
+}

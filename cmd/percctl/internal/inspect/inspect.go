@@ -1,0 +1,181 @@
+// Package inspect finds out, without changing anything, what is to be said of
+// transactions with locks: the state of the primary, the owner, and what would
+// become of the locks.
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// parallelism bounds the requests under way at a time: enough to hide the way
+// to Bigtable, few enough to leave the service to others.
+const parallelism = 16
+
+// A Lock is one lock as it is printed.
+type Lock struct {
+	Cell      string        `json:"cell"`
+	Kind      string        `json:"kind"`
+	Primary   bool          `json:"primary"`
+	TTL       float64       `json:"ttl_seconds"`
+	ExpiresTS tso.Timestamp `json:"expires_ts"`
+	Expires   string        `json:"expires_time"`
+	Observed  bool          `json:"observed"`
+}
+
+func newLock(l txn.Lock) Lock {
+	return Lock{l.Cell.String(), l.Kind.String(), l.IsPrimary(), l.TTL.Seconds(), l.ExpiresTS(), cli.Time(l.ExpiresTS()), l.Observed}
+}
+
+// A Transaction is one transaction and its locks, as it is printed.
+type Transaction struct {
+	Primary     string         `json:"primary"`
+	StartTS     tso.Timestamp  `json:"start_ts"`
+	Start       string         `json:"start_time"`
+	Age         float64        `json:"age_seconds"` // in oracle time
+	State       string         `json:"state"`       // of the primary
+	CommitTS    tso.Timestamp  `json:"commit_ts,omitempty"`
+	Commit      string         `json:"commit_time,omitempty"`
+	Outcome     Outcome        `json:"outcome"`
+	Verdict     string         `json:"verdict"`
+	Owner       string         `json:"owner"`
+	OwnerToken  txn.OwnerState `json:"owner_token"`
+	OwnerHost   string         `json:"owner_host,omitempty"`
+	OwnerPID    int64          `json:"owner_pid,omitempty"`
+	TokenTS     tso.Timestamp  `json:"token_expires_ts,omitempty"`
+	TokenTime   string         `json:"token_expires_time,omitempty"`
+	TraceID     string         `json:"trace_id,omitempty"`
+	TraceParent string         `json:"trace_parent,omitempty"`
+	Locks       []Lock         `json:"locks"`
+
+	// Found are the locks as the library knows them, Status the primary's.
+	Found  []txn.Lock `json:"-"`
+	Status txn.Status `json:"-"`
+	now    tso.Timestamp
+	token  txn.OwnerStatus
+}
+
+// Collect reads the locks in tables and groups them by transaction, in order
+// of their start. keep chooses locks; nil is all.
+func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables []string, keep func(txn.Lock) bool) (groups [][]txn.Lock, err error) {
+	type id struct {
+		startTS tso.Timestamp
+		primary txn.Cell
+	}
+	byTxn := map[id][]txn.Lock{}
+	n := 0
+	err = t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+		for l, err := range s.Client().Locks(ctx, table, rows) {
+			if err != nil {
+				return err
+			}
+			if keep == nil || keep(l) {
+				k := id{l.StartTS, l.Primary}
+				byTxn[k] = append(byTxn[k], l)
+				n++
+			}
+			s.Progress.Set("reading table %s: %s so far", table, cli.Count(n, "lock"))
+		}
+		return nil
+	})
+	for _, g := range byTxn {
+		groups = append(groups, g)
+	}
+	slices.SortFunc(groups, func(a, b []txn.Lock) int {
+		return cmp.Or(cmp.Compare(a[0].StartTS, b[0].StartTS), strings.Compare(a[0].Primary.String(), b[0].Primary.String()))
+	})
+	return groups, err
+}
+
+// Describe says of each group of locks, which are of one transaction each, what
+// Transaction says. It asks the oracle for the time once.
+func Describe(ctx context.Context, s *session.Session, groups [][]txn.Lock) ([]*Transaction, error) {
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*Transaction, len(groups))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelism)
+	for i, locks := range groups {
+		g.Go(func() (err error) {
+			all[i], err = describe(gctx, s, locks[0].Primary, locks[0].StartTS, locks, now)
+			s.Progress.Set("looking at primaries: %d of %d", i+1, len(groups))
+			return err
+		})
+	}
+	return all, g.Wait()
+}
+
+// One says what Transaction says of one transaction, with or without locks.
+func One(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []txn.Lock) (*Transaction, error) {
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return describe(ctx, s, primary, startTS, locks, now)
+}
+
+func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []txn.Lock, now tso.Timestamp) (*Transaction, error) {
+	// The primary may be in a table that was not asked for.
+	var status txn.Status
+	err := s.Use(ctx, primary.Table)
+	if err == nil {
+		status, err = s.Client().Status(ctx, primary, startTS)
+	}
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	t := &Transaction{
+		Primary: primary.String(), StartTS: startTS, Start: cli.Time(startTS),
+		Age:   time.Duration((now - startTS) * 1000).Seconds(),
+		State: status.State.String(), CommitTS: status.CommitTS, Commit: cli.Time(status.CommitTS),
+		Locks: []Lock{}, Found: locks, Status: status, now: now,
+	}
+	if err != nil {
+		t.State = "unreadable"
+	}
+	for _, l := range locks {
+		t.Locks = append(t.Locks, newLock(l))
+	}
+	any := status.Lock
+	if any == nil && len(locks) > 0 {
+		any = &locks[0]
+	}
+	if any != nil {
+		t.Owner, t.TraceParent, t.TraceID = cli.Line(any.Owner), cli.Line(any.TraceParent), traceID(any.TraceParent)
+		var e error
+		if t.token, e = s.Client().OwnerState(ctx, any.Owner, now); e != nil {
+			return nil, e
+		}
+		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID
+		t.TokenTS, t.TokenTime = t.token.ExpiresTS, cli.Time(t.token.ExpiresTS)
+	}
+	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
+	return t, nil
+}
+
+// traceID is the second part of a W3C traceparent.
+func traceID(parent string) string {
+	parts := strings.Split(parent, "-")
+	if len(parts) < 4 {
+		return ""
+	}
+	return cli.Line(parts[1])
+}
+
+// IsFinal reports whether the transaction's fate is decided.
+func (t *Transaction) IsFinal() bool {
+	return t.Status.State == txn.StateCommitted || t.Status.State == txn.StateRolledBack
+}

@@ -1,0 +1,73 @@
+package inspect
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// An Outcome is what resolving a transaction's locks does to them now.
+type Outcome string
+
+// The outcomes.
+const (
+	Forward  Outcome = "roll forward"
+	Back     Outcome = "roll back"
+	Alive    Outcome = "leave" // the owner may be alive
+	Unknown  Outcome = "unreadable"
+	Finished Outcome = "finished" // no locks are left
+)
+
+// judge says what the library would do about locks of a transaction whose
+// primary and owner are as given, at oracle time now, and why, in words. It
+// follows docs/protocol.md, "A lock that somebody meets".
+func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+	switch {
+	case err != nil:
+		return Unknown, "the primary cannot be read: " + cli.Line(err.Error())
+	case s.State == txn.StateCommitted && len(locks) == 0:
+		return Finished, "committed at " + cli.Stamp(s.CommitTS)
+	case s.State == txn.StateCommitted:
+		return Forward, fmt.Sprintf("primary committed at %s: safe to roll forward", cli.Stamp(s.CommitTS))
+	case s.State == txn.StateRolledBack && len(locks) == 0:
+		return Finished, "rolled back"
+	case s.State == txn.StateRolledBack:
+		return Back, "primary rolled back: safe to roll back"
+	case s.State == txn.StateLocked:
+		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
+	case len(locks) == 0:
+		return Finished, "nothing at the primary: its prewrite may be on the way, its owner may have aborted, or there was no such transaction"
+	}
+	// Nothing at the primary: the locks' own ttl counts. The first that is
+	// resolved decides for all.
+	expires := locks[0].ExpiresTS()
+	for _, l := range locks {
+		expires = min(expires, l.ExpiresTS())
+	}
+	switch {
+	case owner.State == txn.OwnerStale:
+		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", between(owner.ExpiresTS, now))
+	case now >= expires:
+		return Back, fmt.Sprintf("nothing at the primary, ttl over for %s: will be rolled back", between(expires, now))
+	}
+	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", between(now, expires))
+}
+
+func judgeLocked(expires tso.Timestamp, owner txn.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+	switch {
+	case owner.State == txn.OwnerStale:
+		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", between(owner.ExpiresTS, now))
+	case now >= expires:
+		return Back, fmt.Sprintf("ttl over for %s, not committed: will be rolled back", between(expires, now))
+	case owner.State == txn.OwnerFresh:
+		return Alive, fmt.Sprintf("owner alive, ttl %s left", between(now, expires))
+	}
+	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", between(now, expires))
+}
+
+func between(from, to tso.Timestamp) string {
+	return cli.Duration(time.Duration(to-from) * time.Microsecond)
+}

@@ -1,0 +1,129 @@
+package lockcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type listOptions struct {
+	streams   *cli.Streams
+	flags     session.Flags
+	tables    session.Tables
+	olderThan time.Duration
+	format    cli.Format
+}
+
+func newListCmd(s *cli.Streams) *cobra.Command {
+	o := &listOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "list TABLE… | --all",
+		Short: "List locks by transaction, with what will become of them",
+		Long: `List the locks in tables, live and stranded ones, by transaction, the oldest
+first, and say of each transaction what resolving its locks would do now: its
+primary decides. Ages are in oracle time, by which locks are judged. It changes
+nothing; a transaction may have ended by the time it is printed.
+
+Locks are those in the tables and rows asked for; a transaction may have more
+elsewhere (see percctl txn explain).`,
+		Example: `  percctl lock list --all
+  percctl lock list accounts --prefix user/7 --older-than 1m -o json`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.tables.Names = args
+			return o.run(cmd.Context())
+		},
+	}
+	o.flags.Add(cmd, walkTimeout)
+	o.tables.Add(cmd)
+	addOlderThan(cmd, &o.olderThan)
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func addOlderThan(cmd *cobra.Command, d *time.Duration) {
+	cmd.Flags().DurationVar(d, "older-than", 0, "only transactions that began at least this long ago, in oracle time")
+}
+
+// olderThan chooses locks by the age of their transaction; nil chooses all.
+func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(txn.Lock) bool, error) {
+	if d == 0 {
+		return nil, nil
+	}
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	latest := now - tso.Timestamp(d.Microseconds())
+	return func(l txn.Lock) bool { return l.StartTS <= latest }, nil
+}
+
+func checkOlderThan(d time.Duration) error {
+	if d < 0 {
+		return cli.Usagef("--older-than %v: it has to be positive", d)
+	}
+	return nil
+}
+
+func (o *listOptions) run(ctx context.Context) error {
+	if err := o.tables.Check(); err != nil {
+		return err
+	}
+	if err := checkOlderThan(o.olderThan); err != nil {
+		return err
+	}
+	return o.flags.Run(ctx, o.streams, session.Looks, txn.Config{}, o.list)
+}
+
+func (o *listOptions) list(ctx context.Context, s *session.Session) error {
+	tables, err := o.tables.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	keep, err := olderThan(ctx, s, o.olderThan)
+	if err != nil {
+		return err
+	}
+	groups, err := inspect.Collect(ctx, s, &o.tables, tables, keep)
+	if err != nil {
+		return err
+	}
+	all, err := inspect.Describe(ctx, s, groups)
+	if err != nil {
+		return err
+	}
+	s.Progress.End()
+	list := newTransactionList(o.streams.Out, o.format)
+	locks := 0
+	for _, t := range all {
+		locks += len(t.Locks)
+		if err := list.Add(t); err != nil {
+			return err
+		}
+	}
+	if err := list.End(); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.streams.Err, "%s of %s in %s\n", cli.Count(locks, "lock"), cli.Count(len(all), "transaction"), cli.Count(len(tables), "table"))
+	return nil
+}
+
+func newTransactionList(out io.Writer, f cli.Format) *cli.List[*inspect.Transaction] {
+	style := cli.StyleFor(out)
+	return &cli.List[*inspect.Transaction]{
+		Out: out, Format: f,
+		Header: inspect.CSVHeader,
+		Rows:   (*inspect.Transaction).CSVRows,
+		Text:   func(w io.Writer, t *inspect.Transaction) error { return t.Text(w, style) },
+	}
+}

@@ -1,0 +1,163 @@
+package lockcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type resolveOptions struct {
+	streams     *cli.Streams
+	flags       session.Flags
+	tables      session.Tables
+	olderThan   time.Duration
+	transaction bool
+	primary     txn.Cell // with transaction
+	startTS     tso.Timestamp
+	yes, dryRun bool
+	format      cli.Format
+}
+
+func newResolveCmd(s *cli.Streams) *cobra.Command {
+	o := &resolveOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "resolve TABLE… | --all | --transaction PRIMARY START_TS",
+		Short: "Settle locks as their transactions' primaries decide",
+		Long: `Settle the locks in tables, or those of one transaction in all tables: roll
+forward what is committed, roll back what is rolled back or dead. The primary
+decides; no outcome can be forced, and locks whose owner is alive are left.
+
+The plan is shown first, and it asks before it changes anything: at a terminal;
+elsewhere it needs --yes. Whatever may happen, it can be run again, and goes on
+where it stopped. Exit status 4: locks of live transactions are left.`,
+		Example: `  percctl lock resolve --all --dry-run
+  percctl lock resolve accounts --older-than 1m --yes
+  percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.parse(args); err != nil {
+				return err
+			}
+			return o.run(cmd.Context())
+		},
+	}
+	o.flags.Add(cmd, walkTimeout)
+	o.tables.Add(cmd)
+	addOlderThan(cmd, &o.olderThan)
+	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "the locks of the one transaction that the arguments PRIMARY and START_TS name, in all tables")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func (o *resolveOptions) parse(args []string) (err error) {
+	if err := checkOlderThan(o.olderThan); err != nil {
+		return err
+	}
+	if !o.transaction {
+		o.tables.Names = args
+		return o.tables.Check()
+	}
+	switch r, err := o.tables.Range.Range(); {
+	case err != nil:
+		return err
+	case r != session.Range{} || o.tables.All || o.olderThan > 0:
+		return cli.Usagef("--transaction settles all locks of one transaction; it does not go with --all, --older-than or a range")
+	case len(args) != 2:
+		return cli.Usagef("%s; with --transaction it takes two, PRIMARY and START_TS", cli.Count(len(args), "argument"))
+	}
+	o.tables.All = true
+	o.primary, o.startTS, err = session.ParseTransaction(args)
+	return err
+}
+
+func (o *resolveOptions) run(ctx context.Context) error {
+	r := newResolver()
+	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{OnResolve: r.resolved}, func(ctx context.Context, s *session.Session) error {
+		return o.resolve(ctx, s, r)
+	})
+}
+
+func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *resolver) error {
+	tables, err := o.tables.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	all, err := o.find(ctx, s, tables)
+	if err != nil {
+		return err
+	}
+	s.Progress.End()
+	p := newPlan(&o.flags.Connect, tables, all)
+	if o.transaction && p.Locks == 0 {
+		return o.nothing(ctx, s)
+	}
+	if o.dryRun {
+		return cli.Print(o.streams.Out, o.format, p, p.text)
+	}
+	if err := p.text(o.streams.Err); err != nil {
+		return err
+	}
+	if p.Forward.Locks+p.Back.Locks > 0 {
+		question := fmt.Sprintf("Settle %s in %s?", cli.Count(p.Forward.Locks+p.Back.Locks, "lock"), s.Where)
+		if err := cli.Confirm(ctx, o.streams, o.yes, question); err != nil {
+			return err
+		}
+	}
+	err = r.run(ctx, s, all)
+	s.Progress.End()
+	done := r.result(p)
+	if perr := cli.Print(o.streams.Out, o.format, done, func(w io.Writer) error { return done.text(w, cli.StyleFor(o.streams.Out)) }); perr != nil {
+		return perr
+	}
+	return done.verdict(err)
+}
+
+// find reads the locks and says what would become of them.
+func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) ([]*inspect.Transaction, error) {
+	var keep func(txn.Lock) bool
+	var err error
+	if o.transaction {
+		keep = func(l txn.Lock) bool { return l.StartTS == o.startTS }
+	} else if keep, err = olderThan(ctx, s, o.olderThan); err != nil {
+		return nil, err
+	}
+	groups, err := inspect.Collect(ctx, s, &o.tables, tables, keep)
+	if err != nil {
+		return nil, err
+	}
+	if o.transaction {
+		for _, g := range groups {
+			if g[0].Primary != o.primary {
+				return nil, cli.Usagef("the primary of the transaction that started at %d is %s, not %s", o.startTS, g[0].Primary, o.primary)
+			}
+		}
+	}
+	return inspect.Describe(ctx, s, groups)
+}
+
+// nothing says why a transaction has no locks.
+func (o *resolveOptions) nothing(ctx context.Context, s *session.Session) error {
+	t, err := inspect.One(ctx, s, o.primary, o.startTS, nil)
+	if err != nil {
+		return err
+	}
+	if !t.IsFinal() {
+		return session.NotFoundf("no lock of a transaction that started at %d with primary %s: %s", o.startTS, o.primary, t.Verdict)
+	}
+	fmt.Fprintf(o.streams.Err, "nothing to do: %s\n", t.Verdict)
+	p := newPlan(&o.flags.Connect, nil, nil)
+	p.DryRun = o.dryRun
+	return cli.Print(o.streams.Out, o.format, newResolver().result(p), func(w io.Writer) error { return nil })
+}

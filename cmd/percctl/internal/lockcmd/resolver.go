@@ -1,0 +1,250 @@
+package lockcmd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// parallelism bounds the locks that are settled at a time.
+const parallelism = 16
+
+// A resolver settles locks and keeps account.
+type resolver struct {
+	mu            sync.Mutex
+	forward, back int // as the library reports it: what this client did
+	done          int // locks that need no more attention
+	left          []leftLock
+	failed        int
+	failure       error // the first
+	total         int
+}
+
+// leftLock is a lock whose transaction is not decided yet.
+type leftLock struct {
+	lock txn.Lock
+	of   *inspect.Transaction
+}
+
+func newResolver() *resolver { return &resolver{} }
+
+// resolved is the client's OnResolve.
+func (r *resolver) resolved(res txn.Resolution) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res.Status.State == txn.StateCommitted {
+		r.forward++
+	} else {
+		r.back++
+	}
+}
+
+// run settles the first lock of each transaction, and then the rest of those
+// whose fate was decided: the client remembers fates, so the rest cost one
+// request each. It returns the error of a context that ended; others are
+// counted.
+func (r *resolver) run(ctx context.Context, s *session.Session, all []*inspect.Transaction) error {
+	for _, t := range all {
+		r.total += len(t.Found)
+	}
+	became := make([]fate, len(all))
+	g := limited()
+	for i, t := range all {
+		g.Go(func() error { became[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
+	}
+	_ = g.Wait()
+	g = limited()
+	for i, t := range all {
+		for _, l := range t.Found[1:] {
+			switch became[i] {
+			case decided:
+				g.Go(func() error { r.resolve(ctx, s, t, l); return nil })
+			case alive:
+				r.leave(leftLock{lock: l, of: t})
+			}
+		}
+	}
+	_ = g.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return r.look(ctx, s)
+}
+
+func limited() *errgroup.Group {
+	g := &errgroup.Group{}
+	g.SetLimit(parallelism)
+	return g
+}
+
+// fate is what came of a transaction's first lock.
+type fate int
+
+const (
+	unreached fate = iota // it failed, or the context ended before
+	alive
+	decided
+)
+
+// resolve settles one lock.
+func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) fate {
+	if ctx.Err() != nil {
+		return unreached
+	}
+	status, err := s.Client().Resolve(ctx, l)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return unreached
+	case err != nil:
+		r.failed++
+		if r.failure == nil {
+			r.failure = err
+		}
+		return unreached
+	case status.State == txn.StateCommitted || status.State == txn.StateRolledBack:
+		r.done++
+	default:
+		r.left = append(r.left, leftLock{lock: l, of: t})
+		return alive
+	}
+	s.Progress.Set("%d of %d locks settled", r.done, r.total)
+	return decided
+}
+
+func (r *resolver) leave(l leftLock) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left = append(r.left, l)
+}
+
+// look drops from what was left the locks that their owners have removed in
+// the meantime.
+func (r *resolver) look(ctx context.Context, s *session.Session) error {
+	there := make([]bool, len(r.left))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelism)
+	for i, left := range r.left {
+		g.Go(func() error {
+			for l, err := range s.Client().Locks(gctx, left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
+				if err != nil {
+					return err
+				}
+				if l.Cell == left.lock.Cell && l.StartTS == left.lock.StartTS {
+					there[i] = true
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	var still []leftLock
+	for i, l := range r.left {
+		if there[i] {
+			still = append(still, l)
+		} else {
+			r.done++
+		}
+	}
+	r.left = still
+	return nil
+}
+
+// A result is what resolve did.
+type result struct {
+	Project       string                 `json:"project"`
+	Instance      string                 `json:"instance"`
+	Tables        []string               `json:"tables"`
+	DryRun        bool                   `json:"dry_run"`
+	Locks         int                    `json:"locks"`
+	RolledForward int                    `json:"rolled_forward"`
+	RolledBack    int                    `json:"rolled_back"`
+	ByOthers      int                    `json:"settled_by_others"` // or removed by their owners
+	LeftAlive     int                    `json:"left_alive"`
+	Failed        int                    `json:"failed"`
+	Unfinished    int                    `json:"unfinished"` // not reached, or cut off before the answer
+	Left          []*inspect.Transaction `json:"left"`
+
+	failure error
+}
+
+func (r *resolver) result(p *plan) *result {
+	res := &result{
+		Project: p.Project, Instance: p.Instance, Tables: p.Tables, Locks: p.Locks, Left: []*inspect.Transaction{},
+		RolledForward: r.forward, RolledBack: r.back, LeftAlive: len(r.left), Failed: r.failed, failure: r.failure,
+	}
+	// A primary in another table is rolled back too, and counted.
+	res.ByOthers = max(0, r.done-r.forward-r.back)
+	res.Unfinished = max(0, p.Locks-r.done-res.LeftAlive-res.Failed)
+	seen := map[*inspect.Transaction]bool{}
+	for _, l := range r.left {
+		if !seen[l.of] {
+			seen[l.of] = true
+			res.Left = append(res.Left, l.of)
+		}
+	}
+	slices.SortFunc(res.Left, func(a, b *inspect.Transaction) int { return cmp.Compare(a.StartTS, b.StartTS) })
+	return res
+}
+
+func (r *result) text(w io.Writer, style cli.Style) error {
+	table := cli.NewTable(w)
+	for _, row := range []struct {
+		what   string
+		n      int
+		always bool
+	}{
+		{"rolled forward", r.RolledForward, true},
+		{"rolled back", r.RolledBack, true},
+		{"left alive", r.LeftAlive, true},
+		{"settled by others meanwhile", r.ByOthers, false},
+		{"failed", r.Failed, false},
+		{"not finished", r.Unfinished, false},
+	} {
+		if row.always || row.n > 0 {
+			cli.WriteRow(table, row.what, fmt.Sprint(row.n))
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for i, t := range r.Left {
+		if i == shownTransactions {
+			fmt.Fprintf(w, "… and %s more\n", cli.Count(len(r.Left)-i, "transaction"))
+			break
+		}
+		fmt.Fprintf(w, "left: %s %d: %s\n", t.Primary, t.StartTS, t.Verdict)
+	}
+	return nil
+}
+
+// verdict is the error that the exit code comes from; ended is that of a
+// context that ended in between.
+func (r *result) verdict(ended error) error {
+	switch {
+	case errors.Is(ended, context.Canceled):
+		return fmt.Errorf("interrupted: %s not finished; run it again to go on", cli.Count(r.Unfinished, "lock"))
+	case ended != nil:
+		return fmt.Errorf("%w: %s not finished; run it again to go on", ended, cli.Count(r.Unfinished, "lock"))
+	case r.Failed > 0:
+		return fmt.Errorf("%s failed, the first with: %w", cli.Count(r.Failed, "lock"), r.failure)
+	case r.LeftAlive > 0:
+		return session.Foundf("%s of live transactions left; run it again later", cli.Count(r.LeftAlive, "lock"))
+	}
+	return nil
+}

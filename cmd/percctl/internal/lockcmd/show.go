@@ -1,0 +1,72 @@
+package lockcmd
+
+import (
+	"context"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type showOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	cell    txn.Cell
+	format  cli.Format
+}
+
+func newShowCmd(s *cli.Streams) *cobra.Command {
+	o := &showOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "show CELL",
+		Short: "Show the lock on a cell and its transaction",
+		Long: `Show the lock on a cell, the state of its transaction's primary, its owner, and
+what will become of the lock. It changes nothing. Exit status 3: the cell is not
+locked. percctl help cells says how CELL is written.`,
+		Example: `  percctl lock show accounts/bob/bal:usd`,
+		Args:    cli.ExactArgs(1, "one, CELL"),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.cell, err = session.ParseCell(args[0]); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, pointTimeout)
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	return cmd
+}
+
+func (o *showOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Use(ctx, o.cell.Table); err != nil {
+		return err
+	}
+	// A cell has one lock, unless what is stored is damaged.
+	var groups [][]txn.Lock
+	for l, err := range s.Client().Locks(ctx, o.cell.Table, bigtable.RowList{o.cell.Row}) {
+		if err != nil {
+			return err
+		}
+		if l.Cell == o.cell {
+			groups = append(groups, []txn.Lock{l})
+		}
+	}
+	if len(groups) == 0 {
+		return session.NotFoundf("%s is not locked", o.cell)
+	}
+	all, err := inspect.Describe(ctx, s, groups)
+	if err != nil {
+		return err
+	}
+	list := newTransactionList(o.streams.Out, o.format)
+	for _, t := range all {
+		if err := list.Add(t); err != nil {
+			return err
+		}
+	}
+	return list.End()
+}

@@ -1,0 +1,84 @@
+// Package readcmd is percctl get, scan and history: what is in tables, as
+// transactions see it, and as it is stored.
+package readcmd
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// pointTimeout is the default of --timeout of what reads one row.
+const pointTimeout = time.Minute
+
+// readsSettle says what get and scan may do beside reading.
+const readsSettle = `
+Reads do what the library's reads do: they wait for locks of live transactions,
+and settle locks that dead clients have left, as the primaries decide. To look
+without touching anything, use percctl history or percctl lock list.`
+
+// waitNotice is how long a read is silent before it says what it may wait for.
+const waitNotice = 3 * time.Second
+
+// noteWaiting says on standard error that a read may be waiting for a lock,
+// unless it is stopped before.
+func noteWaiting(s *cli.Streams, table string) *time.Timer {
+	return time.AfterFunc(waitNotice, func() {
+		fmt.Fprintf(s.Err, "still reading table %s; the lock of a live transaction may be in the way: see percctl lock list %s\n", table, table)
+	})
+}
+
+// A value is one cell as it is printed.
+type value struct {
+	Cell     string        `json:"cell"`
+	Row      string        `json:"row"`
+	Column   string        `json:"column"`
+	CommitTS tso.Timestamp `json:"commit_ts"`
+	Commit   string        `json:"commit_time"`
+	Size     int           `json:"size_bytes"`
+	Value    []byte        `json:"value"`          // base64
+	Text     *string       `json:"text,omitempty"` // only where it is printable text
+}
+
+func newValue(table, row string, item bigtable.ReadItem) value {
+	family, qualifier, _ := strings.Cut(item.Column, ":")
+	cell := txn.Cell{Table: table, Row: row, Family: family, Qualifier: qualifier}
+	ts := tso.Timestamp(item.Timestamp)
+	return value{
+		Cell: cell.String(), Row: session.Row(row), Column: cell.Column().String(),
+		CommitTS: ts, Commit: cli.Time(ts), Size: len(item.Value), Value: append([]byte{}, item.Value...), Text: plainText(item.Value),
+	}
+}
+
+// plainText is the value where it needs no quotes on a terminal.
+func plainText(v []byte) *string {
+	if text := cli.Text(v); len(v) == 0 || text == string(v) {
+		text = string(v)
+		return &text
+	}
+	return nil
+}
+
+// snapshotAt reads --at.
+func snapshotAt(at string) ([]txn.SnapshotOption, error) {
+	if at == "" {
+		return nil, nil
+	}
+	ts, err := tso.ParseTimestamp(at)
+	if err != nil {
+		return nil, cli.Usagef("--at: %w", err)
+	}
+	if ts == 0 {
+		return nil, cli.Usagef("--at %s: it is no timestamp", at)
+	}
+	return []txn.SnapshotOption{txn.At(ts)}, nil
+}
+
+const atUsage = "read the state at this timestamp, an integer or an RFC 3339 time, instead of now"

@@ -1,0 +1,88 @@
+package readcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type getOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	cell    txn.Cell
+	at      string
+	raw     bool
+	format  cli.Format
+}
+
+// NewGetCmd returns the get command.
+func NewGetCmd(s *cli.Streams) *cobra.Command {
+	o := &getOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "get CELL",
+		Short: "Read one cell, now or in the past",
+		Long: `Read the committed value of a cell, now or at an earlier timestamp. Printed is
+the value, quoted unless it is printable text; --raw writes its bytes as they
+are. Exit status 3: the cell is absent. percctl help cells says how CELL is
+written.
+` + readsSettle,
+		Example: `  percctl get accounts/bob/bal:usd
+  percctl get accounts/bob/bal:usd --at 2026-11-20T05:30:00Z -o json`,
+		Args: cli.ExactArgs(1, "one, CELL"),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.raw && o.format != cli.Table {
+				return cli.Usagef("--raw and --output %s: give one or the other", o.format)
+			}
+			if o.cell, err = session.ParseCell(args[0]); err != nil {
+				return err
+			}
+			if _, err := snapshotAt(o.at); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, pointTimeout)
+	cmd.Flags().StringVar(&o.at, "at", "", atUsage)
+	cmd.Flags().BoolVar(&o.raw, "raw", false, "write the bytes of the value and nothing else")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+func (o *getOptions) run(ctx context.Context, s *session.Session) error {
+	at, err := snapshotAt(o.at)
+	if err != nil {
+		return err
+	}
+	if err := s.Use(ctx, o.cell.Table); err != nil {
+		return err
+	}
+	snapshot, err := s.Client().Snapshot(ctx, at...)
+	if err != nil {
+		return err
+	}
+	defer noteWaiting(o.streams, o.cell.Table).Stop()
+	row, err := snapshot.Table(o.cell.Table).ReadRow(ctx, o.cell.Row, txn.Columns(o.cell.Column()))
+	if err != nil {
+		return err
+	}
+	items := row[o.cell.Family]
+	if len(items) == 0 {
+		return session.NotFoundf("%s is absent at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
+	}
+	if o.raw {
+		_, err := o.streams.Out.Write(items[0].Value)
+		return err
+	}
+	v := newValue(o.cell.Table, o.cell.Row, items[0])
+	return cli.Print(o.streams.Out, o.format, v, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, cli.Text(v.Value))
+		return err
+	})
+}

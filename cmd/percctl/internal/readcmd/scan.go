@@ -1,0 +1,193 @@
+package readcmd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// shownValue is how many characters of a value a table shows; the other formats
+// have all.
+const shownValue = 80
+
+type scanOptions struct {
+	streams  *cli.Streams
+	flags    session.Flags
+	rows     session.RangeFlags
+	table    string
+	at       string
+	columns  []string
+	families []string
+	limit    int
+	reverse  bool
+	format   cli.Format
+
+	read []txn.ReadOption
+}
+
+// NewScanCmd returns the scan command.
+func NewScanCmd(s *cli.Streams) *cobra.Command {
+	o := &scanOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "scan TABLE",
+		Short: "Read rows, now or in the past",
+		Long: `Read committed rows of a table, all at one timestamp, now or earlier. A table and
+CSV have one line a cell; the other formats have one item a row. The commit_ts of
+data from before the table was adopted is the cell's own timestamp.
+` + readsSettle,
+		Example: `  percctl scan accounts --prefix user/7 --limit 20
+  percctl scan accounts --columns bal:usd,bal:eur --at 2026-11-20T05:30:00Z -o jsonl`,
+		Args: cli.ExactArgs(1, "one, TABLE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.table = args[0]
+			if err := o.parse(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.rows.Add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.at, "at", "", atUsage)
+	f.StringArrayVar(&o.columns, "columns", nil, "only these columns, family:qualifier, separated by commas (%2C for a comma in a name)")
+	f.StringArrayVar(&o.families, "families", nil, "only these families, separated by commas; with --columns, these too")
+	f.IntVar(&o.limit, "limit", 0, "end after this many rows (0: all)")
+	f.BoolVar(&o.reverse, "reverse", false, "in descending order of row keys")
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	return cmd
+}
+
+func (o *scanOptions) parse() error {
+	if _, err := o.rows.Range(); err != nil {
+		return err
+	}
+	if _, err := snapshotAt(o.at); err != nil {
+		return err
+	}
+	if o.limit < 0 {
+		return cli.Usagef("--limit %d: it has to be positive, or 0 for all rows", o.limit)
+	}
+	o.read = []txn.ReadOption{txn.Limit(o.limit)}
+	if o.reverse {
+		o.read = append(o.read, txn.Reverse())
+	}
+	for _, name := range list(o.columns) {
+		c, err := txn.ParseColumn(name)
+		if err != nil {
+			return cli.Usagef("--columns %s: %w", name, err)
+		}
+		o.read = append(o.read, txn.Columns(c))
+	}
+	for _, name := range list(o.families) {
+		o.read = append(o.read, txn.Families(name))
+	}
+	return nil
+}
+
+// list splits what a flag was given, once or more often, at commas.
+func list(values []string) []string {
+	var all []string
+	for _, v := range values {
+		for _, part := range strings.Split(v, ",") {
+			if part = strings.TrimSpace(part); part != "" {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
+}
+
+// A row is what scan prints.
+type row struct {
+	Row   string  `json:"row"`
+	Cells []value `json:"cells"`
+}
+
+func newRow(table string, r bigtable.Row) row {
+	out := row{Row: session.Row(r.Key())}
+	families := make([]string, 0, len(r))
+	for f := range r {
+		families = append(families, f)
+	}
+	slices.Sort(families)
+	for _, f := range families {
+		for _, item := range r[f] {
+			out.Cells = append(out.Cells, newValue(table, r.Key(), item))
+		}
+	}
+	return out
+}
+
+func (r row) csv() [][]string {
+	var rows [][]string
+	for _, c := range r.Cells {
+		rows = append(rows, []string{c.Row, c.Column, c.CommitTS.String(), c.Commit, cli.Text(c.Value)})
+	}
+	return rows
+}
+
+func (r row) table() [][]string {
+	var rows [][]string
+	for _, c := range r.Cells {
+		rows = append(rows, []string{c.Row, c.Column, c.CommitTS.String(), c.Commit, cli.Shorten(cli.Text(c.Value), shownValue)})
+	}
+	return rows
+}
+
+func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
+	at, err := snapshotAt(o.at)
+	if err != nil {
+		return err
+	}
+	r, err := o.rows.Range()
+	if err != nil {
+		return err
+	}
+	if err := s.Use(ctx, o.table); err != nil {
+		return err
+	}
+	snapshot, err := s.Client().Snapshot(ctx, at...)
+	if err != nil {
+		return err
+	}
+	out := &cli.List[row]{
+		Out: o.streams.Out, Format: o.format,
+		Header: []string{"row", "column", "commit_ts", "commit_time", "value"}, Rows: row.csv,
+		TableHeader: []string{"ROW", "COLUMN", "COMMIT_TS", "COMMIT_TIME", "VALUE"}, TableRows: row.table,
+	}
+	n := 0
+	waiting := noteWaiting(o.streams, o.table)
+	defer waiting.Stop()
+	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(r.Start, r.End), o.read...) {
+		if err != nil {
+			if eerr := out.End(); eerr != nil {
+				return eerr
+			}
+			return fmt.Errorf("stopped after %s: %w", cli.Count(n, "row"), err)
+		}
+		n++
+		waiting.Stop()
+		if !cli.IsTerminal(o.streams.Out) { // there, the rows are the progress
+			s.Progress.Set("%s of table %s", cli.Count(n, "row"), o.table)
+		}
+		if err := out.Add(newRow(o.table, raw)); err != nil {
+			return err
+		}
+	}
+	if err := out.End(); err != nil {
+		return err
+	}
+	s.Progress.End()
+	fmt.Fprintf(o.streams.Err, "%s at %s\n", cli.Count(n, "row"), cli.Stamp(snapshot.ReadTS()))
+	return nil
+}

@@ -1,0 +1,203 @@
+// Package session is what the commands that work on transactional tables
+// share: finding and opening them, ranges of rows, and the exit codes of the
+// library's errors.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// closeTimeout bounds the end of a command: what its reads still settle behind
+// them is left to whoever meets it.
+const closeTimeout = 2 * time.Second
+
+// Flags are those of every command that works on tables.
+type Flags struct {
+	Connect connect.Flags
+	Timeout time.Duration
+}
+
+// Add adds the flags to a command; timeout is the default, 0 for none.
+func (f *Flags) Add(cmd *cobra.Command, timeout time.Duration) {
+	f.Connect.Add(cmd.Flags())
+	cmd.Flags().DurationVar(&f.Timeout, "timeout", timeout, "give up after this long (0: no limit)")
+}
+
+// A Session is a connection to a deployment.
+type Session struct {
+	Streams  *cli.Streams
+	Progress *cli.Progress
+	// Where names project and instance, for messages.
+	Where string
+
+	bt     *bigtable.Client
+	config txn.Config
+	strict bool
+
+	mu     sync.Mutex
+	client *txn.Client
+	opened map[string]bool
+	all    []*txn.Client // to be closed
+}
+
+// Mode says what a command does to the tables.
+type Mode bool
+
+// The modes. A command that only looks does so also at tables that
+// transactions refuse, because of a garbage-collection policy for example.
+const (
+	Looks   Mode = false
+	Changes Mode = true
+)
+
+// Run connects, runs f within the timeout, and disconnects. Errors come back
+// with their exit codes.
+func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Config, run func(context.Context, *Session) error) error {
+	if f.Timeout < 0 {
+		return cli.Usagef("--timeout %v: it has to be positive, or 0 for no limit", f.Timeout)
+	}
+	if f.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, f.Timeout, timeoutError(f.Timeout))
+		defer cancel()
+	}
+	bt, admin, closeAll, err := f.Connect.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	cfg.MetadataTable = f.Connect.MetadataTable
+	cfg.Admin = admin
+	// It writes no locks, so nobody has to know whether it is alive.
+	cfg.TokenTTL = -1
+	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), bt: bt, config: cfg, strict: mode == Changes, opened: map[string]bool{}}
+	defer sess.close(ctx)
+	err = sess.connect(ctx)
+	if err == nil {
+		err = run(ctx, sess)
+	}
+	return coded(f.explainTimeout(ctx, err))
+}
+
+// A timeoutError says that --timeout is over.
+type timeoutError time.Duration
+
+func (e timeoutError) Error() string { return fmt.Sprintf("--timeout %v is over", time.Duration(e)) }
+
+func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// explainTimeout names --timeout in an error that came of it. A request notices
+// its deadline a little before or after the context does.
+func (f *Flags) explainTimeout(ctx context.Context, err error) error {
+	deadline, ok := ctx.Deadline()
+	if err == nil || !ok || time.Until(deadline) > 10*time.Millisecond || strings.Contains(err.Error(), timeoutError(f.Timeout).Error()) {
+		return err
+	}
+	if errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded {
+		return fmt.Errorf("%w: %w", timeoutError(f.Timeout), err)
+	}
+	return err
+}
+
+func (s *Session) connect(ctx context.Context) error {
+	c, err := txn.NewClient(ctx, s.bt, s.config)
+	if err != nil {
+		return err
+	}
+	s.client = c
+	s.all = append(s.all, c)
+	return nil
+}
+
+func (s *Session) close(ctx context.Context) {
+	s.Progress.End()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	for _, c := range s.all {
+		_ = c.Close(ctx) // it committed nothing
+	}
+}
+
+// Client returns the client to use now.
+func (s *Session) Client() *txn.Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.client
+}
+
+// Use opens tables before they are read, verified against their families and
+// policies. Where that fails and the command only looks, it warns, and tables
+// are read as their schema records describe them.
+func (s *Session) Use(ctx context.Context, tables ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range tables {
+		if s.opened[t] {
+			continue
+		}
+		err := s.client.OpenTable(ctx, t)
+		if err != nil && !s.strict && s.config.Admin != nil && unverifiable(err) {
+			fmt.Fprintf(s.Streams.Err, "warning: %s; reading it all the same\n", cli.Line(err.Error()))
+			s.config.Admin = nil
+			if err := s.connect(ctx); err != nil {
+				return err
+			}
+			err = s.client.OpenTable(ctx, t)
+		}
+		if err != nil {
+			return err
+		}
+		s.opened[t] = true
+	}
+	return nil
+}
+
+// unverifiable: the table may be read, but not verified or not trusted.
+func unverifiable(err error) bool {
+	switch status.Code(err) {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
+		return true
+	}
+	return errors.Is(err, txn.ErrSchema)
+}
+
+// coded gives an error of the library the exit code that it stands for.
+func coded(err error) error {
+	var has *cli.Error
+	switch {
+	case err == nil || errors.As(err, &has):
+		return err
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, txn.ErrNotInitialized), status.Code(err) == codes.NotFound:
+		return &cli.Error{Code: cli.ExitNotFound, Err: err}
+	case errors.Is(err, txn.ErrInvalid), errors.Is(err, txn.ErrLimit):
+		return cli.Usagef("%w", err)
+	}
+	return err
+}
+
+// NotFoundf is the error of something that is not there.
+func NotFoundf(format string, args ...any) error {
+	return &cli.Error{Code: cli.ExitNotFound, Err: fmt.Errorf(format, args...)}
+}
+
+// Foundf is the error that exits with 4: a check found something, or work is
+// left.
+func Foundf(format string, args ...any) error {
+	return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,227 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const (
+	// completionTimeout bounds how long a shell waits for names of tables.
+	completionTimeout = 2 * time.Second
+	// samplingTimeout bounds a request that only makes others smaller.
+	samplingTimeout = 10 * time.Second
+)
+
+// Tables are the tables that a command works on: its arguments, or all.
+type Tables struct {
+	Names []string
+	All   bool
+	Range RangeFlags
+}
+
+// Add adds --all and the range flags.
+func (t *Tables) Add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&t.All, "all", false, "all transactional tables of the deployment")
+	t.Range.Add(cmd)
+}
+
+// Check checks arguments and flags.
+func (t *Tables) Check() error {
+	if t.All && len(t.Names) > 0 {
+		return cli.Usagef("--all and %q: name tables, or give --all", t.Names[0])
+	}
+	if !t.All && len(t.Names) == 0 {
+		return cli.Usagef("no table: name tables, or give --all")
+	}
+	_, err := t.Range.Range()
+	return err
+}
+
+// Open finds the tables and opens them.
+func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
+	names := t.Names
+	if t.All {
+		var err error
+		if names, err = s.Client().Tables(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var distinct []string
+	for _, n := range names {
+		if !slices.Contains(distinct, n) {
+			distinct = append(distinct, n)
+		}
+	}
+	return distinct, s.Use(ctx, distinct...)
+}
+
+// Each calls f for each part of the range in each table. A part is what
+// Bigtable answers for in a bounded time, also where there is little to be
+// found in much.
+func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(table string, rows bigtable.RowSet) error) error {
+	r, err := t.Range.Range()
+	if err != nil {
+		return err
+	}
+	for _, name := range tables {
+		parts := s.parts(ctx, name, r)
+		for i, rows := range parts {
+			s.Progress.Set("reading table %s: part %d of %d", name, i+1, len(parts))
+			if err := f(name, rows); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// parts cuts a range where Bigtable would, or not at all when it does not say.
+func (s *Session) parts(ctx context.Context, table string, r Range) []bigtable.RowSet {
+	sctx, cancel := context.WithTimeout(ctx, samplingTimeout)
+	defer cancel()
+	keys, err := s.bt.Open(table).SampleRowKeys(sctx)
+	if err != nil {
+		keys = nil
+	}
+	var parts []bigtable.RowSet
+	start := r.Start
+	slices.Sort(keys)
+	for _, k := range slices.Compact(keys) {
+		if k > start && (r.End == "" || k < r.End) {
+			parts = append(parts, bigtable.NewRange(start, k))
+			start = k
+		}
+	}
+	return append(parts, bigtable.NewRange(start, r.End))
+}
+
+// A Range is a range of row keys, [Start, End); an empty End is unbounded.
+type Range struct{ Start, End string }
+
+// RangeFlags are --prefix, --start and --end.
+type RangeFlags struct{ prefix, start, end string }
+
+// Add adds the flags to a command.
+func (f *RangeFlags) Add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.prefix, "prefix", "", "only rows whose keys begin with this (%XX for bytes that are not printable)")
+	cmd.Flags().StringVar(&f.start, "start", "", "only rows from this key on")
+	cmd.Flags().StringVar(&f.end, "end", "", "only rows before this key")
+}
+
+// Range returns the range that the flags give.
+func (f *RangeFlags) Range() (Range, error) {
+	var keys [3]string
+	for i, flag := range []struct{ name, value string }{{"prefix", f.prefix}, {"start", f.start}, {"end", f.end}} {
+		if flag.value == "" {
+			continue
+		}
+		key, err := ParseRow(flag.value)
+		if err != nil {
+			return Range{}, cli.Usagef("--%s %s: %w", flag.name, flag.value, err)
+		}
+		keys[i] = key
+	}
+	prefix, start, end := keys[0], keys[1], keys[2]
+	switch {
+	case prefix != "" && (start != "" || end != ""):
+		return Range{}, cli.Usagef("--prefix and --start or --end: give one or the other")
+	case prefix != "":
+		return Range{prefix, successor(prefix)}, nil
+	case end != "" && end <= start:
+		return Range{}, cli.Usagef("--end %s: it has to be above --start, which is %s", f.end, f.start)
+	}
+	return Range{start, end}, nil
+}
+
+// successor is the first key that does not begin with prefix and is above it;
+// empty when there is none.
+func successor(prefix string) string {
+	p := []byte(prefix)
+	for len(p) > 0 && p[len(p)-1] == 0xff {
+		p = p[:len(p)-1]
+	}
+	if len(p) == 0 {
+		return ""
+	}
+	p[len(p)-1]++
+	return string(p)
+}
+
+// Row returns a row key as commands take and print it: as in a cell, with %XX
+// for bytes that are not printable.
+func Row(key string) string {
+	cell := txn.Cell{Table: "t", Row: key, Family: "f"}.String()
+	return strings.TrimSuffix(strings.TrimPrefix(cell, "t/"), "/f:")
+}
+
+// ParseRow reads what Row returns.
+func ParseRow(s string) (string, error) {
+	if s == "" {
+		return "", fmt.Errorf("empty row key")
+	}
+	cell, err := txn.ParseCell("t/" + s + "/f:")
+	if err != nil {
+		return "", fmt.Errorf("row key %q has an escape that is not of the form %%XX", s)
+	}
+	return cell.Row, nil
+}
+
+// ParseCell reads the argument CELL.
+func ParseCell(s string) (txn.Cell, error) {
+	c, err := txn.ParseCell(s)
+	if err != nil {
+		return c, cli.Usagef("%w", err)
+	}
+	switch c.Family {
+	case txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily:
+		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+	}
+	return c, nil
+}
+
+// ParseTransaction reads the arguments PRIMARY START_TS.
+func ParseTransaction(args []string) (primary txn.Cell, startTS tso.Timestamp, err error) {
+	if primary, err = ParseCell(args[0]); err != nil {
+		return primary, 0, err
+	}
+	if startTS, err = tso.ParseTimestamp(args[1]); err != nil {
+		return primary, 0, cli.Usagef("START_TS: %w", err)
+	}
+	if startTS == 0 {
+		return primary, 0, cli.Usagef("START_TS: 0 is no timestamp")
+	}
+	return primary, startTS, nil
+}
+
+// CompleteTables completes names of tables; most bounds how many, 0 for any
+// number.
+func (f *Flags) CompleteTables(most int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if most > 0 && len(args) >= most {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		quiet := *f
+		quiet.Timeout = completionTimeout
+		var names []string
+		err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) (err error) {
+			names, err = s.Client().Tables(ctx)
+			return err
+		})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp // a shell has no place for errors
+		}
+		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) })
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}

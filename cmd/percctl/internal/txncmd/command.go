@@ -1,0 +1,23 @@
+// Package txncmd is percctl txn: what happened to a transaction.
+package txncmd
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+)
+
+// pointTimeout is the default of --timeout of what reads one row.
+const pointTimeout = time.Minute
+
+// NewCmd returns the txn command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	return cli.Group("txn", "Find out what happened to a transaction",
+		`Find out what happened to a transaction. It is named by its primary cell and its
+start timestamp, as logs, errors and percctl lock list print them.`,
+		newStatusCmd(s), newExplainCmd(s))
+}
+
+const transactionArgs = "two, PRIMARY and START_TS"

@@ -1,0 +1,155 @@
+package txncmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type explainOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	primary txn.Cell
+	startTS tso.Timestamp
+	format  cli.Format
+}
+
+func newExplainCmd(s *cli.Streams) *cobra.Command {
+	o := &explainOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "explain PRIMARY START_TS",
+		Short: "Show every cell of a transaction, in all tables, in words",
+		Long: `Show every cell of a transaction that is still to be seen in any table, in
+words: locks, write records, marks, data and notify cells. It reads all tables of
+the deployment, and changes nothing. What garbage collection or an abort removed
+is not there any more.
+
+Exit status 3: there is no trace of the transaction.`,
+		Example: `  percctl txn explain accounts/bob/bal:usd 1795152600000000`,
+		Args:    cli.ExactArgs(2, transactionArgs),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	return cmd
+}
+
+// An explanation is a transaction with its cells.
+type explanation struct {
+	*inspect.Transaction
+	Cells []*cell `json:"cells"`
+}
+
+// A cell is what is stored of the transaction in one cell.
+type cell struct {
+	Cell    string   `json:"cell"`
+	Primary bool     `json:"primary"`
+	State   string   `json:"state"`  // committed, locked, rolled back, or damaged
+	Words   string   `json:"words"`  // what it means
+	Stored  []stored `json:"stored"` // the cells in Bigtable
+}
+
+// stored is one cell in Bigtable.
+type stored struct {
+	Family string          `json:"family"`
+	TS     tso.Timestamp   `json:"ts"`
+	Time   string          `json:"time"`
+	Kind   txn.VersionKind `json:"kind"`
+}
+
+func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
+	tables := &session.Tables{All: true}
+	if err := s.Use(ctx, o.primary.Table); err != nil {
+		return err
+	}
+	names, err := tables.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	status, err := s.Client().Status(ctx, o.primary, o.startTS)
+	if err != nil {
+		return err
+	}
+	byCell := map[txn.Cell][]txn.Version{}
+	var order []txn.Cell
+	var locks []txn.Lock
+	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
+		for v, err := range s.Client().VersionsOf(ctx, table, rows, o.startTS, status.CommitTS) {
+			if err != nil {
+				return err
+			}
+			if byCell[v.Cell] == nil {
+				order = append(order, v.Cell)
+			}
+			byCell[v.Cell] = append(byCell[v.Cell], v)
+			if v.Lock != nil {
+				locks = append(locks, *v.Lock)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.Progress.End()
+	if len(order) == 0 {
+		return session.NotFoundf("no trace of a transaction that started at %d in %s", o.startTS, cli.Count(len(names), "table"))
+	}
+	t, err := inspect.One(ctx, s, o.primary, o.startTS, locks)
+	if err != nil {
+		return err
+	}
+	e := &explanation{Transaction: t}
+	for _, c := range order {
+		e.Cells = append(e.Cells, explain(c, o.primary, byCell[c]))
+	}
+	return o.print(e)
+}
+
+func (o *explainOptions) print(e *explanation) error {
+	switch o.format {
+	case cli.JSONL, cli.CSV:
+		list := &cli.List[*cell]{
+			Out: o.streams.Out, Format: o.format,
+			Header: []string{"cell", "primary", "state", "words"},
+			Rows:   func(c *cell) [][]string { return [][]string{{c.Cell, fmt.Sprint(c.Primary), c.State, c.Words}} },
+		}
+		for _, c := range e.Cells {
+			if err := list.Add(c); err != nil {
+				return err
+			}
+		}
+		return list.End()
+	}
+	style := cli.StyleFor(o.streams.Out)
+	return cli.Print(o.streams.Out, o.format, e, func(w io.Writer) error {
+		if err := statusText(w, style, e.Transaction); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "  cells    %d\n\n", len(e.Cells))
+		table := cli.NewTable(w)
+		cli.WriteRow(table, "CELL", "STATE", "WHAT IS STORED")
+		for _, c := range e.Cells {
+			name := c.Cell
+			if c.Primary {
+				name += " (primary)"
+			}
+			cli.WriteRow(table, name, c.State, c.Words)
+		}
+		return table.Flush()
+	})
+}

@@ -1,0 +1,85 @@
+package txncmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type statusOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	primary txn.Cell
+	startTS tso.Timestamp
+	format  cli.Format
+}
+
+func newStatusCmd(s *cli.Streams) *cobra.Command {
+	o := &statusOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "status PRIMARY START_TS",
+		Short: "Say whether a transaction is committed, rolled back or undecided",
+		Long: `Say what became of a transaction: read its fate from its primary cell, and
+change nothing. START_TS is an integer or an RFC 3339 time. Exit status 3: the
+primary holds no trace of it.`,
+		Example: `  percctl txn status accounts/bob/bal:usd 1795152600000000`,
+		Args:    cli.ExactArgs(2, transactionArgs),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, pointTimeout)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Use(ctx, o.primary.Table); err != nil {
+		return err
+	}
+	t, err := inspect.One(ctx, s, o.primary, o.startTS, nil)
+	if err != nil {
+		return err
+	}
+	if l := t.Status.Lock; l != nil && !l.IsPrimary() {
+		return cli.Usagef("%s is no primary: the transaction that started at %d has %s", o.primary, o.startTS, l.Primary)
+	}
+	if t.Outcome == inspect.Unknown {
+		return fmt.Errorf("%s", t.Verdict)
+	}
+	style := cli.StyleFor(o.streams.Out)
+	err = cli.Print(o.streams.Out, o.format, t, func(w io.Writer) error { return statusText(w, style, t) })
+	if err == nil && t.Status.State == txn.StateUnknown {
+		err = session.NotFoundf("no trace of a transaction that started at %d at %s; percctl txn explain looks for its other cells", o.startTS, o.primary)
+	}
+	return err
+}
+
+func statusText(w io.Writer, style cli.Style, t *inspect.Transaction) error {
+	fmt.Fprintf(w, "%s\n", style.Bold(fmt.Sprintf("transaction %s, %s old", cli.Stamp(t.StartTS), t.AgeText())))
+	fmt.Fprintf(w, "  primary  %s\n  state    %s\n", t.Primary, t.State)
+	if t.CommitTS != 0 {
+		fmt.Fprintf(w, "  commit   %s\n", cli.Stamp(t.CommitTS))
+	}
+	if t.Outcome != inspect.Finished || !t.IsFinal() {
+		fmt.Fprintf(w, "  verdict  %s\n", t.Verdict)
+	}
+	if t.OwnerToken != "" {
+		fmt.Fprintf(w, "  owner    %s\n", t.OwnerText())
+	}
+	if t.TraceID != "" {
+		fmt.Fprintf(w, "  trace    %s\n", t.TraceID)
+	}
+	return nil
+}
