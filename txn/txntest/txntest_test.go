@@ -40,7 +40,7 @@ func TestEnvInVirtualTime(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("accounts", "bal")
 		begun := time.Now()
-		time.Sleep(10 * time.Minute) // virtual
+		<-time.After(10 * time.Minute) // virtual
 		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 			tx.Table("accounts").Set("bob", "bal", "usd", nil)
 			return nil
