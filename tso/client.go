@@ -31,14 +31,16 @@ type ClientConfig struct {
 	// Defaults to none: plain text.
 	Credentials credentials.TransportCredentials
 
-	// Timeout bounds how long a request looks for a server that answers, when
-	// its callers' contexts do not end before. Who asks while another request
-	// is looking waits for that one first, so at most twice as long. It should
-	// cover a change of leader: one lease and a little more.
+	// Timeout bounds how long a request looks for a server that answers, its
+	// first attempt included, when its callers' contexts do not end before. Who
+	// asks while another request is looking waits for that one first, so at
+	// most twice as long. It should cover a change of leader: one lease and a
+	// little more.
 	// Defaults to 10 seconds.
 	Timeout time.Duration
 
-	// AttemptTimeout is how long one server may take before another is tried.
+	// AttemptTimeout is how long one server may take before another is tried,
+	// within Timeout.
 	// Defaults to 1 second.
 	AttemptTimeout time.Duration
 
@@ -240,9 +242,10 @@ func (c *Client) work() {
 
 // fill gets the timestamps for a batch of n, in ranges of MaxCount.
 func (c *Client) fill(b *callers, n int64) error {
+	start := time.Now()
 	for left := n; left > 0; left -= MaxCount {
 		count := min(left, MaxCount)
-		first, err := c.ask(count, func() bool { return b.abandoned(n) })
+		first, err := c.ask(count, start, func() bool { return b.abandoned(n) })
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package tso
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,10 +44,11 @@ func connectParams(attempt time.Duration) grpc.ConnectParams {
 // askStream is an open stream to one server, with one request on it at a time.
 type askStream struct {
 	grpc.BidiStreamingClient[tsopb.TimestampsRequest, tsopb.TimestampsResponse]
-	cancel context.CancelFunc
-	timer  *time.Timer // cancels; stopped between requests
-	req    tsopb.TimestampsRequest
-	res    tsopb.TimestampsResponse
+	cancel   context.CancelFunc
+	timer    *time.Timer // cancels; stopped between requests
+	patience time.Duration
+	req      tsopb.TimestampsRequest
+	res      tsopb.TimestampsResponse
 }
 
 // errSlow is what a server that did not answer in time is recorded with.
@@ -54,12 +56,14 @@ var errSlow = errors.New("tso: no answer in time")
 
 // ask gets count timestamps from whoever leads. It goes through the servers,
 // the last leader first, until one answers, the time is up, or nobody waits.
-func (c *Client) ask(count int64, abandoned func() bool) (Timestamp, error) {
-	first, hint, err := c.askServer(count)
+// The time counts from start.
+func (c *Client) ask(count int64, start time.Time, abandoned func() bool) (Timestamp, error) {
+	patience := min(c.cfg.AttemptTimeout, max(c.cfg.Timeout-time.Since(start), 1))
+	first, hint, err := c.askServer(count, patience)
 	if err == nil {
-		return first, nil // without ever looking at a clock
+		return first, nil
 	}
-	start, pause := time.Now(), roundPause
+	pause := roundPause
 	failed := make([]ServerError, len(c.servers))
 	for i, r := range c.servers {
 		failed[i].Address = r.address
@@ -68,21 +72,32 @@ func (c *Client) ask(count int64, abandoned func() bool) (Timestamp, error) {
 	for attempts := 1; ; attempts++ {
 		at := int(c.leader.Load())
 		c.noteFailure(at, err)
-		failed[at].Err, asked[at] = err, true
-		waited := time.Since(start)
-		switch over := !slices.Contains(asked, false); {
+		asked[at] = true
+		if failed[at].Err == nil || patience == c.cfg.AttemptTimeout || !errors.Is(err, errSlow) {
+			failed[at].Err = err // an attempt that was cut short says less than one before
+		}
+		over, left := !slices.Contains(asked, false), c.cfg.Timeout-time.Since(start)
+		var end error
+		switch {
 		case c.ctx.Err() != nil:
-			return 0, ErrClosed
-		case final(err):
-			return 0, err
+			end = ErrClosed
+		case errors.Is(err, ErrBackwards):
+			end = err
 		case over && agreed(failed) != nil:
-			return 0, agreed(failed)
-		case waited >= c.cfg.Timeout || abandoned():
-			return 0, &UnavailableError{Waited: waited, Servers: failed}
+			end = agreed(failed)
+		case left <= 0 || abandoned():
+			end = &UnavailableError{Waited: time.Since(start), Servers: failed}
 		case over:
-			c.rest(min(pause/2+rand.N(pause), c.cfg.Timeout-waited))
+			c.rest(min(pause/2+rand.N(pause), left))
 			pause = min(2*pause, maxRoundPause)
 			clear(asked)
+			if left = c.cfg.Timeout - time.Since(start); left <= 0 {
+				end = &UnavailableError{Waited: time.Since(start), Servers: failed}
+			}
+		}
+		if end != nil {
+			c.leave(at, failed)
+			return 0, end
 		}
 		// A hint saves the way, once per round: it may be out of date.
 		next := slices.IndexFunc(c.servers, func(r *remote) bool { return r.address == hint })
@@ -91,15 +106,32 @@ func (c *Client) ask(count int64, abandoned func() bool) (Timestamp, error) {
 				next = (next + 1) % len(c.servers)
 			}
 		}
-		if next != at {
-			c.hangUp()
-			c.leader.Store(int32(next))
-			c.failovers.Add(1)
-		}
-		if first, hint, err = c.askServer(count); err == nil {
+		c.turnTo(next)
+		patience = min(c.cfg.AttemptTimeout, left)
+		if first, hint, err = c.askServer(count, patience); err == nil {
 			c.lastErr.Store(nil)
 			c.log.Info("tso: a server answers again", "address", c.servers[next].address, "after", time.Since(start), "attempts", attempts+1)
 			return first, nil
+		}
+	}
+}
+
+// turnTo makes a server the one to ask.
+func (c *Client) turnTo(next int) {
+	if next != int(c.leader.Load()) {
+		c.hangUp()
+		c.leader.Store(int32(next))
+		c.failovers.Add(1)
+	}
+}
+
+// leave has the next request start elsewhere than at a server that will never
+// answer, such as one that is no oracle.
+func (c *Client) leave(at int, failed []ServerError) {
+	for k := range failed {
+		if next := (at + k) % len(failed); !final(failed[next].Err) {
+			c.turnTo(next)
+			return
 		}
 	}
 }
@@ -110,22 +142,24 @@ func (c *Client) noteFailure(at int, err error) {
 	c.lastErr.Store(&text)
 }
 
-// askServer sends one request to servers[leader] and waits for its answer. hint
-// is the address of the leader as that server knows it.
-func (c *Client) askServer(count int64) (first Timestamp, hint string, err error) {
+// askServer sends one request to servers[leader] and waits for its answer, as
+// long as patience lasts. hint is the address of the leader as that server
+// knows it.
+func (c *Client) askServer(count int64, patience time.Duration) (first Timestamp, hint string, err error) {
 	r := c.servers[c.leader.Load()]
 	s := c.stream
 	if s == nil {
 		ctx, cancel := context.WithCancel(c.ctx)
-		s = &askStream{cancel: cancel, timer: time.AfterFunc(c.cfg.AttemptTimeout, cancel)}
+		s = &askStream{cancel: cancel, patience: patience, timer: time.AfterFunc(patience, cancel)}
 		s.req.FormatVersion = FormatVersion
 		if s.BidiStreamingClient, err = r.service.Timestamps(ctx); err != nil {
 			return 0, "", c.broken(s, err)
 		}
 		c.stream = s
 	} else {
-		s.timer.Reset(c.cfg.AttemptTimeout)
+		s.timer.Reset(patience)
 	}
+	s.patience = patience
 	s.req.Count = uint32(count)
 	// A failed Send says no more than io.EOF; what happened is for RecvMsg.
 	_ = s.Send(&s.req)
@@ -139,14 +173,13 @@ func (c *Client) askServer(count int64) (first Timestamp, hint string, err error
 		return 0, n.LeaderAddress, refused(n)
 	}
 	first = Timestamp(s.res.First)
-	last := first + Timestamp(count) - 1
 	switch {
-	case int64(s.res.Count) != count || first < minTimestamp || last > Max:
+	case int64(s.res.Count) != count || first < minTimestamp || first > Max-Timestamp(count)+1:
 		return 0, "", c.broken(s, fmt.Errorf("tso: malformed answer: %d timestamps from %d, asked for %d", s.res.Count, first, count))
 	case first <= c.high:
 		return 0, "", &BackwardsError{Address: r.address, Got: first, High: c.high}
 	}
-	c.high = last
+	c.high = first + Timestamp(count) - 1
 	c.answered.Add(uint64(count))
 	c.requests.Add(1)
 	return first, "", nil
@@ -155,7 +188,7 @@ func (c *Client) askServer(count int64) (first Timestamp, hint string, err error
 // broken ends a stream and returns the error to report for it.
 func (c *Client) broken(s *askStream, err error) error {
 	if !s.timer.Stop() && c.ctx.Err() == nil {
-		err = fmt.Errorf("%w: after %s: %w", errSlow, c.cfg.AttemptTimeout, err)
+		err = fmt.Errorf("%w: after %s: %w", errSlow, s.patience, err)
 	}
 	s.cancel()
 	c.stream = nil
@@ -202,11 +235,8 @@ func refused(n *tsopb.NotLeader) error {
 	return &refusal{reason, ErrNotLeader}
 }
 
-// final reports whether asking again, or elsewhere, is pointless.
+// final reports whether asking the same server again is pointless.
 func final(err error) bool {
-	if errors.Is(err, ErrBackwards) {
-		return true
-	}
 	switch status.Code(err) {
 	case codes.FailedPrecondition, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 		return true
@@ -215,18 +245,20 @@ func final(err error) bool {
 }
 
 // agreed returns the trouble that some server reported and none contradicts:
-// the others report it too, or cannot be asked.
+// the others are in trouble too, or cannot be asked. What a server says about
+// the row goes before its being no server for this client.
 func agreed(failed []ServerError) error {
-	var trouble error
+	var trouble, useless error
 	for _, f := range failed {
 		var r *refusal
-		if !errors.As(f.Err, &r) {
-			continue
-		}
-		if errors.Is(r, ErrNotLeader) {
+		switch {
+		case errors.As(f.Err, &r) && errors.Is(r, ErrNotLeader):
 			return nil
+		case r != nil:
+			trouble = f.Err
+		case final(f.Err):
+			useless = f.Err
 		}
-		trouble = f.Err
 	}
-	return trouble
+	return cmp.Or(trouble, useless)
 }

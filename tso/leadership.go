@@ -3,7 +3,9 @@ package tso
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -50,18 +52,21 @@ type leadership struct {
 	poll     time.Duration // between a candidate's looks at the row
 	name     string
 	address  string
-	nonce    uint64
 	onChange func(leading bool) // called with mu held
 
 	wake chan struct{} // look at the row, or write, now
 
 	// Used by run alone.
+	nonce   uint64   // of this term: no bytes of a lease come back, even where epochs start over
 	pending struct { // the lease that a write was last tried for, and when first
 		to   lease
 		sent time.Time
+		wall time.Time // the same moment on the wall clock, which shows how long a suspended machine slept
 	}
 	confirmed Timestamp // the last reading of the clock that was followed
 	clockBad  bool      // the last comparison found the local clock off
+	seen      lease     // the last one that was found in the row or written there
+	floor     Timestamp // highest limit of a released lease: those were handed out
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when waiting may have an end
@@ -112,10 +117,14 @@ func (l *leadership) run(ctx context.Context) {
 func (l *leadership) campaign(ctx context.Context) (held, bool) {
 	var watched lease
 	var since time.Time // when the first observation of watched was received; zero: none
+	l.nonce = rand.Uint64()
 	for failures := 0; ctx.Err() == nil; {
-		pause := l.poll
+		least, pause := minLook, l.poll
 		row, err := l.row.readServed(ctx)
 		received := time.Now()
+		if err == nil {
+			err = l.check(row)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return held{}, false
@@ -124,18 +133,19 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 			// was the same all the time, since no value ever comes back.
 			failures++
 			l.stand(ctx, err, "")
-			pause = max(pause, backoff(failures))
+			least = backoff(failures)
+			pause = max(pause, least)
 		case row.mode != servedMode:
 			failures, since = 0, time.Time{}
 			l.stand(ctx, &ModeError{Row: l.row.key, Mode: row.mode, Want: servedMode}, "")
 		default:
-			failures = 0
 			if since.IsZero() || row.lease != watched {
 				watched, since = row.lease, received
 			}
 			// The length is the one in the row: its holder counts on it.
 			left := time.Duration(row.state.LeaseUs)*time.Microsecond - received.Sub(since)
 			if !row.state.Released && left > 0 {
+				failures = 0
 				l.stand(ctx, nil, row.state.Address)
 				pause = min(pause, left)
 				break
@@ -146,8 +156,15 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 			}
 			l.stand(ctx, err, "")
 			pause = minLook
+			if err == nil {
+				failures = 0 // another was first
+				break
+			}
+			failures++
+			least = backoff(failures) // clients that ask do not make it work
+			pause = least
 		}
-		l.sleep(ctx, minLook, pause)
+		l.sleep(ctx, least, pause)
 	}
 	return held{}, false
 }
@@ -166,6 +183,14 @@ func (l *leadership) takeOver(ctx context.Context, row servedRow) (held, bool, e
 	}
 	next := lease{row.lease.epoch + 1, 0, l.nonce}
 	h, outcome, err := l.write(ctx, row.lease, next, state)
+	if outcome == writeUnknown && ctx.Err() != nil {
+		// Stopped while the answer was on its way: a lease that has landed is
+		// led with, which now means releasing it.
+		after, err := l.row.readServed(context.WithoutCancel(ctx))
+		if err == nil && after.mode == servedMode && after.lease == next {
+			h, outcome = held{next, after.state, l.pending.sent, l.pending.wall}, writeDone
+		}
+	}
 	if outcome != writeDone {
 		return held{}, false, err
 	}
@@ -268,16 +293,20 @@ const (
 func (l *leadership) write(ctx context.Context, from, to lease, state *tsopb.ServedState) (held, writeOutcome, error) {
 	sent, wall := time.Now(), l.clock().Round(0)
 	if l.pending.to != to {
-		l.pending.to, l.pending.sent = to, sent
+		l.pending.to, l.pending.sent, l.pending.wall = to, sent, wall
 	}
 	ok, err := l.row.swap(ctx, from, to, state)
 	if ok && err == nil {
+		l.seen = to
 		return held{to, state, sent, wall}, writeDone, nil
 	}
 	if ctx.Err() != nil {
 		return held{}, writeUnknown, err
 	}
 	row, readErr := l.row.readServed(ctx)
+	if readErr == nil {
+		readErr = l.check(row)
+	}
 	switch {
 	case ctx.Err() != nil, readErr != nil && retryable(readErr):
 		return held{}, writeUnknown, errors.Join(err, readErr)
@@ -287,12 +316,33 @@ func (l *leadership) write(ctx context.Context, from, to lease, state *tsopb.Ser
 		return held{}, writeLost, &ModeError{Row: l.row.key, Mode: row.mode, Want: servedMode}
 	case row.lease == to:
 		// Ours has landed, this attempt or an earlier one: assume the first.
-		first := l.pending.sent
-		return held{to, row.state, first, wall.Add(first.Sub(sent))}, writeDone, nil
+		return held{to, row.state, l.pending.sent, l.pending.wall}, writeDone, nil
 	case row.lease == from:
 		return held{}, writeUnknown, err
 	}
 	return held{}, writeLost, nil
+}
+
+// check refuses a row that has lost what this process knows of it: one that was
+// deleted, or restored from a backup. A limit that is lower than another one
+// proves nothing, since releasing lowers it to what was handed out.
+func (l *leadership) check(row servedRow) error {
+	switch {
+	case row.mode == "" && l.seen != lease{}:
+		return l.row.corruptServed(leaseColumn, "is gone, and everything else too, but this server has seen the row in served mode")
+	case row.mode != servedMode:
+		return nil
+	case row.lease.epoch < l.seen.epoch || row.lease.epoch == l.seen.epoch && row.lease.counter < l.seen.counter:
+		return l.row.corruptServed(leaseColumn, fmt.Sprintf("is at epoch %d, write %d, but this server has seen it at epoch %d, write %d",
+			row.lease.epoch, row.lease.counter, l.seen.epoch, l.seen.counter))
+	case Timestamp(row.state.Limit) < max(l.floor, l.high()):
+		return l.row.corruptServed(stateColumn, fmt.Sprintf("says that %d is the highest timestamp, but %d was handed out", row.state.Limit, max(l.floor, l.high())))
+	}
+	l.seen = row.lease
+	if row.state.Released {
+		l.floor = max(l.floor, Timestamp(row.state.Limit))
+	}
+	return nil
 }
 
 // newState is the state to write: its limit leaves room above what was handed

@@ -209,38 +209,109 @@ func TokenAlive(ctx context.Context, locks Locks, token string) (bool, error) {
 	return by.Owner != "", err
 }
 
-// FallbackLocks uses first, and second for each call that fails with first. So
-// while first is out of reach a lock may be held twice; that is what advisory
-// means.
-func FallbackLocks(first, second Locks) Locks { return fallbackLocks{first, second} }
+// FallbackLocks uses first, and second for each call that fails with first, or
+// for which first takes more than half of the time there is. A first that failed
+// is left alone for some seconds. So while first is out of reach a lock may be
+// held twice; that is what advisory means.
+func FallbackLocks(first, second Locks) Locks { return &fallbackLocks{first: first, second: second} }
 
-type fallbackLocks struct{ first, second Locks }
+const (
+	// firstTime is what the first may take at most: a change of leader takes
+	// about a lease.
+	firstTime = 3 * time.Second
 
-func (f fallbackLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, Holder, error) {
-	ok, by, err := f.first.Acquire(ctx, name, owner, ttl)
-	if err == nil || ctx.Err() != nil {
-		return ok, by, err
+	// firstGlance is what it may take to release while it is known to be down.
+	firstGlance = 100 * time.Millisecond
+
+	// firstDown is how long a first that failed is not asked again.
+	firstDown = 5 * time.Second
+)
+
+type fallbackLocks struct {
+	first, second Locks
+
+	mu   sync.Mutex
+	down time.Time // until then the first is not asked
+}
+
+func (f *fallbackLocks) isDown() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return time.Now().Before(f.down)
+}
+
+// try makes a call to the first, with a part of the time that ctx leaves, and
+// remembers when it is out of reach.
+func (f *fallbackLocks) try(ctx context.Context, atMost time.Duration, call func(context.Context) error) error {
+	if end, ok := ctx.Deadline(); ok {
+		atMost = min(atMost, time.Until(end)/2)
+	}
+	part, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	err := call(part)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrLockUnknown) {
+		f.mu.Lock()
+		f.down = time.Now().Add(firstDown)
+		f.mu.Unlock()
+	}
+	return err
+}
+
+func (f *fallbackLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (ok bool, by Holder, err error) {
+	if err := checkLock(name, owner, ttl); err != nil {
+		return false, Holder{}, err
+	}
+	if !f.isDown() {
+		err := f.try(ctx, firstTime, func(ctx context.Context) (err error) {
+			ok, by, err = f.first.Acquire(ctx, name, owner, ttl)
+			return err
+		})
+		if err == nil || ctx.Err() != nil {
+			return ok, by, err
+		}
 	}
 	return f.second.Acquire(ctx, name, owner, ttl)
 }
 
-func (f fallbackLocks) Release(ctx context.Context, name, owner string) error {
-	// It may be held in either. In one that is out of reach it runs out.
-	_ = f.first.Release(ctx, name, owner)
+// Release asks both at once, since the lock may be held in either. In one that
+// is out of reach it runs out.
+func (f *fallbackLocks) Release(ctx context.Context, name, owner string) error {
+	if err := checkLock(name, owner, 1); err != nil {
+		return err
+	}
+	atMost := firstTime
+	if f.isDown() {
+		atMost = firstGlance
+	}
+	var first sync.WaitGroup
+	first.Go(func() {
+		_ = f.try(ctx, atMost, func(ctx context.Context) error { return f.first.Release(ctx, name, owner) })
+	})
+	defer first.Wait()
 	return f.second.Release(ctx, name, owner)
 }
 
-func (f fallbackLocks) Holder(ctx context.Context, name string) (Holder, error) {
-	by, err := f.first.Holder(ctx, name)
-	if err == nil && by.Owner != "" || ctx.Err() != nil {
-		return by, err
+func (f *fallbackLocks) Holder(ctx context.Context, name string) (Holder, error) {
+	if err := checkLock(name, name, 1); err != nil {
+		return Holder{}, err
 	}
-	other, otherErr := f.second.Holder(ctx, name)
-	if otherErr != nil || other.Owner != "" {
-		return other, otherErr
+	var unknown error
+	if !f.isDown() {
+		var by Holder
+		err := f.try(ctx, firstTime, func(ctx context.Context) (err error) {
+			by, err = f.first.Holder(ctx, name)
+			return err
+		})
+		if err == nil && by.Owner != "" || ctx.Err() != nil {
+			return by, err
+		}
+		if errors.Is(err, ErrLockUnknown) {
+			unknown = err
+		}
 	}
-	if errors.Is(err, ErrLockUnknown) {
-		return Holder{}, err // neither knows of a holder, but the first may learn
+	other, err := f.second.Holder(ctx, name)
+	if err != nil || other.Owner != "" {
+		return other, err
 	}
-	return Holder{}, nil
+	return Holder{}, unknown // neither knows of a holder, but the first may learn
 }

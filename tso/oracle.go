@@ -87,8 +87,8 @@ type CorruptError struct {
 
 func (e *CorruptError) Error() string {
 	if e.Column != "" && e.Column != directColumn {
-		return fmt.Sprintf("tso: oracle row %q is corrupt: its column %q %s; stop every server and client of this deployment, set column %q of that row to the highest timestamp in use (8 bytes, big-endian, at cell timestamp %d), which puts it into direct mode, and switch back with `percctl tso mode served`",
-			e.Row, e.Column, e.Reason, directColumn, directCell)
+		return fmt.Sprintf("tso: oracle row %q is corrupt: its column %q %s; stop every server and client of this deployment, set column %q of that row to the highest timestamp in use (8 bytes, big-endian, at cell timestamp %d), which puts it into direct mode, delete its column %q, and switch back with `percctl tso mode served`",
+			e.Row, e.Column, e.Reason, directColumn, directCell, leaseColumn)
 	}
 	return fmt.Sprintf("tso: oracle row %q is corrupt: its value %d %s; stop every client of this deployment, then set column %q of that row to the highest timestamp in use (8 bytes, big-endian, at cell timestamp %d)",
 		e.Row, e.Value, e.Reason, directColumn, directCell)

@@ -72,8 +72,11 @@ func (c *Client) callLeader(ctx context.Context, call func(context.Context, tsop
 			actx, cancel := context.WithTimeout(ctx, c.cfg.AttemptTimeout)
 			err := call(actx, c.servers[i].service)
 			cancel()
-			if err == nil || final(err) || status.Code(err) == codes.Aborted {
+			if err == nil || status.Code(err) == codes.Aborted {
 				return err
+			}
+			if status.Code(err) == codes.Unavailable && status.Convert(err).Message() == ErrNotLeader.Error() {
+				err = &refusal{err.Error(), ErrNotLeader} // it is there, and does not lead
 			}
 			failed[i].Err = err
 			switch {
@@ -84,6 +87,9 @@ func (c *Client) callLeader(ctx context.Context, call func(context.Context, tsop
 			case ctx.Err() != nil:
 				return errors.Join(&UnavailableError{Waited: time.Since(start), Servers: failed}, ctx.Err())
 			}
+		}
+		if err := agreed(failed); err != nil {
+			return err
 		}
 		t := time.NewTimer(pause/2 + rand.N(pause))
 		select {

@@ -22,11 +22,11 @@ const (
 )
 
 const (
-	// leaseColumn holds the lease, see type lease. Every write of a leader, and
-	// every change of leader or mode, is conditional on its exact bytes and
-	// replaces them by bytes that never were there before. So a write that was
-	// delayed, repeated or sent by a deposed leader cannot match: in
-	// particular it can never put an older limit back.
+	// leaseColumn holds the lease, see type lease. Every write of a leader, every
+	// change of leader, and that of the mode to direct, is conditional on its
+	// exact bytes and on the mode, and replaces them by bytes that never were
+	// there before. So a write that was delayed, repeated or sent by a deposed
+	// leader cannot match: in particular it can never put an older limit back.
 	leaseColumn = "lease"
 
 	// stateColumn holds a tsopb.ServedState, always written with the lease.
@@ -133,15 +133,15 @@ func (r *oracleRow) readServed(ctx context.Context) (servedRow, error) {
 	return s, nil
 }
 
-// swap replaces the lease old by next, and the state with it, if the lease is
-// old, and reports whether it did. After an error it may have happened, or
-// happen later.
+// swap replaces the lease old by next, and the state with it, if the row is in
+// served mode and the lease is old, and reports whether it did. After an error
+// it may have happened, or happen later.
 func (r *oracleRow) swap(ctx context.Context, old, next lease, state *tsopb.ServedState) (bool, error) {
 	set, err := r.setServed(next, state)
 	if err != nil {
 		return false, err
 	}
-	return r.checkAndMutate(ctx, "write lease of", r.equals(leaseColumn, old.encode()), set, nil)
+	return r.checkAndMutate(ctx, "write lease of", r.servedWith(old), set, nil)
 }
 
 // toServed replaces direct mode's value, if it is between old and the limit of
@@ -166,14 +166,14 @@ func (r *oracleRow) toServed(ctx context.Context, old Timestamp, next lease, sta
 	return err == nil && !matched, err
 }
 
-// toDirect ends served mode where the lease is old: direct mode goes on from v.
+// toDirect ends served mode if the lease is old: direct mode goes on from v.
 func (r *oracleRow) toDirect(ctx context.Context, old, next lease, state *tsopb.ServedState, v Timestamp) (bool, error) {
 	set, err := r.setServed(next, state)
 	if err != nil {
 		return false, err
 	}
 	set.Set(r.family, directColumn, directCell, encode(v))
-	return r.checkAndMutate(ctx, "switch", r.equals(leaseColumn, old.encode()), set, nil)
+	return r.checkAndMutate(ctx, "switch", r.servedWith(old), set, nil)
 }
 
 func (r *oracleRow) setServed(l lease, state *tsopb.ServedState) (*bigtable.Mutation, error) {
@@ -186,6 +186,15 @@ func (r *oracleRow) setServed(l lease, state *tsopb.ServedState) (*bigtable.Muta
 	m.Set(r.family, leaseColumn, servedCell, l.encode())
 	m.Set(r.family, stateColumn, servedCell, b)
 	return m, nil
+}
+
+// servedWith matches a row that is in served mode and has this lease. The mode
+// is part of it because the row may be put into direct mode by hand, which
+// leaves the lease as it is.
+func (r *oracleRow) servedWith(l lease) bigtable.Filter {
+	return bigtable.ChainFilters(
+		bigtable.InterleaveFilters(r.equals(directColumn, []byte(servedMode)), r.equals(leaseColumn, l.encode())),
+		bigtable.CellsPerRowOffsetFilter(1)) // a cell is left over only where both match
 }
 
 // equals matches a row whose newest cell of a column has exactly this value.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -146,7 +145,6 @@ func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
 		interval: cfg.Lease / renewals,
 		poll:     max(cfg.Lease/10, minLook),
 		name:     cfg.Name,
-		nonce:    rand.Uint64(),
 		onChange: s.changed,
 		wake:     make(chan struct{}, 1),
 		changed:  make(chan struct{}),

@@ -2,6 +2,7 @@ package tsocmd
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -243,13 +244,19 @@ func (b *benchRun) measure(ctx context.Context) (benchReport, error) {
 			break
 		}
 	}
+	// Who is asked to stop does not finish the line first.
+	defer context.AfterFunc(ctx, func() {
+		for _, c := range b.clients {
+			_ = c.cmd.Process.Signal(syscall.SIGTERM)
+		}
+	})()
 	points = append(points, point{"direct", 1}, point{"direct", min(64, b.opts.callers)}, point{"direct", b.opts.callers})
 	for i, p := range points {
 		fmt.Fprintf(b.err, "\r%2d of %d: %s, %d callers ", i+1, len(points), p.what, p.callers)
 		line, err := b.line(ctx, p.what, p.callers)
 		if err != nil {
 			fmt.Fprintln(b.err)
-			return r, err
+			return r, cmp.Or(ctx.Err(), err)
 		}
 		r.Lines = append(r.Lines, line)
 		switch {

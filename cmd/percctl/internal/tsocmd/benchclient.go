@@ -189,7 +189,10 @@ func load(ctx context.Context, o benchOrder, ask func(context.Context) (tso.Time
 			sum.add(benchResult{Count: count, All: all, Latency: latency})
 		})
 	}
-	time.Sleep(time.Until(warm))
+	select {
+	case <-time.After(time.Until(warm)):
+	case <-ctx.Done():
+	}
 	measuring.Store(true)
 	start := time.Now()
 	select {

@@ -88,6 +88,9 @@ func newRowReport(s tso.RowState) rowReport {
 }
 
 func mode(ctx context.Context, s *cli.Streams, opts *modeOptions) error {
+	if opts.timeout <= 0 {
+		return cli.Usagef("--timeout is %s; it has to be positive", opts.timeout)
+	}
 	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
 	defer cancel()
 	client, err := opts.bigtable.OpenData(ctx)

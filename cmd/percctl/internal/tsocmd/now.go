@@ -137,13 +137,17 @@ timestamp as cbt prints it, or an RFC 3339 time.`,
 	return cmd
 }
 
+// minCell is the smallest cell timestamp of a transaction. What is below it and
+// too large for a timestamp is neither.
+const minCell = 1e17
+
 // parseTimestamp also takes cell timestamps, which are 1000 times as large.
 func parseTimestamp(s string) (tso.Timestamp, error) {
 	ts, err := tso.ParseTimestamp(s)
 	if err == nil {
 		return ts, nil
 	}
-	if v, perr := strconv.ParseInt(s, 10, 64); perr == nil && v > int64(tso.Max) {
+	if v, perr := strconv.ParseInt(s, 10, 64); perr == nil && v >= minCell {
 		return tso.FromCell(bigtable.Timestamp(v)), nil
 	}
 	return 0, err

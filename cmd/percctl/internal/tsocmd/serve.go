@@ -46,7 +46,7 @@ and for the service name "live" as long as the process works.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&opts.listen, "listen", "127.0.0.1:7070", "address to listen on; port 0 chooses one")
-	f.StringVar(&opts.advertise, "advertise", "", "address under which clients know this server (default: the one it listens on)")
+	f.StringVar(&opts.advertise, "advertise", "", "address under which clients know this server, host:port (default: the one it listens on)")
 	f.StringVar(&opts.name, "name", "", "what the row, status and logs call this server (default: host/process)")
 	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long this server may lead without renewing, and so how long timestamps are missing when it dies")
 	f.BoolVar(&opts.reflection, "reflection", false, "offer gRPC reflection")
@@ -57,6 +57,11 @@ and for the service name "live" as long as the process works.`,
 }
 
 func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
+	if opts.advertise != "" {
+		if host, port, err := net.SplitHostPort(opts.advertise); err != nil || host == "" || port == "" {
+			return cli.Usagef("--advertise is %q; it has to be host:port", opts.advertise)
+		}
+	}
 	log := slog.New(slog.NewTextHandler(s.Err, nil))
 	cfg := tso.ServerConfig{
 		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,

@@ -1,6 +1,7 @@
 package tsocmd
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,9 +46,10 @@ Exit status 4: the oracle is in served mode and no server leads.`,
 
 // statusReport is what status prints.
 type statusReport struct {
-	Row     *rowReport     `json:"row,omitempty"` // absent when Bigtable was not asked
-	Leader  string         `json:"leader"`        // address; empty: nobody
-	Servers []serverReport `json:"servers"`
+	Row      *rowReport     `json:"row,omitempty"`       // absent when Bigtable was not asked
+	RowError string         `json:"row_error,omitempty"` // why there is no row
+	Leader   string         `json:"leader"`              // address; empty: nobody
+	Servers  []serverReport `json:"servers"`
 }
 
 type serverReport struct {
@@ -78,19 +80,22 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 	if !opts.bigtable.Given() && len(opts.client.servers) == 0 {
 		return cli.Usagef("--server, or --project and --instance, are needed")
 	}
-	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
-	defer cancel()
 	r := statusReport{Servers: []serverReport{}}
 	servers := opts.client.servers
+	var rowErr error // the servers are asked all the same: they may know more
 	if opts.bigtable.Given() {
-		state, err := readRow(ctx, &opts.bigtable)
-		if err != nil {
-			return err
-		}
-		row := newRowReport(state)
-		r.Row = &row
-		if len(servers) == 0 && state.Mode == tso.ModeServed && state.Address != "" {
-			servers = []string{state.Address}
+		var state tso.RowState
+		switch state, rowErr = readRow(ctx, opts); {
+		case rowErr != nil && len(servers) == 0:
+			return rowErr
+		case rowErr != nil:
+			r.RowError = rowErr.Error()
+		default:
+			row := newRowReport(state)
+			r.Row = &row
+			if len(servers) == 0 && state.Mode == tso.ModeServed && state.Address != "" {
+				servers = []string{state.Address}
+			}
 		}
 	}
 	if err := askServers(ctx, &r, servers, opts); err != nil {
@@ -103,7 +108,7 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 	} else if err := printStatus(s, r); err != nil {
 		return err
 	}
-	return r.verdict()
+	return cmp.Or(rowErr, r.verdict())
 }
 
 // verdict is the error that the exit code comes from.
@@ -119,7 +124,10 @@ func (r *statusReport) verdict() error {
 	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads: there are no timestamps")}
 }
 
-func readRow(ctx context.Context, f *connect.Flags) (tso.RowState, error) {
+func readRow(ctx context.Context, opts *statusOptions) (tso.RowState, error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
+	defer cancel()
+	f := &opts.bigtable
 	client, err := f.OpenData(ctx)
 	if err != nil {
 		return tso.RowState{}, err

@@ -4,14 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -53,6 +58,10 @@ func TestUsage(t *testing.T) {
 		{"--server, or --project", []string{"status", "--project", ""}},
 		{`"nohost" has no port`, []string{"now", "--server", "nohost"}},
 		{"--timeout is 0s", []string{"now", "--server", "a:1", "--timeout", "0s"}},
+		{"--timeout is 0s", []string{"mode", "--timeout", "0s"}},
+		{"host:port", []string{"serve", "--advertise", "tso-0"}},
+		{"host:port", []string{"serve", "--advertise", ":7070"}},
+		{"above the largest one", []string{"decode", fmt.Sprint(int64(tso.Max) + 1)}},
 		{`"hello" is not valid`, []string{"decode", "hello"}},
 		{"negative", []string{"decode", "--", "-5"}},
 		{"takes one timestamp", []string{"decode"}},
@@ -138,6 +147,32 @@ func TestModeNowStatus(t *testing.T) {
 	}
 }
 
+// TestStatusOfDamagedRow: servers are asked although the row says nothing.
+func TestStatusOfDamagedRow(t *testing.T) {
+	deployment(t)
+	expect(t, cli.ExitOK, "", "", "mode", "served", "--yes")
+	stop := serve(t)
+	defer stop()
+	var r struct{ Row struct{ Address string } }
+	if err := json.Unmarshal([]byte(expect(t, cli.ExitOK, "", "", "status", "-o", "json")), &r); err != nil {
+		t.Fatal(err)
+	}
+	f := connect.Flags{Project: "p", Instance: "i"}
+	client, err := f.OpenData(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	m := bigtable.NewMutation()
+	m.Set("tso", "lease", 0, []byte("x"))
+	if err := client.Open("percolator").Apply(t.Context(), "oracle", m); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, cli.ExitFailed, "", "is corrupt", "status")
+	expect(t, cli.ExitFailed, r.Row.Address, "is corrupt", "status", "--server", r.Row.Address)
+	expect(t, cli.ExitFailed, `"row_error":`, "is corrupt", "status", "--server", r.Row.Address, "-o", "json")
+}
+
 // lines passes on what a command prints.
 type lines chan string
 
@@ -183,6 +218,33 @@ func TestServeWarnsWithoutTLS(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestBenchInterrupted does not finish the line that it measures.
+func TestBenchInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	errs := make(lines, 100)
+	cmd := tsocmd.NewCommand(&cli.Streams{Out: make(lines, 100), Err: errs})
+	cmd.SetArgs([]string{"bench", "--duration", "1m"})
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	select {
+	case <-errs: // the first line begins
+		time.Sleep(200 * time.Millisecond)
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("still measuring")
+		<-ended
 	}
 }
 
