@@ -3,6 +3,7 @@ package tsocmd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -51,14 +52,16 @@ func now(ctx context.Context, s *cli.Streams, opts *nowOptions) error {
 }
 
 func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error) {
-	servers := opts.client.servers
-	if len(servers) == 0 {
-		client, err := opts.bigtable.OpenData(ctx)
-		if err != nil {
-			return 0, err
-		}
-		table := client.Open(opts.bigtable.MetadataTable)
-		defer func() { _ = client.Close() }()
+	if len(opts.client.servers) > 0 {
+		return askOnce(ctx, opts, opts.client.servers)
+	}
+	client, err := opts.bigtable.OpenData(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = client.Close() }()
+	table := client.Open(opts.bigtable.MetadataTable)
+	for {
 		state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
 		if err != nil {
 			return 0, err
@@ -71,8 +74,23 @@ func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error)
 		if state.Address == "" {
 			return 0, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("the oracle is in served mode and no server leads: start one with percctl tso serve")}
 		}
-		servers = []string{state.Address}
+		ts, err := askLeader(ctx, opts, state.Address)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, tso.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded) {
+			return ts, err
+		}
+		// It may have died: the row names the next leader within a lease.
 	}
+}
+
+// askLeader asks the server that the row names, but not for so long that
+// another one could not be found.
+func askLeader(ctx context.Context, opts *nowOptions, address string) (tso.Timestamp, error) {
+	attempt, cancel := context.WithTimeout(ctx, max(opts.client.timeout/10, 100*time.Millisecond))
+	defer cancel()
+	return askOnce(attempt, opts, []string{address})
+}
+
+func askOnce(ctx context.Context, opts *nowOptions, servers []string) (tso.Timestamp, error) {
 	client, err := opts.client.open(servers)
 	if err != nil {
 		return 0, err
