@@ -82,6 +82,16 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 	defer closeAll()
 	cfg.MetadataTable = f.Connect.MetadataTable
 	cfg.Admin = admin
+	if cfg.Oracle == nil {
+		served, err := servedOracle(ctx, bt, cfg.MetadataTable)
+		if err != nil {
+			return coded(f.explainTimeout(ctx, err))
+		}
+		if served != nil {
+			defer func() { _ = served.Close() }()
+			cfg.Oracle = served
+		}
+	}
 	// It writes no locks, so nobody has to know whether it is alive.
 	cfg.TokenTTL = -1
 	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), bt: bt, config: cfg, strict: mode == Changes, opened: map[string]bool{}}
