@@ -252,8 +252,9 @@ func (b *benchRun) measure(ctx context.Context) (benchReport, error) {
 	})()
 	points = append(points, point{"direct", 1}, point{"direct", min(64, b.opts.callers)}, point{"direct", b.opts.callers})
 	for i, p := range points {
-		fmt.Fprintf(b.err, "\r%2d of %d: %s, %d callers ", i+1, len(points), p.what, p.callers)
-		line, err := b.line(ctx, p.what, p.callers)
+		line, err := b.line(ctx, p.what, p.callers, func() {
+			fmt.Fprintf(b.err, "\r%2d of %d: %s, %d callers ", i+1, len(points), p.what, p.callers)
+		})
 		if err != nil {
 			fmt.Fprintln(b.err)
 			return r, cmp.Or(ctx.Err(), err)
@@ -282,8 +283,9 @@ func step(callers int) int {
 	return 2
 }
 
-// line measures one line of the table with all clients.
-func (b *benchRun) line(ctx context.Context, what string, callers int) (benchLine, error) {
+// line measures one line of the table with all clients. It calls started when
+// they have their orders.
+func (b *benchRun) line(ctx context.Context, what string, callers int, started func()) (benchLine, error) {
 	before, err := b.writes(ctx)
 	if err != nil {
 		return benchLine{}, err
@@ -306,6 +308,7 @@ func (b *benchRun) line(ctx context.Context, what string, callers int) (benchLin
 		}
 		orders++
 	}
+	started()
 	var sum benchResult
 	var rate float64
 	for _, c := range b.clients[:orders] {

@@ -231,8 +231,7 @@ func TestBenchInterrupted(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
 	select {
-	case <-errs: // the first line begins
-		time.Sleep(200 * time.Millisecond)
+	case <-errs: // the clients have their orders for the first line
 	case err := <-ended:
 		t.Fatal(err)
 	}
