@@ -89,6 +89,7 @@ func (b *background) send(t *table, q *bulkQueue) {
 		b.mu.Unlock()
 
 		failed := b.try(t, batch)
+		b.client.hintApplied(batch, failed)
 		if len(failed) > 0 {
 			// An error here is the end of b.ctx, after which drop drops it all.
 			_ = pause.wait(b.ctx, 0)

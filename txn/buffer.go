@@ -25,11 +25,29 @@ type buffer struct {
 	mu     sync.Mutex
 	rows   map[string]map[string]map[Column]*write // by table and row key
 	first  *write                                  // the first cell written: the primary
+	notify map[Cell]struct{}                       // weak notifications
 	err    error                                   // the first invalid call
 	sealed bool                                    // the transaction is done
 }
 
 func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
+
+// addNotification buffers a weak notification.
+func (b *buffer) addNotification(cell Cell) {
+	err := checkCell(cell)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.err != nil || b.sealed:
+	case err != nil:
+		b.err = err
+	default:
+		if b.notify == nil {
+			b.notify = map[Cell]struct{}{}
+		}
+		b.notify[cell] = struct{}{}
+	}
+}
 
 // promote buffers a lock-only write of a cell that was read.
 func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
@@ -168,6 +186,17 @@ type rowWrites struct {
 	writes []*write
 	// touched: a prewrite may have been sent.
 	touched bool
+}
+
+// observed are the row's cells that get a notify cell.
+func (r *rowWrites) observed() []Cell {
+	var cells []Cell
+	for _, w := range r.writes {
+		if w.observed {
+			cells = append(cells, w.cell)
+		}
+	}
+	return cells
 }
 
 func (r *rowWrites) columns() []Column {

@@ -162,6 +162,10 @@ func (ck *checker) row(raw bigtable.Row) {
 				}
 				continue
 			}
+			if family == NotifyFamily && isFailure(item) {
+				ck.failure(raw.Key(), item)
+				continue
+			}
 			_, cell, err := metadataCell(ck.table, raw.Key(), item)
 			if err != nil {
 				ck.report(RuleFormat, Cell{Table: ck.table.name, Row: raw.Key(), Family: family}, "%v", err)
@@ -196,6 +200,17 @@ func (ck *checker) row(raw bigtable.Row) {
 	}
 	for _, h := range columns {
 		ck.column(h)
+	}
+}
+
+// failure checks the record of an observer's failure.
+func (ck *checker) failure(row string, item bigtable.ReadItem) {
+	cell, _, err := failureCell(ck.table, row, item)
+	if err == nil {
+		_, err = decodeFailure(cell, item.Value)
+	}
+	if err != nil {
+		ck.report(RuleFormat, cell, "%v", err)
 	}
 }
 

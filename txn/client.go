@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
@@ -29,6 +31,11 @@ type Client struct {
 	token      *token
 	fates      *fateCache
 	counters   counters
+	hints      hintWatchers
+	made       time.Time
+	// oracleAhead is how far the oracle's time is ahead of the time since made,
+	// in microseconds; 0: not known yet.
+	oracleAhead atomic.Int64
 
 	mu     sync.Mutex
 	tables map[string]*table
@@ -58,6 +65,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		idle:   make(chan struct{}),
 		done:   make(chan struct{}),
 		fates:  newFateCache(),
+		made:   time.Now(),
 	}
 	c.metadata = c.newTable(cfg.MetadataTable)
 	if err := c.checkMetadata(ctx); err != nil {
@@ -138,6 +146,7 @@ func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	if err != nil {
 		return 0, fmt.Errorf("txn: timestamp oracle: %w", err)
 	}
+	c.oracleAhead.Store(int64(ts) - time.Since(c.made).Microseconds())
 	return ts, nil
 }
 

@@ -21,6 +21,8 @@ type commit struct {
 	startTS tso.Timestamp
 	primary Cell
 	rows    []*rowWrites // the primary's row first
+	// notified are the cells of weak notifications.
+	notified []Cell
 
 	traceParent string
 	heartbeat   *heartbeat
@@ -52,13 +54,31 @@ func (c *commit) run(ctx context.Context) (tso.Timestamp, error) {
 		c.abort(ctx)
 		return 0, ended(ctx, "about to commit", nil)
 	}
+	if err := c.sendNotifications(ctx, commitTS); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
 	if err := c.commitPrimary(ctx, commitTS); err != nil {
 		return 0, err
 	}
 	c.heartbeat.stop()
 	c.client.counters.committed.Add(1)
+	c.client.hint(c.rows[0].observed()...)
+	c.client.hint(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
+}
+
+// sendNotifications writes the weak notifications, at commit_ts and before the
+// commit point: they are in no lock record, so nobody could write them for a
+// client that dies after it. An observer that runs early waits for the locks of
+// this transaction; one that runs for a transaction that is rolled back in the
+// end runs in vain, as weak notifications may. (Paper §2.4.)
+func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) error {
+	if len(c.notified) == 0 {
+		return nil
+	}
+	return c.client.writeNotifications(ctx, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
 }
 
 // traceParent is the W3C trace context of the caller, for the locks.
@@ -91,7 +111,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) erro
 // addRow adds the commit of all of a row's cells.
 func (c *commit) addRow(m *bigtable.Mutation, row *rowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.writes {
-		ops += addCommit(m, w.cell, c.primary, w.kind, w.observed, c.startTS, commitTS, c.traceParent)
+		ops += addCommit(m, c.lock(w), commitTS)
 	}
 	return ops
 }
@@ -104,14 +124,16 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed()})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
 			continue
 		}
 		// The queue is full: the one who fills it helps to empty it.
-		if failed, err := t.apply(ctx, muts); err != nil {
+		failed, err := t.apply(ctx, muts)
+		c.client.hintApplied(muts, failed)
+		if err != nil {
 			c.client.background.add(t, failed)
 			c.client.log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}

@@ -68,7 +68,7 @@ func (h *heartbeat) extend() error {
 			continue
 		}
 		m := bigtable.NewMutation()
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), c.lockRecord(w))
+		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(c.lock(w)))
 		// In time for the next beat: one request that hangs must not let the lock
 		// expire.
 		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/beats)

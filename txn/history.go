@@ -37,6 +37,9 @@ const (
 	// VersionNotify: the notify cell that a commit of an observed column set,
 	// at commit_ts.
 	VersionNotify VersionKind = "notify"
+	// VersionFailure: an observer's last run was no success; Failure and Observer
+	// say more. It stands at 0.
+	VersionFailure VersionKind = "failure"
 	// VersionUnreadable: a cell in a metadata family that is no record of this
 	// format; Err says why.
 	VersionUnreadable VersionKind = "unreadable"
@@ -64,6 +67,9 @@ type Version struct {
 	Primary Cell
 	// Lock is set in locks.
 	Lock *Lock
+	// Failure and Observer are set in VersionFailure.
+	Failure  *Failure
+	Observer string
 	// Value is the data, or a notify cell's trace context.
 	Value []byte
 	// Err is set in VersionUnreadable.
@@ -183,6 +189,9 @@ func newVersion(t *table, row, family string, item bigtable.ReadItem) Version {
 		}
 		return v
 	}
+	if family == NotifyFamily && isFailure(item) {
+		return newFailureVersion(t, row, v, item)
+	}
 	_, cell, err := metadataCell(t, row, item)
 	if err != nil {
 		_, key, _ := strings.Cut(item.Column, ":")
@@ -216,6 +225,21 @@ func newVersion(t *table, row, family string, item bigtable.ReadItem) Version {
 	if err != nil {
 		v.Kind, v.Err = VersionUnreadable, err
 	}
+	return v
+}
+
+func newFailureVersion(t *table, row string, v Version, item bigtable.ReadItem) Version {
+	var f Failure
+	cell, observer, err := failureCell(t, row, item)
+	if err == nil {
+		f, err = decodeFailure(cell, item.Value)
+	}
+	v.Cell = cell
+	if err != nil {
+		v.Kind, v.Err = VersionUnreadable, err
+		return v
+	}
+	v.Kind, v.Observer, v.Failure, v.Value = VersionFailure, observer, &f, nil
 	return v
 }
 

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
@@ -25,6 +25,9 @@ type TableSpec struct {
 	// that columns in both have.
 	Observed []Column
 }
+
+// initTimeout bounds a request of InitTable, which has no Config.
+const initTimeout = 20 * time.Second
 
 // InitTable makes a table transactional: it creates the metadata table, the
 // table and every family that is missing, checks that no family has a
@@ -65,78 +68,32 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err != nil {
 		return err
 	}
-	return writeSchema(ctx, bt.OpenTable(metadataTable), metadataTable, spec, families)
+	return replaceSchema(ctx, bt.OpenTable(metadataTable), metadataTable, spec.Name, initTimeout, func(record *recordpb.TableSchema) error {
+		return spec.describe(record, families)
+	})
 }
 
-// writeSchema brings the table's schema record up to date. Others may register
-// observers at the same time, so it is replaced only as it was read.
-func writeSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable string, spec TableSpec, families []string) error {
-	row := schemaRowPrefix + spec.Name
-	for {
-		stored, err := meta.ReadRow(ctx, row, bigtable.RowFilter(interleave(column(deployFamily, schemaQualifier))))
-		if err != nil {
-			return wrapRPC(ctx, "read of the schema record", metadataTable, err)
-		}
-		var old []byte
-		if len(stored[deployFamily]) > 0 {
-			old = stored[deployFamily][0].Value
-		}
-		record, err := newSchema(spec, families, old)
-		if err != nil {
-			return err
-		}
-		m := bigtable.NewMutation()
-		m.Set(deployFamily, schemaQualifier, 0, marshal(record))
-		// With a record: if it is the same. Without: if there is none.
-		predicate, onMatch, onMiss := chain(column(deployFamily, schemaQualifier), bigtable.ValueRangeFilter(old, append(slices.Clone(old), 0))), m, (*bigtable.Mutation)(nil)
-		if old == nil {
-			predicate, onMatch, onMiss = column(deployFamily, schemaQualifier), nil, m
-		}
-		var matched bool
-		if err := meta.Apply(ctx, row, bigtable.NewCondMutation(interleave(predicate), onMatch, onMiss), bigtable.GetCondMutationResult(&matched)); err != nil {
-			return wrapRPC(ctx, "schema record", metadataTable, err)
-		}
-		if matched == (old != nil) {
-			return nil
-		}
-	}
-}
-
-// newSchema is the schema record of spec, with what the stored one says of
-// observers.
-func newSchema(spec TableSpec, families []string, stored []byte) (*recordpb.TableSchema, error) {
-	old := &recordpb.TableSchema{}
-	if stored != nil {
-		if err := proto.Unmarshal(stored, old); err != nil {
-			return nil, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", spec.Name, ErrCorrupt, err)
-		}
-		if err := checkFormat(old, fmt.Sprintf("schema record of table %q", spec.Name)); err != nil {
-			return nil, fmt.Errorf("txn: %w", err)
-		}
-	}
-	record := &recordpb.TableSchema{FormatVersion: FormatVersion}
-	for _, f := range families {
-		if f != AckFamily {
-			record.Families = append(record.Families, f)
-		}
-	}
+// describe fills in the schema record of spec. Observers that columns already
+// have stay.
+func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) error {
+	record.FormatVersion = FormatVersion
+	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == AckFamily })
 	if spec.Observed == nil {
-		record.Observed = old.Observed
-		return record, nil
+		return nil
 	}
+	old := record.Observed
+	record.Observed = nil
 	for _, c := range spec.Observed {
 		if !slices.Contains(record.Families, c.Family) {
-			return nil, fmt.Errorf("txn: table %q: %w: observed column %s is in a family the table does not have", spec.Name, ErrSchema, c)
+			return fmt.Errorf("txn: table %q: %w: observed column %s is in a family the table does not have", spec.Name, ErrSchema, c)
 		}
 		o := &recordpb.ObservedColumn{Column: &recordpb.Column{Family: c.Family, Qualifier: []byte(c.Qualifier)}}
-		for _, was := range old.Observed {
-			if was.GetColumn().GetFamily() == c.Family && string(was.GetColumn().GetQualifier()) == c.Qualifier {
-				o = was
-			}
+		if i := slices.IndexFunc(old, func(was *recordpb.ObservedColumn) bool { return columnOf(was) == c }); i >= 0 {
+			o = old[i]
 		}
 		record.Observed = append(record.Observed, o)
 	}
-	return record, nil
+	return nil
 }
 
 // checkExisting refuses a table with a garbage-collection policy before

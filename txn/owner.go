@@ -6,6 +6,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
 // An OwnerState says what a worker token shows about the client that owns a
@@ -53,9 +54,13 @@ func (c *Client) OwnerState(ctx context.Context, owner string, now tso.Timestamp
 	if !ok {
 		return s, nil
 	}
-	s = OwnerStatus{OwnerFresh, tso.Timestamp(w.ExpiresTs), tso.Timestamp(w.StartedTs), w.Host, w.Pid}
+	return newOwnerStatus(w, now), nil
+}
+
+func newOwnerStatus(w *recordpb.WorkerToken, now tso.Timestamp) OwnerStatus {
+	s := OwnerStatus{OwnerFresh, tso.Timestamp(w.ExpiresTs), tso.Timestamp(w.StartedTs), w.Host, w.Pid}
 	if now >= s.ExpiresTS {
 		s.State = OwnerStale
 	}
-	return s, nil
+	return s
 }

@@ -101,15 +101,15 @@ func (c *commit) lockMutation(row *rowWrites) *bigtable.Mutation {
 		if w.kind == KindPut {
 			m.Set(w.cell.Family, w.cell.Qualifier, c.startTS.Cell(), w.value)
 		}
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), c.lockRecord(w))
+		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(c.lock(w)))
 	}
 	return m
 }
 
-// lockRecord is the lock of one cell. Its ttl is counted from start_ts, so the
-// time that the transaction has taken so far comes on top of Config.LockTTL.
-func (c *commit) lockRecord(w *write) []byte {
-	return encodeLock(&Lock{
+// lock is the lock of one cell. Its ttl is counted from start_ts, so the time
+// that the transaction has taken so far comes on top of Config.LockTTL.
+func (c *commit) lock(w *write) *Lock {
+	return &Lock{
 		Cell:        w.cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
@@ -118,7 +118,8 @@ func (c *commit) lockRecord(w *write) []byte {
 		Owner:       c.client.token.name,
 		Observed:    w.observed,
 		TraceParent: c.traceParent,
-	})
+		Hops:        c.txn.hops,
+	}
 }
 
 // inspect reads the row once and says what was in the way of its prewrite:

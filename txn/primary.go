@@ -123,9 +123,8 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 		return Status{}, u.because(err)
 	}
 	if s.State == StateLocked {
-		l := s.Lock
 		m := bigtable.NewMutation()
-		addCommit(m, l.Cell, l.Primary, l.Kind, l.Observed, u.StartTS, u.CommitTS, l.TraceParent)
+		addCommit(m, s.Lock, u.CommitTS)
 		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m}
 		if err := p.run(ctx); err != nil && !errors.Is(err, ErrConflict) {
 			return Status{}, u.because(err)

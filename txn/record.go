@@ -87,6 +87,9 @@ type Lock struct {
 	Observed bool
 	// TraceParent is the W3C trace context of the transaction; may be empty.
 	TraceParent string
+	// Hops is how many runs of observers, one causing the next, led to the
+	// transaction.
+	Hops int
 }
 
 // IsPrimary reports whether the lock is its transaction's primary lock.
@@ -169,6 +172,7 @@ func encodeLock(l *Lock) []byte {
 		Owner:         l.Owner,
 		Observed:      l.Observed,
 		TraceParent:   l.TraceParent,
+		Hops:          uint32(l.Hops),
 	})
 }
 
@@ -191,6 +195,7 @@ func decodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
 		Owner:       m.Owner,
 		Observed:    m.Observed,
 		TraceParent: m.TraceParent,
+		Hops:        int(m.Hops),
 	}, nil
 }
 

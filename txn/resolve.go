@@ -187,7 +187,7 @@ func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
 	}
 	m := bigtable.NewMutation()
 	if s.State == StateCommitted {
-		addCommit(m, l.Cell, l.Primary, l.Kind, l.Observed, l.StartTS, s.CommitTS, l.TraceParent)
+		addCommit(m, l, s.CommitTS)
 	} else {
 		removeLockAndData(m, l.Cell.Column(), l.StartTS)
 	}
@@ -210,6 +210,9 @@ func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
 func (c *Client) resolved(l *Lock, s Status) {
 	if s.State == StateCommitted {
 		c.counters.rolledForward.Add(1)
+		if l.Observed {
+			c.hint(l.Cell)
+		}
 	} else {
 		c.counters.rolledBack.Add(1)
 	}
@@ -221,13 +224,13 @@ func (c *Client) resolved(l *Lock, s Status) {
 // addCommit adds what commits one cell: the record, the notify cell of an
 // observed column, and the end of the lock. It is the same for an owner and
 // for whoever rolls the cell forward (hazard 13).
-func addCommit(m *bigtable.Mutation, cell, primary Cell, kind Kind, observed bool, startTS, commitTS tso.Timestamp, traceParent string) (ops int) {
-	key := cell.Column().key()
-	family, record := encodeCommit(cell, primary, kind, startTS)
+func addCommit(m *bigtable.Mutation, l *Lock, commitTS tso.Timestamp) (ops int) {
+	key := l.Cell.Column().key()
+	family, record := encodeCommit(l.Cell, l.Primary, l.Kind, l.StartTS)
 	m.Set(family, key, commitTS.Cell(), record)
-	removeCell(m, LockFamily, key, startTS)
-	if observed {
-		m.Set(NotifyFamily, key, commitTS.Cell(), []byte(traceParent))
+	removeCell(m, LockFamily, key, l.StartTS)
+	if l.Observed {
+		m.Set(NotifyFamily, key, commitTS.Cell(), encodeTrigger(l.TraceParent, l.Hops))
 		return 3
 	}
 	return 2

@@ -85,8 +85,7 @@ func decodeSchema(table string, value []byte) (*schema, error) {
 	}
 	s := &schema{families: append(m.Families, AckFamily), observed: map[Column]observation{}}
 	for _, o := range m.Observed {
-		c := Column{o.GetColumn().GetFamily(), string(o.GetColumn().GetQualifier())}
-		s.observed[c] = observation{o.Observers, o.Weak}
+		s.observed[columnOf(o)] = observation{o.Observers, o.Weak}
 	}
 	return s, nil
 }

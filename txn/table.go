@@ -58,6 +58,8 @@ type rowMutation struct {
 	mut *bigtable.Mutation
 	// ops is the number of changes in mut; Bigtable bounds their sum.
 	ops int
+	// hints are the observed cells that it commits.
+	hints []Cell
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// err is why the mutation is not known to be applied.

@@ -41,6 +41,9 @@ type token struct {
 	stopped  chan struct{}
 	// others holds until when tokens that were read lately are good.
 	others map[string]tso.Timestamp
+	// started is the oracle time of the first write.
+	started   tso.Timestamp
+	observers []string
 }
 
 func newToken(c *Client) *token {
@@ -82,7 +85,10 @@ func (t *token) start(ctx context.Context, done chan struct{}) {
 	defer cancel()
 	started, err := t.client.Timestamp(wctx)
 	if err == nil {
-		err = t.write(wctx, started, started)
+		t.mu.Lock()
+		t.started = started
+		t.mu.Unlock()
+		err = t.write(wctx, started)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,12 +102,15 @@ func (t *token) start(ctx context.Context, done chan struct{}) {
 		var rctx context.Context
 		rctx, t.stop = context.WithCancel(ctx)
 		t.stopped = make(chan struct{})
-		go t.renew(rctx, started)
+		go t.renew(rctx)
 	}
 }
 
-func (t *token) write(ctx context.Context, started, now tso.Timestamp) error {
+func (t *token) write(ctx context.Context, now tso.Timestamp) error {
 	host, _ := os.Hostname()
+	t.mu.Lock()
+	started, observers := t.started, t.observers
+	t.mu.Unlock()
 	m := bigtable.NewMutation()
 	m.Set(deployFamily, tokenQualifier, 0, marshal(&recordpb.WorkerToken{
 		FormatVersion: FormatVersion,
@@ -109,14 +118,15 @@ func (t *token) write(ctx context.Context, started, now tso.Timestamp) error {
 		StartedTs:     int64(started),
 		Host:          host,
 		Pid:           int64(os.Getpid()),
+		Observers:     observers,
 	}))
 	_, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}})
 	return err
 }
 
-func (t *token) renew(ctx context.Context, started tso.Timestamp) {
+func (t *token) renew(ctx context.Context) {
 	defer close(t.stopped)
-	t.sweep(ctx, started)
+	t.sweep(ctx, t.started)
 	tick := time.NewTicker(t.client.cfg.TokenTTL / 3)
 	defer tick.Stop()
 	for {
@@ -125,7 +135,7 @@ func (t *token) renew(ctx context.Context, started tso.Timestamp) {
 			return
 		case <-tick.C:
 		}
-		err := t.renewOnce(ctx, started)
+		err := t.renewOnce(ctx)
 		if err != nil && ctx.Err() == nil {
 			t.client.log.WarnContext(ctx, "renewing the worker token failed", "owner", t.name, "error", err)
 		}
@@ -134,14 +144,14 @@ func (t *token) renew(ctx context.Context, started tso.Timestamp) {
 
 // renewOnce gives up in time for the next try: one request that hangs must not
 // make the client look dead.
-func (t *token) renewOnce(ctx context.Context, started tso.Timestamp) error {
+func (t *token) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.client.cfg.TokenTTL/3)
 	defer cancel()
 	now, err := t.client.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
-	return t.write(ctx, started, now)
+	return t.write(ctx, now)
 }
 
 // sweep removes the tokens of clients that died long ago.

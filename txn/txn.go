@@ -29,6 +29,16 @@ type Txn struct {
 
 	mu   sync.Mutex
 	done bool
+	// hops counts the observers' runs that led here; see [Txn.Observe].
+	hops int
+	// known are cells that were read already and are not asked for again.
+	known map[Cell]knownValue
+}
+
+// A knownValue is a cell's value at the start timestamp.
+type knownValue struct {
+	value   []byte
+	present bool
 }
 
 // Begin starts a transaction, which has to be ended by Commit or Rollback.
@@ -128,14 +138,18 @@ func (t *Txn) commit(ctx context.Context) (tso.Timestamp, error) {
 	if t.buffer.err != nil {
 		return 0, t.buffer.err
 	}
+	notified, err := t.notifications(ctx)
+	if err != nil {
+		return 0, err
+	}
 	if t.onlyReads() {
-		return t.startTS, nil
+		return t.onlyNotify(ctx, notified)
 	}
 	rows, err := t.collect(ctx)
 	if err != nil {
 		return 0, err
 	}
-	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.cell, rows: rows}
+	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.cell, rows: rows, notified: notified}
 	return c.run(ctx)
 }
 
@@ -248,6 +262,15 @@ func (t *Table) Delete(row, family, qualifier string) {
 // on. A cell that does not exist can be locked too.
 func (t *Table) Lock(row, family, qualifier string) {
 	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindLock, nil)
+}
+
+// Notify buffers a weak notification of a cell: the observers of its column run
+// once the transaction is committed, and may run although it is not. The column
+// has to be registered for weak notifications and cannot be written, and
+// notifying it never makes transactions conflict (paper §2.4). It costs one
+// round trip more, between commit_ts and the commit.
+func (t *Table) Notify(row, family, qualifier string) {
+	t.txn.buffer.addNotification(Cell{t.name, row, family, qualifier})
 }
 
 // GetForUpdate is Get and Lock.

@@ -201,34 +201,41 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 // visibleRow reads one row at ts: one request, unless a lock or another
 // transaction's prewrite is in the way.
 func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
-	f := sel.visibleAt(ts, t.current().dataFamilies())
+	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().dataFamilies()), ts)
+	return visible, err
+}
+
+// settledRow is visibleRow with a filter that may read more than
+// sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
+// lock stood in the way then.
+func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp) (visible, raw bigtable.Row, err error) {
 	passed := passed{}
 	for {
 		raw, err := t.readRow(ctx, row, f)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		e, err := evaluate(t, raw, sel, ts, passed)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(e.locks) > 0 {
 			again, err := c.clearForRead(ctx, e.locks, ts, passed)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			if again {
 				continue
 			}
 			if e, err = evaluate(t, raw, sel, ts, passed); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		c.clearBehind(e.stranded, ts)
 		if err := e.readExact(ctx, t, row); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return e.row, nil
+		return e.row, raw, nil
 	}
 }
 

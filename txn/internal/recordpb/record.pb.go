@@ -174,7 +174,10 @@ type Lock struct {
 	// The cell's column is observed: whoever commits it sets its notify cell.
 	Observed bool `protobuf:"varint,6,opt,name=observed,proto3" json:"observed,omitempty"`
 	// W3C traceparent of the transaction; may be empty.
-	TraceParent   string `protobuf:"bytes,7,opt,name=trace_parent,json=traceParent,proto3" json:"trace_parent,omitempty"`
+	TraceParent string `protobuf:"bytes,7,opt,name=trace_parent,json=traceParent,proto3" json:"trace_parent,omitempty"`
+	// How many observers' runs, one causing the next, led to this transaction;
+	// the notify cell passes it on.
+	Hops          uint32 `protobuf:"varint,8,opt,name=hops,proto3" json:"hops,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +259,13 @@ func (x *Lock) GetTraceParent() string {
 		return x.TraceParent
 	}
 	return ""
+}
+
+func (x *Lock) GetHops() uint32 {
+	if x != nil {
+		return x.Hops
+	}
+	return 0
 }
 
 // Write is the value of a cell in the write family, at commit_ts.
@@ -586,9 +596,11 @@ type WorkerToken struct {
 	// Oracle time at which the token goes stale unless it is renewed.
 	ExpiresTs int64 `protobuf:"varint,2,opt,name=expires_ts,json=expiresTs,proto3" json:"expires_ts,omitempty"`
 	// Oracle time of the worker's start.
-	StartedTs     int64  `protobuf:"varint,3,opt,name=started_ts,json=startedTs,proto3" json:"started_ts,omitempty"`
-	Host          string `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
-	Pid           int64  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartedTs int64  `protobuf:"varint,3,opt,name=started_ts,json=startedTs,proto3" json:"started_ts,omitempty"`
+	Host      string `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
+	Pid       int64  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Stable ids of the observers that it runs, if it is a notify worker.
+	Observers     []string `protobuf:"bytes,10,rep,name=observers,proto3" json:"observers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -658,6 +670,239 @@ func (x *WorkerToken) GetPid() int64 {
 	return 0
 }
 
+func (x *WorkerToken) GetObservers() []string {
+	if x != nil {
+		return x.Observers
+	}
+	return nil
+}
+
+// Failure says that an observer's last run on a cell did not succeed, and when
+// it may be tried again. It stands in the notify family of the cell's row,
+// under :observer:family:qualifier, at timestamp 0, until the cell's
+// notifications are removed.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	// The change that was run for: the newest commit_ts of the cell.
+	ChangeTs int64 `protobuf:"varint,2,opt,name=change_ts,json=changeTs,proto3" json:"change_ts,omitempty"`
+	// Failed runs for that change. Snoozing counts none.
+	Attempts uint32 `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Oracle time before which it is not to be tried again.
+	NotBeforeTs int64 `protobuf:"varint,4,opt,name=not_before_ts,json=notBeforeTs,proto3" json:"not_before_ts,omitempty"`
+	// Oracle times of the first and the last of these runs.
+	FirstTs       int64  `protobuf:"varint,5,opt,name=first_ts,json=firstTs,proto3" json:"first_ts,omitempty"`
+	LastTs        int64  `protobuf:"varint,6,opt,name=last_ts,json=lastTs,proto3" json:"last_ts,omitempty"`
+	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Failure) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *Failure) GetChangeTs() int64 {
+	if x != nil {
+		return x.ChangeTs
+	}
+	return 0
+}
+
+func (x *Failure) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Failure) GetNotBeforeTs() int64 {
+	if x != nil {
+		return x.NotBeforeTs
+	}
+	return 0
+}
+
+func (x *Failure) GetFirstTs() int64 {
+	if x != nil {
+		return x.FirstTs
+	}
+	return 0
+}
+
+func (x *Failure) GetLastTs() int64 {
+	if x != nil {
+		return x.LastTs
+	}
+	return 0
+}
+
+func (x *Failure) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// DeadLetter is stored in the metadata table: a notification that was given up.
+type DeadLetter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Table         string                 `protobuf:"bytes,2,opt,name=table,proto3" json:"table,omitempty"`
+	Row           []byte                 `protobuf:"bytes,3,opt,name=row,proto3" json:"row,omitempty"`
+	Column        *Column                `protobuf:"bytes,4,opt,name=column,proto3" json:"column,omitempty"`
+	Observer      string                 `protobuf:"bytes,5,opt,name=observer,proto3" json:"observer,omitempty"`
+	ChangeTs      int64                  `protobuf:"varint,6,opt,name=change_ts,json=changeTs,proto3" json:"change_ts,omitempty"`
+	Attempts      uint32                 `protobuf:"varint,7,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	FirstTs       int64                  `protobuf:"varint,8,opt,name=first_ts,json=firstTs,proto3" json:"first_ts,omitempty"`
+	ParkedTs      int64                  `protobuf:"varint,9,opt,name=parked_ts,json=parkedTs,proto3" json:"parked_ts,omitempty"`
+	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	// W3C traceparent of the change; may be empty.
+	TraceParent   string `protobuf:"bytes,11,opt,name=trace_parent,json=traceParent,proto3" json:"trace_parent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetter) Reset() {
+	*x = DeadLetter{}
+	mi := &file_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetter) ProtoMessage() {}
+
+func (x *DeadLetter) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
+func (*DeadLetter) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DeadLetter) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetColumn() *Column {
+	if x != nil {
+		return x.Column
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetObserver() string {
+	if x != nil {
+		return x.Observer
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetChangeTs() int64 {
+	if x != nil {
+		return x.ChangeTs
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetFirstTs() int64 {
+	if x != nil {
+		return x.FirstTs
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetParkedTs() int64 {
+	if x != nil {
+		return x.ParkedTs
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetTraceParent() string {
+	if x != nil {
+		return x.TraceParent
+	}
+	return ""
+}
+
 var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
@@ -672,7 +917,7 @@ const file_record_proto_rawDesc = "" +
 	"\x04_rowB\t\n" +
 	"\a_familyB\f\n" +
 	"\n" +
-	"_qualifier\"\xfc\x01\n" +
+	"_qualifier\"\x90\x02\n" +
 	"\x04Lock\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.percolator.v1.KindR\x04kind\x120\n" +
@@ -681,7 +926,8 @@ const file_record_proto_rawDesc = "" +
 	"ttl_micros\x18\x04 \x01(\x03R\tttlMicros\x12\x14\n" +
 	"\x05owner\x18\x05 \x01(\tR\x05owner\x12\x1a\n" +
 	"\bobserved\x18\x06 \x01(\bR\bobserved\x12!\n" +
-	"\ftrace_parent\x18\a \x01(\tR\vtraceParent\"\xa4\x01\n" +
+	"\ftrace_parent\x18\a \x01(\tR\vtraceParent\x12\x12\n" +
+	"\x04hops\x18\b \x01(\rR\x04hops\"\xa4\x01\n" +
 	"\x05Write\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.percolator.v1.KindR\x04kind\x12\x19\n" +
@@ -702,7 +948,7 @@ const file_record_proto_rawDesc = "" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
-	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\"\x98\x01\n" +
+	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\"\xb6\x01\n" +
 	"\vWorkerToken\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
 	"\n" +
@@ -710,7 +956,31 @@ const file_record_proto_rawDesc = "" +
 	"\n" +
 	"started_ts\x18\x03 \x01(\x03R\tstartedTs\x12\x12\n" +
 	"\x04host\x18\x04 \x01(\tR\x04host\x12\x10\n" +
-	"\x03pid\x18\x05 \x01(\x03R\x03pid*]\n" +
+	"\x03pid\x18\x05 \x01(\x03R\x03pid\x12\x1c\n" +
+	"\tobservers\x18\n" +
+	" \x03(\tR\tobservers\"\xd7\x01\n" +
+	"\aFailure\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1b\n" +
+	"\tchange_ts\x18\x02 \x01(\x03R\bchangeTs\x12\x1a\n" +
+	"\battempts\x18\x03 \x01(\rR\battempts\x12\"\n" +
+	"\rnot_before_ts\x18\x04 \x01(\x03R\vnotBeforeTs\x12\x19\n" +
+	"\bfirst_ts\x18\x05 \x01(\x03R\afirstTs\x12\x17\n" +
+	"\alast_ts\x18\x06 \x01(\x03R\x06lastTs\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\xd0\x02\n" +
+	"\n" +
+	"DeadLetter\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x14\n" +
+	"\x05table\x18\x02 \x01(\tR\x05table\x12\x10\n" +
+	"\x03row\x18\x03 \x01(\fR\x03row\x12-\n" +
+	"\x06column\x18\x04 \x01(\v2\x15.percolator.v1.ColumnR\x06column\x12\x1a\n" +
+	"\bobserver\x18\x05 \x01(\tR\bobserver\x12\x1b\n" +
+	"\tchange_ts\x18\x06 \x01(\x03R\bchangeTs\x12\x1a\n" +
+	"\battempts\x18\a \x01(\rR\battempts\x12\x19\n" +
+	"\bfirst_ts\x18\b \x01(\x03R\afirstTs\x12\x1b\n" +
+	"\tparked_ts\x18\t \x01(\x03R\bparkedTs\x12\x14\n" +
+	"\x05error\x18\n" +
+	" \x01(\tR\x05error\x12!\n" +
+	"\ftrace_parent\x18\v \x01(\tR\vtraceParent*]\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -731,7 +1001,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
 	(*CellRef)(nil),        // 1: percolator.v1.CellRef
@@ -742,6 +1012,8 @@ var file_record_proto_goTypes = []any{
 	(*ObservedColumn)(nil), // 6: percolator.v1.ObservedColumn
 	(*TableSchema)(nil),    // 7: percolator.v1.TableSchema
 	(*WorkerToken)(nil),    // 8: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 9: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 10: percolator.v1.DeadLetter
 }
 var file_record_proto_depIdxs = []int32{
 	0, // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -752,11 +1024,12 @@ var file_record_proto_depIdxs = []int32{
 	1, // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
 	5, // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
 	6, // 7: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	5, // 8: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	9, // [9:9] is the sub-list for extension extendee
+	0, // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -771,7 +1044,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,170 @@
+package txn
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"iter"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+const (
+	deadRowPrefix = "dead/"
+	deadQualifier = "letter"
+)
+
+// A DeadLetter is a notification that was given up: its observer failed too
+// often, or triggers itself without end. It is kept in the metadata table, where
+// it costs no scan anything, until it is replayed or dropped. A newer change of
+// the cell triggers the observer as ever.
+type DeadLetter struct {
+	Cell     Cell
+	Observer string
+	// ChangeTS is the change that the observer failed for.
+	ChangeTS tso.Timestamp
+	Attempts int
+	// FirstTS is the oracle time of the first failed run, ParkedTS when it was
+	// given up.
+	FirstTS, ParkedTS tso.Timestamp
+	// Error is the last run's, in words.
+	Error string
+	// TraceParent is the W3C trace context of the change; may be empty.
+	TraceParent string
+}
+
+func (d *DeadLetter) row() string {
+	// A row key of the user's may be as long as ours may be.
+	sum := sha256.Sum256([]byte(d.Cell.String()))
+	return deadRowPrefix + d.Cell.Table + "/" + d.Observer + "/" + hex.EncodeToString(sum[:16])
+}
+
+func (d *DeadLetter) check() error {
+	if err := checkCell(d.Cell); err != nil {
+		return err
+	}
+	return checkObserver(d.Observer)
+}
+
+// Park stores a dead letter, in place of one for the same cell and observer. It
+// does not remove the notification: that comes after, so that nothing is lost in
+// between. On an error it may be stored or not.
+func (c *Client) Park(ctx context.Context, d DeadLetter) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	m := bigtable.NewMutation()
+	m.Set(deployFamily, deadQualifier, 0, marshal(&recordpb.DeadLetter{
+		FormatVersion: FormatVersion,
+		Table:         d.Cell.Table,
+		Row:           []byte(d.Cell.Row),
+		Column:        &recordpb.Column{Family: d.Cell.Family, Qualifier: []byte(d.Cell.Qualifier)},
+		Observer:      d.Observer,
+		ChangeTs:      int64(d.ChangeTS),
+		Attempts:      uint32(d.Attempts),
+		FirstTs:       int64(d.FirstTS),
+		ParkedTs:      int64(d.ParkedTS),
+		Error:         clip(d.Error),
+		TraceParent:   d.TraceParent,
+	}))
+	_, err := c.metadata.apply(ctx, []rowMutation{{row: d.row(), mut: m, ops: 1}})
+	return err
+}
+
+// DeadLetters iterates over the dead letters of the deployment, by table and
+// observer.
+func (c *Client) DeadLetters(ctx context.Context) iter.Seq2[DeadLetter, error] {
+	return func(yield func(DeadLetter, error) bool) {
+		err := c.metadataRows(ctx, deadRowPrefix, deadQualifier, func(r bigtable.Row, value []byte) (bool, error) {
+			var m recordpb.DeadLetter
+			if err := proto.Unmarshal(value, &m); err != nil {
+				return false, fmt.Errorf("txn: %w: dead letter %q in table %q does not parse: %w", ErrCorrupt, r.Key(), c.metadata.name, err)
+			}
+			if err := checkFormat(&m, fmt.Sprintf("dead letter %q in table %q", r.Key(), c.metadata.name)); err != nil {
+				return false, fmt.Errorf("txn: %w", err)
+			}
+			return yield(DeadLetter{
+				Cell:        Cell{m.Table, string(m.Row), m.GetColumn().GetFamily(), string(m.GetColumn().GetQualifier())},
+				Observer:    m.Observer,
+				ChangeTS:    tso.Timestamp(m.ChangeTs),
+				Attempts:    int(m.Attempts),
+				FirstTS:     tso.Timestamp(m.FirstTs),
+				ParkedTS:    tso.Timestamp(m.ParkedTs),
+				Error:       m.Error,
+				TraceParent: m.TraceParent,
+			}, nil), nil
+		})
+		if err != nil {
+			yield(DeadLetter{}, err)
+		}
+	}
+}
+
+// metadataRows calls fn with the rows of a prefix of the metadata table and the
+// value of one of their columns, page by page.
+func (c *Client) metadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
+	rest, err := newRowSet(bigtable.PrefixRange(prefix))
+	if err != nil {
+		return err
+	}
+	for !rest.empty() {
+		request := rest.request(false)
+		var page []bigtable.Row
+		err := c.metadata.readRows(ctx, request, func(r bigtable.Row) bool {
+			page = append(page, r)
+			return true
+		}, bigtable.RowFilter(interleave(column(deployFamily, qualifier))), bigtable.LimitRows(maxPageRows))
+		if err != nil {
+			return err
+		}
+		for _, r := range page {
+			if len(r[deployFamily]) == 0 {
+				continue
+			}
+			if goOn, err := fn(r, r[deployFamily][0].Value); err != nil || !goOn {
+				return err
+			}
+		}
+		if len(page) == maxPageRows {
+			rest = rest.beyond(page[len(page)-1].Key(), false)
+		} else {
+			rest = rest.answered(request, false)
+		}
+	}
+	return nil
+}
+
+// Replay gives a dead letter's notification another try: it notifies the cell
+// again, forgets the failures, and removes the letter. When it ends half-way
+// both are there, and to replay it again is harmless. An observer that has
+// acknowledged the change since does not run.
+func (c *Client) Replay(ctx context.Context, d DeadLetter) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	if err := c.ClearNotifications(ctx, Cleared{Cell: d.Cell, Failures: []string{d.Observer}}); err != nil {
+		return err
+	}
+	if err := c.Notify(ctx, d.Cell); err != nil {
+		return err
+	}
+	return c.DropDeadLetter(ctx, d)
+}
+
+// DropDeadLetter removes a dead letter for good. Its change stays without
+// acknowledgment: the next notification of the cell runs the observer all the
+// same.
+func (c *Client) DropDeadLetter(ctx context.Context, d DeadLetter) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	m := bigtable.NewMutation()
+	m.DeleteCellsInColumn(deployFamily, deadQualifier)
+	_, err := c.metadata.apply(ctx, []rowMutation{{row: d.row(), mut: m, ops: 1}})
+	return err
+}

@@ -1,0 +1,250 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// maxTriggers bounds how many notify cells of one column are read at a time.
+// Those beyond it are older, and collapse into the same run.
+const maxTriggers = 128
+
+// A Notification is what stands in the notify column of a cell: a hint that its
+// observers may have to run (paper §2.4). Only the acknowledgments tell whether
+// they have to, see [Txn.Observe].
+type Notification struct {
+	Cell Cell
+	// Triggers are the notify cells, oldest first; the newest 128 where there are
+	// more. None: only a failure is left over, of a run that others have since
+	// done.
+	Triggers []Trigger
+	// Failures holds, by observer, what became of the last run, where that was
+	// no success.
+	Failures map[string]Failure
+}
+
+// Notifications iterates over the notifications in rows of a table (nil: all
+// rows), in order of row keys, reading pages. It changes nothing and looks at
+// no acknowledgment.
+//
+// It reads the notify family alone, but Bigtable may have to pass over all of a
+// row's families to find it: bound rs.
+func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+	return func(yield func(Notification, error) bool) {
+		filter := func(*table) bigtable.Filter {
+			return interleave(chain(wholeFamily(NotifyFamily), bigtable.LatestNFilter(maxTriggers)))
+		}
+		err := c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				found, err := notificationsOf(t, raw)
+				if err != nil {
+					return false, err
+				}
+				for _, n := range found {
+					if !yield(n, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Notification{}, err)
+		}
+	}
+}
+
+// notificationsOf sorts a row's notify family out by cell.
+func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
+	cells := map[Column]*Notification{}
+	get := func(cell Cell) *Notification {
+		n := cells[cell.Column()]
+		if n == nil {
+			n = &Notification{Cell: cell, Failures: map[string]Failure{}}
+			cells[cell.Column()] = n
+		}
+		return n
+	}
+	for _, item := range raw[NotifyFamily] {
+		if isFailure(item) {
+			cell, observer, err := failureCell(t, raw.Key(), item)
+			if err != nil {
+				return nil, err
+			}
+			if get(cell).Failures[observer], err = decodeFailure(cell, item.Value); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		_, cell, err := metadataCell(t, raw.Key(), item)
+		if err != nil {
+			return nil, err
+		}
+		n := get(cell)
+		n.Triggers = append(n.Triggers, decodeTrigger(tso.FromCell(item.Timestamp), item.Value))
+	}
+	var found []Notification
+	for _, n := range cells {
+		slices.Reverse(n.Triggers) // Bigtable returns the newest first
+		found = append(found, *n)
+	}
+	slices.SortFunc(found, func(a, b Notification) int {
+		return strings.Compare(a.Cell.Column().key(), b.Cell.Column().key())
+	})
+	return found, nil
+}
+
+// Notify sets the notify cells of cells whose columns are observed, outside of
+// any transaction: their observers look again. On a column for weak
+// notifications each runs; on another, those run that have not acknowledged the
+// cell's newest change, for example because they were registered after it. On
+// an error some may be set.
+func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
+	if len(cells) == 0 {
+		return nil
+	}
+	for _, cell := range cells {
+		if err := c.checkNotifiable(ctx, cell, false); err != nil {
+			return err
+		}
+	}
+	ts, err := c.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), 0)); err != nil {
+		return err
+	}
+	c.hint(cells...)
+	return nil
+}
+
+// checkNotifiable refuses cells whose column nobody observes, or, if weak, that
+// is not for weak notifications.
+func (c *Client) checkNotifiable(ctx context.Context, cell Cell, weak bool) error {
+	if err := checkCell(cell); err != nil {
+		return err
+	}
+	t, err := c.table(ctx, cell.Table)
+	if err != nil {
+		return err
+	}
+	s, err := t.fresh(ctx)
+	if err != nil {
+		return err
+	}
+	o, ok := s.observed[cell.Column()]
+	if !ok || (weak && !o.weak) {
+		// It may have been registered since the schema was read.
+		if s, err = t.newer(ctx, s); err != nil {
+			return err
+		}
+		o, ok = s.observed[cell.Column()]
+	}
+	switch {
+	case !ok:
+		return fmt.Errorf("txn: notification of %s: %w: no observer is registered for column %s of table %q", cell, ErrSchema, cell.Column(), cell.Table)
+	case weak && !o.weak:
+		return fmt.Errorf("txn: notification of %s: %w: column %s is not for weak notifications: its observers run when it is written", cell, ErrSchema, cell.Column())
+	}
+	return nil
+}
+
+// notifications are the transaction's weak notifications, checked.
+func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
+	var cells []Cell
+	for cell := range t.buffer.notify {
+		if err := t.client.checkNotifiable(ctx, cell, true); err != nil {
+			return nil, err
+		}
+		cells = append(cells, cell)
+	}
+	slices.SortFunc(cells, func(a, b Cell) int { return strings.Compare(a.String(), b.String()) })
+	return cells, nil
+}
+
+// onlyNotify ends a transaction that writes nothing: its weak notifications are
+// set at a timestamp of their own, so that whatever was committed before is
+// seen by the observers.
+func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
+	if len(cells) == 0 {
+		return t.startTS, nil
+	}
+	ts, err := t.client.Timestamp(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := t.client.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), t.hops)); err != nil {
+		return 0, err
+	}
+	t.client.hint(cells...)
+	return ts, nil
+}
+
+// writeNotifications sets notify cells at ts.
+func (c *Client) writeNotifications(ctx context.Context, cells []Cell, ts tso.Timestamp, value []byte) error {
+	byTable := map[string][]rowMutation{}
+	for _, cell := range cells {
+		m := bigtable.NewMutation()
+		m.Set(NotifyFamily, cell.Column().key(), ts.Cell(), value)
+		byTable[cell.Table] = append(byTable[cell.Table], rowMutation{row: cell.Row, mut: m, ops: 1})
+	}
+	return c.mutate(ctx, byTable)
+}
+
+// mutate applies idempotent mutations in the foreground.
+func (c *Client) mutate(ctx context.Context, byTable map[string][]rowMutation) error {
+	var errs []error
+	for name, muts := range byTable {
+		t, err := c.table(ctx, name)
+		if err == nil {
+			_, err = t.apply(ctx, muts)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// A Cleared says which notifications of a cell have been dealt with.
+type Cleared struct {
+	Cell Cell
+	// UpTo: notify cells at or below it are removed. It has to be a start_ts at
+	// which every registered observer had acknowledged the cell's newest change.
+	UpTo tso.Timestamp
+	// Failures of these observers are removed as well.
+	Failures []string
+}
+
+// ClearNotifications removes notify cells, and failures beside them. It checks
+// nothing: to remove a notification that an observer has still to see loses it.
+// On an error some may be removed; to remove them again is harmless.
+func (c *Client) ClearNotifications(ctx context.Context, cleared ...Cleared) error {
+	byTable := map[string][]rowMutation{}
+	for _, d := range cleared {
+		if err := checkCell(d.Cell); err != nil {
+			return err
+		}
+		m := bigtable.NewMutation()
+		ops := 0
+		if d.UpTo > 0 {
+			m.DeleteTimestampRange(NotifyFamily, d.Cell.Column().key(), 0, (d.UpTo + 1).Cell())
+			ops++
+		}
+		for _, observer := range d.Failures {
+			m.DeleteCellsInColumn(NotifyFamily, failureQualifier(observer, d.Cell.Column()))
+			ops++
+		}
+		if ops > 0 {
+			byTable[d.Cell.Table] = append(byTable[d.Cell.Table], rowMutation{row: d.Cell.Row, mut: m, ops: ops})
+		}
+	}
+	return c.mutate(ctx, byTable)
+}

@@ -1,0 +1,264 @@
+package txn
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// An Observation is what a transaction finds when it looks at an observed cell:
+// whether there is a change that an observer has not acknowledged (paper §2.4,
+// design §7).
+type Observation struct {
+	Cell Cell
+	// StartTS of the transaction that looked: what the observation is good for,
+	// and what an acknowledgment will say.
+	StartTS tso.Timestamp
+	// ChangeTS is the commit_ts of the cell's newest change, a put or delete;
+	// on a column for weak notifications, the timestamp of the newest
+	// notification. 0: the cell never changed. A value from before the table was
+	// adopted counts as a change at 1.
+	ChangeTS tso.Timestamp
+	// Weak: the column is for weak notifications.
+	Weak bool
+	// Observers that are registered for the column, in order of their ids.
+	Observers []string
+	// Acks holds, by observer, the start_ts of its last successful run.
+	Acks map[string]tso.Timestamp
+	// Triggers are the cell's notifications up to StartTS, oldest first. Changes
+	// whose notify cells are there collapse into one run.
+	Triggers []Trigger
+	// Failures holds, by observer, what became of its last run, where that was
+	// no success.
+	Failures map[string]Failure
+
+	// writer is where the change's transaction started and has its primary.
+	writer writeRecord
+}
+
+// A Trigger is one notify cell.
+type Trigger struct {
+	TS tso.Timestamp
+	// TraceParent is the W3C trace context of the transaction that set it.
+	TraceParent string
+	// Hops is how many runs of observers, one causing the next, led to it.
+	Hops int
+}
+
+// Pending reports whether observer has not acknowledged the newest change.
+func (o *Observation) Pending(observer string) bool { return o.ChangeTS > o.Acks[observer] }
+
+// Settled reports whether every registered observer has acknowledged the newest
+// change, so that the notifications up to StartTS may be removed.
+func (o *Observation) Settled() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
+
+// Observe reads, in one request, everything that decides whether observers of a
+// cell have to run: its newest change, their acknowledgments, and the
+// notifications. Like every read it waits for locks, and like every read it is
+// of the state at the transaction's start timestamp. The cell's own value is
+// read along, and [View.Get] does not ask for it again.
+//
+// The transaction counts from then on as caused by the notifications that were
+// found, see [Lock.Hops].
+func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
+	if err := checkCell(cell); err != nil {
+		return nil, err
+	}
+	if err := t.alive(); err != nil {
+		return nil, err
+	}
+	tbl, err := t.client.table(ctx, cell.Table)
+	if err != nil {
+		return nil, err
+	}
+	s, err := tbl.fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	column := s.observed[cell.Column()]
+	o := &Observation{Cell: cell, StartTS: t.startTS, Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
+	slices.Sort(o.Observers)
+	value, present, err := o.read(ctx, t.client, tbl)
+	if err != nil {
+		return nil, err
+	}
+	t.remember(cell, value, present)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, trigger := range o.Triggers {
+		t.hops = max(t.hops, trigger.Hops+1)
+	}
+	return o, nil
+}
+
+// read fills in what is stored, for o.Observers, and returns the cell's value.
+func (o *Observation) read(ctx context.Context, c *Client, tbl *table) (value []byte, present bool, err error) {
+	sel := selection{columns: []Column{o.Cell.Column()}}
+	for _, id := range o.Observers {
+		sel.columns = append(sel.columns, ackColumn(o.Cell.Column(), id))
+	}
+	key := o.Cell.Column().key()
+	notify := chain(o.notifyColumns(), upTo(o.StartTS), bigtable.LatestNFilter(maxTriggers))
+	f := interleave(notify, sel.visibleAt(o.StartTS, nil))
+	row, raw, err := c.settledRow(ctx, tbl, o.Cell.Row, sel, f, o.StartTS)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := o.triggers(raw); err != nil {
+		return nil, false, err
+	}
+	if err := o.acks(row); err != nil {
+		return nil, false, err
+	}
+	item, present := find(row[o.Cell.Family], key)
+	if o.Weak {
+		if n := len(o.Triggers); n > 0 {
+			o.ChangeTS = o.Triggers[n-1].TS
+		}
+		return item.Value, present, nil
+	}
+	if w, ok := find(raw[WriteFamily], WriteFamily+":"+key); ok {
+		if o.writer, err = decodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err != nil {
+			return nil, false, err
+		}
+		o.ChangeTS = o.writer.commitTS
+	} else if present {
+		o.ChangeTS = 1
+	}
+	return item.Value, present, nil
+}
+
+// notifyColumns matches the cell's notify column and those of the failures;
+// the whole family where naming them would take too much of Bigtable's limit.
+func (o *Observation) notifyColumns() bigtable.Filter {
+	key := o.Cell.Column().key()
+	columns, cost := []bigtable.Filter{column(NotifyFamily, key)}, filterCost(key)
+	for _, id := range o.Observers {
+		q := failureQualifier(id, o.Cell.Column())
+		columns = append(columns, column(NotifyFamily, q))
+		cost += filterCost(q)
+	}
+	if cost > 1<<10 {
+		return wholeFamily(NotifyFamily)
+	}
+	return anyOf(columns)
+}
+
+// triggers reads the notify cells, and the failures that stand beside them.
+func (o *Observation) triggers(raw bigtable.Row) error {
+	for _, item := range raw[NotifyFamily] {
+		_, qualifier, _ := strings.Cut(item.Column, ":")
+		switch id, key, failure := splitFailure(qualifier); {
+		case failure && key == o.Cell.Column().key():
+			f, err := decodeFailure(o.Cell, item.Value)
+			if err != nil {
+				return err
+			}
+			o.Failures[id] = f
+		case qualifier == o.Cell.Column().key():
+			o.Triggers = append(o.Triggers, decodeTrigger(tso.FromCell(item.Timestamp), item.Value))
+		}
+	}
+	slices.Reverse(o.Triggers) // Bigtable returns the newest first
+	return nil
+}
+
+func (o *Observation) acks(row bigtable.Row) error {
+	for _, id := range o.Observers {
+		col := ackColumn(o.Cell.Column(), id)
+		item, ok := find(row[AckFamily], col.key())
+		if !ok {
+			continue
+		}
+		ts, err := decodeAck(o.Cell, id, item.Value)
+		if err != nil {
+			return err
+		}
+		o.Acks[id] = ts
+	}
+	return nil
+}
+
+// Acknowledge buffers the acknowledgment that an observer has seen the changes
+// of o.Cell up to o.StartTS. The transaction commits only if nobody else has
+// acknowledged for that observer since it started, which is what lets at most
+// one run commit for each change.
+func (t *Txn) Acknowledge(o *Observation, observer string) {
+	c := ackColumn(o.Cell.Column(), observer)
+	t.buffer.set(Cell{o.Cell.Table, o.Cell.Row, c.Family, c.Qualifier}, KindPut, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
+}
+
+func decodeAck(cell Cell, observer string, value []byte) (tso.Timestamp, error) {
+	if len(value) != 8 {
+		return 0, corrupt(cell, "the acknowledgment of observer %s has %d bytes instead of 8", observer, len(value))
+	}
+	return tso.Timestamp(binary.BigEndian.Uint64(value)), nil
+}
+
+// ackColumn is the acknowledgment column c:ack_O of an observer.
+func ackColumn(c Column, observer string) Column {
+	return Column{AckFamily, c.key() + "/" + observer}
+}
+
+// ObserverOf tells which observer of which column an acknowledgment column
+// belongs to. An observer's id has no slash in it, so the last one ends the
+// column.
+func ObserverOf(ack Column) (c Column, observer string, ok bool) {
+	slash := strings.LastIndexByte(ack.Qualifier, '/')
+	if ack.Family != AckFamily || slash < 0 {
+		return Column{}, "", false
+	}
+	c, ok = splitColumn(ack.Qualifier[:slash])
+	return c, ack.Qualifier[slash+1:], ok
+}
+
+// remember keeps a cell's value for Get. What was read at the start timestamp
+// stays what it is.
+func (t *Txn) remember(cell Cell, value []byte, present bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[Cell]knownValue{}
+	}
+	t.known[cell] = knownValue{value, present}
+}
+
+func (t *Txn) recall(cell Cell) (value []byte, present, known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k, ok := t.known[cell]
+	if !ok || !k.present {
+		return nil, false, ok
+	}
+	return append([]byte{}, k.value...), true, true
+}
+
+// A notify cell's value is the W3C traceparent of the transaction that set it,
+// which may be empty, and then, where runs of observers led to that
+// transaction, ";hops=" and how many.
+const hopsMark = ";hops="
+
+func encodeTrigger(traceParent string, hops int) []byte {
+	if hops > 0 {
+		traceParent += hopsMark + strconv.Itoa(hops)
+	}
+	return []byte(traceParent)
+}
+
+// decodeTrigger never fails: what it does not understand is no reason not to
+// run an observer.
+func decodeTrigger(ts tso.Timestamp, value []byte) Trigger {
+	traceParent, rest, _ := bytes.Cut(value, []byte(hopsMark))
+	hops, err := strconv.Atoi(string(rest))
+	if err != nil || hops < 0 {
+		hops = 0
+	}
+	return Trigger{TS: ts, TraceParent: string(traceParent), Hops: hops}
+}

@@ -1,0 +1,219 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// The registry of observers is part of each table's schema record, so that
+// every writer sets notify cells, whether it runs observers or not (design §7).
+
+// ErrObserver: a registration contradicts what is registered already.
+var ErrObserver = errors.New("observer registration")
+
+// An ObservedColumn is a column whose commits set a notify cell.
+type ObservedColumn struct {
+	Table  string
+	Column Column
+	// Observers are the stable ids of those that are registered for it, in
+	// order.
+	Observers []string
+	// Weak: the column cannot be written, only notified.
+	Weak bool
+}
+
+// Observed reads which columns of a table are observed, as of now, in order of
+// the columns.
+func (c *Client) Observed(ctx context.Context, table string) ([]ObservedColumn, error) {
+	t, err := c.table(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.reload(ctx); err != nil {
+		return nil, err
+	}
+	var all []ObservedColumn
+	for col, o := range t.schema.Load().observed {
+		all = append(all, ObservedColumn{table, col, slices.Sorted(slices.Values(o.observers)), o.weak})
+	}
+	slices.SortFunc(all, func(a, b ObservedColumn) int { return strings.Compare(a.Column.key(), b.Column.key()) })
+	return all, nil
+}
+
+// RegisterObserver adds an observer to a column; to register it again is
+// harmless. An id is for one column of a table, and a column is for strong
+// notifications, set by commits, or for weak ones (see [Table.Notify]), not
+// both: ErrObserver says what is contradicted.
+//
+// The column is observed from then on by every client that reads the schema
+// afterwards, which each does at least once in its own Config.SchemaMaxAge.
+// Changes that other clients commit before that may go unnoticed; see
+// notify.Backfill.
+func (c *Client) RegisterObserver(ctx context.Context, table string, col Column, observer string, weak bool) error {
+	if err := checkColumn(col); err != nil {
+		return err
+	}
+	if err := checkObserver(observer); err != nil {
+		return err
+	}
+	if key := ackColumn(col, observer).key(); len(key) > maxColumnKey {
+		return limit("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), maxColumnKey)
+	}
+	return c.editObserved(ctx, table, func(m *recordpb.TableSchema) error {
+		if !slices.Contains(m.Families, col.Family) {
+			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, ErrSchema, col.Family, strings.Join(m.Families, ", "))
+		}
+		var entry *recordpb.ObservedColumn
+		for _, o := range m.Observed {
+			switch here := columnOf(o); {
+			case here == col:
+				entry = o
+			case slices.Contains(o.Observers, observer):
+				return fmt.Errorf("txn: observer %s of column %s in table %q: %w: it is registered for column %s; use another id, or take that registration back first (Client.UnregisterObserver)", observer, col, table, ErrObserver, here)
+			}
+		}
+		switch {
+		case entry == nil:
+			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
+			m.Observed = append(m.Observed, entry)
+		case entry.Weak != weak:
+			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrObserver, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
+		}
+		if !slices.Contains(entry.Observers, observer) {
+			entry.Observers = append(entry.Observers, observer)
+		}
+		return nil
+	})
+}
+
+func strength(weak bool) string {
+	if weak {
+		return "weak"
+	}
+	return "strong"
+}
+
+// UnregisterObserver takes an observer's registration back, and reports whether
+// there was one. A column without observers is not observed any more;
+// notifications of it that are left are removed by the workers that meet them.
+// Acknowledgments stay: an observer that is registered again under the same id
+// goes on where it stopped.
+func (c *Client) UnregisterObserver(ctx context.Context, table, observer string) (found bool, err error) {
+	err = c.editObserved(ctx, table, func(m *recordpb.TableSchema) error {
+		found = false
+		for _, o := range m.Observed {
+			if slices.Contains(o.Observers, observer) {
+				found = true
+				o.Observers = slices.DeleteFunc(o.Observers, func(id string) bool { return id == observer })
+				if len(o.Observers) == 0 {
+					m.Observed = slices.DeleteFunc(m.Observed, func(other *recordpb.ObservedColumn) bool { return other == o })
+				}
+				return nil
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// editObserved changes a table's schema record and reads it back.
+func (c *Client) editObserved(ctx context.Context, table string, edit func(*recordpb.TableSchema) error) error {
+	t, err := c.table(ctx, table)
+	if err != nil {
+		return err
+	}
+	err = replaceSchema(ctx, c.metadata.api, c.metadata.name, table, c.cfg.RPCTimeout, func(m *recordpb.TableSchema) error {
+		if m.FormatVersion == 0 {
+			return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q any more", table, ErrNotInitialized, c.metadata.name)
+		}
+		return edit(m)
+	})
+	if err != nil {
+		return err
+	}
+	return t.reload(ctx)
+}
+
+func columnOf(o *recordpb.ObservedColumn) Column {
+	return Column{o.GetColumn().GetFamily(), string(o.GetColumn().GetQualifier())}
+}
+
+// checkObserver bounds ids to what can stand in a qualifier, a flag and a
+// metric.
+func checkObserver(id string) error {
+	bad := func(r rune) bool {
+		return r == '/' || r == ':' || r == '%' || unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}
+	switch {
+	case id == "":
+		return invalid("empty observer id")
+	case len(id) > 100:
+		return invalid("observer id of %d bytes; 100 are allowed", len(id))
+	case !utf8.ValidString(id) || strings.ContainsFunc(id, bad):
+		return invalid("observer id %q; it may not hold spaces, slashes, colons, percent signs or what cannot be printed", id)
+	}
+	return nil
+}
+
+// replaceSchema edits a table's schema record. Others may edit it at the same
+// time, so it is replaced only as it was read, and read again otherwise. edit
+// gets an empty record where there is none.
+func replaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) error {
+	for {
+		done, err := tryReplaceSchema(ctx, meta, metadataTable, table, timeout, edit)
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) (done bool, err error) {
+	rctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	row := schemaRowPrefix + table
+	stored, err := meta.ReadRow(rctx, row, bigtable.RowFilter(interleave(column(deployFamily, schemaQualifier))))
+	if err != nil {
+		return false, wrapRPC(ctx, "read of the schema record", metadataTable, err)
+	}
+	record, old := &recordpb.TableSchema{}, []byte(nil)
+	if len(stored[deployFamily]) > 0 {
+		old = stored[deployFamily][0].Value
+		if err := proto.Unmarshal(old, record); err != nil {
+			return false, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, ErrCorrupt, err)
+		}
+		if err := checkFormat(record, fmt.Sprintf("schema record of table %q", table)); err != nil {
+			return false, fmt.Errorf("txn: %w", err)
+		}
+	}
+	before := proto.Clone(record)
+	if err := edit(record); err != nil {
+		return false, err
+	}
+	if old != nil && proto.Equal(before, record) {
+		return true, nil
+	}
+	m := bigtable.NewMutation()
+	m.Set(deployFamily, schemaQualifier, 0, marshal(record))
+	// With a record: if it is the same. Without: if there is none.
+	predicate, onMatch, onMiss := chain(column(deployFamily, schemaQualifier), bigtable.ValueRangeFilter(old, append(slices.Clone(old), 0))), m, (*bigtable.Mutation)(nil)
+	if old == nil {
+		predicate, onMatch, onMiss = column(deployFamily, schemaQualifier), nil, m
+	}
+	var matched bool
+	if err := meta.Apply(rctx, row, bigtable.NewCondMutation(interleave(predicate), onMatch, onMiss), bigtable.GetCondMutationResult(&matched)); err != nil {
+		// It may have been applied; the edit is idempotent.
+		return false, wrapRPC(ctx, "schema record", metadataTable, err)
+	}
+	return matched == (old != nil), nil
+}

@@ -1,0 +1,131 @@
+package txn
+
+import (
+	"context"
+	"iter"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// An Unfinished is something that shows that, as of a timestamp, not every
+// change was acknowledged by all observers of its column, or that it cannot be
+// told yet.
+type Unfinished struct {
+	Cell Cell
+	// TS of the notify cell, the lock, or the acknowledgment's commit.
+	TS tso.Timestamp
+	// Lock is set where a lock hides what becomes of the cell. It may be
+	// stranded: see [Client.Resolve].
+	Lock *Lock
+	// Ran: an observer has run since; what it caused may be anywhere.
+	Ran bool
+}
+
+// Unfinished iterates over what was not finished as of asOf in rows of a table
+// (nil: all rows). If it finds nothing in any table with observers, then at
+// asOf every committed change had been acknowledged by all observers of its
+// column, together with everything that their runs had caused: an observer's
+// writes and its acknowledgment are one transaction, so the state at one
+// timestamp has both or neither. Dead letters do not count.
+//
+// allLocks counts the locks of all columns, not just those of observed columns
+// and acknowledgments. Weak notifications need a first pass with it, through
+// all tables, before the pass that counts: what a transaction that was under
+// way has notified is there once its locks are gone.
+//
+// Why one look at each row is enough: a change that is committed at or before
+// asOf and not acknowledged as of asOf has its notify cell in its row, or a lock
+// in the place of its write record. If neither is there, somebody has run the
+// observer and removed the notify cell, and the acknowledgment in the same row
+// has a commit above asOf; that is looked for too, and judged by what the row
+// held as of asOf.
+func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
+	filter := func(*table) bigtable.Filter {
+		return interleave(
+			chain(wholeFamily(NotifyFamily), upTo(asOf), latest, bigtable.StripValueFilter()),
+			chain(wholeFamily(LockFamily), upTo(asOf)),
+			chain(bigtable.ColumnRangeFilter(WriteFamily, AckFamily+":", AckFamily+";"), from(asOf+1), latest, bigtable.StripValueFilter()),
+		)
+	}
+	return func(yield func(Unfinished, error) bool) {
+		err := c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				found, err := c.unfinishedRow(ctx, t, raw, asOf, allLocks)
+				if err != nil {
+					return false, err
+				}
+				for _, u := range found {
+					if !yield(u, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Unfinished{}, err)
+		}
+	}
+}
+
+func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, asOf tso.Timestamp, allLocks bool) (found []Unfinished, err error) {
+	for _, item := range raw[NotifyFamily] {
+		if isFailure(item) {
+			continue
+		}
+		_, cell, err := metadataCell(t, raw.Key(), item)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp)})
+	}
+	for _, item := range raw[LockFamily] {
+		_, cell, err := metadataCell(t, raw.Key(), item)
+		if err != nil {
+			return nil, err
+		}
+		l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return nil, err
+		}
+		if allLocks || l.Observed || cell.Family == AckFamily {
+			found = append(found, Unfinished{Cell: cell, TS: l.StartTS, Lock: l})
+		}
+	}
+	for _, item := range raw[WriteFamily] {
+		ack, cell, err := metadataCell(t, raw.Key(), item)
+		if err != nil {
+			return nil, err
+		}
+		col, observer, ok := ObserverOf(ack)
+		if !ok {
+			return nil, corrupt(cell, "the column is in family %s and names no observer", AckFamily)
+		}
+		cell.Family, cell.Qualifier = col.Family, col.Qualifier
+		was, err := c.wasPending(ctx, t, cell, observer, asOf)
+		if err != nil {
+			return nil, err
+		}
+		if was {
+			found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp), Ran: true})
+		}
+	}
+	return found, nil
+}
+
+// wasPending reports whether observer had something to do on a cell as of asOf.
+// Of a weak notification nothing is left when it has been dealt with, so it
+// counts.
+func (c *Client) wasPending(ctx context.Context, t *table, cell Cell, observer string, asOf tso.Timestamp) (bool, error) {
+	column := t.current().observed[cell.Column()]
+	if column.weak {
+		return true, nil
+	}
+	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
+	if _, _, err := o.read(ctx, c, t); err != nil {
+		return false, err
+	}
+	return o.Pending(observer), nil
+}

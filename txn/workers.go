@@ -1,0 +1,70 @@
+package txn
+
+import (
+	"context"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A Worker is a client as its worker token shows it.
+type Worker struct {
+	// Owner is the token: what the client writes into its locks.
+	Owner string
+	OwnerStatus
+	// Observers that it runs; none if it only runs transactions.
+	Observers []string
+}
+
+// Workers reads the tokens of all clients, the stale ones of those that died
+// within the last hour too, and judges them by oracle time. A client that has
+// written nothing yet, or writes no token, is not among them.
+func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
+	now, err := c.Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var workers []Worker
+	err = c.metadataRows(ctx, tokenRowPrefix, tokenQualifier, func(r bigtable.Row, _ []byte) (bool, error) {
+		if w, ok := decodeToken(r); ok {
+			workers = append(workers, Worker{r.Key()[len(tokenRowPrefix):], newOwnerStatus(w, now), w.Observers})
+		}
+		return true, nil
+	})
+	return workers, err
+}
+
+// Announce says in this client's worker token which observers it runs, and
+// writes the token if it is not there yet. Without a token (Config.TokenTTL) it
+// does nothing.
+func (c *Client) Announce(ctx context.Context, observers []string) error {
+	return c.token.announce(ctx, observers)
+}
+
+func (t *token) announce(ctx context.Context, observers []string) error {
+	t.mu.Lock()
+	t.observers = observers
+	running := t.running
+	t.retryAt = time.Time{}
+	t.mu.Unlock()
+	if t.name == "" {
+		return nil
+	}
+	if !running {
+		t.ensure(ctx)
+		return ctx.Err()
+	}
+	return t.renewOnce(ctx)
+}
+
+// OracleNow estimates the oracle's time from the last timestamp that this client
+// was given, without asking for one. It is for deciding when to look at
+// something again, and never for what has to be right. 0: none was given yet.
+func (c *Client) OracleNow() tso.Timestamp {
+	if ahead := c.oracleAhead.Load(); ahead != 0 {
+		return tso.Timestamp(ahead + time.Since(c.made).Microseconds())
+	}
+	return 0
+}
