@@ -62,6 +62,19 @@ func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.Row
 	}
 }
 
+// SampleRowKeys returns keys that cut a table into pieces of about equal size, as
+// Bigtable's tablets do; there may be none.
+func (c *Client) SampleRowKeys(ctx context.Context, name string) ([]string, error) {
+	t, err := c.table(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	keys, err := t.api.SampleRowKeys(rctx)
+	return keys, wrapRPC(ctx, "sample of row keys", name, err)
+}
+
 // notificationsOf sorts a row's notify family out by cell.
 func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 	cells := map[Column]*Notification{}

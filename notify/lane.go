@@ -1,0 +1,172 @@
+package notify
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A lane holds the cells of one column that wait for their observers, each
+// once, so that a slow column does not hold others up.
+type lane struct {
+	worker   *Worker
+	handlers []*handler
+	queue    chan task
+
+	mu    sync.Mutex
+	cells map[string]cellState // by row
+}
+
+// A task is a cell to look at.
+type task struct {
+	cell txn.Cell
+	// met is called when another worker is at the cell; nil in hints.
+	met func()
+}
+
+type cellState int8
+
+const (
+	queued cellState = iota + 1
+	running
+	runningAgain // somebody asked for it meanwhile
+)
+
+func newLane(w *Worker, hs []*handler) *lane {
+	return &lane{worker: w, handlers: hs, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}}
+}
+
+// offer queues a task unless its cell is queued already. Where there is no
+// room it waits, or refuses. While the cell is being looked at, it has it looked
+// at again.
+func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
+	if known := l.enter(t.cell.Row); known {
+		return true
+	}
+	select {
+	case l.queue <- t:
+		return true
+	default:
+	}
+	if wait {
+		select {
+		case l.queue <- t:
+			return true
+		case <-ctx.Done():
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.cells, t.cell.Row)
+	return false
+}
+
+func (l *lane) enter(row string) (known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch l.cells[row] {
+	case queued, runningAgain:
+		return true
+	case running:
+		l.cells[row] = runningAgain
+		return true
+	}
+	l.cells[row] = queued
+	return false
+}
+
+// busy reports whether the cell is queued or being looked at here.
+func (l *lane) busy(row string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cells[row] != 0
+}
+
+// work processes tasks until ctx ends. runs is the context of what is running,
+// which ends later.
+func (l *lane) work(ctx, runs context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case t := <-l.queue:
+			l.process(ctx, runs, t)
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (l *lane) process(ctx, runs context.Context, t task) {
+	for {
+		l.set(t.cell.Row, running)
+		after := l.worker.process(ctx, runs, l.handlers, t)
+		if after > 0 {
+			l.worker.later.after(after, func() { l.offer(ctx, task{cell: t.cell}, false) })
+		}
+		if l.leave(t.cell.Row) || ctx.Err() != nil {
+			return
+		}
+		t.met = nil
+	}
+}
+
+func (l *lane) set(row string, s cellState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cells[row] = s
+}
+
+// leave reports that nobody asked for the cell while it was running.
+func (l *lane) leave(row string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cells[row] == runningAgain {
+		return false
+	}
+	delete(l.cells, row)
+	return true
+}
+
+// timers are cells to be looked at later. Their number is bounded: what is
+// forgotten is found by the finder.
+type timers struct {
+	mu     sync.Mutex
+	opened bool
+	all    map[*time.Timer]struct{}
+}
+
+const maxTimers = 10_000
+
+func (t *timers) open() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.opened, t.all = true, map[*time.Timer]struct{}{}
+}
+
+func (t *timers) after(d time.Duration, f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.opened || len(t.all) >= maxTimers {
+		return
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(d, func() {
+		t.mu.Lock()
+		delete(t.all, timer)
+		opened := t.opened
+		t.mu.Unlock()
+		if opened {
+			f()
+		}
+	})
+	t.all[timer] = struct{}{}
+}
+
+func (t *timers) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.opened = false
+	for timer := range t.all {
+		timer.Stop()
+	}
+}

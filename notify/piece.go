@@ -1,0 +1,98 @@
+package notify
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// piece is a range of a table's rows; end "" is the table's end.
+type piece struct {
+	table, start, end string
+	// resumed: it is what was left of a piece.
+	resumed bool
+}
+
+func (p piece) rows() bigtable.RowRange {
+	if p.end == "" {
+		return bigtable.InfiniteRange(p.start)
+	}
+	return bigtable.NewRange(p.start, p.end)
+}
+
+// turn cuts a piece at a random key and swaps the halves.
+func (p piece) turn() []piece {
+	at := randomKey(p.start, p.end)
+	if p.resumed || at <= p.start || (p.end != "" && at >= p.end) {
+		return []piece{p}
+	}
+	return []piece{{p.table, at, p.end, p.resumed}, {p.table, p.start, at, p.resumed}}
+}
+
+// randomKey returns a key between start and end, if it finds one: the bytes
+// behind what the two have in common, read as a number.
+func randomKey(start, end string) string {
+	n := 0
+	for n < len(start) && n < len(end) && start[n] == end[n] {
+		n++
+	}
+	low, high := number(start[n:]), number(end[n:])
+	if end == "" {
+		high = 1<<64 - 1
+	}
+	if high <= low {
+		return start
+	}
+	return start[:n] + string(binary.BigEndian.AppendUint64(nil, low+rand.Uint64N(high-low)))
+}
+
+// number reads the first eight bytes of s.
+func number(s string) uint64 {
+	var b [8]byte
+	copy(b[:], s)
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// cutTable cuts a table at keys, into most pieces at the most.
+func cutTable(table string, keys []string, most int) []piece {
+	keys = slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return k == "" })
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	var cuts []piece
+	start := ""
+	for i := 1; i < most; i++ {
+		at := i * (len(keys) + 1) / most
+		if at == 0 || at > len(keys) || keys[at-1] <= start {
+			continue
+		}
+		cuts = append(cuts, piece{table: table, start: start, end: keys[at-1]})
+		start = keys[at-1]
+	}
+	return append(cuts, piece{table: table, start: start})
+}
+
+// pieces are those of a sweep that are still to be read.
+type pieces struct {
+	mu   sync.Mutex
+	todo []piece
+}
+
+func (p *pieces) next() (piece, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.todo) == 0 {
+		return piece{}, false
+	}
+	first := p.todo[0]
+	p.todo = p.todo[1:]
+	return first, true
+}
+
+func (p *pieces) again(rest []piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.todo = append(p.todo, rest...)
+}

@@ -1,0 +1,216 @@
+package notify
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A Scanner is the paper's distributed scan (§2.4): a few threads per worker
+// that each read the notify column of a random piece of a random table, from a
+// random place in it, and jump elsewhere when they meet another worker.
+//
+// A sweep reads every piece once, in random order, so that what is there is
+// found within one. How often sweeps follow each other does not depend on the
+// number of workers: each does its share of the fleet's sweeps. An idle fleet
+// sweeps more and more seldom.
+//
+// Reading the notify family alone, Bigtable may still have to pass over
+// everything in a row; that is what a sweep costs, and what MaxInterval bounds.
+type Scanner struct {
+	// Threads is how many scans this worker has under way.
+	// Defaults to 2.
+	Threads int
+
+	// MinInterval is how long after one of the fleet's sweeps the next one
+	// begins, while there is something to find.
+	// Defaults to 1 second.
+	MinInterval time.Duration
+
+	// MaxInterval is the same when nothing was found for long: what a
+	// notification without a hint has to wait at most, roughly.
+	// Defaults to 1 minute.
+	MaxInterval time.Duration
+
+	// Pieces bounds into how many pieces a table is cut. They are cut where
+	// Bigtable's SampleRowKeys does.
+	// Defaults to 1000.
+	Pieces int
+
+	// NoTeleport has a scan go on where it has met another worker.
+	// Defaults to false.
+	NoTeleport bool
+
+	sweeps, pieces, rows, teleports atomic.Int64
+}
+
+// ScannerStats are counts since the Scanner was first used.
+type ScannerStats struct {
+	// Sweeps begun, pieces read, and rows with notifications in them.
+	Sweeps int64 `json:"sweeps"`
+	Pieces int64 `json:"pieces"`
+	Rows   int64 `json:"rows"`
+	// Teleports counts jumps away from other workers.
+	Teleports int64 `json:"teleports"`
+}
+
+// Stats returns the scanner's counts.
+func (s *Scanner) Stats() ScannerStats {
+	return ScannerStats{s.sweeps.Load(), s.pieces.Load(), s.rows.Load(), s.teleports.Load()}
+}
+
+// Find implements [Finder].
+func (s *Scanner) Find(ctx context.Context, search Search) error {
+	sw := &sweeper{scanner: s, search: search, least: cmp.Or(s.MinInterval, time.Second), most: cmp.Or(s.MaxInterval, time.Minute), share: 1, cuts: map[string]cut{}}
+	threads, pieces := cmp.Or(s.Threads, 2), cmp.Or(s.Pieces, 1000)
+	if threads < 0 || pieces < 0 || sw.least < 0 || sw.most < sw.least {
+		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all have to be positive, and MaxInterval not below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
+	}
+	sw.threads, sw.pieces, sw.interval = threads, pieces, sw.least
+	for {
+		began := time.Now()
+		if err := sw.sweep(ctx); err != nil {
+			return err
+		}
+		if err := sleep(ctx, jitter(sw.pause())-time.Since(began)); err != nil {
+			return err
+		}
+	}
+}
+
+// sweeper makes one worker's sweeps.
+type sweeper struct {
+	scanner     *Scanner
+	search      Search
+	threads     int
+	pieces      int
+	least, most time.Duration
+
+	interval time.Duration // of the fleet's sweeps
+	share    int           // of how many workers this is one
+	counted  time.Time     // when share was last looked up
+	cuts     map[string]cut
+}
+
+// A cut is where a table was cut into pieces, and when.
+type cut struct {
+	at     time.Time
+	pieces []piece
+}
+
+// cutMaxAge is how long a table's pieces are used. Old ones cost nothing but
+// balance: together they are always the whole table.
+const cutMaxAge = time.Minute
+
+// workersMaxAge is how long the number of workers is used.
+const workersMaxAge = 10 * time.Second
+
+// pause is how long after the begin of this worker's last sweep its next one is
+// due: the fleet's interval for each of its workers.
+func (s *sweeper) pause() time.Duration { return s.interval * time.Duration(s.share) }
+
+// sweep reads every piece of every table once.
+func (s *sweeper) sweep(ctx context.Context) error {
+	s.scanner.sweeps.Add(1)
+	s.countWorkers(ctx)
+	todo, err := s.shuffled(ctx)
+	if err != nil {
+		return err
+	}
+	var found atomic.Int64
+	g, gctx := errgroup.WithContext(ctx)
+	for range s.threads {
+		g.Go(func() error {
+			for p, ok := todo.next(); ok; p, ok = todo.next() {
+				n, rest, err := s.scan(gctx, p)
+				if err != nil {
+					return err
+				}
+				found.Add(int64(n))
+				todo.again(rest)
+			}
+			return nil
+		})
+	}
+	err = g.Wait()
+	if found.Load() > 0 {
+		s.interval = s.least
+	} else {
+		s.interval = min(s.interval*2, s.most)
+	}
+	return err
+}
+
+// scan reads a piece from a random place in it to its end, and then from its
+// beginning to that place. When it meets another worker it leaves what is left
+// of the piece for the end of the sweep.
+func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, err error) {
+	s.scanner.pieces.Add(1)
+	parts := p.turn()
+	for i, part := range parts {
+		var met atomic.Bool
+		for n, err := range s.search.Client.Notifications(ctx, p.table, part.rows()) {
+			if err != nil {
+				return found, nil, err
+			}
+			s.scanner.rows.Add(1)
+			if s.search.Offer(ctx, n, func() { met.Store(true) }) {
+				found++
+			}
+			if met.Load() && !p.resumed && !s.scanner.NoTeleport {
+				s.scanner.teleports.Add(1)
+				rest = append(rest, piece{p.table, n.Cell.Row + "\x00", part.end, true})
+				for _, other := range parts[i+1:] {
+					rest = append(rest, piece{p.table, other.start, other.end, true})
+				}
+				return found, rest, nil
+			}
+		}
+	}
+	return found, nil, nil
+}
+
+// countWorkers looks up how many workers share the scan.
+func (s *sweeper) countWorkers(ctx context.Context) {
+	if time.Since(s.counted) < workersMaxAge {
+		return
+	}
+	workers, err := s.search.Client.Workers(ctx)
+	if err != nil {
+		s.search.Logger.DebugContext(ctx, "counting the workers failed", "error", err)
+		return
+	}
+	n := 0
+	for _, w := range workers {
+		if len(w.Observers) > 0 && w.State == txn.OwnerFresh {
+			n++
+		}
+	}
+	s.share, s.counted = max(n, 1), time.Now()
+}
+
+// shuffled returns the pieces of all tables in random order.
+func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
+	var all []piece
+	for _, table := range s.search.Tables {
+		c, ok := s.cuts[table]
+		if !ok || time.Since(c.at) > cutMaxAge {
+			keys, err := s.search.Client.SampleRowKeys(ctx, table)
+			if err != nil {
+				return nil, err
+			}
+			c = cut{time.Now(), cutTable(table, keys, s.pieces)}
+			s.cuts[table] = c
+		}
+		all = append(all, c.pieces...)
+	}
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return &pieces{todo: all}, nil
+}

@@ -1,0 +1,299 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A Worker runs observers. Any number of workers in any number of processes may
+// run the same observers; each change is acknowledged once (paper §2.4).
+type Worker struct {
+	client   *txn.Client
+	cfg      Config
+	locker   locker
+	cleaner  *cleaner
+	counters counters
+
+	slots   chan struct{} // one for each observer that may run
+	later   timers
+	orphans orphans
+	active  sync.WaitGroup // lanes
+
+	mu       sync.Mutex
+	handlers map[Column][]*handler
+	lanes    map[Column]*lane
+	running  bool
+}
+
+// A handler is an observer with its options.
+type handler struct {
+	id       string
+	column   Column
+	observer Observer
+
+	weak        bool
+	concurrency int
+	rate        float64
+	burst       int
+	maxAttempts int
+	timeout     time.Duration
+	txnOptions  []txn.TxnOption
+
+	limiter *rate.Limiter
+	slots   chan struct{}
+}
+
+// NewWorker returns a worker over client, which stays the caller's. Nothing is
+// read or written before Run.
+func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
+	if client == nil {
+		return nil, fmt.Errorf("notify: %w: nil *txn.Client", txn.ErrInvalid)
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Finder == nil {
+		cfg.Finder = &Scanner{}
+	}
+	w := &Worker{
+		client:   client,
+		cfg:      cfg,
+		slots:    make(chan struct{}, cfg.Concurrency),
+		handlers: map[Column][]*handler{},
+	}
+	if w.locker, err = newLocker(client, cfg); err != nil {
+		return nil, err
+	}
+	w.cleaner = newCleaner(w)
+	w.orphans.worker = w
+	return w, nil
+}
+
+// Handle adds an observer of a column, before Run. id names it in the store: it
+// has to stay the same from one release to the next, and to differ from those of
+// the table's other observers. Run registers it.
+//
+// Several observers may watch a column. Like the paper we advise against it: it
+// is not obvious then what runs when a column is written.
+func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption) error {
+	h := &handler{id: id, column: col, observer: o, concurrency: w.cfg.Concurrency, maxAttempts: w.cfg.MaxAttempts, timeout: w.cfg.Timeout}
+	for _, opt := range opts {
+		opt(h)
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("notify: observer %q of column %s: %w: %s", id, col, txn.ErrInvalid, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case o == nil:
+		return bad("it is nil")
+	case id == "":
+		return bad("its id is empty")
+	case h.concurrency <= 0:
+		return bad("Concurrency(%d) has to be positive", h.concurrency)
+	case h.maxAttempts <= 0:
+		return bad("MaxAttempts(%d) has to be positive", h.maxAttempts)
+	case h.timeout <= 0:
+		return bad("Timeout(%v) has to be positive", h.timeout)
+	case h.rate < 0 || (h.rate > 0 && h.burst <= 0):
+		return bad("RateLimit(%g, %d): both have to be positive", h.rate, h.burst)
+	}
+	h.slots = make(chan struct{}, h.concurrency)
+	if h.rate > 0 {
+		h.limiter = rate.NewLimiter(rate.Limit(h.rate), h.burst)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running {
+		return bad("the worker is running; add observers before Run")
+	}
+	for _, others := range w.handlers {
+		for _, other := range others {
+			switch {
+			case other.id == id && other.column.Table == col.Table:
+				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, txn.ErrObserver, other.column)
+			case other.column == col && other.weak != h.weak:
+				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, txn.ErrObserver, other.id)
+			}
+		}
+	}
+	w.handlers[col] = append(w.handlers[col], h)
+	slices.SortFunc(w.handlers[col], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
+	return nil
+}
+
+// Run registers the observers and runs them until ctx ends. Then it starts
+// nothing new, finishes what is running, for Config.DrainTimeout at most, and
+// returns nil; an error if it had to cancel runs, which changes nothing for
+// their cells but that somebody else runs them. Other errors come before
+// anything is run. A worker runs once at a time.
+func (w *Worker) Run(ctx context.Context) error {
+	w.mu.Lock()
+	if w.running || len(w.handlers) == 0 {
+		defer w.mu.Unlock()
+		if w.running {
+			return errors.New("notify: the worker is running already")
+		}
+		return fmt.Errorf("notify: %w: the worker has no observers; call Handle first", txn.ErrInvalid)
+	}
+	w.running = true
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.running = false
+	}()
+
+	if err := w.register(ctx); err != nil {
+		return err
+	}
+	// What is running outlives ctx, until it is drained.
+	runs, cancelRuns := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelRuns()
+	w.start(ctx, runs)
+	stopHints := w.watch(ctx)
+	err := w.find(ctx)
+	<-ctx.Done()
+	stopHints()
+	return errors.Join(err, w.drain(ctx, cancelRuns))
+}
+
+// register writes the observers into the registry and announces them.
+func (w *Worker) register(ctx context.Context) error {
+	for _, h := range w.all() {
+		if err := w.client.RegisterObserver(ctx, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
+			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
+		}
+	}
+	if err := w.client.Announce(ctx, w.ids()); err != nil {
+		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
+	}
+	return nil
+}
+
+// all returns the handlers in order of their columns and ids.
+func (w *Worker) all() []*handler {
+	var all []*handler
+	for _, hs := range w.handlers {
+		all = append(all, hs...)
+	}
+	slices.SortFunc(all, func(a, b *handler) int {
+		if c := strings.Compare(a.column.String(), b.column.String()); c != 0 {
+			return c
+		}
+		return strings.Compare(a.id, b.id)
+	})
+	return all
+}
+
+func (w *Worker) ids() []string {
+	var ids []string
+	for _, h := range w.all() {
+		ids = append(ids, h.id)
+	}
+	return ids
+}
+
+// tables returns those that have observers here.
+func (w *Worker) tables() []string {
+	var names []string
+	for col := range w.handlers {
+		names = append(names, col.Table)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// start starts a lane for each column, and the cleaner.
+func (w *Worker) start(ctx, runs context.Context) {
+	w.later.open()
+	w.lanes = map[Column]*lane{}
+	for col, hs := range w.handlers {
+		width := 0
+		for _, h := range hs {
+			width = max(width, min(h.concurrency, w.cfg.Concurrency))
+		}
+		l := newLane(w, hs)
+		w.lanes[col] = l
+		for range width {
+			w.active.Go(func() { l.work(ctx, runs) })
+		}
+	}
+	w.cleaner.start(runs)
+}
+
+// watch has the client's hints put into the lanes.
+func (w *Worker) watch(ctx context.Context) (stop func()) {
+	if w.cfg.NoHints {
+		return func() {}
+	}
+	return w.client.WatchNotifications(func(cell txn.Cell) bool {
+		l := w.lanes[columnOf(cell)]
+		if l == nil || ctx.Err() != nil {
+			return false
+		}
+		if !l.offer(ctx, task{cell: cell}, false) {
+			w.counters.hintsDropped.Add(1)
+			return false
+		}
+		w.counters.hinted.Add(1)
+		return true
+	})
+}
+
+// find has the finder look for notifications until ctx ends. A finder that
+// fails is started again.
+func (w *Worker) find(ctx context.Context) error {
+	s := Search{Client: w.client, Tables: w.tables(), Offer: w.offer, Logger: w.cfg.Logger}
+	for {
+		err := w.cfg.Finder.Find(ctx, s)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, txn.ErrClosed):
+			return fmt.Errorf("notify: the client was closed under a running worker: %w", err)
+		}
+		w.cfg.Logger.WarnContext(ctx, "looking for notifications failed; it goes on in a second", "error", err)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// drain waits for the runs under way, and cancels them after DrainTimeout.
+func (w *Worker) drain(ctx context.Context, cancelRuns func()) error {
+	w.later.close()
+	idle := make(chan struct{})
+	go func() {
+		defer close(idle)
+		w.active.Wait()
+	}()
+	timeout := time.NewTimer(w.cfg.DrainTimeout)
+	defer timeout.Stop()
+	var err error
+	select {
+	case <-idle:
+	case <-timeout.C:
+		n := len(w.slots)
+		cancelRuns()
+		<-idle
+		err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and were cancelled; their changes are left to other workers", n, w.cfg.DrainTimeout)
+	}
+	w.cleaner.stop()
+	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if aerr := w.client.Announce(actx, nil); aerr != nil {
+		w.cfg.Logger.DebugContext(ctx, "taking the announcement of the worker back failed; its token goes stale by itself", "error", aerr)
+	}
+	return err
+}
