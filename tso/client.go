@@ -63,6 +63,11 @@ type ClientStats struct {
 	Requests   uint64 // requests that were answered
 	Failures   uint64 // attempts that failed
 	Failovers  uint64 // changes from one server to another
+
+	HintsSent     uint64 // hints that a server took
+	HintsDropped  uint64 // hints that were lost before that
+	HintsReceived uint64 // hints given to this client's subscribers
+	Subscriptions int    // for hints, that stand with a server at present
 }
 
 // Client is an [Oracle] that asks servers, see [Server]. Callers who ask at the
@@ -94,9 +99,14 @@ type Client struct {
 	// Used by the worker alone.
 	stream *askStream // to servers[leader]; nil if there is none
 	high   Timestamp  // highest timestamp received
+
+	hints clientHints
 }
 
-var _ Oracle = (*Client)(nil)
+var (
+	_ Oracle = (*Client)(nil)
+	_ Hints  = (*Client)(nil)
+)
 
 // remote is one server.
 type remote struct {
@@ -117,6 +127,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 	cfg.AttemptTimeout = cmp.Or(cfg.AttemptTimeout, time.Second)
 	c := &Client{cfg: cfg, log: discard(cfg.Logger), wake: make(chan struct{}, 1)}
+	c.hints.queue = newHintQueue()
 	c.forming.Store(newCallers())
 	for _, address := range cfg.Addresses {
 		if slices.ContainsFunc(c.servers, func(r *remote) bool { return r.address == address }) {
@@ -178,9 +189,13 @@ func (c *Client) expired(ctxErr error) error {
 }
 
 // Close ends the work in flight, answers everybody who waits with [ErrClosed]
-// and closes the connections. Closing twice is fine; the error is always nil.
+// and closes the connections. Subscriptions for hints end, and hints that wait
+// are sent within a tenth of a second or dropped. Closing twice is fine; the
+// error is always nil.
 func (c *Client) Close() error {
+	c.hints.mu.Lock() // the publisher is running by now, or never will be
 	c.closed.Store(true)
+	c.hints.mu.Unlock()
 	c.cancel()
 	c.worker.Wait()
 	c.closeConns()
@@ -200,6 +215,11 @@ func (c *Client) Stats() ClientStats {
 		Requests:   c.requests.Load(),
 		Failures:   c.failures.Load(),
 		Failovers:  c.failovers.Load(),
+
+		HintsSent:     c.hints.sent.Load(),
+		HintsDropped:  c.hints.dropped.Load(),
+		HintsReceived: c.hints.received.Load(),
+		Subscriptions: int(c.hints.subscriptions.Load()),
 	}
 }
 

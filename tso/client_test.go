@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -249,16 +248,7 @@ func (s *script) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequ
 
 func (c *cluster) script(name string, answers ...*tsopb.TimestampsResponse) {
 	c.e.t.Helper()
-	n := &node{lis: bufconn.Listen(1 << 16)}
-	c.nodes[name] = n
-	s := grpc.NewServer()
-	tsopb.RegisterOracleServer(s, &script{answers: answers})
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(n.lis) }()
-	c.e.t.Cleanup(func() {
-		s.Stop()
-		<-done
-	})
+	c.serveAs(name, &script{answers: answers})
 }
 
 func TestClientRefusesToGoBackwards(t *testing.T) {

@@ -90,6 +90,13 @@
 // [Locks] are the paper's lightweight lock service: advisory, with a time to
 // live, in memory, in the metadata table, or with the leading server.
 //
+// # Hints
+//
+// [Hints] carry word of new work to those who look for it, so that they need not
+// wait for their next look: within a process by [MemoryHints], between processes
+// by a [Client] through the leading server. They are best effort, and all of
+// them may be lost.
+//
 // # Local mode
 //
 // [Local] is an oracle in memory for tests. Its order ends with the process.

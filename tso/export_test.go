@@ -11,3 +11,12 @@ func (s RowState) Same(other RowState) bool {
 	s.lease, other.lease = lease{}, lease{}
 	return s == other
 }
+
+// MaxHintsWaiting is the capacity of a queue for hints.
+const MaxHintsWaiting = maxHintsWaiting
+
+// MaxHintBatch is how many hints one message has at most.
+const MaxHintBatch = maxHintBatch
+
+// LimitSubscribers replaces the bound on subscribers.
+func (s *Server) LimitSubscribers(n int) { s.hints.limit = n }

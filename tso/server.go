@@ -101,6 +101,7 @@ type Server struct {
 	lead   *leadership
 	health *health.Server
 	locks  *MemoryLocks
+	hints  *MemoryHints
 	start  time.Time
 
 	used atomic.Bool
@@ -134,6 +135,7 @@ func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
 		log:    discard(cfg.Logger),
 		health: health.NewServer(),
 		locks:  NewMemoryLocks(),
+		hints:  NewMemoryHints(),
 		start:  time.Now(),
 	}
 	s.lead = &leadership{
@@ -155,7 +157,8 @@ func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
 }
 
 // changed keeps the health check, and drops the locks of an earlier term: what
-// was taken elsewhere in between is not known here.
+// was taken elsewhere in between is not known here. Subscribers for hints are
+// sent away, to the next leader.
 func (s *Server) changed(leading bool) {
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if leading {
@@ -164,6 +167,7 @@ func (s *Server) changed(leading bool) {
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(tsopb.Oracle_ServiceDesc.ServiceName, status)
 	s.locks.forget()
+	s.hints.reset(!leading)
 }
 
 // Serve stands for election and serves clients on the listener, which it
@@ -179,7 +183,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// A request is a few bytes; names of locks are the longest part.
+		// A request is a few bytes; batches of hints are the longest.
 		grpc.MaxRecvMsgSize(64 << 10),
 	}
 	if s.cfg.Credentials != nil {

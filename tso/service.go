@@ -83,6 +83,9 @@ func (s *Server) Status(_ context.Context, req *tsopb.StatusRequest) (*tsopb.Sta
 	r := s.lead.status()
 	r.FormatVersion = FormatVersion
 	r.Locks = uint64(s.locks.Len())
+	h := s.hints.Stats()
+	r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted = h.Received, h.Delivered, h.Dropped, h.Unwanted
+	r.HintSubscribers = uint64(h.Subscribers)
 	r.UptimeUs = time.Since(s.start).Microseconds()
 	return r, nil
 }

@@ -31,6 +31,7 @@ type Status struct {
 	BigtableWrites uint64
 	Rate           float64 // timestamps per second, recently
 	Locks          uint64  // advisory locks held
+	Hints          HintStats
 }
 
 // Lag is how far oracle time is behind the server's clock; negative when it
@@ -58,5 +59,6 @@ func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
 		Lease: time.Duration(r.LeaseUs) * time.Microsecond, LeaseLeft: time.Duration(r.LeaseLeftUs) * time.Microsecond,
 		Uptime: time.Duration(r.UptimeUs) * time.Microsecond, Terms: r.Terms, Timestamps: r.Timestamps, Requests: r.Requests,
 		BigtableRPCs: r.BigtableRpcs, BigtableWrites: r.BigtableWrites, Rate: r.Rate, Locks: r.Locks,
+		Hints: HintStats{r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted, int(r.HintSubscribers)},
 	}, nil
 }

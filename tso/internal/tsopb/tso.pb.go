@@ -432,8 +432,15 @@ type StatusResponse struct {
 	Terms          uint64                 `protobuf:"varint,18,opt,name=terms,proto3" json:"terms,omitempty"`                                         // how often it came to lead
 	Locks          uint64                 `protobuf:"varint,19,opt,name=locks,proto3" json:"locks,omitempty"`                                         // advisory locks held
 	UptimeUs       int64                  `protobuf:"varint,20,opt,name=uptime_us,json=uptimeUs,proto3" json:"uptime_us,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Hints since the server started. The rest of those received wait, or found
+	// an equal one waiting.
+	HintsReceived   uint64 `protobuf:"varint,21,opt,name=hints_received,json=hintsReceived,proto3" json:"hints_received,omitempty"`
+	HintsDelivered  uint64 `protobuf:"varint,22,opt,name=hints_delivered,json=hintsDelivered,proto3" json:"hints_delivered,omitempty"` // sent to a subscriber
+	HintsDropped    uint64 `protobuf:"varint,23,opt,name=hints_dropped,json=hintsDropped,proto3" json:"hints_dropped,omitempty"`       // no queue had room, or the term ended
+	HintsUnwanted   uint64 `protobuf:"varint,24,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // nobody subscribed to their topic
+	HintSubscribers uint64 `protobuf:"varint,25,opt,name=hint_subscribers,json=hintSubscribers,proto3" json:"hint_subscribers,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -602,6 +609,41 @@ func (x *StatusResponse) GetLocks() uint64 {
 func (x *StatusResponse) GetUptimeUs() int64 {
 	if x != nil {
 		return x.UptimeUs
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetHintsReceived() uint64 {
+	if x != nil {
+		return x.HintsReceived
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetHintsDelivered() uint64 {
+	if x != nil {
+		return x.HintsDelivered
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetHintsDropped() uint64 {
+	if x != nil {
+		return x.HintsDropped
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetHintsUnwanted() uint64 {
+	if x != nil {
+		return x.HintsUnwanted
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetHintSubscribers() uint64 {
+	if x != nil {
+		return x.HintSubscribers
 	}
 	return 0
 }
@@ -935,6 +977,260 @@ func (x *HolderResponse) GetLeftUs() int64 {
 	return 0
 }
 
+// Topics and keys are any bytes.
+type Hint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         []byte                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hint) Reset() {
+	*x = Hint{}
+	mi := &file_tso_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hint) ProtoMessage() {}
+
+func (x *Hint) ProtoReflect() protoreflect.Message {
+	mi := &file_tso_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hint.ProtoReflect.Descriptor instead.
+func (*Hint) Descriptor() ([]byte, []int) {
+	return file_tso_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Hint) GetTopic() []byte {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
+func (x *Hint) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type PublishHintsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Hints         []*Hint                `protobuf:"bytes,2,rep,name=hints,proto3" json:"hints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishHintsRequest) Reset() {
+	*x = PublishHintsRequest{}
+	mi := &file_tso_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishHintsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishHintsRequest) ProtoMessage() {}
+
+func (x *PublishHintsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tso_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishHintsRequest.ProtoReflect.Descriptor instead.
+func (*PublishHintsRequest) Descriptor() ([]byte, []int) {
+	return file_tso_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PublishHintsRequest) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *PublishHintsRequest) GetHints() []*Hint {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
+type PublishHintsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NotLeader     *NotLeader             `protobuf:"bytes,1,opt,name=not_leader,json=notLeader,proto3" json:"not_leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishHintsResponse) Reset() {
+	*x = PublishHintsResponse{}
+	mi := &file_tso_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishHintsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishHintsResponse) ProtoMessage() {}
+
+func (x *PublishHintsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tso_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishHintsResponse.ProtoReflect.Descriptor instead.
+func (*PublishHintsResponse) Descriptor() ([]byte, []int) {
+	return file_tso_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PublishHintsResponse) GetNotLeader() *NotLeader {
+	if x != nil {
+		return x.NotLeader
+	}
+	return nil
+}
+
+type SubscribeHintsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Topics        [][]byte               `protobuf:"bytes,2,rep,name=topics,proto3" json:"topics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeHintsRequest) Reset() {
+	*x = SubscribeHintsRequest{}
+	mi := &file_tso_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeHintsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeHintsRequest) ProtoMessage() {}
+
+func (x *SubscribeHintsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tso_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeHintsRequest.ProtoReflect.Descriptor instead.
+func (*SubscribeHintsRequest) Descriptor() ([]byte, []int) {
+	return file_tso_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SubscribeHintsRequest) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *SubscribeHintsRequest) GetTopics() [][]byte {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+// SubscribeHintsResponse with not_leader is the last one of its stream.
+type SubscribeHintsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hints         []*Hint                `protobuf:"bytes,1,rep,name=hints,proto3" json:"hints,omitempty"`
+	NotLeader     *NotLeader             `protobuf:"bytes,2,opt,name=not_leader,json=notLeader,proto3" json:"not_leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeHintsResponse) Reset() {
+	*x = SubscribeHintsResponse{}
+	mi := &file_tso_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeHintsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeHintsResponse) ProtoMessage() {}
+
+func (x *SubscribeHintsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tso_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeHintsResponse.ProtoReflect.Descriptor instead.
+func (*SubscribeHintsResponse) Descriptor() ([]byte, []int) {
+	return file_tso_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SubscribeHintsResponse) GetHints() []*Hint {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
+func (x *SubscribeHintsResponse) GetNotLeader() *NotLeader {
+	if x != nil {
+		return x.NotLeader
+	}
+	return nil
+}
+
 var File_tso_proto protoreflect.FileDescriptor
 
 const file_tso_proto_rawDesc = "" +
@@ -962,7 +1258,7 @@ const file_tso_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x124\n" +
 	"\atrouble\x18\x03 \x01(\x0e2\x1a.percolator.tso.v1.TroubleR\atrouble\"6\n" +
 	"\rStatusRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\xbe\x04\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\x85\x06\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x18\n" +
@@ -986,7 +1282,12 @@ const file_tso_proto_rawDesc = "" +
 	"\x06reason\x18\x11 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05terms\x18\x12 \x01(\x04R\x05terms\x12\x14\n" +
 	"\x05locks\x18\x13 \x01(\x04R\x05locks\x12\x1b\n" +
-	"\tuptime_us\x18\x14 \x01(\x03R\buptimeUs\"x\n" +
+	"\tuptime_us\x18\x14 \x01(\x03R\buptimeUs\x12%\n" +
+	"\x0ehints_received\x18\x15 \x01(\x04R\rhintsReceived\x12'\n" +
+	"\x0fhints_delivered\x18\x16 \x01(\x04R\x0ehintsDelivered\x12#\n" +
+	"\rhints_dropped\x18\x17 \x01(\x04R\fhintsDropped\x12%\n" +
+	"\x0ehints_unwanted\x18\x18 \x01(\x04R\rhintsUnwanted\x12)\n" +
+	"\x10hint_subscribers\x18\x19 \x01(\x04R\x0fhintSubscribers\"x\n" +
 	"\x0eAcquireRequest\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\fR\x04name\x12\x14\n" +
@@ -1006,21 +1307,39 @@ const file_tso_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\fR\x04name\"?\n" +
 	"\x0eHolderResponse\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\fR\x05owner\x12\x17\n" +
-	"\aleft_us\x18\x02 \x01(\x03R\x06leftUs*\x8a\x01\n" +
+	"\aleft_us\x18\x02 \x01(\x03R\x06leftUs\".\n" +
+	"\x04Hint\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\fR\x05topic\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"k\n" +
+	"\x13PublishHintsRequest\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12-\n" +
+	"\x05hints\x18\x02 \x03(\v2\x17.percolator.tso.v1.HintR\x05hints\"S\n" +
+	"\x14PublishHintsResponse\x12;\n" +
+	"\n" +
+	"not_leader\x18\x01 \x01(\v2\x1c.percolator.tso.v1.NotLeaderR\tnotLeader\"V\n" +
+	"\x15SubscribeHintsRequest\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x16\n" +
+	"\x06topics\x18\x02 \x03(\fR\x06topics\"\x84\x01\n" +
+	"\x16SubscribeHintsResponse\x12-\n" +
+	"\x05hints\x18\x01 \x03(\v2\x17.percolator.tso.v1.HintR\x05hints\x12;\n" +
+	"\n" +
+	"not_leader\x18\x02 \x01(\v2\x1c.percolator.tso.v1.NotLeaderR\tnotLeader*\x8a\x01\n" +
 	"\aTrouble\x12\x10\n" +
 	"\fTROUBLE_NONE\x10\x00\x12\x10\n" +
 	"\fTROUBLE_MODE\x10\x01\x12\x13\n" +
 	"\x0fTROUBLE_CORRUPT\x10\x02\x12\x1b\n" +
 	"\x17TROUBLE_NOT_INITIALIZED\x10\x03\x12\x15\n" +
 	"\x11TROUBLE_EXHAUSTED\x10\x04\x12\x12\n" +
-	"\x0eTROUBLE_FORMAT\x10\x052\xa9\x03\n" +
+	"\x0eTROUBLE_FORMAT\x10\x052\xf3\x04\n" +
 	"\x06Oracle\x12]\n" +
 	"\n" +
 	"Timestamps\x12$.percolator.tso.v1.TimestampsRequest\x1a%.percolator.tso.v1.TimestampsResponse(\x010\x01\x12M\n" +
 	"\x06Status\x12 .percolator.tso.v1.StatusRequest\x1a!.percolator.tso.v1.StatusResponse\x12P\n" +
 	"\aAcquire\x12!.percolator.tso.v1.AcquireRequest\x1a\".percolator.tso.v1.AcquireResponse\x12P\n" +
 	"\aRelease\x12!.percolator.tso.v1.ReleaseRequest\x1a\".percolator.tso.v1.ReleaseResponse\x12M\n" +
-	"\x06Holder\x12 .percolator.tso.v1.HolderRequest\x1a!.percolator.tso.v1.HolderResponseB>Z<github.com/percolator-bigtable/percolator/tso/internal/tsopbb\x06proto3"
+	"\x06Holder\x12 .percolator.tso.v1.HolderRequest\x1a!.percolator.tso.v1.HolderResponse\x12_\n" +
+	"\fPublishHints\x12&.percolator.tso.v1.PublishHintsRequest\x1a'.percolator.tso.v1.PublishHintsResponse\x12g\n" +
+	"\x0eSubscribeHints\x12(.percolator.tso.v1.SubscribeHintsRequest\x1a).percolator.tso.v1.SubscribeHintsResponse0\x01B>Z<github.com/percolator-bigtable/percolator/tso/internal/tsopbb\x06proto3"
 
 var (
 	file_tso_proto_rawDescOnce sync.Once
@@ -1035,40 +1354,53 @@ func file_tso_proto_rawDescGZIP() []byte {
 }
 
 var file_tso_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_tso_proto_goTypes = []any{
-	(Trouble)(0),               // 0: percolator.tso.v1.Trouble
-	(*ServedState)(nil),        // 1: percolator.tso.v1.ServedState
-	(*TimestampsRequest)(nil),  // 2: percolator.tso.v1.TimestampsRequest
-	(*TimestampsResponse)(nil), // 3: percolator.tso.v1.TimestampsResponse
-	(*NotLeader)(nil),          // 4: percolator.tso.v1.NotLeader
-	(*StatusRequest)(nil),      // 5: percolator.tso.v1.StatusRequest
-	(*StatusResponse)(nil),     // 6: percolator.tso.v1.StatusResponse
-	(*AcquireRequest)(nil),     // 7: percolator.tso.v1.AcquireRequest
-	(*AcquireResponse)(nil),    // 8: percolator.tso.v1.AcquireResponse
-	(*ReleaseRequest)(nil),     // 9: percolator.tso.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),    // 10: percolator.tso.v1.ReleaseResponse
-	(*HolderRequest)(nil),      // 11: percolator.tso.v1.HolderRequest
-	(*HolderResponse)(nil),     // 12: percolator.tso.v1.HolderResponse
+	(Trouble)(0),                   // 0: percolator.tso.v1.Trouble
+	(*ServedState)(nil),            // 1: percolator.tso.v1.ServedState
+	(*TimestampsRequest)(nil),      // 2: percolator.tso.v1.TimestampsRequest
+	(*TimestampsResponse)(nil),     // 3: percolator.tso.v1.TimestampsResponse
+	(*NotLeader)(nil),              // 4: percolator.tso.v1.NotLeader
+	(*StatusRequest)(nil),          // 5: percolator.tso.v1.StatusRequest
+	(*StatusResponse)(nil),         // 6: percolator.tso.v1.StatusResponse
+	(*AcquireRequest)(nil),         // 7: percolator.tso.v1.AcquireRequest
+	(*AcquireResponse)(nil),        // 8: percolator.tso.v1.AcquireResponse
+	(*ReleaseRequest)(nil),         // 9: percolator.tso.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 10: percolator.tso.v1.ReleaseResponse
+	(*HolderRequest)(nil),          // 11: percolator.tso.v1.HolderRequest
+	(*HolderResponse)(nil),         // 12: percolator.tso.v1.HolderResponse
+	(*Hint)(nil),                   // 13: percolator.tso.v1.Hint
+	(*PublishHintsRequest)(nil),    // 14: percolator.tso.v1.PublishHintsRequest
+	(*PublishHintsResponse)(nil),   // 15: percolator.tso.v1.PublishHintsResponse
+	(*SubscribeHintsRequest)(nil),  // 16: percolator.tso.v1.SubscribeHintsRequest
+	(*SubscribeHintsResponse)(nil), // 17: percolator.tso.v1.SubscribeHintsResponse
 }
 var file_tso_proto_depIdxs = []int32{
 	4,  // 0: percolator.tso.v1.TimestampsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
 	0,  // 1: percolator.tso.v1.NotLeader.trouble:type_name -> percolator.tso.v1.Trouble
-	2,  // 2: percolator.tso.v1.Oracle.Timestamps:input_type -> percolator.tso.v1.TimestampsRequest
-	5,  // 3: percolator.tso.v1.Oracle.Status:input_type -> percolator.tso.v1.StatusRequest
-	7,  // 4: percolator.tso.v1.Oracle.Acquire:input_type -> percolator.tso.v1.AcquireRequest
-	9,  // 5: percolator.tso.v1.Oracle.Release:input_type -> percolator.tso.v1.ReleaseRequest
-	11, // 6: percolator.tso.v1.Oracle.Holder:input_type -> percolator.tso.v1.HolderRequest
-	3,  // 7: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
-	6,  // 8: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
-	8,  // 9: percolator.tso.v1.Oracle.Acquire:output_type -> percolator.tso.v1.AcquireResponse
-	10, // 10: percolator.tso.v1.Oracle.Release:output_type -> percolator.tso.v1.ReleaseResponse
-	12, // 11: percolator.tso.v1.Oracle.Holder:output_type -> percolator.tso.v1.HolderResponse
-	7,  // [7:12] is the sub-list for method output_type
-	2,  // [2:7] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	13, // 2: percolator.tso.v1.PublishHintsRequest.hints:type_name -> percolator.tso.v1.Hint
+	4,  // 3: percolator.tso.v1.PublishHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
+	13, // 4: percolator.tso.v1.SubscribeHintsResponse.hints:type_name -> percolator.tso.v1.Hint
+	4,  // 5: percolator.tso.v1.SubscribeHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
+	2,  // 6: percolator.tso.v1.Oracle.Timestamps:input_type -> percolator.tso.v1.TimestampsRequest
+	5,  // 7: percolator.tso.v1.Oracle.Status:input_type -> percolator.tso.v1.StatusRequest
+	7,  // 8: percolator.tso.v1.Oracle.Acquire:input_type -> percolator.tso.v1.AcquireRequest
+	9,  // 9: percolator.tso.v1.Oracle.Release:input_type -> percolator.tso.v1.ReleaseRequest
+	11, // 10: percolator.tso.v1.Oracle.Holder:input_type -> percolator.tso.v1.HolderRequest
+	14, // 11: percolator.tso.v1.Oracle.PublishHints:input_type -> percolator.tso.v1.PublishHintsRequest
+	16, // 12: percolator.tso.v1.Oracle.SubscribeHints:input_type -> percolator.tso.v1.SubscribeHintsRequest
+	3,  // 13: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
+	6,  // 14: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
+	8,  // 15: percolator.tso.v1.Oracle.Acquire:output_type -> percolator.tso.v1.AcquireResponse
+	10, // 16: percolator.tso.v1.Oracle.Release:output_type -> percolator.tso.v1.ReleaseResponse
+	12, // 17: percolator.tso.v1.Oracle.Holder:output_type -> percolator.tso.v1.HolderResponse
+	15, // 18: percolator.tso.v1.Oracle.PublishHints:output_type -> percolator.tso.v1.PublishHintsResponse
+	17, // 19: percolator.tso.v1.Oracle.SubscribeHints:output_type -> percolator.tso.v1.SubscribeHintsResponse
+	13, // [13:20] is the sub-list for method output_type
+	6,  // [6:13] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_tso_proto_init() }
@@ -1082,7 +1414,7 @@ func file_tso_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tso_proto_rawDesc), len(file_tso_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,8 +30,9 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 		Use:   "status",
 		Short: "Show who leads and how far the oracle is",
 		Long: `Show the oracle's row, and how its servers are: who leads, its epoch, how much
-of the range it has reserved is left, the rate of timestamps, and how far oracle
-time is behind the clock. Without --server the leader that the row names is
+of the range it has reserved is left, the rate of timestamps, how far oracle time
+is behind the clock, and how many hints for observers came, were delivered and
+dropped since the server was started. Without --server the leader that the row names is
 asked; without --project and --instance only the servers are.
 
 Exit status 4: the oracle is in served mode and no server leads.`,
@@ -71,6 +72,18 @@ type serverReport struct {
 	BigtableWrite uint64  `json:"bigtable_writes"`
 	Locks         uint64  `json:"locks"`
 	Uptime        float64 `json:"uptime_seconds"`
+
+	Hints hintsReport `json:"hints"`
+}
+
+// hintsReport counts hints that there may be work, since the server was
+// started.
+type hintsReport struct {
+	Received    uint64 `json:"received"`
+	Delivered   uint64 `json:"delivered"`
+	Dropped     uint64 `json:"dropped"`
+	Unwanted    uint64 `json:"unwanted"` // nobody subscribed to their topic
+	Subscribers int    `json:"subscribers"`
 }
 
 func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
@@ -169,7 +182,7 @@ func newServerReport(address string, st tso.Status, err error) serverReport {
 	r := serverReport{
 		Address: address, Server: st.Server, Leading: st.Leading, Reason: st.Reason, Epoch: st.Epoch, Terms: st.Terms,
 		Rate: st.Rate, Timestamps: st.Timestamps, Requests: st.Requests, BigtableRPCs: st.BigtableRPCs, BigtableWrite: st.BigtableWrites,
-		Locks: st.Locks, Uptime: st.Uptime.Seconds(),
+		Locks: st.Locks, Uptime: st.Uptime.Seconds(), Hints: hintsReport(st.Hints),
 	}
 	if st.Leading {
 		r.Next = int64(st.Next)
@@ -193,7 +206,8 @@ func printStatus(s *cli.Streams, r statusReport) error {
 		return nil
 	}
 	t := newTable(s.Out)
-	t.row("SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS")
+	t.row("SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
+		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
 	for _, sv := range r.Servers {
 		switch {
 		case sv.Error != "":
@@ -203,7 +217,9 @@ func printStatus(s *cli.Streams, r statusReport) error {
 		default:
 			t.row(sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
 				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
-				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10))
+				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10),
+				strconv.Itoa(sv.Hints.Subscribers), strconv.FormatUint(sv.Hints.Received, 10),
+				strconv.FormatUint(sv.Hints.Delivered, 10), strconv.FormatUint(sv.Hints.Dropped, 10))
 		}
 	}
 	return t.flush()
