@@ -17,7 +17,7 @@ import (
 type Step string
 
 // The steps of the protocol (docs/protocol.md). Everything that touches the
-// deployment's metadata is StepOracle, StepSchema or StepToken.
+// deployment's metadata is StepOracle, StepSchema, StepToken or StepLock.
 const (
 	StepRead         Step = "read"           // ReadRows of a transactional table
 	StepPrewrite     Step = "prewrite"       // CheckAndMutateRow: data and locks at start_ts
@@ -31,6 +31,7 @@ const (
 	StepOracle       Step = "oracle"
 	StepSchema       Step = "schema"
 	StepToken        Step = "token"
+	StepLock         Step = "lock"  // an advisory lock, see tso.RowLocks
 	StepOther        Step = "other" // not a request of this library
 )
 
@@ -79,6 +80,8 @@ func Classify(fullMethod string, req proto.Message) Call {
 			c.Step = StepOracle
 		case strings.HasPrefix(c.Row, "worker/"):
 			c.Step = StepToken
+		case strings.HasPrefix(c.Row, "lock/"):
+			c.Step = StepLock
 		default:
 			c.Step = StepSchema
 		}

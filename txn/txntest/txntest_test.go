@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -52,4 +53,21 @@ func TestEnvInVirtualTime(t *testing.T) {
 			t.Errorf("only %v passed", d)
 		}
 	})
+}
+
+// TestMetadataSteps tells the rows of the metadata table apart.
+func TestMetadataSteps(t *testing.T) {
+	env := txntest.New(t)
+	faults := txntest.NewFaults(t)
+	bt, _ := env.Open(faults.DialOptions()...)
+	locks, err := tso.NewRowLocks(bt.OpenTable(txn.DefaultMetadataTable), tso.RowLocksConfig{Oracle: env.Oracle()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, _, err := locks.Acquire(t.Context(), "scan", "me", time.Minute); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if n := faults.Count(); n[txntest.StepLock] < 2 || len(n) != 1 {
+		t.Errorf("taking a lock is %v", n)
+	}
 }
