@@ -111,8 +111,28 @@ var (
 // remote is one server.
 type remote struct {
 	address string
-	conn    *grpc.ClientConn
-	service tsopb.OracleClient
+	link    atomic.Pointer[link]
+}
+
+// link is a connection to a server.
+type link struct {
+	conn *grpc.ClientConn
+	tsopb.OracleClient
+}
+
+// service is for one request, or one stream: dial replaces it.
+func (r *remote) service() tsopb.OracleClient { return r.link.Load() }
+
+// dial makes a connection, which does no I/O yet, and closes the one before.
+func (r *remote) dial(opts []grpc.DialOption) error {
+	conn, err := grpc.NewClient(r.address, opts...)
+	if err != nil {
+		return err
+	}
+	if old := r.link.Swap(&link{conn, tsopb.NewOracleClient(conn)}); old != nil {
+		_ = old.conn.Close() // fails only when it is closed already
+	}
+	return nil
 }
 
 // NewClient returns a client of the servers. It does no I/O. It fails for a
@@ -133,12 +153,12 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		if slices.ContainsFunc(c.servers, func(r *remote) bool { return r.address == address }) {
 			continue
 		}
-		conn, err := grpc.NewClient(address, c.dialOptions()...)
-		if err != nil {
+		r := &remote{address: address}
+		if err := r.dial(c.dialOptions()); err != nil {
 			c.closeConns()
 			return nil, fmt.Errorf("tso: address %q: %w", address, err)
 		}
-		c.servers = append(c.servers, &remote{address, conn, tsopb.NewOracleClient(conn)})
+		c.servers = append(c.servers, r)
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.worker.Go(c.work)
@@ -204,7 +224,7 @@ func (c *Client) Close() error {
 
 func (c *Client) closeConns() {
 	for _, r := range c.servers {
-		_ = r.conn.Close() // fails only when it is closed already
+		_ = r.link.Load().conn.Close()
 	}
 }
 
@@ -307,7 +327,9 @@ func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailab
 // A BackwardsError says that a server answered with a timestamp that is not
 // above one that this client was given before. Servers of two deployments are
 // configured together, or the oracle's row was restored from a backup. The
-// client hands nothing out, and goes on failing until servers are above High.
+// client hands nothing out. It drops the connection to that server, and its next
+// request looks for the leader again, from another server on; it goes on failing
+// until the leader is above High.
 type BackwardsError struct {
 	Address string
 	Got     Timestamp

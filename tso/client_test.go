@@ -228,6 +228,7 @@ func TestClientWithoutServers(t *testing.T) {
 // script is a server that answers as it is told.
 type script struct {
 	tsopb.UnimplementedOracleServer
+	mu      sync.Mutex // a client that hangs up opens its next stream before the last one has ended
 	answers []*tsopb.TimestampsResponse
 }
 
@@ -236,14 +237,25 @@ func (s *script) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequ
 		if _, err := stream.Recv(); err != nil {
 			return err
 		}
-		if len(s.answers) == 0 {
+		answer := s.next()
+		if answer == nil {
 			return status.Error(codes.Internal, "the script is over")
 		}
-		if err := stream.Send(s.answers[0]); err != nil {
+		if err := stream.Send(answer); err != nil {
 			return err
 		}
-		s.answers = s.answers[1:]
 	}
+}
+
+func (s *script) next() *tsopb.TimestampsResponse {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.answers) == 0 {
+		return nil
+	}
+	answer := s.answers[0]
+	s.answers = s.answers[1:]
+	return answer
 }
 
 func (c *cluster) script(name string, answers ...*tsopb.TimestampsResponse) {
@@ -271,6 +283,53 @@ func TestClientRefusesToGoBackwards(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestClientLeavesServerThatWentBackwards: what answered below is a server of
+// another deployment, which the next request does not meet again.
+func TestClientLeavesServerThatWentBackwards(t *testing.T) {
+	const at = 1795152600000000
+	below := &tsopb.TimestampsResponse{First: at - 1, Count: 1}
+	fill := func(r *tsopb.TimestampsResponse) (all []*tsopb.TimestampsResponse) {
+		for range 10 {
+			all = append(all, r)
+		}
+		return all
+	}
+	backwards := func(t *testing.T, client *tso.Client) {
+		t.Helper()
+		var back *tso.BackwardsError
+		if ts, err := client.Timestamp(t.Context()); !errors.As(err, &back) || back.Address != "passthrough:wrong" {
+			t.Fatal(ts, err)
+		}
+	}
+	goesOn := func(t *testing.T, client *tso.Client, want tso.Timestamp) {
+		t.Helper()
+		start := time.Now()
+		if ts, err := client.Timestamp(t.Context()); ts != want || err != nil || time.Since(start) > time.Second {
+			t.Errorf("%d, %v after %s", ts, err, time.Since(start))
+		}
+	}
+	// Another server is right.
+	bubble(t, func(t *testing.T, e *emulator) {
+		c := newCluster(e)
+		c.script("wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
+		c.script("right", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+		client := c.client(tso.ClientConfig{}, "wrong", "right")
+		goesOn(t, client, at)
+		backwards(t, client)
+		goesOn(t, client, at+1)
+	})
+	// The same address leads to the right server by now.
+	bubble(t, func(t *testing.T, e *emulator) {
+		c := newCluster(e)
+		c.script("wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
+		client := c.client(tso.ClientConfig{}, "wrong")
+		goesOn(t, client, at)
+		c.script("wrong", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+		backwards(t, client)
+		goesOn(t, client, at+1)
+	})
 }
 
 func TestClientMalformedAnswers(t *testing.T) {

@@ -82,7 +82,8 @@ func (c *Client) ask(count int64, start time.Time, abandoned func() bool) (Times
 		case c.ctx.Err() != nil:
 			end = ErrClosed
 		case errors.Is(err, ErrBackwards):
-			end = err
+			c.abandon(at)
+			return 0, err
 		case over && agreed(failed) != nil:
 			end = agreed(failed)
 		case left <= 0 || abandoned():
@@ -136,6 +137,17 @@ func (c *Client) leave(at int, failed []ServerError) {
 	}
 }
 
+// abandon has the next request look for the leader again, from the next server
+// on, after servers[at] went backwards. Its connection goes too: the address may
+// lead to another server by now, and the connection would not notice.
+func (c *Client) abandon(at int) {
+	c.hangUp()
+	if err := c.servers[at].dial(c.dialOptions()); err != nil {
+		c.log.Warn("tso: keeping the connection to a server that went backwards", "address", c.servers[at].address, "error", err)
+	}
+	c.turnTo((at + 1) % len(c.servers))
+}
+
 func (c *Client) noteFailure(at int, err error) {
 	c.failures.Add(1)
 	text := c.servers[at].address + ": " + strings.TrimPrefix(err.Error(), "tso: ")
@@ -152,7 +164,7 @@ func (c *Client) askServer(count int64, patience time.Duration) (first Timestamp
 		ctx, cancel := context.WithCancel(c.ctx)
 		s = &askStream{cancel: cancel, patience: patience, timer: time.AfterFunc(patience, cancel)}
 		s.req.FormatVersion = FormatVersion
-		if s.BidiStreamingClient, err = r.service.Timestamps(ctx); err != nil {
+		if s.BidiStreamingClient, err = r.service().Timestamps(ctx); err != nil {
 			return 0, "", c.broken(s, err)
 		}
 		c.stream = s

@@ -173,7 +173,7 @@ func (c *Client) flush(batch []Hint) {
 
 // publish asks one server. pointer is the leader as that server knows it.
 func (r *remote) publish(ctx context.Context, batch []Hint) (pointer string, err error) {
-	res, err := r.service.PublishHints(ctx, &tsopb.PublishHintsRequest{FormatVersion: FormatVersion, Hints: toHintsProto(batch)})
+	res, err := r.service().PublishHints(ctx, &tsopb.PublishHintsRequest{FormatVersion: FormatVersion, Hints: toHintsProto(batch)})
 	if err != nil {
 		return "", err
 	}
@@ -245,7 +245,7 @@ func (c *Client) openHints(ctx context.Context, r *remote, topics []string) (*hi
 		req.Topics = append(req.Topics, []byte(t))
 	}
 	var err error
-	if s.ServerStreamingClient, err = r.service.SubscribeHints(ctx, req); err != nil {
+	if s.ServerStreamingClient, err = r.service().SubscribeHints(ctx, req); err != nil {
 		return nil, "", s.broken(err)
 	}
 	first, err := s.Recv()

@@ -70,7 +70,7 @@ func (c *Client) callLeader(ctx context.Context, call func(context.Context, tsop
 		for k := range c.servers {
 			i := (from + k) % len(c.servers)
 			actx, cancel := context.WithTimeout(ctx, c.cfg.AttemptTimeout)
-			err := call(actx, c.servers[i].service)
+			err := call(actx, c.servers[i].service())
 			cancel()
 			if err == nil || status.Code(err) == codes.Aborted {
 				return err

@@ -49,7 +49,7 @@ func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
 		return Status{}, err
 	}
 	defer func() { _ = c.Close() }()
-	r, err := c.servers[0].service.Status(ctx, &tsopb.StatusRequest{FormatVersion: FormatVersion})
+	r, err := c.servers[0].service().Status(ctx, &tsopb.StatusRequest{FormatVersion: FormatVersion})
 	if err != nil {
 		return Status{}, err
 	}
