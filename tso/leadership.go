@@ -62,6 +62,8 @@ type leadership struct {
 		to   lease
 		sent time.Time
 		wall time.Time // the same moment on the wall clock, which shows how long a suspended machine slept
+
+		above Timestamp // of a takeover: the limit before it
 	}
 	confirmed Timestamp // the last reading of the clock that was followed
 	clockBad  bool      // the last comparison found the local clock off
@@ -138,6 +140,12 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 		case row.mode != servedMode:
 			failures, since = 0, time.Time{}
 			l.stand(ctx, &ModeError{Row: l.row.key, Mode: row.mode, Want: servedMode}, "")
+		case row.lease == l.pending.to && row.lease.nonce == l.nonce:
+			// The takeover has landed, and neither its answer nor the row came
+			// back before. Nobody has led since, and none can but by replacing
+			// these bytes, so this is as if write had found them; watching them
+			// as another's would cost a lease.
+			return l.begin(ctx, held{row.lease, row.state, l.pending.sent, l.pending.wall}), true
 		default:
 			if since.IsZero() || row.lease != watched {
 				watched, since = row.lease, received
@@ -182,6 +190,7 @@ func (l *leadership) takeOver(ctx context.Context, row servedRow) (held, bool, e
 		return held{}, false, err
 	}
 	next := lease{row.lease.epoch + 1, 0, l.nonce}
+	l.pending.above = last
 	h, outcome, err := l.write(ctx, row.lease, next, state)
 	if outcome == writeUnknown && ctx.Err() != nil {
 		// Stopped while the answer was on its way: a lease that has landed is
@@ -194,14 +203,20 @@ func (l *leadership) takeOver(ctx context.Context, row servedRow) (held, bool, e
 	if outcome != writeDone {
 		return held{}, false, err
 	}
+	return l.begin(ctx, h), true, nil
+}
+
+// begin starts a term: the lease that was to be written by takeOver is in the
+// row.
+func (l *leadership) begin(ctx context.Context, h held) held {
 	l.mu.Lock()
-	l.epoch = next.epoch
-	l.next = max(last+1, l.next)
+	l.epoch = h.lease.epoch
+	l.next = max(l.pending.above+1, l.next)
 	l.rate = 0
 	l.terms++
 	l.mu.Unlock()
-	l.log.InfoContext(ctx, "tso: leading", "row", l.row.key, "epoch", next.epoch, "above", last, "lease", l.length)
-	return h, true, nil
+	l.log.InfoContext(ctx, "tso: leading", "row", l.row.key, "epoch", h.lease.epoch, "above", l.pending.above, "lease", l.length)
+	return h
 }
 
 // lead renews the lease and reserves ahead, until another's lease is found in

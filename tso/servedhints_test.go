@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -188,18 +187,7 @@ func (s *silentServer) SubscribeHints(_ *tsopb.SubscribeHintsRequest, stream grp
 // serveAs serves an oracle that is none of ours under a name.
 func (c *cluster) serveAs(name string, oracle tsopb.OracleServer) {
 	c.e.t.Helper()
-	n := &node{lis: bufconn.Listen(1 << 16)}
-	c.mu.Lock()
-	c.nodes[name] = n
-	c.mu.Unlock()
-	s := grpc.NewServer()
-	tsopb.RegisterOracleServer(s, oracle)
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(n.lis) }()
-	c.e.t.Cleanup(func() {
-		s.Stop()
-		<-done
-	})
+	c.register(name, func(s *grpc.Server) { tsopb.RegisterOracleServer(s, oracle) })
 }
 
 // TestSlowSubscriberHoldsNobodyUp: neither timestamps, its own included, nor
