@@ -1,14 +1,13 @@
 package tsocmd
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
@@ -20,6 +19,7 @@ type modeOptions struct {
 	bigtable connect.Flags
 	mode     string // empty: show
 	yes      bool
+	dryRun   bool
 	timeout  time.Duration
 	format   cli.Format
 }
@@ -38,7 +38,8 @@ To served: at once. Servers that are running already begin to lead.
 To direct: stop the servers first. A row that a leader did not release is watched
 for one lease; if somebody renews it, nothing is changed.
 
-The plan is shown first; --yes carries it out without asking.`,
+The plan is shown first, and asked about on a terminal; --yes carries it out
+without asking, --dry-run shows it and changes nothing.`,
 		Example: `  percctl tso mode --project p --instance i
   percctl tso mode served --yes --project p --instance i`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -57,7 +58,8 @@ The plan is shown first; --yes carries it out without asking.`,
 		},
 	}
 	cmd.Flags().BoolVar(&opts.yes, "yes", false, "change the mode without asking")
-	cmd.Flags().DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long it may take, the watching of a lease included")
+	cmd.Flags().BoolVar(&opts.dryRun, "dry-run", false, "show the plan, and change nothing")
+	cmd.Flags().DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long it may take, the watching of a lease included, and the answer to its question not")
 	opts.bigtable.Add(cmd.Flags())
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
 	return cmd
@@ -91,39 +93,51 @@ func mode(ctx context.Context, s *cli.Streams, opts *modeOptions) error {
 	if opts.timeout <= 0 {
 		return cli.Usagef("--timeout is %s; it has to be positive", opts.timeout)
 	}
-	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
-	defer cancel()
 	client, err := opts.bigtable.OpenData(ctx)
 	if err != nil {
 		return err
 	}
 	table := client.Open(opts.bigtable.MetadataTable)
 	defer func() { _ = client.Close() }()
-	state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
+	state, err := readMode(ctx, table, opts)
 	if err != nil {
 		return err
 	}
+	r := newRowReport(state)
 	if opts.mode == "" {
-		return printRow(s, opts.format, newRowReport(state))
+		return printRow(s, opts.format, r)
 	}
 	changed := false
 	if state.Mode != tso.Mode(opts.mode) {
 		plan(s, state, opts)
-		if !opts.yes {
-			if err := confirm(s); err != nil {
+		if !opts.dryRun {
+			if err := cli.Confirm(ctx, s, opts.yes, fmt.Sprintf("Set the mode to %s?", opts.mode)); err != nil {
+				return err
+			}
+			if changed, r, err = setMode(ctx, table, opts); err != nil {
 				return err
 			}
 		}
-		if changed, err = tso.SetMode(ctx, table, tso.RowConfig{}, tso.Mode(opts.mode)); err != nil {
-			return err
-		}
-		if state, err = tso.ReadRow(ctx, table, tso.RowConfig{}); err != nil {
-			return err
-		}
 	}
-	r := newRowReport(state)
 	r.Changed = &changed
 	return printRow(s, opts.format, r)
+}
+
+func readMode(ctx context.Context, table bigtable.TableAPI, opts *modeOptions) (tso.RowState, error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
+	defer cancel()
+	return tso.ReadRow(ctx, table, tso.RowConfig{})
+}
+
+// setMode carries the plan out. Whether it still fits is for the row to say.
+func setMode(ctx context.Context, table bigtable.TableAPI, opts *modeOptions) (changed bool, r rowReport, err error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
+	defer cancel()
+	if changed, err = tso.SetMode(ctx, table, tso.RowConfig{}, tso.Mode(opts.mode)); err != nil {
+		return changed, r, err
+	}
+	state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
+	return changed, newRowReport(state), err
 }
 
 func plan(s *cli.Streams, state tso.RowState, opts *modeOptions) {
@@ -142,18 +156,6 @@ func plan(s *cli.Streams, state tso.RowState, opts *modeOptions) {
 	default:
 		fmt.Fprintf(s.Err, "  server %s at %s led last: its lease is watched for %s, and nothing is changed if it is renewed\n", state.Leader, state.Address, state.Lease)
 	}
-}
-
-func confirm(s *cli.Streams) error {
-	if !cli.IsTerminal(s.Err) {
-		return cli.Usagef("nothing was changed: add --yes to carry out the plan")
-	}
-	fmt.Fprint(s.Err, "Go on? [y/N] ")
-	line, _ := bufio.NewReader(s.In).ReadString('\n')
-	if a := strings.ToLower(strings.TrimSpace(line)); a != "y" && a != "yes" {
-		return errors.New("nothing was changed")
-	}
-	return nil
 }
 
 func printRow(s *cli.Streams, format cli.Format, r rowReport) error {

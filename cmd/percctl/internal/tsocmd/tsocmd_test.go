@@ -123,6 +123,7 @@ func TestModeNowStatus(t *testing.T) {
 	expect(t, cli.ExitOK, `"mode":"direct"`, "", "mode", "-o", "json")
 	expect(t, cli.ExitOK, "direct", "", "status")
 	expect(t, cli.ExitUsage, "", "add --yes", "mode", "served")
+	expect(t, cli.ExitOK, `"changed":false`, "set the mode to served", "mode", "served", "--dry-run", "--yes", "-o", "json")
 	expect(t, cli.ExitOK, `"mode":"direct"`, "", "mode", "-o", "json") // nothing was changed
 	expect(t, cli.ExitOK, "released", "set the mode to served", "mode", "served", "--yes")
 	expect(t, cli.ExitOK, `"changed":false`, "", "mode", "served", "-o", "json")
