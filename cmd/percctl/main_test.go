@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -33,9 +34,32 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARG…]")
 	}
+	if want, got := run(ts, args); got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// until CODE COMMAND… runs a command again and again, until it exits with CODE.
+func until(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: until CODE COMMAND [ARG…]")
+	}
+	end := time.Now().Add(time.Minute)
+	for {
+		want, got := run(ts, args)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("exit code %d after a minute, want %d", got, want)
+		}
+	}
+}
+
+// run returns the exit code that args begin with, and that of the command.
+func run(ts *testscript.TestScript, args []string) (want, got int) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)
-	got := 0
 	if err := ts.Exec(args[1], args[2:]...); err != nil {
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
@@ -43,7 +67,5 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		got = exit.ExitCode()
 	}
-	if got != want {
-		ts.Fatalf("exit code %d, want %d", got, want)
-	}
+	return want, got
 }

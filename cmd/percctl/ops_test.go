@@ -43,6 +43,7 @@ func TestOps(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits":  exits,
+			"until":  until,
 			"dump":   dumpTo,
 			"damage": damage,
 			"policy": policy,
