@@ -13,6 +13,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -27,7 +28,7 @@ func (c *cluster) register(name string, register func(*grpc.Server)) {
 	c.mu.Lock()
 	c.nodes[name] = n
 	c.mu.Unlock()
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	register(s)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(n.lis) }()
