@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ import (
 //
 //	table NAME family… [observed=f:q]    create a transactional table
 //	plain TABLE ROW COLUMN VALUE         write without a transaction
-//	client NAME [ttl=D] [token=D] [sync] a client with a connection of its own
+//	client NAME [ttl=D] [token=D] [background=D] [sync] a client with a connection of its own
 //	fault NAME CLIENT STEP ACTION [row=R] [times=N]
 //	                                     arm a fault; the test fails if it never fires
 //	begin TXN CLIENT                     start a transaction
@@ -38,6 +39,7 @@ import (
 //	start TXN [until=FAULT]              commit in the background until the fault fires
 //	wait TXN                             wait for that commit and print the outcome
 //	kill CLIENT                          its requests under way are cut off, and nothing follows
+//	disarm FAULT                         it fires no more
 //	await FAULT                          wait until the fault has fired
 //	release FAULT                        let go what the fault keeps, and wait until it was applied
 //	read CLIENT CELL                     read in a snapshot taken now
@@ -47,6 +49,11 @@ import (
 //	start-resolve NAME CLIENT TABLE until=FAULT, wait NAME
 //	advance D                            let virtual time pass
 //	dump TABLE ROW                       what is stored: family, column, time, meaning
+//	hold NAME CLIENT, unhold NAME        take a snapshot with Hold, and release it
+//	read-at CLIENT NAME|TXN CELL         read in that snapshot, or in one at the transaction's start
+//	gc CLIENT [retention=D] [timeout=D] [plain] [restart]  collect garbage and print the report
+//	start-gc NAME CLIENT [retention=D] until=FAULT, wait NAME
+//	status CLIENT TXN                    the fate of a transaction
 //	calls CLIENT                         the steps of its requests since the last calls
 //	clock [below=D]                      note the (virtual) time; has less than D passed since?
 //	check                                the consistency check
@@ -57,8 +64,9 @@ func runScript(t *testing.T, path string) {
 		s := &script{
 			t: t, env: txntest.New(t, txntest.Embedded()),
 			clients: map[string]*scriptClient{}, txns: map[string]*scriptTxn{},
-			faults: map[string]*txntest.Rule{}, reads: map[string]chan string{},
-			names: map[tso.Timestamp]string{},
+			faults: map[string]*txntest.Rule{}, reads: map[string]chan string{}, snaps: map[string]*txn.Snapshot{},
+			disarmed: map[string]*atomic.Bool{},
+			names:    map[tso.Timestamp]string{},
 		}
 		datadriven.RunTestAny(t, path, func(t testing.TB, d *datadriven.TestData) string {
 			var out []string
@@ -90,8 +98,11 @@ type script struct {
 	txns    map[string]*scriptTxn
 	faults  map[string]*txntest.Rule
 	reads   map[string]chan string
-	names   map[tso.Timestamp]string
-	clock   time.Time
+	snaps   map[string]*txn.Snapshot
+
+	disarmed map[string]*atomic.Bool
+	names    map[tso.Timestamp]string
+	clock    time.Time
 }
 
 type scriptClient struct {
@@ -149,13 +160,13 @@ func (s *script) command(fields []string) string {
 		s.must(s.env.Bigtable.Open(pos[0]).Apply(s.t.Context(), pos[1], m))
 	case "client":
 		c := &scriptClient{faults: txntest.NewFaults(s.t)}
-		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), SyncSecondaries: slices.Contains(pos, "sync")}
+		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), BackgroundTimeout: duration("background"), SyncSecondaries: slices.Contains(pos, "sync")}
 		if cfg.TokenTTL == 0 {
 			cfg.TokenTTL = -1 // only the ttl counts, unless the script asks for tokens
 		}
 		c.Client = s.env.NewClient(cfg, c.faults.DialOptions()...)
 		// Longer than any script; what would wait for ever fails instead.
-		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 10*time.Minute)
+		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 24*time.Hour)
 		s.clients[pos[0]] = c
 	case "fault":
 		return s.arm(pos, opts)
@@ -190,6 +201,21 @@ func (s *script) command(fields []string) string {
 		s.reads[pos[0]] = ch
 		go func() { ch <- s.resolve(s.client(pos[1]), pos[2]) }()
 		return s.until(opts["until"], ch)
+	case "gc":
+		return s.collect(pos[0], pos[1:], opts)
+	case "start-gc":
+		ch := make(chan string, 1)
+		s.reads[pos[0]] = ch
+		go func() { ch <- s.collect(pos[1], pos[2:], opts) }()
+		return s.until(opts["until"], ch)
+	case "status":
+		return s.status(s.client(pos[0]), pos[1])
+	case "hold":
+		return s.hold(pos[0], s.client(pos[1]))
+	case "unhold":
+		s.snaps[pos[0]].Release()
+	case "read-at":
+		return s.readAt(s.client(pos[0]), pos[1], pos[2])
 	case "wait":
 		if ch := s.reads[pos[0]]; ch != nil {
 			return <-ch
@@ -217,9 +243,14 @@ func (s *script) command(fields []string) string {
 		<-time.After(d) // virtual
 	case "dump":
 		return s.dump(pos[0], pos[1])
+	case "disarm":
+		s.disarmed[pos[0]].Store(true)
 	case "calls":
 		var steps []string
 		for _, c := range s.client(pos[0]).faults.Calls() {
+			if c.Step == txntest.StepSafePoint {
+				continue // at times of its own
+			}
 			steps = append(steps, string(c.Step))
 		}
 		s.client(pos[0]).faults.Reset()
@@ -275,8 +306,10 @@ func (s *script) arm(pos []string, opts map[string]string) string {
 		times, err = strconv.Atoi(n)
 		s.must(err)
 	}
+	disarmed := &atomic.Bool{}
+	s.disarmed[pos[0]] = disarmed
 	s.faults[pos[0]] = s.client(pos[1]).faults.On(pos[0], func(c txntest.Call) bool {
-		return c.Step == step && (opts["row"] == "" || opts["row"] == c.Row)
+		return !disarmed.Load() && c.Step == step && (opts["row"] == "" || opts["row"] == c.Row)
 	}, action, times)
 	return ""
 }
@@ -323,6 +356,8 @@ func (s *script) access(op string, pos []string) string {
 
 func (s *script) value(v []byte, ok bool, err error) string {
 	switch {
+	case errors.Is(err, txn.ErrTooOld):
+		return "too old"
 	case err != nil:
 		return s.rename(err.Error())
 	case !ok:
@@ -348,6 +383,8 @@ func (s *script) commit(ctx context.Context, name string) string {
 			s.names[u.CommitTS] = "c(" + name + ")"
 		}
 		return fmt.Sprintf("%s undetermined (deadline exceeded: %v, canceled: %v)", name, errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled))
+	case errors.Is(err, txn.ErrTooOld):
+		return name + " too old"
 	case errors.Is(err, context.Canceled):
 		return name + " canceled"
 	case errors.Is(err, context.DeadlineExceeded):

@@ -63,7 +63,8 @@ func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.
 // is no violation, not even one whose primary holds no trace of its
 // transaction: that is what a crash leaves, and what Resolve ends; see Locks.
 // What no stored byte tells it cannot see: a secondary that was lost with its
-// lock, and plain writes.
+// lock, plain writes, and what garbage collection has taken: a committed
+// secondary at or below the safe point may have outlived its primary's record.
 func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
 	return func(yield func(Violation, error) bool) {
 		t, err := c.table(ctx, tableName)
@@ -76,6 +77,9 @@ func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet
 		}
 		err = c.pages(ctx, tableName, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
 			ck := &checker{client: c, table: t}
+			if ck.safePoint, err = c.safePoint.current(ctx); err != nil {
+				return false, err
+			}
 			for _, raw := range page {
 				ck.row(raw)
 			}
@@ -112,8 +116,11 @@ type checker struct {
 	client *Client
 	table  *table
 	found  []Violation
-	newest tso.Timestamp
-	at     Cell // where newest is
+	// safePoint is one that every collection that began before the page was read
+	// is at or below.
+	safePoint tso.Timestamp
+	newest    tso.Timestamp
+	at        Cell // where newest is
 	// claims are commits and locks of secondaries, to be held against their
 	// primaries.
 	claims []claim
@@ -269,8 +276,19 @@ func (ck *checker) data(h *history) {
 			ck.report(RuleMissingData, h.cell, "%s names data at %d, which is not there", what, startTS)
 		}
 	}
+	newest := tso.Timestamp(0) // commit at or below the safe point
 	for _, r := range h.records {
-		if r.kind == KindPut {
+		if (r.kind == KindPut || r.kind == KindDelete) && r.commitTS <= ck.safePoint {
+			newest = r.commitTS
+		}
+	}
+	for _, r := range h.records {
+		switch {
+		case r.kind == KindPut && r.commitTS < newest:
+			// A roll-forward may have come after its version was collected. Nobody
+			// reads it, and the next collection takes it away.
+			owned[r.startTS] = true
+		case r.kind == KindPut:
 			need(r.startTS, r.kind, fmt.Sprintf("the write record at %d", r.commitTS))
 		}
 	}
@@ -299,6 +317,7 @@ func (ck *checker) primaries(ctx context.Context) error {
 		}
 		byRow[id] = append(byRow[id], c)
 	}
+	var missing []claim
 	for name, keys := range rows {
 		t, err := ck.client.table(ctx, name)
 		if err != nil && !errors.Is(err, ErrNotInitialized) && !errors.Is(err, ErrInvalid) {
@@ -319,7 +338,7 @@ func (ck *checker) primaries(ctx context.Context) error {
 		err = ck.client.pages(ctx, name, bigtable.RowList(keys), filter, func(_ *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found[raw.Key()] = true
-				ck.hold(t, raw, byRow[rowID{name, raw.Key()}])
+				missing = append(missing, ck.hold(t, raw, byRow[rowID{name, raw.Key()}])...)
 			}
 			return true, nil
 		})
@@ -328,15 +347,26 @@ func (ck *checker) primaries(ctx context.Context) error {
 		}
 		for _, key := range keys {
 			if !found[key] {
-				ck.hold(t, nil, byRow[rowID{name, key}])
+				missing = append(missing, ck.hold(t, nil, byRow[rowID{name, key}])...)
 			}
+		}
+	}
+	// Only now: the primaries may have been collected since the page was read.
+	p, err := ck.client.safePoint.current(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range missing {
+		if c.startTS > p {
+			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s is not", c.commitTS, c.startTS, c.primary)
 		}
 	}
 	return nil
 }
 
-// hold compares the claims on one primary row with what is stored in it.
-func (ck *checker) hold(t *table, raw bigtable.Row, claims []claim) {
+// hold compares the claims on one primary row with what is stored in it, and
+// returns those whose commit is not there.
+func (ck *checker) hold(t *table, raw bigtable.Row, claims []claim) (missing []claim) {
 	for _, c := range claims {
 		key := c.primary.Column().key()
 		for _, item := range raw[LockFamily] {
@@ -368,11 +398,12 @@ func (ck *checker) hold(t *table, raw bigtable.Row, claims []claim) {
 		}
 		switch {
 		case len(at) == 0:
-			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s is not", c.commitTS, c.startTS, c.primary)
+			missing = append(missing, c)
 		case at[0] != c.commitTS:
 			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s at %d", c.commitTS, c.startTS, c.primary, at[0])
 		}
 	}
+	return missing
 }
 
 // clock compares the newest timestamp of a page with the oracle's present.

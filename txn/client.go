@@ -29,6 +29,8 @@ type Client struct {
 	metadata   *table
 	background *background
 	token      *token
+	safePoint  *safePoint
+	holds      *holds
 	fates      *fateCache
 	counters   counters
 	hints      hintWatchers
@@ -66,6 +68,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		done:   make(chan struct{}),
 		fates:  newFateCache(),
 		made:   time.Now(),
+		holds:  newHolds(),
 	}
 	c.metadata = c.newTable(cfg.MetadataTable)
 	if err := c.checkMetadata(ctx); err != nil {
@@ -77,6 +80,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 	}
 	c.background = newBackground(c)
 	c.token = newToken(c)
+	c.safePoint.keep()
 	return c, nil
 }
 
@@ -84,10 +88,10 @@ func (c *Client) newTable(name string) *table {
 	return &table{name: name, api: c.bt.OpenTable(name), client: c, reloading: make(chan struct{}, 1)}
 }
 
-func (c *Client) checkMetadata(ctx context.Context) error {
-	err := c.metadata.readRows(ctx, bigtable.PrefixRange(schemaRowPrefix),
-		func(bigtable.Row) bool { return false },
-		bigtable.RowFilter(interleave(chain(wholeFamily(deployFamily), bigtable.StripValueFilter()))), bigtable.LimitRows(1))
+// checkMetadata reads the safe point, without which nothing may be read, and so
+// finds out whether there is a metadata table.
+func (c *Client) checkMetadata(ctx context.Context) (err error) {
+	c.safePoint, err = newSafePoint(ctx, c)
 	for _, e := range flatten(err) {
 		if status.Code(e) == codes.NotFound {
 			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or txn.InitTable (%w)", c.cfg.MetadataTable, ErrNotInitialized, err)
@@ -202,6 +206,7 @@ func (c *Client) Close(ctx context.Context) error {
 		errs = append(errs, ended(ctx, "closing with transactions that were neither committed nor rolled back", nil))
 	}
 	errs = append(errs, c.background.close(ctx))
+	c.safePoint.close()
 	c.token.close(ctx)
 	if c.ownOracle != nil {
 		errs = append(errs, c.ownOracle.Close())

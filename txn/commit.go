@@ -49,6 +49,12 @@ func (c *commit) run(ctx context.Context) (tso.Timestamp, error) {
 		c.abort(ctx)
 		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
 	}
+	// Behind the prewrites: a collection that begins from now on meets the locks,
+	// and none that had forgotten a conflict began before (docs/gc.md).
+	if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
 	if ctx.Err() != nil {
 		// The last moment at which nothing can have happened.
 		c.abort(ctx)
@@ -124,7 +130,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed()})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed(), startTS: c.startTS})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {

@@ -46,7 +46,9 @@ type Config struct {
 	TokenTTL time.Duration
 
 	// RPCTimeout bounds every single request to Bigtable. The Bigtable client
-	// retries some requests on its own, without end but for this.
+	// retries some requests on its own, without end but for this. Requests that
+	// commit secondaries take at most one minute, whatever it says: garbage
+	// collection relies on that.
 	// Defaults to 20 seconds.
 	RPCTimeout time.Duration
 
@@ -75,10 +77,17 @@ type Config struct {
 	BackgroundCells int
 
 	// BackgroundTimeout is how long background work on a row is tried before it
-	// is left to whoever meets the row's locks. It has to stay well below the
-	// deployment's garbage-collection retention (design §5, hazard 9).
+	// is left to whoever meets the row's locks. Nothing of a transaction that
+	// garbage collection has passed is sent, however long that is.
 	// Defaults to 1 minute.
 	BackgroundTimeout time.Duration
+
+	// MaxHold is how long an open transaction, or a snapshot taken with Hold,
+	// keeps garbage collection below it. After that it goes on as long as the
+	// versions are there, and then fails with ErrTooOld. Clients without a worker
+	// token (TokenTTL) hold nothing.
+	// Defaults to 24 hours.
+	MaxHold time.Duration
 
 	// SchemaMaxAge is how long a table's schema is used before it is read again
 	// in the background, which is how new families and newly observed columns
@@ -131,6 +140,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"LockTTL", &c.LockTTL, 10 * time.Second},
 		{"RPCTimeout", &c.RPCTimeout, 20 * time.Second},
 		{"BackgroundTimeout", &c.BackgroundTimeout, time.Minute},
+		{"MaxHold", &c.MaxHold, 24 * time.Hour},
 		{"SchemaMaxAge", &c.SchemaMaxAge, time.Minute},
 		{"Backoff.Min", &c.Backoff.Min, 2 * time.Millisecond},
 		{"Backoff.Max", &c.Backoff.Max, time.Second},

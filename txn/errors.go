@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,6 +35,9 @@ var (
 	// ErrFormatVersion: stored data is of a later format than this library
 	// knows.
 	ErrFormatVersion = errors.New("unknown storage format version")
+	// ErrTooOld: garbage collection has passed the timestamp of a read or
+	// transaction. See [TooOldError].
+	ErrTooOld = errors.New("too old")
 	// ErrCorrupt: stored records contradict the protocol. Nothing was changed.
 	ErrCorrupt = errors.New("corrupt transaction metadata")
 	// ErrInvalid: a call's arguments are wrong. Nothing was sent.
@@ -138,6 +142,37 @@ func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 // ErrorType is the low-cardinality name of the error for telemetry.
 func (e *CorruptError) ErrorType() string { return "corrupt" }
 
+// A TooOldError says that the deployment's safe point has passed a timestamp:
+// what was committed at or before the safe point is only kept as far as later
+// reads need it. A read at TS would miss versions, a write would overlook
+// conflicts; nothing was committed. A new transaction or snapshot works; see
+// [Hold], and the retention of garbage collection, for long ones.
+// errors.Is(err, ErrTooOld) holds.
+type TooOldError struct {
+	// TS is the timestamp of the read, or the transaction's start_ts.
+	TS        tso.Timestamp
+	SafePoint tso.Timestamp
+	// Write: a transaction was to write. It needs TS above the safe point; a
+	// read needs it not below.
+	Write bool
+}
+
+func (e *TooOldError) Error() string {
+	what, fix := "read at", "take a new snapshot, or a longer retention for garbage collection; txn.Hold keeps one readable"
+	if e.Write {
+		what, fix = "commit of the transaction that started at", "run it again in a new transaction; if it takes that long every time, garbage collection needs a longer retention"
+	}
+	return fmt.Sprintf("txn: %s %d (%s): %v: garbage collection has reached %d (%s), %v later: %s", what,
+		e.TS, e.TS.Time().UTC().Format(time.RFC3339), ErrTooOld, e.SafePoint, e.SafePoint.Time().UTC().Format(time.RFC3339),
+		(time.Duration(e.SafePoint-e.TS) * time.Microsecond).Round(time.Millisecond), fix)
+}
+
+// Is makes errors.Is(err, ErrTooOld) true.
+func (e *TooOldError) Is(target error) bool { return target == ErrTooOld }
+
+// ErrorType is the low-cardinality name of the error for telemetry.
+func (e *TooOldError) ErrorType() string { return "too_old" }
+
 func corrupt(cell Cell, format string, args ...any) error {
 	return &CorruptError{cell, fmt.Sprintf(format, args...)}
 }
@@ -190,9 +225,12 @@ func wrapRPC(ctx context.Context, op, table string, err error) error {
 }
 
 // permanent reports that a request was refused: it was not applied, and
-// sending it again will not help. Every other error of a conditional mutation
+// sending it again will not help; so it is with what is too old to be sent. Every other error of a conditional mutation
 // leaves open whether it was applied (design §4, unknown results).
 func permanent(err error) bool {
+	if errors.Is(err, ErrTooOld) {
+		return true
+	}
 	for _, e := range flatten(err) {
 		switch status.Code(e) {
 		case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,

@@ -86,7 +86,7 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 	o := &Observation{Cell: cell, StartTS: t.startTS, Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	slices.Sort(o.Observers)
 	value, present, err := o.read(ctx, t.client, tbl)
-	if err != nil {
+	if err = t.client.afterRead(ctx, t.startTS, err); err != nil {
 		return nil, err
 	}
 	t.remember(cell, value, present)

@@ -13,6 +13,7 @@ type txnOptions struct {
 	name         string
 	serializable bool
 	maxAttempts  int
+	becameTooOld bool // set by Update
 }
 
 // WithName names a transaction for errors, logs and telemetry. A name stands
@@ -38,6 +39,7 @@ type SnapshotOption func(*snapshotOptions)
 type snapshotOptions struct {
 	past bool
 	at   tso.Timestamp
+	hold bool
 }
 
 // At makes a snapshot show the state at ts, which must be positive and not lie in the future:
@@ -45,6 +47,13 @@ type snapshotOptions struct {
 func At(ts tso.Timestamp) SnapshotOption {
 	return func(o *snapshotOptions) { o.past, o.at = true, ts }
 }
+
+// Hold keeps garbage collection below the snapshot until [Snapshot.Release], or
+// until Config.MaxHold is over: for reads that take longer than versions are
+// kept. It costs a question to the oracle and a write of the worker token, and
+// needs one (Config.TokenTTL). Snapshots without it hold nothing: they can be
+// read for as long as garbage collection keeps versions.
+func Hold() SnapshotOption { return func(o *snapshotOptions) { o.hold = true } }
 
 // A ReadOption narrows a read of rows.
 type ReadOption func(*readOptions)

@@ -58,6 +58,9 @@ func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
 	began := time.Now()
 	var last error
 	for pause := c.client.cfg.Backoff.start(); ; {
+		if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+			return err
+		}
 		matched, err := row.table.checkAndMutate(ctx, row.row, predicate, nil, c.lockMutation(row))
 		if err == nil && !matched {
 			return nil

@@ -30,6 +30,12 @@ func (p *primaryCommit) run(ctx context.Context) error {
 	unknown := false // a request that may have been applied was sent
 	for pause := p.client.cfg.Backoff.start(); ; {
 		refused := false
+		if unknown {
+			if err := p.client.checkWrite(ctx, p.startTS); err != nil {
+				// The locks are resolved by now, or about to be.
+				return p.undetermined(err)
+			}
+		}
 		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, lockAt(p.primary.Column(), p.startTS), p.mutation, nil)
 		switch {
 		case err == nil && matched:
@@ -84,6 +90,11 @@ func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		p.client.fates.put(p.startTS, s)
 		return true, nil
 	case StateRolledBack:
+		if forgotten, err := p.client.forgotten(ctx, p.startTS); err != nil {
+			return false, err
+		} else if forgotten {
+			return true, p.undetermined(errForgotten)
+		}
 		p.client.fates.put(p.startTS, s)
 		return true, &ConflictError{Cell: p.primary, StartTS: p.startTS, Reason: ConflictRolledBack}
 	case StateLocked:
@@ -94,13 +105,19 @@ func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
 	return true, p.undetermined(errNoTrace)
 }
 
+// errForgotten: below the safe point a marker may stand where a commit was
+// collected: a late resolver sets it when it finds nothing.
+var errForgotten = errors.New("the primary holds a rollback marker, but the transaction is below the safe point, where that proves nothing: its commit may have been garbage-collected")
+
 var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
 // commit again, with the same commit timestamp, as long as the primary lock is
 // there, and otherwise reads what became of it. It returns StateCommitted or
 // StateRolledBack, or an UndeterminedError when it could not find out, because
-// ctx ended once more, for example. It may be
+// ctx ended once more, for example, or because garbage collection has passed the
+// transaction: from then on only a record of the commit proves anything, and a
+// commit is not sent any more. It may be
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
 func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
@@ -123,6 +140,9 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 		return Status{}, u.because(err)
 	}
 	if s.State == StateLocked {
+		if err := c.checkWrite(ctx, u.StartTS); err != nil {
+			return Status{}, u.because(err)
+		}
 		m := bigtable.NewMutation()
 		addCommit(m, s.Lock, u.CommitTS)
 		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m}
@@ -134,7 +154,14 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 		}
 	}
 	switch s.State {
-	case StateCommitted, StateRolledBack:
+	case StateCommitted:
+		return s, nil
+	case StateRolledBack:
+		if forgotten, err := c.forgotten(ctx, u.StartTS); err != nil {
+			return Status{}, u.because(err)
+		} else if forgotten {
+			return Status{}, u.because(errForgotten)
+		}
 		return s, nil
 	}
 	return Status{}, u.because(errNoTrace)

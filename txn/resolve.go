@@ -117,8 +117,11 @@ func (c *Client) judge(ctx context.Context, t *table, l *Lock, s Status, asOf ts
 	judged := l
 	if s.State == StateLocked {
 		judged = s.Lock
-	} else if !justRead {
-		// An owner that aborts leaves no trace at its primary; it leaves no lock
+	} else if forgotten, err := c.forgotten(ctx, l.StartTS); err != nil {
+		return s, l.ExpiresTS(), err
+	} else if !justRead || forgotten {
+		// Below the safe point the primary may be empty because it was collected
+		// since the lock was read, and the lock was resolved before that. An owner that aborts leaves no trace at its primary; it leaves no lock
 		// either, and then there is nothing to wait for or to roll back.
 		gone, err := c.isGone(ctx, l)
 		if gone || err != nil {

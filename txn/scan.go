@@ -46,10 +46,10 @@ func (s *scan) run(ctx context.Context, yield func(bigtable.Row, error) bool) er
 	}
 	for !s.rest.empty() {
 		page, err := s.readPage(ctx, rows)
-		if err != nil {
-			return err
+		if err == nil {
+			err = s.settle(ctx, page)
 		}
-		if err := s.settle(ctx, page); err != nil {
+		if err := s.view.client.afterRead(ctx, s.view.ts, err); err != nil {
 			return err
 		}
 		for _, r := range page {

@@ -8,15 +8,18 @@ import (
 )
 
 // A Snapshot reads a consistent state of all tables at one timestamp. It holds
-// nothing in Bigtable and needs no end. Its methods may be called
-// concurrently.
+// nothing in Bigtable and needs no end, unless it was taken with [Hold]. Its
+// reads fail with ErrTooOld once garbage collection has passed it. Its methods
+// may be called concurrently.
 type Snapshot struct {
 	client *Client
 	ts     tso.Timestamp
+	hold   *hold // nil without Hold
 }
 
 // Snapshot returns the state as of now, or, with [At], as of an earlier
-// timestamp. It sees every transaction that committed before the call.
+// timestamp. It sees every transaction that committed before the call. A
+// timestamp that garbage collection has passed is refused with ErrTooOld.
 func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
@@ -32,14 +35,37 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	}
 	switch {
 	case !o.past:
-		return &Snapshot{c, now}, nil
+		o.at = now
 	case o.at <= 0:
 		return nil, invalid("snapshot at %d; a timestamp is a positive number of microseconds since 1970", o.at)
 	case o.at > now:
 		// At a timestamp that is yet to come, reads would not be repeatable.
 		return nil, invalid("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
-	return &Snapshot{c, o.at}, nil
+	s := &Snapshot{client: c, ts: o.at}
+	if o.hold {
+		s.hold = c.holds.add(s.ts)
+		if err := c.token.publish(ctx); err != nil {
+			s.Release()
+			return nil, err
+		}
+	}
+	if o.past {
+		if err := c.checkRead(ctx, s.ts); err != nil {
+			s.Release()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Release ends the hold of a snapshot that was taken with [Hold], and does
+// nothing otherwise. The snapshot can still be read, as far as its versions are
+// there.
+func (s *Snapshot) Release() {
+	if s.hold != nil {
+		s.client.holds.remove(s.hold)
+	}
 }
 
 // ReadTS is the timestamp the snapshot reads at.

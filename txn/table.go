@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
 // table is one opened table: its requests, each with a deadline and with
@@ -60,6 +63,10 @@ type rowMutation struct {
 	ops int
 	// hints are the observed cells that it commits.
 	hints []Cell
+	// startTS is that of the transaction whose commit this is: the mutation is
+	// not sent any more once the safe point is there. 0 where that does not
+	// matter.
+	startTS tso.Timestamp
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// err is why the mutation is not known to be applied.
@@ -86,8 +93,20 @@ func (t *table) apply(ctx context.Context, muts []rowMutation) (failed []rowMuta
 }
 
 func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []rowMutation, err error) {
-	rctx, cancel := t.timeout(ctx)
+	// The deadline first, then the check: what a collector's fence waits for is
+	// the request's time, counted from when the safe point was good.
+	rctx, cancel := context.WithTimeout(ctx, min(t.client.cfg.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
+	muts, failed, err = t.client.keepAbove(rctx, muts)
+	switch {
+	case err != nil:
+		return failAll(muts, err), err
+	case len(failed) > 0:
+		err = failed[0].err
+	}
+	if len(muts) == 0 {
+		return failed, err
+	}
 	rows := make([]string, len(muts))
 	ms := make([]*bigtable.Mutation, len(muts))
 	for i, m := range muts {
@@ -95,14 +114,10 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 	}
 	// ApplyBulk can return an error with some entries applied: all of them
 	// count as failed then, and are done again.
-	errs, err := t.api.ApplyBulk(rctx, rows, ms)
-	if err != nil {
-		err = wrapRPC(ctx, "bulk mutation", t.name, err)
-		failed = slices.Clone(muts)
-		for i := range failed {
-			failed[i].err = err
-		}
-		return failed, err
+	errs, bulkErr := t.api.ApplyBulk(rctx, rows, ms)
+	if bulkErr != nil {
+		err = wrapRPC(ctx, "bulk mutation", t.name, bulkErr)
+		return append(failed, failAll(muts, err)...), err
 	}
 	for i, e := range errs {
 		if e != nil {
@@ -112,6 +127,14 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 		}
 	}
 	return failed, err
+}
+
+func failAll(muts []rowMutation, err error) []rowMutation {
+	failed := slices.Clone(muts)
+	for i := range failed {
+		failed[i].err = err
+	}
+	return failed
 }
 
 // current returns the schema for a read, and has it read again in the

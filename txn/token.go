@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -32,8 +33,11 @@ type token struct {
 	client *Client
 	name   string // empty when Config.TokenTTL is negative
 
+	writing sync.Mutex // held while the token is written
+
 	mu       sync.Mutex
 	starting chan struct{} // closed when the attempt under way has ended; nil without one
+	started  tso.Timestamp // when the token was written first
 	running  bool          // the token is written and being renewed
 	closed   bool
 	retryAt  time.Time // after a failed attempt
@@ -41,8 +45,7 @@ type token struct {
 	stopped  chan struct{}
 	// others holds until when tokens that were read lately are good.
 	others map[string]tso.Timestamp
-	// started is the oracle time of the first write.
-	started   tso.Timestamp
+	// observers are announced in it.
 	observers []string
 }
 
@@ -107,10 +110,14 @@ func (t *token) start(ctx context.Context, done chan struct{}) {
 }
 
 func (t *token) write(ctx context.Context, now tso.Timestamp) error {
+	// One at a time: a renewal must not take back what a hold has just announced.
+	t.writing.Lock()
+	defer t.writing.Unlock()
 	host, _ := os.Hostname()
 	t.mu.Lock()
 	started, observers := t.started, t.observers
 	t.mu.Unlock()
+	oldest, _ := t.client.holds.oldest(t.client.cfg.MaxHold)
 	m := bigtable.NewMutation()
 	m.Set(deployFamily, tokenQualifier, 0, marshal(&recordpb.WorkerToken{
 		FormatVersion: FormatVersion,
@@ -119,6 +126,7 @@ func (t *token) write(ctx context.Context, now tso.Timestamp) error {
 		Host:          host,
 		Pid:           int64(os.Getpid()),
 		Observers:     observers,
+		OldestTs:      int64(oldest),
 	}))
 	_, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}})
 	return err
@@ -150,6 +158,25 @@ func (t *token) renewOnce(ctx context.Context) error {
 	now, err := t.client.Timestamp(ctx)
 	if err != nil {
 		return err
+	}
+	return t.write(ctx, now)
+}
+
+// publish makes sure that the token says what is held now.
+func (t *token) publish(ctx context.Context) error {
+	if t.name == "" {
+		return invalid("Hold needs a worker token; Config.TokenTTL is negative")
+	}
+	t.ensure(ctx)
+	now, err := t.client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	running := t.running && !t.closed
+	t.mu.Unlock()
+	if !running {
+		return fmt.Errorf("txn: the worker token of this client could not be written, and without it nothing holds garbage collection back; try again in %v", t.client.cfg.TokenTTL)
 	}
 	return t.write(ctx, now)
 }

@@ -26,6 +26,7 @@ type Txn struct {
 	startTS tso.Timestamp
 	begun   time.Time // for the part of the locks' ttl that is over at commit
 	buffer  buffer
+	hold    *hold // keeps garbage collection below startTS
 
 	mu   sync.Mutex
 	done bool
@@ -55,7 +56,7 @@ func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 		return nil, err
 	}
 	c.counters.begun.Add(1)
-	t := &Txn{client: c, startTS: ts, begun: begun}
+	t := &Txn{client: c, startTS: ts, begun: begun, hold: c.holds.add(ts)}
 	for _, o := range opts {
 		o(&t.opts)
 	}
@@ -98,8 +99,14 @@ func (t *Txn) alive() error {
 // cannot fail; after Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
 	if t.finish() == nil {
-		t.client.leave()
+		t.end()
 	}
+}
+
+// end is the last thing of a transaction.
+func (t *Txn) end() {
+	t.client.holds.remove(t.hold)
+	t.client.leave()
 }
 
 // Commit makes the transaction's writes visible, all at the timestamp it
@@ -110,6 +117,8 @@ func (t *Txn) Rollback() {
 //   - ErrConflict ([ConflictError]): rolled back, nothing is or will be visible.
 //   - ErrUndetermined ([UndeterminedError]): ctx ended after the commit of the
 //     primary was sent. [Client.Settle] finds the outcome out.
+//   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has
+//     passed the transaction's start timestamp.
 //   - any other error: rolled back. Locks that could not be removed any more
 //     are removed by whoever meets them, after Config.LockTTL.
 //
@@ -119,7 +128,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	if err := t.finish(); err != nil {
 		return 0, err
 	}
-	defer t.client.leave()
+	defer t.end()
 	ts, err := t.commit(ctx)
 	switch {
 	case err == nil:

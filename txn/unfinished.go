@@ -124,7 +124,8 @@ func (c *Client) wasPending(ctx context.Context, t *table, cell Cell, observer s
 		return true, nil
 	}
 	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
-	if _, _, err := o.read(ctx, c, t); err != nil {
+	_, _, err := o.read(ctx, c, t)
+	if err = c.afterRead(ctx, asOf, err); err != nil {
 		return false, err
 	}
 	return o.Pending(observer), nil

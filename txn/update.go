@@ -18,8 +18,12 @@ import (
 // effects that are wrong to repeat. f reads and writes through the Txn it is
 // given and uses the context it is given; it must not call Commit or Rollback.
 //
+// A transaction that garbage collection has passed (ErrTooOld) is run again in
+// the same way, once: a process may have been stopped for hours. A second time
+// in a row means that f takes longer than versions are kept, and is returned.
+//
 // Update stops when the transaction committed; when f returns an error that is
-// not a conflict, which is returned as it is, with nothing committed; when ctx
+// neither of these, which is returned as it is, with nothing committed; when ctx
 // ends or the attempts are used up, with an error that tells the last conflict
 // (errors.Is with the context's error holds); or when a commit's outcome is
 // unknown (ErrUndetermined): then f is not run again, because its effects may
@@ -29,22 +33,26 @@ import (
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
 	limit := c.cfg.MaxAttempts
 	pause := c.cfg.Backoff.start()
+	wasTooOld := false
 	for attempt := 1; ; attempt++ {
 		ts, o, err := c.attempt(ctx, f, opts)
 		if err == nil {
 			return ts, nil
 		}
+		tooOld := o.becameTooOld
+		again := errors.Is(err, ErrConflict) || (tooOld && !wasTooOld)
+		wasTooOld = tooOld
 		if o.maxAttempts > 0 {
 			limit = o.maxAttempts
 		}
 		switch {
-		case !errors.Is(err, ErrConflict) || errors.Is(err, ErrUndetermined):
+		case !again || errors.Is(err, ErrUndetermined):
 			return 0, err
 		case limit > 0 && attempt >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", attempt, err)
 		}
 		if pause.wait(ctx, 0) != nil {
-			return 0, ended(ctx, fmt.Sprintf("conflict in attempt %d", attempt), err)
+			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", attempt), err)
 		}
 		c.counters.retries.Add(1)
 	}
@@ -56,9 +64,12 @@ func (c *Client) attempt(ctx context.Context, f func(context.Context, *Txn) erro
 		return 0, txnOptions{}, err
 	}
 	defer tx.Rollback() // f may panic
-	if err := f(ctx, tx); err != nil {
-		return 0, tx.opts, err
+	var ts tso.Timestamp
+	if err = f(ctx, tx); err == nil {
+		ts, err = tx.Commit(ctx)
 	}
-	ts, err := tx.Commit(ctx)
+	// Of this transaction, not of some snapshot that f has taken.
+	var old *TooOldError
+	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return ts, tx.opts, err
 }

@@ -86,6 +86,7 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	r, err := v.client.visibleRow(ctx, t, row, o.sel, v.ts)
+	err = v.client.afterRead(ctx, v.ts, err)
 	if err != nil || v.txn == nil {
 		return r, err
 	}
@@ -98,6 +99,9 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 // is the whole table. A row list is read in one request, as far as Bigtable's
 // limits allow; ranges are read in pages. In a transaction, the scan sees the
 // writes that were buffered when the iteration began.
+//
+// A read at a timestamp that garbage collection has passed fails with ErrTooOld,
+// also in the middle of an iteration.
 //
 // After an error, which comes with a nil row, the iteration is over. Breaking
 // out of the loop ends the read.

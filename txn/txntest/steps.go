@@ -17,7 +17,8 @@ import (
 type Step string
 
 // The steps of the protocol (docs/protocol.md). Everything that touches the
-// deployment's metadata is StepOracle, StepSchema, StepToken or StepLock.
+// deployment's metadata is StepOracle, StepSchema, StepToken, StepLock or
+// StepSafePoint.
 const (
 	StepRead         Step = "read"           // ReadRows of a transactional table
 	StepPrewrite     Step = "prewrite"       // CheckAndMutateRow: data and locks at start_ts
@@ -31,8 +32,11 @@ const (
 	StepOracle       Step = "oracle"
 	StepSchema       Step = "schema"
 	StepToken        Step = "token"
-	StepLock         Step = "lock"  // an advisory lock, see tso.RowLocks
-	StepOther        Step = "other" // not a request of this library
+	StepLock         Step = "lock"        // an advisory lock, see tso.RowLocks
+	StepSafePoint    Step = "safe point"  // the safe point and the state of garbage collection
+	StepCollect      Step = "collect"     // MutateRows: garbage collection removes versions
+	StepCollectRow   Step = "collect row" // CheckAndMutateRow: garbage collection removes versions and a newest delete
+	StepOther        Step = "other"       // not a request of this library
 )
 
 // A Call is one request to Bigtable.
@@ -78,6 +82,8 @@ func Classify(fullMethod string, req proto.Message) Call {
 		switch {
 		case c.Row == "oracle":
 			c.Step = StepOracle
+		case c.Row == "gc" || c.Row == "lock/gc":
+			c.Step = StepSafePoint
 		case strings.HasPrefix(c.Row, "worker/"):
 			c.Step = StepToken
 		case strings.HasPrefix(c.Row, "lock/"):
@@ -90,11 +96,14 @@ func Classify(fullMethod string, req proto.Message) Call {
 }
 
 func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
-	step := StepAbort
+	step := StepCollect
 	for _, e := range entries {
 		for _, m := range e.Mutations {
 			if set := m.GetSetCell(); set != nil && (set.FamilyName == txn.WriteFamily || set.FamilyName == txn.MarkFamily) {
 				step = StepSecondaries
+			}
+			if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.LockFamily && step == StepCollect {
+				step = StepAbort
 			}
 		}
 	}
@@ -103,6 +112,9 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 
 func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 	for _, m := range r.FalseMutations {
+		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.WriteFamily {
+			return StepCollectRow, 0
+		}
 		if set := m.GetSetCell(); set != nil {
 			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
 			switch set.FamilyName {

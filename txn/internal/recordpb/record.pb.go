@@ -89,6 +89,61 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 	return file_record_proto_rawDescGZIP(), []int{0}
 }
 
+type GarbageRun_Phase int32
+
+const (
+	GarbageRun_PHASE_UNSPECIFIED GarbageRun_Phase = 0
+	// FENCE: the safe point is published; nothing else is sure.
+	GarbageRun_PHASE_FENCE GarbageRun_Phase = 1
+	// COLLECT: no lock at or below the safe point is left and none can come;
+	// everything up to table and row is collected.
+	GarbageRun_PHASE_COLLECT GarbageRun_Phase = 2
+	GarbageRun_PHASE_DONE    GarbageRun_Phase = 3
+)
+
+// Enum value maps for GarbageRun_Phase.
+var (
+	GarbageRun_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "PHASE_FENCE",
+		2: "PHASE_COLLECT",
+		3: "PHASE_DONE",
+	}
+	GarbageRun_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"PHASE_FENCE":       1,
+		"PHASE_COLLECT":     2,
+		"PHASE_DONE":        3,
+	}
+)
+
+func (x GarbageRun_Phase) Enum() *GarbageRun_Phase {
+	p := new(GarbageRun_Phase)
+	*p = x
+	return p
+}
+
+func (x GarbageRun_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GarbageRun_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_record_proto_enumTypes[1].Descriptor()
+}
+
+func (GarbageRun_Phase) Type() protoreflect.EnumType {
+	return &file_record_proto_enumTypes[1]
+}
+
+func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GarbageRun_Phase.Descriptor instead.
+func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{11, 0}
+}
+
 // CellRef points to a transaction's primary cell, relative to the cell the
 // record stands in: an absent field is equal to that cell's own.
 type CellRef struct {
@@ -599,6 +654,9 @@ type WorkerToken struct {
 	StartedTs int64  `protobuf:"varint,3,opt,name=started_ts,json=startedTs,proto3" json:"started_ts,omitempty"`
 	Host      string `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
 	Pid       int64  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	// The start_ts of the oldest transaction, or snapshot taken with Hold, that
+	// the client has open: garbage collection stays below it. 0: none.
+	OldestTs int64 `protobuf:"varint,6,opt,name=oldest_ts,json=oldestTs,proto3" json:"oldest_ts,omitempty"`
 	// Stable ids of the observers that it runs, if it is a notify worker.
 	Observers     []string `protobuf:"bytes,10,rep,name=observers,proto3" json:"observers,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -666,6 +724,13 @@ func (x *WorkerToken) GetHost() string {
 func (x *WorkerToken) GetPid() int64 {
 	if x != nil {
 		return x.Pid
+	}
+	return 0
+}
+
+func (x *WorkerToken) GetOldestTs() int64 {
+	if x != nil {
+		return x.OldestTs
 	}
 	return 0
 }
@@ -903,6 +968,230 @@ func (x *DeadLetter) GetTraceParent() string {
 	return ""
 }
 
+// SafePoint is stored in the metadata table's row "gc": no version is
+// guaranteed below ts. It never decreases.
+type SafePoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Ts            int64                  `protobuf:"varint,2,opt,name=ts,proto3" json:"ts,omitempty"`
+	// Oracle time of its publication.
+	PublishedTs int64 `protobuf:"varint,3,opt,name=published_ts,json=publishedTs,proto3" json:"published_ts,omitempty"`
+	// The retention it was computed from.
+	RetentionMicros int64 `protobuf:"varint,4,opt,name=retention_micros,json=retentionMicros,proto3" json:"retention_micros,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *SafePoint) Reset() {
+	*x = SafePoint{}
+	mi := &file_record_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SafePoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SafePoint) ProtoMessage() {}
+
+func (x *SafePoint) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
+func (*SafePoint) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SafePoint) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *SafePoint) GetTs() int64 {
+	if x != nil {
+		return x.Ts
+	}
+	return 0
+}
+
+func (x *SafePoint) GetPublishedTs() int64 {
+	if x != nil {
+		return x.PublishedTs
+	}
+	return 0
+}
+
+func (x *SafePoint) GetRetentionMicros() int64 {
+	if x != nil {
+		return x.RetentionMicros
+	}
+	return 0
+}
+
+// GarbageRun is stored in the same row: how far the last collection came.
+type GarbageRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	SafePoint     int64                  `protobuf:"varint,2,opt,name=safe_point,json=safePoint,proto3" json:"safe_point,omitempty"`
+	Phase         GarbageRun_Phase       `protobuf:"varint,3,opt,name=phase,proto3,enum=percolator.v1.GarbageRun_Phase" json:"phase,omitempty"`
+	Table         string                 `protobuf:"bytes,4,opt,name=table,proto3" json:"table,omitempty"`
+	Row           []byte                 `protobuf:"bytes,5,opt,name=row,proto3" json:"row,omitempty"`
+	// Oracle times.
+	StartedTs int64  `protobuf:"varint,6,opt,name=started_ts,json=startedTs,proto3" json:"started_ts,omitempty"`
+	UpdatedTs int64  `protobuf:"varint,7,opt,name=updated_ts,json=updatedTs,proto3" json:"updated_ts,omitempty"`
+	Owner     string `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Totals since started_ts.
+	Rows     int64 `protobuf:"varint,9,opt,name=rows,proto3" json:"rows,omitempty"`
+	Versions int64 `protobuf:"varint,10,opt,name=versions,proto3" json:"versions,omitempty"`
+	Cells    int64 `protobuf:"varint,11,opt,name=cells,proto3" json:"cells,omitempty"`
+	Bytes    int64 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// The retention that decides about newest deletes.
+	RetentionMicros int64 `protobuf:"varint,13,opt,name=retention_micros,json=retentionMicros,proto3" json:"retention_micros,omitempty"`
+	Plain           bool  `protobuf:"varint,14,opt,name=plain,proto3" json:"plain,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GarbageRun) Reset() {
+	*x = GarbageRun{}
+	mi := &file_record_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GarbageRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GarbageRun) ProtoMessage() {}
+
+func (x *GarbageRun) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
+func (*GarbageRun) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GarbageRun) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetSafePoint() int64 {
+	if x != nil {
+		return x.SafePoint
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetPhase() GarbageRun_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return GarbageRun_PHASE_UNSPECIFIED
+}
+
+func (x *GarbageRun) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *GarbageRun) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *GarbageRun) GetStartedTs() int64 {
+	if x != nil {
+		return x.StartedTs
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetUpdatedTs() int64 {
+	if x != nil {
+		return x.UpdatedTs
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *GarbageRun) GetRows() int64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetVersions() int64 {
+	if x != nil {
+		return x.Versions
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetCells() int64 {
+	if x != nil {
+		return x.Cells
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetRetentionMicros() int64 {
+	if x != nil {
+		return x.RetentionMicros
+	}
+	return 0
+}
+
+func (x *GarbageRun) GetPlain() bool {
+	if x != nil {
+		return x.Plain
+	}
+	return false
+}
+
 var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
@@ -948,7 +1237,7 @@ const file_record_proto_rawDesc = "" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
-	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\"\xb6\x01\n" +
+	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\"\xd3\x01\n" +
 	"\vWorkerToken\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
 	"\n" +
@@ -956,7 +1245,8 @@ const file_record_proto_rawDesc = "" +
 	"\n" +
 	"started_ts\x18\x03 \x01(\x03R\tstartedTs\x12\x12\n" +
 	"\x04host\x18\x04 \x01(\tR\x04host\x12\x10\n" +
-	"\x03pid\x18\x05 \x01(\x03R\x03pid\x12\x1c\n" +
+	"\x03pid\x18\x05 \x01(\x03R\x03pid\x12\x1b\n" +
+	"\toldest_ts\x18\x06 \x01(\x03R\boldestTs\x12\x1c\n" +
 	"\tobservers\x18\n" +
 	" \x03(\tR\tobservers\"\xd7\x01\n" +
 	"\aFailure\x12%\n" +
@@ -980,7 +1270,38 @@ const file_record_proto_rawDesc = "" +
 	"\tparked_ts\x18\t \x01(\x03R\bparkedTs\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12!\n" +
-	"\ftrace_parent\x18\v \x01(\tR\vtraceParent*]\n" +
+	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\"\x90\x01\n" +
+	"\tSafePoint\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x0e\n" +
+	"\x02ts\x18\x02 \x01(\x03R\x02ts\x12!\n" +
+	"\fpublished_ts\x18\x03 \x01(\x03R\vpublishedTs\x12)\n" +
+	"\x10retention_micros\x18\x04 \x01(\x03R\x0fretentionMicros\"\xf6\x03\n" +
+	"\n" +
+	"GarbageRun\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
+	"\n" +
+	"safe_point\x18\x02 \x01(\x03R\tsafePoint\x125\n" +
+	"\x05phase\x18\x03 \x01(\x0e2\x1f.percolator.v1.GarbageRun.PhaseR\x05phase\x12\x14\n" +
+	"\x05table\x18\x04 \x01(\tR\x05table\x12\x10\n" +
+	"\x03row\x18\x05 \x01(\fR\x03row\x12\x1d\n" +
+	"\n" +
+	"started_ts\x18\x06 \x01(\x03R\tstartedTs\x12\x1d\n" +
+	"\n" +
+	"updated_ts\x18\a \x01(\x03R\tupdatedTs\x12\x14\n" +
+	"\x05owner\x18\b \x01(\tR\x05owner\x12\x12\n" +
+	"\x04rows\x18\t \x01(\x03R\x04rows\x12\x1a\n" +
+	"\bversions\x18\n" +
+	" \x01(\x03R\bversions\x12\x14\n" +
+	"\x05cells\x18\v \x01(\x03R\x05cells\x12\x14\n" +
+	"\x05bytes\x18\f \x01(\x03R\x05bytes\x12)\n" +
+	"\x10retention_micros\x18\r \x01(\x03R\x0fretentionMicros\x12\x14\n" +
+	"\x05plain\x18\x0e \x01(\bR\x05plain\"R\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vPHASE_FENCE\x10\x01\x12\x11\n" +
+	"\rPHASE_COLLECT\x10\x02\x12\x0e\n" +
+	"\n" +
+	"PHASE_DONE\x10\x03*]\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -1000,36 +1321,40 @@ func file_record_proto_rawDescGZIP() []byte {
 	return file_record_proto_rawDescData
 }
 
-var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
-	(*CellRef)(nil),        // 1: percolator.v1.CellRef
-	(*Lock)(nil),           // 2: percolator.v1.Lock
-	(*Write)(nil),          // 3: percolator.v1.Write
-	(*Mark)(nil),           // 4: percolator.v1.Mark
-	(*Column)(nil),         // 5: percolator.v1.Column
-	(*ObservedColumn)(nil), // 6: percolator.v1.ObservedColumn
-	(*TableSchema)(nil),    // 7: percolator.v1.TableSchema
-	(*WorkerToken)(nil),    // 8: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 9: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 10: percolator.v1.DeadLetter
+	(GarbageRun_Phase)(0),  // 1: percolator.v1.GarbageRun.Phase
+	(*CellRef)(nil),        // 2: percolator.v1.CellRef
+	(*Lock)(nil),           // 3: percolator.v1.Lock
+	(*Write)(nil),          // 4: percolator.v1.Write
+	(*Mark)(nil),           // 5: percolator.v1.Mark
+	(*Column)(nil),         // 6: percolator.v1.Column
+	(*ObservedColumn)(nil), // 7: percolator.v1.ObservedColumn
+	(*TableSchema)(nil),    // 8: percolator.v1.TableSchema
+	(*WorkerToken)(nil),    // 9: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 10: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 11: percolator.v1.DeadLetter
+	(*SafePoint)(nil),      // 12: percolator.v1.SafePoint
+	(*GarbageRun)(nil),     // 13: percolator.v1.GarbageRun
 }
 var file_record_proto_depIdxs = []int32{
-	0, // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
-	1, // 1: percolator.v1.Lock.primary:type_name -> percolator.v1.CellRef
-	0, // 2: percolator.v1.Write.kind:type_name -> percolator.v1.Kind
-	1, // 3: percolator.v1.Write.primary:type_name -> percolator.v1.CellRef
-	0, // 4: percolator.v1.Mark.kind:type_name -> percolator.v1.Kind
-	1, // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
-	5, // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
-	6, // 7: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	5, // 8: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
+	2,  // 1: percolator.v1.Lock.primary:type_name -> percolator.v1.CellRef
+	0,  // 2: percolator.v1.Write.kind:type_name -> percolator.v1.Kind
+	2,  // 3: percolator.v1.Write.primary:type_name -> percolator.v1.CellRef
+	0,  // 4: percolator.v1.Mark.kind:type_name -> percolator.v1.Kind
+	2,  // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
+	6,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
+	7,  // 7: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
+	6,  // 8: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	1,  // 9: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -1043,8 +1368,8 @@ func file_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   10,
+			NumEnums:      2,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,308 @@
+package txn
+
+import (
+	"slices"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// gcRules decide what of a row is garbage (design §8 rules 5 and 7). Whatever
+// they call garbage stays garbage: at or below the safe point a column gets no
+// new version, so what a decision was made of does not change, and a removal
+// that is sent twice, or very late, or by two collectors at once, removes
+// nothing else. That is why removals need no condition. Newest deletes are the
+// exception, see conditional.
+type gcRules struct {
+	safePoint tso.Timestamp
+	// deletesUpTo is the newest commit_ts at which a column's newest delete may
+	// go: one retention before the safe point.
+	deletesUpTo tso.Timestamp
+	plain       bool
+}
+
+// filter reads what the rules need of a row: its locks and write records, since
+// data belongs to them; and marks and data only as far as they may go.
+func (r gcRules) filter(families []string) bigtable.Filter {
+	filters := []bigtable.Filter{
+		wholeFamily(LockFamily),
+		wholeFamily(WriteFamily),
+		chain(wholeFamily(MarkFamily), upTo(r.safePoint)),
+		chain(wholeFamily(NotifyFamily), bigtable.StripValueFilter()),
+	}
+	for _, f := range families {
+		filters = append(filters, chain(wholeFamily(f), dataUpTo(r.safePoint)))
+	}
+	return interleave(filters...)
+}
+
+// stored is a cell that may go.
+type stored struct {
+	ts    tso.Timestamp
+	bytes int64
+}
+
+// gcColumn is what the rules see of a column of a row.
+type gcColumn struct {
+	column  Column
+	writes  []gcWrite
+	marks   []stored // at or below the safe point
+	data    []stored // of transactions, at or below the safe point
+	plain   []stored
+	locked  []tso.Timestamp // start timestamps of locks
+	noticed bool            // there is a notify cell
+}
+
+type gcWrite struct {
+	writeRecord
+	bytes int64
+}
+
+// gcColumnGarbage is what goes of a column: ranges below a version that stays,
+// and single cells.
+type gcColumnGarbage struct {
+	column      Column
+	writesBelow tso.Timestamp // write records in [0, writesBelow)
+	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
+	orphans     []tso.Timestamp
+	marks       bool          // all marks at or below the safe point
+	plain       bool          // all plain data
+	newest      tso.Timestamp // the newest delete, and all before it; 0: it stays
+}
+
+// gcRow is what goes of a row.
+type gcRow struct {
+	rules   gcRules
+	columns []gcColumnGarbage // without newest deletes
+	deletes []gcColumnGarbage // with newest deletes
+	// locks at or below the safe point are to be resolved before anything goes.
+	locks  []*Lock
+	counts GCTable
+	err    error
+}
+
+// judge decides about a row as it was read, in one request.
+func (r gcRules) judge(t *table, raw bigtable.Row) *gcRow {
+	g := &gcRow{rules: r}
+	columns := map[Column]*gcColumn{}
+	get := func(c Column) *gcColumn {
+		if columns[c] == nil {
+			columns[c] = &gcColumn{column: c}
+		}
+		return columns[c]
+	}
+	for family, items := range raw {
+		for _, item := range items {
+			cell := stored{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
+			if !isMetadataFamily(family) {
+				c, _ := splitColumn(item.Column)
+				if h := get(c); item.Timestamp < prePercolator {
+					h.plain = append(h.plain, cell)
+				} else {
+					h.data = append(h.data, cell)
+				}
+				continue
+			}
+			if family == NotifyFamily && isFailure(item) {
+				continue // its notify cell stands beside it
+			}
+			c, at, err := metadataCell(t, raw.Key(), item)
+			if err != nil {
+				g.err = err
+				return g
+			}
+			h := get(c)
+			switch family {
+			case NotifyFamily:
+				h.noticed = true
+			case MarkFamily:
+				h.marks = append(h.marks, cell)
+			case LockFamily:
+				l, err := decodeLock(at, cell.ts, item.Value)
+				if err != nil {
+					g.err = err
+					return g
+				}
+				h.locked = append(h.locked, l.StartTS)
+				if l.StartTS <= r.safePoint {
+					g.locks = append(g.locks, l)
+				}
+			case WriteFamily:
+				w, err := decodeWrite(at, cell.ts, item.Value)
+				if err != nil {
+					g.err = err
+					return g
+				}
+				h.writes = append(h.writes, gcWrite{w, cell.bytes})
+			}
+		}
+	}
+	for _, h := range columns {
+		c, counts := r.column(h)
+		if counts.Cells == 0 {
+			continue
+		}
+		g.counts.add(counts)
+		g.counts.RowsChanged = 1
+		if c.newest != 0 {
+			g.deletes = append(g.deletes, c)
+		} else {
+			g.columns = append(g.columns, c)
+		}
+	}
+	return g
+}
+
+// column decides about a column. The newest version at or below the safe point
+// is what reads there see; it stays, and everything newer. Versions of a column
+// never interleave, so what is older ends where its data, or the delete, stands.
+func (r gcRules) column(h *gcColumn) (g gcColumnGarbage, n GCTable) {
+	g.column = h.column
+	count := func(cells []stored, kind *int64, goes func(tso.Timestamp) bool) (some bool) {
+		for _, c := range cells {
+			if goes(c.ts) {
+				some = true
+				*kind++
+				n.Cells++
+				n.Bytes += c.bytes
+			}
+		}
+		return some
+	}
+	all := func(tso.Timestamp) bool { return true }
+
+	// A rollback marker has done its work when no prewrite can come any more, and
+	// a lock-only commit when no transaction is left that it could conflict with.
+	g.marks = count(h.marks, &n.Marks, all)
+
+	var newest gcWrite
+	named := map[tso.Timestamp]bool{}
+	for _, w := range h.writes {
+		named[w.startTS] = true
+		if w.commitTS <= r.safePoint && w.commitTS > newest.commitTS {
+			newest = w
+		}
+	}
+	if newest.commitTS == 0 {
+		// Without a version that says otherwise, plain data is visible, and other
+		// data may be somebody's who used timestamps like ours (docs/guarantees.md).
+		return g, n
+	}
+	for _, ts := range h.locked {
+		named[ts] = true
+	}
+	keepData := newest.startTS
+	if newest.kind == KindDelete {
+		keepData = newest.commitTS
+	}
+	for _, w := range h.writes {
+		if w.commitTS < newest.commitTS {
+			g.writesBelow = newest.commitTS
+			n.Versions++
+			n.Cells++
+			n.Bytes += w.bytes
+		}
+	}
+	if count(h.data, &n.Data, func(ts tso.Timestamp) bool { return ts < keepData }) {
+		g.dataBelow = keepData
+	}
+	count(h.data, &n.Data, func(ts tso.Timestamp) bool {
+		orphan := ts >= keepData && ts <= r.safePoint && !named[ts]
+		if orphan {
+			g.orphans = append(g.orphans, ts)
+		}
+		return orphan
+	})
+	if r.plain {
+		g.plain = count(h.plain, &n.Plain, all)
+	}
+	// The newest delete hides late roll-forwards of what it deleted, and plain
+	// data; observers that are yet to run see by it that the column changed.
+	if newest.kind == KindDelete && newest.commitTS <= r.deletesUpTo && !h.noticed && (r.plain || len(h.plain) == 0) {
+		g.newest = newest.commitTS
+		n.Versions++
+		n.Deletes++
+		n.Cells++
+		n.Bytes += newest.bytes
+	}
+	return g, n
+}
+
+// remove adds the removal of a column's garbage.
+func (r gcRules) remove(m *bigtable.Mutation, g gcColumnGarbage) (ops int) {
+	drop := func(family, qualifier string, start, end bigtable.Timestamp) {
+		m.DeleteTimestampRange(family, qualifier, start, end)
+		ops++
+	}
+	c := g.column
+	switch {
+	case g.newest != 0:
+		drop(WriteFamily, c.key(), 0, (g.newest + 1).Cell())
+	case g.writesBelow != 0:
+		drop(WriteFamily, c.key(), 0, g.writesBelow.Cell())
+	}
+	if g.dataBelow != 0 {
+		drop(c.Family, c.Qualifier, prePercolator, g.dataBelow.Cell())
+	}
+	for _, ts := range g.orphans {
+		drop(c.Family, c.Qualifier, ts.Cell(), (ts + 1).Cell())
+	}
+	if g.marks {
+		drop(MarkFamily, c.key(), 0, (r.safePoint + 1).Cell())
+	}
+	if g.plain {
+		drop(c.Family, c.Qualifier, 0, prePercolator)
+	}
+	return ops
+}
+
+// gcMutationOps bounds the changes in one mutation of garbage collection. A
+// column's are never split.
+const gcMutationOps = 10_000
+
+// mutations are the unconditional removals of a row.
+func (g *gcRow) mutations(key string) []rowMutation {
+	var muts []rowMutation
+	for _, c := range g.columns {
+		if len(muts) == 0 || muts[len(muts)-1].ops >= gcMutationOps {
+			muts = append(muts, rowMutation{row: key, mut: bigtable.NewMutation()})
+		}
+		last := &muts[len(muts)-1]
+		last.ops += g.rules.remove(last.mut, c)
+	}
+	return muts
+}
+
+// conditionalRemoval is sent unless its predicate matches.
+type conditionalRemoval struct {
+	unless bigtable.Filter
+	mut    *bigtable.Mutation
+}
+
+// conditional are the removals of newest deletes. Without its write records a
+// column shows plain data, and an observer finds no change: a plain write or a
+// notify cell that came since the row was read keeps the delete.
+func (g *gcRow) conditional() []conditionalRemoval {
+	var parts []conditionalRemoval
+	var filters []bigtable.Filter
+	cost := 0
+	m := bigtable.NewMutation()
+	for _, c := range g.deletes {
+		need := 2*filterCost(c.column.key()) + filterOverhead
+		if cost > 0 && cost+need > filterBudget {
+			parts = append(parts, conditionalRemoval{interleave(filters...), m})
+			filters, m, cost = nil, bigtable.NewMutation(), 0
+		}
+		cost += need
+		filters = append(filters, column(NotifyFamily, c.column.key()))
+		if !g.rules.plain {
+			filters = append(filters, chain(column(c.column.Family, c.column.Qualifier), bigtable.TimestampRangeFilterMicros(0, prePercolator)))
+		}
+		g.rules.remove(m, c)
+	}
+	if len(filters) > 0 {
+		parts = append(parts, conditionalRemoval{interleave(filters...), m})
+	}
+	return slices.Clip(parts)
+}

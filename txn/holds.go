@@ -1,0 +1,69 @@
+package txn
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+)
+
+// holds are the transactions, and the snapshots taken with Hold, that a client
+// has open. The oldest of them is published in the client's worker token, and
+// collectors keep the safe point below it. That is a courtesy: what is not
+// published in time fails with ErrTooOld, and nothing goes wrong.
+type holds struct {
+	mu   sync.Mutex
+	open map[*hold]struct{}
+}
+
+// A hold is one of them.
+type hold struct {
+	ts    tso.Timestamp
+	begun time.Time
+}
+
+func newHolds() *holds { return &holds{open: map[*hold]struct{}{}} }
+
+func (h *holds) add(ts tso.Timestamp) *hold {
+	n := &hold{ts, time.Now()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open[n] = struct{}{}
+	return n
+}
+
+func (h *holds) remove(n *hold) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.open, n)
+}
+
+// oldest is the smallest timestamp that was held for no longer than atMost; 0
+// when there is none. since is when the first of all was added.
+func (h *holds) oldest(atMost time.Duration) (ts tso.Timestamp, since time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for n := range h.open {
+		if time.Since(n.begun) > atMost {
+			continue
+		}
+		if ts == 0 || n.ts < ts {
+			ts = n.ts
+		}
+		if since.IsZero() || n.begun.Before(since) {
+			since = n.begun
+		}
+	}
+	return ts, since
+}
+
+// announce starts the token of a client that has written nothing yet but keeps
+// something open for long. A running token is renewed by itself.
+func (h *holds) announce(ctx context.Context, c *Client) {
+	ts, since := h.oldest(c.cfg.MaxHold)
+	if ts != 0 && time.Since(since) >= gctime.SafePointMaxAge()/3 {
+		c.token.ensure(ctx)
+	}
+}
