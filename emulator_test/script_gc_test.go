@@ -36,7 +36,7 @@ func (s *script) collect(client string, words []string, opts map[string]string) 
 	var busy *txn.GCBusyError
 	switch {
 	case errors.As(err, &blocked):
-		say("gc blocked by %s of %s", blocked.Locks[0].Cell, s.ts(blocked.Locks[0].StartTS))
+		say("gc blocked by %d locks of %s", blocked.Count, s.ts(blocked.Locks[0].StartTS))
 	case errors.As(err, &busy) && busy.Lost:
 		say("gc lost its lease")
 	case errors.As(err, &busy):

@@ -268,12 +268,23 @@ func (r *gcRun) table(ctx context.Context, name, after string, do func(context.C
 		r.cfg.Progress(GCProgress{Phase: GCCollect, Table: name, Row: after, Total: r.report.Total})
 		if !r.report.DryRun {
 			r.state.Table, r.state.Row = name, []byte(after)
-			if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
+			if err := r.savePosition(ctx); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// savePosition stores what was done also when the run is just being interrupted,
+// so that the next one need not do it again.
+func (r *gcRun) savePosition(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT)
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	return ended(ctx, "collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
 }
 
 func rowBytes(raw bigtable.Row) (n int) {

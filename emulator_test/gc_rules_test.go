@@ -1,0 +1,315 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A read that was sent before the safe point moved is answered after its row was
+// collected. The check behind the read refuses it (afterRead, safepoint.go); one
+// before the read would let it return "absent".
+func TestReadAnsweredAfterCollection(t *testing.T) {
+	for _, scan := range []bool{false, true} {
+		t.Run(fmt.Sprintf("scan=%v", scan), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newGCEnv(t)
+				env.CreateTable("a", "f")
+				mustSet(t, env.Client, "1", "bob")
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour}, faults.DialOptions()...)
+				old := takeSnapshot(t, c)
+				if err := c.OpenTable(t.Context(), "a"); err != nil {
+					t.Fatal(err)
+				}
+				mustSet(t, env.Client, "2", "bob")
+				held := faults.OnStep(txntest.StepRead, txntest.Hold)
+				answer := inBackground(func() error {
+					if !scan {
+						v, ok, err := old.Table("a").Get(t.Context(), "bob", "f", "q")
+						if err == nil {
+							t.Errorf("read %q, %v", v, ok)
+						}
+						return err
+					}
+					for r, err := range old.Table("a").ReadRows(t.Context(), nil) {
+						if err != nil {
+							return err
+						}
+						t.Errorf("read %v", r)
+					}
+					return nil
+				})
+				<-held.Fired()
+				pass(retention + time.Minute)
+				runGC(t, env.Client, txn.GCConfig{})
+				held.Release()
+				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
+					t.Errorf("%v, want ErrTooOld", o.err)
+				}
+			})
+		})
+	}
+}
+
+// A transaction whose process slept is run again, once.
+func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		gc := env.NewClient(txn.Config{TokenTTL: -1})
+		runs := 0
+		sleepy := func(times int) error {
+			runs = 0
+			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+				if runs++; runs <= times {
+					pass(retention + time.Minute)
+					runGC(t, gc, txn.GCConfig{})
+				}
+				tx.Table("a").Set("bob", "f", "q", []byte("2"))
+				return nil
+			})
+			return err
+		}
+		if err := sleepy(1); err != nil || runs != 2 {
+			t.Errorf("slept once: %v after %d runs", err, runs)
+		}
+		err := sleepy(10)
+		var old *txn.TooOldError
+		if !errors.As(err, &old) || runs != 2 || !old.Write || old.TS > old.SafePoint {
+			t.Errorf("slept every time: %v after %d runs", err, runs)
+		}
+		// What some other snapshot lacks is no reason to run again.
+		runs = 0
+		_, err = env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			runs++
+			_, err := env.Client.Snapshot(ctx, txn.At(old.TS))
+			return err
+		})
+		if !errors.Is(err, txn.ErrTooOld) || runs != 1 {
+			t.Errorf("an old snapshot in the function: %v after %d runs", err, runs)
+		}
+	})
+}
+
+// A client that cannot read the safe point stops, before a collector goes by a
+// new one, and goes on when it can (current, safepoint.go). With a safe point that
+// never goes stale it reads and commits for ever.
+func TestWithoutSafePointNothingGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, faults.DialOptions()...)
+		mustSet(t, c, "1", "bob")
+		blind := true
+		faults.On("blind", func(c txntest.Call) bool { return blind && c.Step == txntest.StepSafePoint }, txntest.DropRequest, 0)
+		pass(25 * time.Second)
+		mustSet(t, c, "2", "bob")
+		pass(15 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		begun := begin(t, c)
+		set(begun, "3", "bob")
+		_, err := begun.Commit(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "safe point was last read") {
+			t.Errorf("commit: %v", err)
+		}
+		snap := takeSnapshot(t, c)
+		ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if v, _, err := snap.Table("a").Get(ctx, "bob", "f", "q"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("read: %q, %v", v, err)
+		}
+		blind = false
+		mustSet(t, c, "4", "bob")
+	})
+}
+
+// A plan changes nothing, and says what the run then does.
+func TestPlanOfCollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		env.CreateTable("b", "f")
+		for i := range 5 {
+			mustSet(t, env.Client, fmt.Sprint("value", i), "bob", "joe")
+		}
+		mustSet(t, env.Client, "1", "sue")
+		tx := begin(t, env.Client)
+		tx.Table("a").Delete("sue", "f", "q")
+		tx.Table("b").Lock("kim", "f", "q")
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pass(2*retention + time.Minute)
+		mustSet(t, env.Client, "late", "bob")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		plan, err := c.PlanGC(t.Context(), txn.GCConfig{Retention: retention})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, call := range faults.Calls() {
+			if call.Step != txntest.StepOracle && call.Method != "ReadRows" && call.Method != "GetTable" {
+				t.Errorf("the plan sent %v to row %s of table %s", call.Method, call.Row, call.Table)
+			}
+		}
+		run := runGC(t, c, txn.GCConfig{})
+		want := txn.GCTable{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
+		if d := cmp.Diff(want, plan.Total); d != "" || plan.Total.Bytes < 8*int64(len("value0")) {
+			t.Errorf("plan (-want +got):\n%s", d)
+		}
+		if d := cmp.Diff(plan.Tables, run.Tables); d != "" {
+			t.Errorf("run (-plan +run):\n%s", d)
+		}
+		if !plan.DryRun || run.DryRun || !run.Finished || run.Previous != 0 {
+			t.Errorf("plan %+v\nrun %+v", plan, run)
+		}
+		st, err := c.GCStatus(t.Context())
+		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txn.GCDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		if p, err := c.SafePoint(t.Context()); err != nil || p != run.SafePoint {
+			t.Errorf("safe point %d, %v", p, err)
+		}
+	})
+}
+
+// A run keeps to its rate, tells its progress, and remembers where it stopped.
+func TestCollectionRateAndInterruption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		var rows []string
+		for i := range 300 {
+			rows = append(rows, fmt.Sprintf("row%03d", i))
+		}
+		mustSet(t, env.Client, "1", rows...)
+		mustSet(t, env.Client, "2", rows...)
+		pass(retention + time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		var phases []txn.GCPhase
+		var collecting time.Time
+		r, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: retention, Rate: 20, Progress: func(p txn.GCProgress) {
+			if n := len(phases); n == 0 || phases[n-1] != p.Phase {
+				phases = append(phases, p.Phase)
+				collecting = time.Now()
+			}
+			if p.Phase == txn.GCCollect && p.Total.Rows == 100 {
+				cancel()
+			}
+		}})
+		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
+			t.Errorf("interrupted: %+v, %v", r, err)
+		}
+		if d := cmp.Diff([]txn.GCPhase{txn.GCFence, txn.GCLocks, txn.GCCollect}, phases); d != "" {
+			t.Errorf("phases (-want +got):\n%s", d)
+		}
+		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
+			t.Errorf("100 rows at 20 a second took %v", took)
+		}
+		st, err := env.Client.GCStatus(t.Context())
+		if err != nil || st.Run.Phase != txn.GCCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		begun := time.Now()
+		r = runGC(t, env.Client, txn.GCConfig{})
+		if !r.Resumed || r.SafePoint != st.SafePoint || r.Total.Rows != 200 || time.Since(begun) > time.Second {
+			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
+		}
+		st, err = env.Client.GCStatus(t.Context())
+		if err != nil || st.Run.Phase != txn.GCDone || st.Run.Versions != 300 {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		if r = runGC(t, env.Client, txn.GCConfig{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
+			t.Errorf("again from the start: %+v", r)
+		}
+	})
+}
+
+// A collector that does not renew its lease in time stops when it sees another.
+func TestCollectorLosesItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		mustSet(t, env.Client, "2", "bob")
+		pass(retention + time.Minute)
+		faults := txntest.NewFaults(t)
+		slow := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		stuck := true
+		faults.On("lease", func(c txntest.Call) bool { return stuck && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
+		ended := inBackground(func() error {
+			_, err := slow.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			return err
+		})
+		pass(45 * time.Second)
+		other := inBackground(func() error {
+			_, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			return err
+		})
+		pass(time.Second)
+		stuck = false
+		o := <-ended
+		var busy *txn.GCBusyError
+		if !errors.As(o.err, &busy) || !busy.Lost || o.took > time.Minute {
+			t.Errorf("%v after %v", o.err, o.took)
+		}
+		if o := <-other; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+func TestCollectionRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		for name, cfg := range map[string]txn.GCConfig{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
+			if _, err := env.Client.RunGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := env.Client.PlanGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if _, err := env.Client.Snapshot(t.Context(), txn.Hold()); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("hold without a token: %v", err)
+		}
+		// A young deployment: nothing is older than the retention.
+		if r := runGC(t, env.Client, txn.GCConfig{}); r.Total.Cells != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A safe point of a later format keeps clients out.
+func TestSafePointOfAnotherFormat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		m := bigtable.NewMutation()
+		m.Set("meta", "safe-point", 0, []byte{8, 9, 16, 1}) // format_version 9, ts 1
+		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := txn.NewClient(t.Context(), env.Bigtable, txn.Config{}); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("%v, want ErrFormatVersion", err)
+		}
+		m = bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
