@@ -194,7 +194,7 @@ func (r *gcRun) fence(ctx context.Context, published time.Time) error {
 			return nil
 		}
 		r.cfg.Progress(GCProgress{Phase: GCFence, Left: left, Total: r.report.Total})
-		if sleep(ctx, min(left, gctime.Fence()/20)) != nil {
+		if sleep(ctx, min(left, time.Second)) != nil {
 			return ended(ctx, "waiting until every client goes by the new safe point; nothing was removed", nil)
 		}
 	}

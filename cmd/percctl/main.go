@@ -9,6 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
@@ -19,7 +20,7 @@ import (
 
 func main() {
 	commands := []cli.Command{
-		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd,
+		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 	}
 	os.Exit(cli.Main(os.Args[1:], cli.System(), append(commands, topics.All()...)...))

@@ -14,6 +14,7 @@ import (
 // TestMain makes percctl a command that scripts and tests can run; it is this
 // test's binary.
 func TestMain(m *testing.M) {
+	shortenGC()
 	testscript.Main(m, map[string]func(){"percctl": main})
 }
 

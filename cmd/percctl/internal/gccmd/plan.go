@@ -1,0 +1,67 @@
+package gccmd
+
+import (
+	"context"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type planOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	gc      gcFlags
+	format  cli.Format
+}
+
+func newPlanCmd(s *cli.Streams) *cobra.Command {
+	o := &planOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Show what a collection now would reclaim",
+		Long: `Read every transactional table and show what a collection now would reclaim,
+table by table, and what holds it back. It changes nothing, and waits for nobody.`,
+		Example: `  percctl gc plan --retention 72h
+  percctl gc plan -o json`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, func(ctx context.Context, s *session.Session) error {
+				return o.run(ctx, s)
+			})
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.gc.add(cmd)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+func (o *planOptions) run(ctx context.Context, s *session.Session) error {
+	r, err := plan(ctx, s, &o.flags, o.gc.config())
+	if err != nil {
+		return err
+	}
+	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error { return r.text(w) })
+}
+
+// plan counts what a collection would reclaim.
+func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn.GCConfig) (*report, error) {
+	tables, err := s.Client().Tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Use(ctx, tables...); err != nil {
+		return nil, err
+	}
+	cfg.Progress = progress(s)
+	r, err := s.Client().PlanGC(ctx, cfg)
+	s.Progress.End()
+	if err != nil {
+		return nil, err
+	}
+	return newReport(flags, r, nil), nil
+}

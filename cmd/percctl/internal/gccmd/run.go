@@ -1,0 +1,182 @@
+package gccmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type runOptions struct {
+	streams     *cli.Streams
+	flags       session.Flags
+	gc          gcFlags
+	restart     bool
+	lockWait    time.Duration
+	watch       bool
+	interval    time.Duration
+	yes, dryRun bool
+	format      cli.Format
+}
+
+func newRunCmd(s *cli.Streams) *cobra.Command {
+	o := &runOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Collect garbage, once or every now and then",
+		Long: `Move the safe point, resolve every lock at or below it, and remove the versions
+that nobody can read any more. Between moving the safe point and the first
+removal it waits two minutes, until every client goes by it.
+
+The plan is shown first, and it asks before it changes anything: at a terminal;
+elsewhere it needs --yes, with which nothing is counted beforehand. It may be
+interrupted at any time: what is removed stays removed, and the next run goes on
+there. Live transactions are never rolled back: when one is in the way after
+--lock-wait, the run stops before it removes anything.
+
+With --watch it runs for ever, every --interval. Any number may run so: they take
+turns, and one goes on where another died.
+
+Exit status 4: a live transaction or another collector is in the way, or rows
+were skipped.`,
+		Example: `  percctl gc run --retention 72h --dry-run
+  percctl gc run --retention 72h --rate 5000 --yes
+  percctl gc run --watch --interval 6h --yes -o jsonl`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.gc.add(cmd)
+	cmd.Flags().BoolVar(&o.restart, "restart", false, "begin anew where a run was interrupted, instead of going on")
+	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that are in the way")
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again and again until interrupted")
+	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch, from the end of a run, by whomever, to the next")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
+	return cmd
+}
+
+func (o *runOptions) check() error {
+	switch {
+	case o.lockWait < 0:
+		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 not to wait", o.lockWait)
+	case o.interval <= 0:
+		return cli.Usagef("--interval %v: it has to be positive", o.interval)
+	case o.watch && o.dryRun:
+		return cli.Usagef("--watch and --dry-run: a plan is shown once")
+	}
+	return nil
+}
+
+func (o *runOptions) config(s *session.Session) txn.GCConfig {
+	cfg := o.gc.config()
+	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(s)
+	if o.lockWait == 0 {
+		cfg.LockWait = -1
+	}
+	return cfg
+}
+
+func (o *runOptions) run(ctx context.Context, s *session.Session) error {
+	if o.dryRun || !o.yes {
+		p, err := plan(ctx, s, &o.flags, o.config(s))
+		if err != nil {
+			return err
+		}
+		if o.dryRun {
+			return o.print(p)
+		}
+		if err := p.text(o.streams.Err); err != nil {
+			return err
+		}
+		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(int(p.Total.Cells), "cell"), s.Where)
+		if err := cli.Confirm(ctx, o.streams, false, question); err != nil {
+			return err
+		}
+	}
+	if o.watch {
+		return o.watchOver(ctx, s)
+	}
+	return o.once(ctx, s)
+}
+
+// once runs one collection and prints what it did, also when it did not come to
+// its end.
+func (o *runOptions) once(ctx context.Context, s *session.Session) error {
+	r, err := s.Client().RunGC(ctx, o.config(s))
+	s.Progress.End()
+	if r == nil {
+		return verdict(nil, err)
+	}
+	if perr := o.print(newReport(&o.flags, r, err)); perr != nil {
+		return perr
+	}
+	if ctx.Err() != nil && r.SafePoint > 0 {
+		return fmt.Errorf("interrupted: %s of garbage removed; the next run goes on: %w", cli.Count(int(r.Total.Cells), "cell"), err)
+	}
+	return verdict(r, err)
+}
+
+// watchOver runs collections for ever. What stops one of them is told, and the
+// next one tries again.
+func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
+	for {
+		wait, err := o.due(ctx, s)
+		if err == nil && wait <= 0 {
+			err = o.once(ctx, s)
+			wait = o.interval
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		var usage *cli.Error
+		if errors.As(err, &usage) && usage.Code == cli.ExitUsage || errors.Is(err, txn.ErrInvalid) {
+			return err
+		}
+		if err != nil {
+			wait = min(o.interval, time.Minute)
+			var busy *txn.GCBusyError
+			if errors.As(err, &busy) {
+				wait = min(o.interval, max(busy.Left, time.Second))
+			}
+			fmt.Fprintf(o.streams.Err, "%s; trying again in %s\n", cli.Line(err.Error()), cli.Duration(wait))
+		}
+		fmt.Fprintf(o.streams.Err, "next run in %s\n", cli.Duration(wait))
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return fmt.Errorf("interrupted between two runs: %w", ctx.Err())
+		}
+	}
+}
+
+// due is how long the next collection can wait: an interval from the end of the
+// last one, whoever ran it. One that was interrupted is gone on with at once.
+func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
+	st, err := s.Client().GCStatus(ctx)
+	if err != nil || st.Run.Phase != txn.GCDone {
+		return 0, err
+	}
+	return o.interval - time.Duration(st.Now-st.Run.UpdatedTS)*time.Microsecond, nil
+}
+
+func (o *runOptions) print(r *report) error {
+	if o.format == cli.JSONL {
+		list := &cli.List[*report]{Out: o.streams.Out, Format: cli.JSONL}
+		return errors.Join(list.Add(r), list.End())
+	}
+	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error { return r.text(w) })
+}

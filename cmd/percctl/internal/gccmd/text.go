@@ -1,0 +1,121 @@
+package gccmd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A report is a plan, or what a run did, as it is printed.
+type report struct {
+	Project  string `json:"project"`
+	Instance string `json:"instance"`
+	*txn.GCReport
+	SafePointTime string `json:"safe_point_time"`
+	// Error is why the run did not finish.
+	Error string `json:"error,omitempty"`
+}
+
+func newReport(flags *session.Flags, r *txn.GCReport, err error) *report {
+	out := &report{Project: flags.Connect.Project, Instance: flags.Connect.Instance, GCReport: r, SafePointTime: cli.Time(r.SafePoint)}
+	if err != nil {
+		out.Error = cli.Line(err.Error())
+	}
+	return out
+}
+
+func (r *report) text(w io.Writer) error {
+	fmt.Fprintf(w, "project %s, instance %s: ", r.Project, r.Instance)
+	switch {
+	case r.Nothing && r.SafePoint <= 0:
+		fmt.Fprintln(w, "nothing to do: nothing is older than the retention")
+	case r.Nothing:
+		fmt.Fprintf(w, "nothing to do: everything up to the safe point %s is collected\n", cli.Stamp(r.SafePoint))
+	case r.DryRun:
+		fmt.Fprintf(w, "the safe point would be %s\n", cli.Stamp(r.SafePoint))
+	default:
+		fmt.Fprintf(w, "the safe point is %s\n", cli.Stamp(r.SafePoint))
+	}
+	if r.Previous > 0 && r.Previous < r.SafePoint {
+		fmt.Fprintf(w, "  %s later than before\n", age(r.SafePoint, r.Previous))
+	}
+	for _, h := range r.HeldBy {
+		fmt.Fprintf(w, "  held back by %s, with a transaction or snapshot at %s\n", holder(h), cli.Stamp(h.OldestTS))
+	}
+	n := r.Locks
+	switch {
+	case r.DryRun && n.Found > 0:
+		fmt.Fprintf(w, "  %s to be resolved first\n", cli.Count(int(n.Found), "lock"))
+	case n.Found > 0:
+		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(int(n.Found), "lock"), n.RolledForward, n.RolledBack, n.Gone)
+	}
+	if r.Resumed {
+		fmt.Fprintln(w, "  went on with a run that was interrupted; run it again for what has become garbage since")
+	}
+	if len(r.Tables) == 0 {
+		return nil
+	}
+	t := cli.NewTable(w)
+	cli.WriteRow(t, "TABLE", "ROWS", "CHANGED", "VERSIONS", "DELETES", "MARKS", "DATA", "PLAIN", "CELLS", "BYTES", "SKIPPED")
+	row := func(name string, c txn.GCTable) {
+		cells := []string{name}
+		for _, n := range []int64{c.Rows, c.RowsChanged, c.Versions, c.Deletes, c.Marks, c.Data, c.Plain, c.Cells, c.Bytes, c.RowsSkipped} {
+			cells = append(cells, strconv.FormatInt(n, 10))
+		}
+		cli.WriteRow(t, cells...)
+	}
+	for _, c := range r.Tables {
+		row(c.Table, c)
+	}
+	if len(r.Tables) > 1 {
+		row("total", r.Total)
+	}
+	return t.Flush()
+}
+
+// verdict is the error that the exit code comes from.
+func verdict(r *txn.GCReport, err error) error {
+	var blocked *txn.GCBlockedError
+	var busy *txn.GCBusyError
+	switch {
+	case errors.As(err, &blocked), errors.As(err, &busy):
+		return session.Foundf("%w", err)
+	case err != nil:
+		return err
+	case r.Total.RowsSkipped > 0:
+		return session.Foundf("%s could not be collected; percctl check says more", cli.Count(int(r.Total.RowsSkipped), "row"))
+	}
+	return nil
+}
+
+func holder(h txn.GCHold) string {
+	if h.Host == "" {
+		return "client " + h.Owner
+	}
+	return cli.Line(fmt.Sprintf("client %s (host %s, pid %d)", h.Owner, h.Host, h.PID))
+}
+
+func age(now, ts tso.Timestamp) string {
+	return cli.Duration(time.Duration(now-ts) * time.Microsecond)
+}
+
+// progress tells how far a collection is.
+func progress(s *session.Session) func(txn.GCProgress) {
+	return func(p txn.GCProgress) {
+		switch p.Phase {
+		case txn.GCFence:
+			s.Progress.Set("waiting until every client goes by the new safe point: %s left", cli.Duration(p.Left))
+		case txn.GCLocks:
+			s.Progress.Set("resolving old locks of table %s", p.Table)
+		default:
+			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(int(p.Total.Rows), "row"), cli.Count(int(p.Total.Cells), "garbage cell"))
+		}
+	}
+}
