@@ -313,3 +313,47 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 		}
 	})
 }
+
+// The safe point never goes back: not by a longer retention, not by a collector
+// that publishes late, and not in the mind of a client that reads a restored row.
+func TestSafePointNeverGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		pass(3 * retention)
+		first := runGC(t, env.Client, txn.GCConfig{})
+		if r := runGC(t, env.Client, txn.GCConfig{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
+			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
+		}
+		// Its publication comes after another's that is higher.
+		faults := txntest.NewFaults(t)
+		late := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...)
+		publishes := func(c txntest.Call) bool { return c.Row == "gc" && c.Method == "CheckAndMutateRow" }
+		held := faults.On("publish", publishes, txntest.Hold, 1)
+		pass(5 * time.Minute)
+		ended := inBackground(func() error {
+			_, err := late.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			return err
+		})
+		<-held.Fired()
+		faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
+		pass(time.Minute)
+		second := runGC(t, env.Client, txn.GCConfig{})
+		held.Release()
+		<-ended
+		st, err := env.Client.GCStatus(t.Context())
+		if err != nil || st.SafePoint != second.SafePoint || second.SafePoint <= first.SafePoint {
+			t.Errorf("published %d after %d and %d, %v", st.SafePoint, first.SafePoint, second.SafePoint, err)
+		}
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Minute)
+		if p, err := env.Client.SafePoint(t.Context()); err != nil || p != second.SafePoint {
+			t.Errorf("safe point %d after the row was lost, %v", p, err)
+		}
+	})
+}
