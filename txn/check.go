@@ -42,6 +42,9 @@ const (
 	// RulePrimary: a lock's primary is a cell of a transactional table, and a
 	// lock of the same transaction there calls itself primary.
 	RulePrimary Rule = "primary"
+	// RuleAck: an acknowledgment names an observer, is 8 bytes, is not above the
+	// start_ts of the transaction that wrote it, and never goes back.
+	RuleAck Rule = "acknowledgment"
 	// RuleFuture: no timestamp is above what the oracle hands out now.
 	RuleFuture Rule = "timestamp above the oracle"
 )
@@ -106,6 +109,10 @@ func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet
 func everything(t *table) bigtable.Filter {
 	filters := []bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily), wholeFamily(NotifyFamily)}
 	for _, f := range t.current().families {
+		if f == AckFamily {
+			filters = append(filters, wholeFamily(f)) // timestamps, 8 bytes each
+			continue
+		}
 		filters = append(filters, chain(wholeFamily(f), bigtable.StripValueFilter()))
 	}
 	return interleave(filters...)
@@ -147,6 +154,7 @@ type history struct {
 	locks   []*Lock
 	records []writeRecord // writes and marks
 	data    []tso.Timestamp
+	acks    map[tso.Timestamp][]byte // values of an acknowledgment column
 }
 
 func (ck *checker) row(raw bigtable.Row) {
@@ -166,6 +174,12 @@ func (ck *checker) row(raw bigtable.Row) {
 					c, _ := splitColumn(item.Column)
 					h := get(Cell{ck.table.name, raw.Key(), c.Family, c.Qualifier})
 					h.data = append(h.data, tso.FromCell(item.Timestamp))
+					if family == AckFamily {
+						if h.acks == nil {
+							h.acks = map[tso.Timestamp][]byte{}
+						}
+						h.acks[tso.FromCell(item.Timestamp)] = item.Value
+					}
 				}
 				continue
 			}
@@ -225,6 +239,41 @@ func (ck *checker) column(h *history) {
 	ck.records(h)
 	ck.locks(h)
 	ck.data(h)
+	if h.cell.Family == AckFamily {
+		ck.acks(h)
+	}
+}
+
+// acks checks an acknowledgment column: at most one observer transaction commits
+// for each change only as long as its values grow with its commits.
+func (ck *checker) acks(h *history) {
+	_, observer, ok := ObserverOf(h.cell.Column())
+	if !ok {
+		ck.report(RuleAck, h.cell, "the column names no observer")
+		return
+	}
+	at := map[tso.Timestamp]tso.Timestamp{} // by start_ts
+	for startTS, value := range h.acks {
+		ack, err := decodeAck(h.cell, observer, value)
+		switch {
+		case err != nil:
+			ck.report(RuleAck, h.cell, "%v", err)
+			return
+		case ack > startTS:
+			ck.report(RuleAck, h.cell, "acknowledges %d, by a transaction that started at %d", ack, startTS)
+		}
+		at[startTS] = ack
+	}
+	var last writeRecord
+	for _, r := range h.records { // in order of commit_ts, see records
+		if r.kind != KindPut {
+			continue
+		}
+		if last.commitTS > 0 && at[r.startTS] <= at[last.startTS] {
+			ck.report(RuleAck, h.cell, "the commit at %d acknowledges %d, after the one at %d acknowledged %d", r.commitTS, at[r.startTS], last.commitTS, at[last.startTS])
+		}
+		last = r
+	}
 }
 
 func (ck *checker) records(h *history) {

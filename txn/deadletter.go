@@ -30,7 +30,7 @@ type DeadLetter struct {
 	ChangeTS tso.Timestamp
 	Attempts int
 	// FirstTS is the oracle time of the first failed run, ParkedTS when it was
-	// given up.
+	// given up. Together with cell and observer it names the letter.
 	FirstTS, ParkedTS tso.Timestamp
 	// Error is the last run's, in words.
 	Error string
@@ -51,15 +51,21 @@ func (d *DeadLetter) check() error {
 	return checkObserver(d.Observer)
 }
 
-// Park stores a dead letter, in place of one for the same cell and observer. It
-// does not remove the notification: that comes after, so that nothing is lost in
-// between. On an error it may be stored or not.
+// Park stores a dead letter, in place of an earlier one for the same cell and
+// observer, with a ParkedTS of its own. It does not remove the notification:
+// that comes after, so that nothing is lost in between. On an error it may be
+// stored or not.
 func (c *Client) Park(ctx context.Context, d DeadLetter) error {
 	if err := d.check(); err != nil {
 		return err
 	}
+	var err error
+	if d.ParkedTS, err = c.Timestamp(ctx); err != nil {
+		return err
+	}
 	m := bigtable.NewMutation()
-	m.Set(deployFamily, deadQualifier, 0, marshal(&recordpb.DeadLetter{
+	m.DeleteTimestampRange(deployFamily, deadQualifier, 0, d.ParkedTS.Cell())
+	m.Set(deployFamily, deadQualifier, d.ParkedTS.Cell(), marshal(&recordpb.DeadLetter{
 		FormatVersion: FormatVersion,
 		Table:         d.Cell.Table,
 		Row:           []byte(d.Cell.Row),
@@ -72,7 +78,7 @@ func (c *Client) Park(ctx context.Context, d DeadLetter) error {
 		Error:         clip(d.Error),
 		TraceParent:   d.TraceParent,
 	}))
-	_, err := c.metadata.apply(ctx, []rowMutation{{row: d.row(), mut: m, ops: 1}})
+	_, err = c.metadata.apply(ctx, []rowMutation{{row: d.row(), mut: m, ops: 2}})
 	return err
 }
 
@@ -142,7 +148,8 @@ func (c *Client) metadataRows(ctx context.Context, prefix, qualifier string, fn 
 // Replay gives a dead letter's notification another try: it notifies the cell
 // again, forgets the failures, and removes the letter. When it ends half-way
 // both are there, and to replay it again is harmless. An observer that has
-// acknowledged the change since does not run.
+// acknowledged the change since does not run. One that fails again leaves
+// another letter, even if it is faster than the removal of this one.
 func (c *Client) Replay(ctx context.Context, d DeadLetter) error {
 	if err := d.check(); err != nil {
 		return err
@@ -156,15 +163,15 @@ func (c *Client) Replay(ctx context.Context, d DeadLetter) error {
 	return c.DropDeadLetter(ctx, d)
 }
 
-// DropDeadLetter removes a dead letter for good. Its change stays without
-// acknowledgment: the next notification of the cell runs the observer all the
-// same.
+// DropDeadLetter removes a dead letter for good, but not one that was parked
+// after it, which d's ParkedTS tells. Its change stays without acknowledgment:
+// the next notification of the cell runs the observer all the same.
 func (c *Client) DropDeadLetter(ctx context.Context, d DeadLetter) error {
 	if err := d.check(); err != nil {
 		return err
 	}
 	m := bigtable.NewMutation()
-	m.DeleteCellsInColumn(deployFamily, deadQualifier)
+	m.DeleteTimestampRange(deployFamily, deadQualifier, 0, (d.ParkedTS + 1).Cell())
 	_, err := c.metadata.apply(ctx, []rowMutation{{row: d.row(), mut: m, ops: 1}})
 	return err
 }

@@ -261,3 +261,9 @@ func ended(ctx context.Context, doing string, last error) error {
 	}
 	return fmt.Errorf("txn: %s: %w", doing, err)
 }
+
+// Retryable reports that running the transaction again from the start, with a
+// new start timestamp, may succeed.
+func Retryable(err error) bool {
+	return errors.Is(err, ErrConflict) && !errors.Is(err, ErrUndetermined)
+}

@@ -35,6 +35,9 @@ type Notification struct {
 // rows), in order of row keys, reading pages. It changes nothing and looks at
 // no acknowledgment.
 //
+// What does not parse is left out, so that one broken cell does not hide the
+// others: Check reports it.
+//
 // It reads the notify family alone, but Bigtable may have to pass over all of a
 // row's families to find it: bound rs.
 func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
@@ -90,16 +93,17 @@ func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 		if isFailure(item) {
 			cell, observer, err := failureCell(t, raw.Key(), item)
 			if err != nil {
-				return nil, err
+				continue
 			}
-			if get(cell).Failures[observer], err = decodeFailure(cell, item.Value); err != nil {
-				return nil, err
+			n := get(cell)
+			if f, err := decodeFailure(cell, item.Value); err == nil {
+				n.Failures[observer] = f
 			}
 			continue
 		}
 		_, cell, err := metadataCell(t, raw.Key(), item)
 		if err != nil {
-			return nil, err
+			continue
 		}
 		n := get(cell)
 		n.Triggers = append(n.Triggers, decodeTrigger(tso.FromCell(item.Timestamp), item.Value))

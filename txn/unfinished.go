@@ -28,7 +28,8 @@ type Unfinished struct {
 // asOf every committed change had been acknowledged by all observers of its
 // column, together with everything that their runs had caused: an observer's
 // writes and its acknowledgment are one transaction, so the state at one
-// timestamp has both or neither. Dead letters do not count.
+// timestamp has both or neither. Dead letters do not count, nor do notifications
+// of columns that have no observer any more.
 //
 // allLocks counts the locks of all columns, not just those of observed columns
 // and acknowledgments. Weak notifications need a first pass with it, through
@@ -50,7 +51,17 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 		)
 	}
 	return func(yield func(Unfinished, error) bool) {
-		err := c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
+		// Which columns are for weak notifications, and which are observed at all,
+		// has to be known as of now.
+		t, err := c.table(ctx, name)
+		if err == nil {
+			err = t.reload(ctx)
+		}
+		if err != nil {
+			yield(Unfinished{}, err)
+			return
+		}
+		err = c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found, err := c.unfinishedRow(ctx, t, raw, asOf, allLocks)
 				if err != nil {
@@ -79,7 +90,9 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, 
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp)})
+		if len(t.current().observed[cell.Column()].observers) > 0 {
+			found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp)})
+		}
 	}
 	for _, item := range raw[LockFamily] {
 		_, cell, err := metadataCell(t, raw.Key(), item)
