@@ -20,8 +20,10 @@ type cleaner struct {
 	closed  bool
 }
 
-// maxCleared bounds one request.
-const maxCleared = 1000
+const (
+	maxCleared = 1000   // in one request
+	maxPending = 20_000 // in memory; the rest is dropped
+)
 
 func newCleaner(w *Worker) *cleaner {
 	return &cleaner{worker: w, wake: make(chan struct{}, 1)}
@@ -36,7 +38,9 @@ func (c *cleaner) start(ctx context.Context) {
 
 func (c *cleaner) add(d txn.Cleared) {
 	c.mu.Lock()
-	c.pending = append(c.pending, d)
+	if len(c.pending) < maxPending {
+		c.pending = append(c.pending, d)
+	}
 	c.mu.Unlock()
 	c.signal()
 }

@@ -15,7 +15,8 @@ type Outcome string
 const (
 	// Committed: the observer's writes and its acknowledgment are committed.
 	Committed Outcome = "committed"
-	// Acknowledged: there was nothing to do; the change had been acknowledged.
+	// Acknowledged: there was nothing to do; the change had been acknowledged, or
+	// become a dead letter.
 	Acknowledged Outcome = "acknowledged"
 	// LostRace: another run acknowledged the change first. This one ran in vain.
 	LostRace Outcome = "lost race"

@@ -41,7 +41,7 @@ func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (tak
 		w.orphans.found(ctx, n)
 		return false
 	}
-	if l.busy(n.Cell.Row) || w.allWaiting(l, n) {
+	if l.busy(n.Cell.Row) || l.isSettled(n) || w.allWaiting(l, n) {
 		return false
 	}
 	if !l.offer(ctx, task{cell: n.Cell, met: met}, true) {
@@ -53,12 +53,16 @@ func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (tak
 
 // allWaiting reports that each observer of the column here has failed for the
 // newest change, as far as the notify column tells, and is not to be tried yet.
+// Failures without a notification wait for nothing; they are to be removed.
 func (w *Worker) allWaiting(l *lane, n txn.Notification) bool {
 	now := w.client.OracleNow()
+	if now == 0 || len(n.Triggers) == 0 {
+		return false
+	}
+	newest := n.Triggers[len(n.Triggers)-1].TS
 	for _, h := range l.handlers {
 		f, failed := n.Failures[h.id]
-		newer := len(n.Triggers) > 0 && n.Triggers[len(n.Triggers)-1].TS > f.LastTS
-		if !failed || newer || f.NotBefore <= now {
+		if !failed || newest > f.LastTS || f.NotBefore <= now {
 			return false
 		}
 	}

@@ -2,9 +2,11 @@ package notify
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -17,6 +19,43 @@ type lane struct {
 
 	mu    sync.Mutex
 	cells map[string]cellState // by row
+	// settled are cells that a look has found to need nothing of this worker,
+	// although their notifications stay, for observers elsewhere for example. A
+	// finder would have them looked at in each of its sweeps.
+	settled map[string]settledCell
+}
+
+// A settledCell needs no look before until, unless it is notified above upTo.
+type settledCell struct {
+	upTo  tso.Timestamp
+	until time.Time
+}
+
+// maxSettled bounds what a lane remembers of cells; forgetting costs looks.
+const maxSettled = 100_000
+
+func (l *lane) settle(row string, upTo tso.Timestamp, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.settled) >= maxSettled {
+		clear(l.settled)
+	}
+	l.settled[row] = settledCell{upTo, time.Now().Add(d)}
+}
+
+func (l *lane) isSettled(n txn.Notification) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, ok := l.settled[n.Cell.Row]
+	if !ok {
+		return false
+	}
+	newer := slices.ContainsFunc(n.Triggers, func(t txn.Trigger) bool { return t.TS > s.upTo })
+	if newer || time.Now().After(s.until) {
+		delete(l.settled, n.Cell.Row)
+		return false
+	}
+	return true
 }
 
 // A task is a cell to look at.
@@ -35,7 +74,7 @@ const (
 )
 
 func newLane(w *Worker, hs []*handler) *lane {
-	return &lane{worker: w, handlers: hs, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}}
+	return &lane{worker: w, handlers: hs, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}, settled: map[string]settledCell{}}
 }
 
 // offer queues a task unless its cell is queued already. Where there is no
@@ -99,7 +138,7 @@ func (l *lane) work(ctx, runs context.Context) {
 func (l *lane) process(ctx, runs context.Context, t task) {
 	for {
 		l.set(t.cell.Row, running)
-		after := l.worker.process(ctx, runs, l.handlers, t)
+		after := l.worker.process(ctx, runs, l, t)
 		if after > 0 {
 			l.worker.later.after(after, func() { l.offer(ctx, task{cell: t.cell}, false) })
 		}

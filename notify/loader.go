@@ -60,7 +60,10 @@ func Load[D any](ctx context.Context, client *txn.Client, documents iter.Seq2[D,
 	var mu sync.Mutex
 	var source error
 	for d, err := range documents {
-		if source = err; err != nil || failed.Load() || ctx.Err() != nil {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if source = err; err != nil || failed.Load() {
 			break
 		}
 		g.Go(func() error {
@@ -79,8 +82,5 @@ func Load[D any](ctx context.Context, client *txn.Client, documents iter.Seq2[D,
 		})
 	}
 	err = g.Wait()
-	if err == nil && source == nil {
-		err = ctx.Err()
-	}
 	return loaded, errors.Join(source, err)
 }

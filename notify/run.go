@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"runtime/debug"
@@ -25,7 +26,7 @@ const forever = tso.Timestamp(math.MaxInt64 / 1000)
 // process looks at one cell for each of its observers here, and removes its
 // notifications if every registered observer has acknowledged them. again is
 // when to look at it once more; 0: when it is found or hinted.
-func (w *Worker) process(ctx, runs context.Context, handlers []*handler, t task) (again time.Duration) {
+func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again time.Duration) {
 	if w.locker.wanted(t) {
 		if !w.locker.acquire(runs, t.cell) {
 			w.counters.locked.Add(1)
@@ -38,7 +39,7 @@ func (w *Worker) process(ctx, runs context.Context, handlers []*handler, t task)
 		defer w.locker.hold(runs, t.cell)()
 	}
 	var looks []look
-	for _, h := range handlers {
+	for _, h := range lane.handlers {
 		if ctx.Err() != nil {
 			return 0
 		}
@@ -46,11 +47,16 @@ func (w *Worker) process(ctx, runs context.Context, handlers []*handler, t task)
 		if l.again > 0 && (again == 0 || l.again < again) {
 			again = l.again
 		}
+		if l.settled > 0 {
+			lane.settle(t.cell.Row, w.client.OracleNow(), l.settled)
+		}
 		if l.seen != nil {
 			looks = append(looks, l)
 		}
 	}
-	w.clear(t.cell, looks)
+	if upTo := w.clear(t.cell, looks); upTo > 0 && len(looks) == len(lane.handlers) {
+		lane.settle(t.cell.Row, upTo, registryMaxAge)
+	}
 	return again
 }
 
@@ -61,34 +67,54 @@ type look struct {
 	seen *txn.Observation
 	// done: as of seen.StartTS the observer has nothing to do.
 	done bool
+	// failed: a failure was stored after seen was read.
+	failed bool
 	// again is when to look once more; 0: when it is found or hinted.
 	again time.Duration
+	// settled: a finder need not offer the cell again for that long.
+	settled time.Duration
 }
 
 // clear removes the notifications up to the earliest start_ts at which an
 // observer was seen to have nothing to do, if there is one for every registered
-// observer (design §7).
-func (w *Worker) clear(cell txn.Cell, looks []look) {
+// observer (design §7). elsewhere is that start_ts if all observers here are
+// done and the notifications stay for those of other workers; else 0.
+func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
 	if len(looks) == 0 {
-		return
+		return 0
 	}
 	last := slices.MaxFunc(looks, func(a, b look) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
 	cleared := txn.Cleared{Cell: cell, UpTo: last.StartTS}
-	for observer := range last.Failures {
-		cleared.Failures = append(cleared.Failures, observer)
-	}
-	for _, observer := range last.Observers {
-		i := slices.IndexFunc(looks, func(l look) bool { return l.observer == observer })
-		switch {
-		case i < 0 && last.Pending(observer), i >= 0 && !looks[i].done:
-			return // it has still to see it, here or elsewhere
-		case i >= 0:
-			cleared.UpTo = min(cleared.UpTo, looks[i].seen.StartTS)
+	failures := map[string]bool{}
+	for _, l := range looks {
+		if !l.done {
+			return 0
+		}
+		cleared.UpTo = min(cleared.UpTo, l.seen.StartTS)
+		if l.failed {
+			failures[l.observer] = true
 		}
 	}
-	if len(last.Triggers) > 0 || len(cleared.Failures) > 0 {
+	for _, observer := range last.Observers {
+		here := slices.ContainsFunc(looks, func(l look) bool { return l.observer == observer })
+		if !here && last.Pending(observer) && !parked(last, observer) {
+			return cleared.UpTo // it has still to see it, elsewhere
+		}
+	}
+	for observer := range last.Failures {
+		failures[observer] = true
+	}
+	if len(last.Triggers) > 0 || len(failures) > 0 {
+		cleared.Failures = slices.Sorted(maps.Keys(failures))
 		w.cleaner.add(cleared)
 	}
+	return 0
+}
+
+// parked reports that the newest change is a dead letter for the observer.
+func parked(o *txn.Observation, observer string) bool {
+	f, ok := o.Failures[observer]
+	return ok && f.ChangeTS == o.ChangeTS && f.NotBefore == forever
 }
 
 // handle brings one observer up to date with one cell: it runs it until the
@@ -125,11 +151,16 @@ func (w *Worker) mayRun(ctx context.Context, h *handler) bool {
 	}
 	select {
 	case w.slots <- struct{}{}:
-		return true
 	case <-ctx.Done():
 		<-h.slots
 		return false
 	}
+	if ctx.Err() != nil { // both were ready
+		<-w.slots
+		<-h.slots
+		return false
+	}
+	return true
 }
 
 // A run is one transaction of an observer.
@@ -180,7 +211,9 @@ func (r *run) do(ctx context.Context) {
 // need says why the observer need not run; empty: it does.
 func (r *run) need() Outcome {
 	id, o := r.handler.id, r.seen
-	if !slices.Contains(o.Observers, id) || !o.Pending(id) {
+	// A change has its notify cell in the row until it was dealt with: without
+	// one it was acknowledged, or became a dead letter that nobody is to revive.
+	if !slices.Contains(o.Observers, id) || !o.Pending(id) || len(o.Triggers) == 0 {
 		return Acknowledged
 	}
 	if f, ok := o.Failures[id]; ok && f.ChangeTS == o.ChangeTS && f.NotBefore > o.StartTS {
@@ -224,7 +257,7 @@ func (r *run) classify(err error) Outcome {
 		return Dropped
 	case errors.As(err, &conflict) && r.ownAck(conflict):
 		return LostRace
-	case errors.Is(err, txn.ErrConflict):
+	case txn.Retryable(err):
 		return Conflicted
 	}
 	return Failed
@@ -240,7 +273,7 @@ func (r *run) ownAck(c *txn.ConflictError) bool {
 // settle does what the outcome asks for. retry: look again at once.
 func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool) {
 	w, id := r.worker, r.handler.id
-	if r.outcome == Unknown && r.err != nil {
+	if r.outcome == Unknown {
 		r.findOut(runs)
 	}
 	l := look{observer: id, seen: r.seen}
@@ -266,13 +299,32 @@ func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool
 		l.done, l.again = r.drop(runs)
 	case Parked:
 		l.done, l.again = r.park(runs, 0, r.cycle(runs))
+		l.failed = l.done
 	case Failed:
 		l.done, l.again = r.failed(ctx, runs)
+		l.failed = l.done
 	case Unknown:
-		l.again = jitter(time.Second)
+		l.again, l.settled = r.unknown(ctx)
 	}
 	r.tell()
 	return l, false
+}
+
+// unknown is for a run that could not begin, or whose commit is undetermined.
+func (r *run) unknown(ctx context.Context) (again, settled time.Duration) {
+	if errors.Is(r.err, txn.ErrClosed) {
+		r.worker.closed(r.err)
+		return 0, 0
+	}
+	if errors.Is(r.err, txn.ErrCorrupt) || errors.Is(r.err, txn.ErrFormatVersion) {
+		// Nothing that passes by itself.
+		again = jitter(r.worker.cfg.Backoff.Max)
+		settled = again
+	} else {
+		again = jitter(time.Second)
+	}
+	r.worker.cfg.Logger.WarnContext(ctx, "looking at a notified cell failed; it is looked at again", "observer", r.handler.id, "cell", r.cell, "after", again, "error", r.err)
+	return again, settled
 }
 
 func (r *run) tell() {
@@ -375,6 +427,8 @@ func (r *run) conflicts(ctx context.Context, attempt int) (again time.Duration) 
 // drop acknowledges what a run has seen without its writes.
 func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
 	o, id := r.seen, r.handler.id
+	ctx, cancel := context.WithTimeout(ctx, r.handler.timeout)
+	defer cancel()
 	_, err := r.worker.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		now, err := tx.Observe(ctx, r.cell)
 		if err != nil || now.Acks[id] >= o.StartTS {
@@ -399,7 +453,7 @@ func (r *run) park(ctx context.Context, attempts int, text string) (done bool, a
 	if attempts == 0 {
 		attempts = f.Attempts
 	}
-	d := txn.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, ParkedTS: r.now(), Error: text}
+	d := txn.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text}
 	if n := len(o.Triggers); n > 0 {
 		d.TraceParent = o.Triggers[n-1].TraceParent
 	}

@@ -48,22 +48,22 @@ type Scanner struct {
 	// Defaults to false.
 	NoTeleport bool
 
-	sweeps, pieces, rows, teleports atomic.Int64
+	sweeps, pieces, notifications, teleports atomic.Int64
 }
 
 // ScannerStats are counts since the Scanner was first used.
 type ScannerStats struct {
-	// Sweeps begun, pieces read, and rows with notifications in them.
-	Sweeps int64 `json:"sweeps"`
-	Pieces int64 `json:"pieces"`
-	Rows   int64 `json:"rows"`
+	// Sweeps begun, pieces read, and cells with notifications met.
+	Sweeps        int64 `json:"sweeps"`
+	Pieces        int64 `json:"pieces"`
+	Notifications int64 `json:"notifications"`
 	// Teleports counts jumps away from other workers.
 	Teleports int64 `json:"teleports"`
 }
 
 // Stats returns the scanner's counts.
 func (s *Scanner) Stats() ScannerStats {
-	return ScannerStats{s.sweeps.Load(), s.pieces.Load(), s.rows.Load(), s.teleports.Load()}
+	return ScannerStats{s.sweeps.Load(), s.pieces.Load(), s.notifications.Load(), s.teleports.Load()}
 }
 
 // Find implements [Finder].
@@ -79,9 +79,26 @@ func (s *Scanner) Find(ctx context.Context, search Search) error {
 		if err := sw.sweep(ctx); err != nil {
 			return err
 		}
-		if err := sleep(ctx, jitter(sw.pause())-time.Since(began)); err != nil {
+		if err := sw.wait(ctx, began); err != nil {
 			return err
 		}
+	}
+}
+
+// wait waits until the next sweep is due. In a large fleet that may be long,
+// and most of the fleet may go away meanwhile, so the workers are counted again
+// from time to time.
+func (s *sweeper) wait(ctx context.Context, began time.Time) error {
+	part := 0.5 + rand.Float64()/2
+	for {
+		left := time.Duration(part*float64(s.pause())) - time.Since(began)
+		if left <= 0 {
+			return ctx.Err()
+		}
+		if err := sleep(ctx, min(left, max(s.most, workersMaxAge))); err != nil {
+			return err
+		}
+		s.countWorkers(ctx)
 	}
 }
 
@@ -156,21 +173,24 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	parts := p.turn()
 	for i, part := range parts {
 		var met atomic.Bool
+		row := part.start
 		for n, err := range s.search.Client.Notifications(ctx, p.table, part.rows()) {
 			if err != nil {
 				return found, nil, err
 			}
-			s.scanner.rows.Add(1)
-			if s.search.Offer(ctx, n, func() { met.Store(true) }) {
-				found++
-			}
-			if met.Load() && !p.resumed && !s.scanner.NoTeleport {
+			// Between rows: the rest of this row would be skipped.
+			if met.Load() && n.Cell.Row != row && !p.resumed && !s.scanner.NoTeleport {
 				s.scanner.teleports.Add(1)
-				rest = append(rest, piece{p.table, n.Cell.Row + "\x00", part.end, true})
+				rest = append(rest, piece{p.table, n.Cell.Row, part.end, true})
 				for _, other := range parts[i+1:] {
 					rest = append(rest, piece{p.table, other.start, other.end, true})
 				}
 				return found, rest, nil
+			}
+			row = n.Cell.Row
+			s.scanner.notifications.Add(1)
+			if s.search.Offer(ctx, n, func() { met.Store(true) }) {
+				found++
 			}
 		}
 	}

@@ -32,6 +32,8 @@ type Worker struct {
 	handlers map[Column][]*handler
 	lanes    map[Column]*lane
 	running  bool
+	// end ends Run with an error.
+	end context.CancelCauseFunc
 }
 
 // A handler is an observer with its options.
@@ -134,8 +136,13 @@ func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption)
 // Run registers the observers and runs them until ctx ends. Then it starts
 // nothing new, finishes what is running, for Config.DrainTimeout at most, and
 // returns nil; an error if it had to cancel runs, which changes nothing for
-// their cells but that somebody else runs them. Other errors come before
-// anything is run. A worker runs once at a time.
+// their cells but that somebody else runs them. An observer that does not
+// return even then is left behind after a few seconds, and the worker cannot be
+// run again.
+//
+// It ends by itself, with an error, when the observers cannot be registered,
+// when the finder's configuration is invalid, or when the client is closed
+// under it. A worker runs once at a time.
 func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Lock()
 	if w.running || len(w.handlers) == 0 {
@@ -146,14 +153,12 @@ func (w *Worker) Run(ctx context.Context) error {
 		return fmt.Errorf("notify: %w: the worker has no observers; call Handle first", txn.ErrInvalid)
 	}
 	w.running = true
+	ctx, w.end = context.WithCancelCause(ctx)
 	w.mu.Unlock()
-	defer func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.running = false
-	}()
+	defer w.end(nil)
 
 	if err := w.register(ctx); err != nil {
+		w.stopped()
 		return err
 	}
 	// What is running outlives ctx, until it is drained.
@@ -161,11 +166,33 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer cancelRuns()
 	w.start(ctx, runs)
 	stopHints := w.watch(ctx)
-	err := w.find(ctx)
-	<-ctx.Done()
+	w.find(ctx)
 	stopHints()
-	return errors.Join(err, w.drain(ctx, cancelRuns))
+	idle, err := w.drain(ctx, cancelRuns)
+	if idle {
+		w.stopped()
+	}
+	var own *endError
+	if errors.As(context.Cause(ctx), &own) {
+		err = errors.Join(own.err, err)
+	}
+	return err
 }
+
+// stopped lets the worker be run again.
+func (w *Worker) stopped() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = false
+}
+
+// An endError is why a worker ended by itself.
+type endError struct{ err error }
+
+func (e *endError) Error() string { return e.err.Error() }
+
+// fail ends Run with an error.
+func (w *Worker) fail(err error) { w.end(&endError{err}) }
 
 // register writes the observers into the registry and announces them.
 func (w *Worker) register(ctx context.Context) error {
@@ -251,49 +278,70 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 }
 
 // find has the finder look for notifications until ctx ends. A finder that
-// fails is started again.
-func (w *Worker) find(ctx context.Context) error {
+// fails is started again, unless that would not help.
+func (w *Worker) find(ctx context.Context) {
 	s := Search{Client: w.client, Tables: w.tables(), Offer: w.offer, Logger: w.cfg.Logger}
-	for {
+	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return
 		case errors.Is(err, txn.ErrClosed):
-			return fmt.Errorf("notify: the client was closed under a running worker: %w", err)
+			w.closed(err)
+			return
+		case errors.Is(err, txn.ErrInvalid):
+			w.fail(err)
+			return
 		}
 		w.cfg.Logger.WarnContext(ctx, "looking for notifications failed; it goes on in a second", "error", err)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+		_ = sleep(ctx, time.Second) // the loop looks
 	}
 }
 
-// drain waits for the runs under way, and cancels them after DrainTimeout.
-func (w *Worker) drain(ctx context.Context, cancelRuns func()) error {
+func (w *Worker) closed(err error) {
+	w.fail(fmt.Errorf("notify: the client was closed under a running worker: %w", err))
+}
+
+// stuckTimeout is how long observers have for returning after they were
+// cancelled.
+const stuckTimeout = 5 * time.Second
+
+// drain waits for the runs under way and for what is left to be removed, and
+// cancels both after DrainTimeout. idle: nothing is running any more.
+func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err error) {
 	w.later.close()
-	idle := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
-		defer close(idle)
 		w.active.Wait()
+		w.cleaner.stop()
+		close(ended)
 	}()
 	timeout := time.NewTimer(w.cfg.DrainTimeout)
 	defer timeout.Stop()
-	var err error
 	select {
-	case <-idle:
+	case <-ended:
+		idle = true
 	case <-timeout.C:
 		n := len(w.slots)
 		cancelRuns()
-		<-idle
-		err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and were cancelled; their changes are left to other workers", n, w.cfg.DrainTimeout)
+		stuck := time.NewTimer(stuckTimeout)
+		defer stuck.Stop()
+		select {
+		case <-ended:
+			idle = true
+		case <-stuck.C:
+		}
+		switch {
+		case !idle:
+			err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and have not returned although their context was cancelled; an observer has to return when its context ends", len(w.slots), w.cfg.DrainTimeout+stuckTimeout)
+		case n > 0:
+			err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and were cancelled; their changes are left to other workers", n, w.cfg.DrainTimeout)
+		}
 	}
-	w.cleaner.stop()
 	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if aerr := w.client.Announce(actx, nil); aerr != nil {
 		w.cfg.Logger.DebugContext(ctx, "taking the announcement of the worker back failed; its token goes stale by itself", "error", aerr)
 	}
-	return err
+	return idle, err
 }
