@@ -13,35 +13,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-var (
-	input  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
-	middle = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
-	output = notify.Column{Table: "docs", Family: "d", Qualifier: "out"}
-)
-
-// start runs a worker until the test ends.
-func start(t *testing.T, w *notify.Worker) (stop func() error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stopped := false
-	stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return <-done
-	}
-	t.Cleanup(func() {
-		if err := stop(); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	return stop
-}
-
 // copyTo is an observer that writes its cell's value, and a letter, to another
 // column of the row.
 func copyTo(to notify.Column, letter string) notify.Observer {

@@ -16,9 +16,8 @@ import (
 // A Step is what a request to Bigtable is for.
 type Step string
 
-// The steps of the protocol (docs/protocol.md). Everything that touches the
-// deployment's metadata is StepOracle, StepSchema, StepToken, StepLock or
-// StepSafePoint.
+// The steps of the protocol (docs/protocol.md, docs/observers.md). What touches
+// the deployment's metadata and has no step of its own is StepSchema.
 const (
 	StepRead         Step = "read"           // ReadRows of a transactional table
 	StepPrewrite     Step = "prewrite"       // CheckAndMutateRow: data and locks at start_ts
@@ -29,10 +28,14 @@ const (
 	StepRollForward  Step = "roll forward"   // CheckAndMutateRow: one cell of a committed transaction
 	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
 	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
+	StepNotify       Step = "notify"         // MutateRows: weak notifications
+	StepClear        Step = "clear"          // MutateRows: notifications that were dealt with
+	StepFailure      Step = "failure"        // MutateRows: an observer's failure
+	StepDeadLetter   Step = "dead letter"    // of the metadata table, like those below
+	StepLock         Step = "advisory lock"
 	StepOracle       Step = "oracle"
 	StepSchema       Step = "schema"
 	StepToken        Step = "token"
-	StepLock         Step = "lock"        // an advisory lock, see tso.RowLocks
 	StepSafePoint    Step = "safe point"  // the safe point and the state of garbage collection
 	StepCollect      Step = "collect"     // MutateRows: garbage collection removes versions
 	StepCollectRow   Step = "collect row" // CheckAndMutateRow: garbage collection removes versions and a newest delete
@@ -86,6 +89,8 @@ func Classify(fullMethod string, req proto.Message) Call {
 			c.Step = StepSafePoint
 		case strings.HasPrefix(c.Row, "worker/"):
 			c.Step = StepToken
+		case strings.HasPrefix(c.Row, "dead/"):
+			c.Step = StepDeadLetter
 		case strings.HasPrefix(c.Row, "lock/"):
 			c.Step = StepLock
 		default:
@@ -99,10 +104,17 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 	step := StepCollect
 	for _, e := range entries {
 		for _, m := range e.Mutations {
-			if set := m.GetSetCell(); set != nil && (set.FamilyName == txn.WriteFamily || set.FamilyName == txn.MarkFamily) {
-				step = StepSecondaries
-			}
-			if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.LockFamily && step == StepCollect {
+			set, del := m.GetSetCell(), m.GetDeleteFromColumn()
+			switch {
+			case set != nil && (set.FamilyName == txn.WriteFamily || set.FamilyName == txn.MarkFamily):
+				return StepSecondaries
+			case set != nil && set.FamilyName == txn.NotifyFamily && strings.HasPrefix(string(set.ColumnQualifier), ":"):
+				step = StepFailure
+			case set != nil && set.FamilyName == txn.NotifyFamily:
+				step = StepNotify
+			case del != nil && del.FamilyName == txn.NotifyFamily:
+				step = StepClear
+			case del != nil && del.FamilyName == txn.LockFamily && step == StepCollect:
 				step = StepAbort
 			}
 		}

@@ -1,0 +1,248 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+var (
+	input  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
+	middle = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
+	output = notify.Column{Table: "docs", Family: "d", Qualifier: "out"}
+)
+
+// virtual runs f in virtual time, with tables docs (family d) and effects
+// (family e).
+func virtual(t *testing.T, f func(t *testing.T, env *txntest.Env)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("docs", "d")
+		env.CreateTable("effects", "e")
+		f(t, env)
+	})
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+func newWorker(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
+	t.Helper()
+	w, err := notify.NewWorker(c, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func handle(t *testing.T, w *notify.Worker, id string, col notify.Column, f notify.ObserverFunc, opts ...notify.HandleOption) {
+	t.Helper()
+	if err := w.Handle(id, col, f, opts...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs a worker until the test ends.
+func start(t *testing.T, w *notify.Worker) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	stopped := false
+	stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-done
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return stop
+}
+
+// register registers an observer before its worker runs, so that what is
+// committed from now on is notified.
+func register(t *testing.T, c *txn.Client, col notify.Column, id string, weak bool) {
+	t.Helper()
+	if err := c.RegisterObserver(t.Context(), col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func put(t *testing.T, c *txn.Client, col notify.Column, row, value string) {
+	t.Helper()
+	_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(col.Table).Set(row, col.Family, col.Qualifier, []byte(value))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// notifyWeakly commits a transaction that writes a row of effects and notifies
+// a cell.
+func notifyWeakly(ctx context.Context, c *txn.Client, col notify.Column, row, effect string) error {
+	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("effects").Set(effect, "e", "x", nil)
+		tx.Table(col.Table).Notify(row, col.Family, col.Qualifier)
+		return nil
+	})
+	return err
+}
+
+// value reads a cell now; "" is absent.
+func value(t *testing.T, c *txn.Client, col notify.Column, row string) string {
+	t.Helper()
+	s, err := c.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, _, err := s.Table(col.Table).Get(t.Context(), row, col.Family, col.Qualifier)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(v)
+}
+
+// effect leaves a row of its own for each run that commits: two runs for one
+// change show, and do not conflict but for their acknowledgments.
+func effect(tx *txn.Txn, cell txn.Cell) {
+	tx.Table("effects").Set(fmt.Sprintf("%s/%d", cell.Row, tx.StartTS()), "e", "x", nil)
+}
+
+func observeEffect(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+	effect(tx, cell)
+	return nil
+}
+
+// effects counts what effect left, by row.
+func effects(t *testing.T, c *txn.Client) map[string]int {
+	t.Helper()
+	s, err := c.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]int{}
+	for row, err := range s.Table("effects").ReadRows(t.Context(), nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _, _ := strings.Cut(row.Key(), "/")
+		n[name]++
+	}
+	return n
+}
+
+// left counts the notifications and failures that stand in docs.
+func left(t *testing.T, c *txn.Client) (triggers, failures int) {
+	t.Helper()
+	for n, err := range c.Notifications(t.Context(), "docs", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		triggers += len(n.Triggers)
+		failures += len(n.Failures)
+	}
+	return triggers, failures
+}
+
+func wantLeft(t *testing.T, c *txn.Client, triggers, failures int) {
+	t.Helper()
+	gotT, gotF := left(t, c)
+	if gotT != triggers || gotF != failures {
+		t.Errorf("%d notifications and %d failures are left, want %d and %d", gotT, gotF, triggers, failures)
+	}
+}
+
+func deadLetters(t *testing.T, c *txn.Client) []txn.DeadLetter {
+	t.Helper()
+	var all []txn.DeadLetter
+	for d, err := range c.DeadLetters(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func wait(t *testing.T, c *txn.Client) {
+	t.Helper()
+	if _, err := notify.Wait(t.Context(), c, notify.WaitConfig{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// events records what workers tell.
+type events struct {
+	mu  sync.Mutex
+	all []notify.Event
+	at  []time.Time
+}
+
+func (e *events) add(ev notify.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, ev)
+	e.at = append(e.at, time.Now())
+}
+
+func (e *events) of(o notify.Outcome) (found []notify.Event, at []time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i, ev := range e.all {
+		if ev.Outcome == o {
+			found, at = append(found, ev), append(at, e.at[i])
+		}
+	}
+	return found, at
+}
+
+func (e *events) count(o notify.Outcome) int {
+	found, _ := e.of(o)
+	return len(found)
+}
+
+// a meeting lets n goroutines go on once all have come; later ones pass.
+type meeting struct {
+	mu   sync.Mutex
+	left int
+	all  chan struct{}
+}
+
+func newMeeting(n int) *meeting { return &meeting{left: n, all: make(chan struct{})} }
+
+func (m *meeting) come(ctx context.Context) error {
+	m.mu.Lock()
+	if m.left--; m.left == 0 {
+		close(m.all)
+	}
+	m.mu.Unlock()
+	select {
+	case <-m.all:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+var errBroken = errors.New("broken on purpose")
