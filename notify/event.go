@@ -32,7 +32,9 @@ const (
 	Parked Outcome = "parked"
 	// Waiting: an earlier failure's pause is not over.
 	Waiting Outcome = "waiting"
-	// Unknown: the outcome of the commit is not known.
+	// Cancelled: the end of the worker cancelled the run. It counts as no attempt.
+	Cancelled Outcome = "cancelled"
+	// Unknown: the run could not begin, or the outcome of its commit is not known.
 	Unknown Outcome = "undetermined"
 )
 

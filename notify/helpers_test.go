@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -26,7 +28,8 @@ var (
 func virtual(t *testing.T, f func(t *testing.T, env *txntest.Env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		// Rarely renewed tokens make long waits cheap.
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
 		env.CreateTable("docs", "d")
 		env.CreateTable("effects", "e")
 		f(t, env)
@@ -246,3 +249,11 @@ func (m *meeting) come(ctx context.Context) error {
 }
 
 var errBroken = errors.New("broken on purpose")
+
+// slow adds a delay before each conditional mutation of a client.
+func slow(d time.Duration) grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		<-time.After(d)
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})
+}

@@ -23,7 +23,7 @@ func TestOneCommitPerChange(t *testing.T) {
 		m := newMeeting(workers)
 		var ev events
 		for range workers {
-			w := newWorker(t, env.NewClient(txn.Config{}), notify.Config{NoLocks: true, NoHints: true, OnEvent: ev.add})
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoLocks: true, NoHints: true, OnEvent: ev.add})
 			handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				effect(tx, cell)
 				return m.come(ctx)
@@ -53,7 +53,7 @@ func TestEveryChangeOnce(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		for i := range workers {
 			cfg := notify.Config{NoHints: i%2 == 0, NoLocks: i%4 < 2, Concurrency: 1 + i}
-			w := newWorker(t, env.NewClient(txn.Config{}), cfg)
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), cfg)
 			handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				v, _, err := tx.Table("docs").Get(ctx, cell.Row, "d", "in")
 				tx.Table("docs").Set(cell.Row, "d", "out", v)
@@ -183,7 +183,7 @@ func TestChangeDuringRun(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		w := newWorker(t, env.Client, notify.Config{})
 		var once sync.Once
-		other := env.NewClient(txn.Config{})
+		other := env.NewClient(txn.Config{TokenTTL: time.Minute})
 		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			v, _, err := tx.Table("docs").Get(ctx, cell.Row, "d", "in")
 			// Committed after this run's start: above what it acknowledges.
@@ -214,7 +214,7 @@ func TestSeveralObservers(t *testing.T) {
 				register(t, env.Client, input, "b", false)
 				ws := make([]*notify.Worker, workers)
 				for i := range ws {
-					ws[i] = newWorker(t, env.NewClient(txn.Config{}), notify.Config{})
+					ws[i] = newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
 				}
 				release := make(chan struct{})
 				mark := func(id string) notify.ObserverFunc {
@@ -263,7 +263,7 @@ func TestSeveralObservers(t *testing.T) {
 func TestWeakStorm(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", true)
-		writer := env.NewClient(txn.Config{})
+		writer := env.NewClient(txn.Config{TokenTTL: time.Minute})
 		w := newWorker(t, env.Client, notify.Config{})
 		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			n := 0

@@ -367,7 +367,8 @@ func (r *run) waiting() (again time.Duration, done bool) {
 // failed stores a failed run, or parks its change after the last attempt.
 func (r *run) failed(ctx, runs context.Context) (done bool, again time.Duration) {
 	if runs.Err() != nil || (ctx.Err() != nil && errors.Is(r.err, context.Canceled)) {
-		return false, 0 // cancelled with the worker, through no fault of its own
+		r.outcome = Cancelled // through no fault of its own
+		return false, 0
 	}
 	w, h := r.worker, r.handler
 	attempts := r.earlier().Attempts + 1

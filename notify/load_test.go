@@ -1,0 +1,108 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// numbers yields 0 to n-1, and then err if it is not nil.
+func numbers(n int, err error) iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
+		for i := range n {
+			if !yield(i, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield(0, err)
+		}
+	}
+}
+
+func loadRow(_ context.Context, tx *txn.Txn, i int) error {
+	tx.Table("docs").Set(fmt.Sprintf("row%d", i), "d", "in", []byte("v"))
+	return nil
+}
+
+func TestLoad(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		var progress []int
+		n, err := notify.Load(t.Context(), env.Client, numbers(50, nil), loadRow, notify.LoadConfig{Concurrency: 4, Progress: func(n int) { progress = append(progress, n) }})
+		if err != nil || n != 50 || len(progress) != 50 || progress[49] != 50 {
+			t.Errorf("loaded %d, progress %v, %v", n, progress, err)
+		}
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		wait(t, env.Client)
+		if got := effects(t, env.Client); len(got) != 50 {
+			t.Errorf("%d effects", len(got))
+		}
+	})
+}
+
+// TestLoadStops: after an error nothing new is begun, and the error says which
+// document it was.
+func TestLoadStops(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		var begun atomic.Int32
+		n, err := notify.Load(t.Context(), env.Client, numbers(1000, nil), func(ctx context.Context, tx *txn.Txn, i int) error {
+			begun.Add(1)
+			if i == 10 {
+				return errBroken
+			}
+			return loadRow(ctx, tx, i)
+		}, notify.LoadConfig{Concurrency: 3})
+		var le *notify.LoadError[int]
+		if !errors.As(err, &le) || le.Document != 10 || !errors.Is(err, errBroken) {
+			t.Errorf("error %v", err)
+		}
+		if b := int(begun.Load()); b > 15 || n != b-1 {
+			t.Errorf("%d begun, %d loaded", b, n)
+		}
+		n, err = notify.Load(t.Context(), env.Client, numbers(5, errBroken), loadRow, notify.LoadConfig{})
+		if n != 5 || !errors.Is(err, errBroken) || errors.As(err, &le) {
+			t.Errorf("an error of the documents: %d, %v", n, err)
+		}
+		if _, err := notify.Load(t.Context(), env.Client, numbers(1, nil), loadRow, notify.LoadConfig{Concurrency: -1}); !errors.Is(err, txn.ErrInvalid) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLoadCancelled: with the context the load ends. That it ended after the
+// last document is no error.
+func TestLoadCancelled(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var once sync.Once
+		n, err := notify.Load(ctx, env.Client, numbers(1000, nil), func(ctx context.Context, tx *txn.Txn, i int) error {
+			if i == 20 {
+				once.Do(cancel)
+			}
+			return loadRow(ctx, tx, i)
+		}, notify.LoadConfig{Concurrency: 2})
+		if !errors.Is(err, context.Canceled) || n > 21 {
+			t.Errorf("loaded %d, %v", n, err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		n, err = notify.Load(ctx, env.Client, numbers(3, nil), loadRow, notify.LoadConfig{Progress: func(n int) {
+			if n == 3 {
+				cancel()
+			}
+		}})
+		if err != nil || n != 3 {
+			t.Errorf("loaded %d, %v", n, err)
+		}
+	})
+}

@@ -1,0 +1,173 @@
+package notify_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestUnregistered: an observer that was taken out is not run any more, and the
+// notifications of a column that has no observer left are removed by any worker
+// of the table.
+func TestUnregistered(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "old", false)
+		for i := range 10 {
+			put(t, env.Client, input, fmt.Sprintf("row%d", i), "v")
+		}
+		wantLeft(t, env.Client, 10, 0)
+		// Waiting for what nobody is to run would be for ever.
+		if found, err := env.Client.UnregisterObserver(t.Context(), "docs", "old"); err != nil || !found {
+			t.Fatal(found, err)
+		}
+		if found, err := env.Client.UnregisterObserver(t.Context(), "docs", "old"); err != nil || found {
+			t.Error("unregistered twice:", found, err)
+		}
+		wait(t, env.Client)
+		put(t, env.Client, input, "row0", "unobserved")
+		wantLeft(t, env.Client, 10, 0)
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "other", middle, observeEffect)
+		start(t, w)
+		pass(3 * time.Minute)
+		wantLeft(t, env.Client, 0, 0)
+		if s := w.Stats(); s.Runs != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestUnregisteredUnderWorker: a worker that still has the observer stops
+// running it once it reads the schema again.
+func TestUnregisteredUnderWorker(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute, SchemaMaxAge: 30 * time.Second}), notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		handle(t, w, "p", input, observeEffect)
+		start(t, w)
+		pass(time.Second)
+		put(t, env.Client, input, "row", "1")
+		wait(t, env.Client)
+		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "o"); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Minute)
+		put(t, env.Client, input, "row", "2")
+		wait(t, env.Client)
+		pass(time.Minute)
+		if n := effects(t, env.Client)["row"]; n != 3 {
+			t.Errorf("%d effects, want 2 of the first change and 1 of the second", n)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
+// TestRenamed: an observer under a new id is a new one. It sees changes from then
+// on, and the older ones by Backfill; the old id's acknowledgments say nothing.
+func TestRenamed(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		run := func(id string) *notify.Worker {
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+			handle(t, w, id, input, observeEffect)
+			return w
+		}
+		register(t, env.Client, input, "before", false)
+		put(t, env.Client, input, "row", "1")
+		stop := start(t, run("before"))
+		wait(t, env.Client)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "before"); err != nil {
+			t.Fatal(err)
+		}
+		w := run("after")
+		start(t, w)
+		pass(time.Minute)
+		if s := w.Stats(); s.Runs != 0 {
+			t.Errorf("%+v", s)
+		}
+		n, err := notify.Backfill(t.Context(), env.Client, input, nil, nil)
+		if err != nil || n != 1 {
+			t.Errorf("%d cells, %v", n, err)
+		}
+		wait(t, env.Client)
+		if n := effects(t, env.Client)["row"]; n != 2 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
+// TestWritersLearn: a client that runs all the time sets notify cells for a new
+// observer at the latest after its SchemaMaxAge. What it commits before that is
+// found by Backfill.
+func TestWritersLearn(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		const age = 40 * time.Second
+		writer := env.NewClient(txn.Config{TokenTTL: time.Minute, SchemaMaxAge: age})
+		put(t, writer, input, "before", "v")
+		w := newWorker(t, env.Client, notify.Config{NoHints: true})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		pass(time.Second)
+		put(t, writer, input, "unaware", "v")
+		pass(age)
+		put(t, writer, input, "aware", "v")
+		wait(t, env.Client)
+		got := effects(t, env.Client)
+		if got["aware"] != 1 || got["before"] != 0 || got["unaware"] != 0 {
+			t.Errorf("effects %v", got)
+		}
+		var progress []int
+		n, err := notify.Backfill(t.Context(), env.Client, input, bigtable.PrefixRange(""), func(cells int, row string) { progress = append(progress, cells) })
+		if err != nil || n != 3 || len(progress) != 1 {
+			t.Errorf("%d cells, progress %v, %v", n, progress, err)
+		}
+		wait(t, env.Client)
+		got = effects(t, env.Client)
+		for _, row := range []string{"before", "unaware", "aware"} {
+			if got[row] != 1 {
+				t.Errorf("row %s: %d effects", row, got[row])
+			}
+		}
+		pass(time.Minute)
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
+// TestAdopted: data from before the table was adopted is a change that nobody
+// acknowledged.
+func TestAdopted(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		m := bigtable.NewMutation()
+		m.Set("d", "in", bigtable.Now(), []byte("plain"))
+		if err := env.Bigtable.Open("docs").Apply(t.Context(), "row", m); err != nil {
+			t.Fatal(err)
+		}
+		register(t, env.Client, input, "o", false)
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			v, _, err := tx.Table("docs").Get(ctx, cell.Row, "d", "in")
+			tx.Table("docs").Set(cell.Row, "d", "out", v)
+			effect(tx, cell)
+			return err
+		})
+		start(t, w)
+		for range 2 { // the second time it is acknowledged
+			if n, err := notify.Backfill(t.Context(), env.Client, input, bigtable.RowList{"row", "none"}, nil); err != nil || n != 1 {
+				t.Error(n, err)
+			}
+			wait(t, env.Client)
+		}
+		if n := effects(t, env.Client)["row"]; n != 1 || value(t, env.Client, output, "row") != "plain" {
+			t.Errorf("%d effects, %q", n, value(t, env.Client, output, "row"))
+		}
+	})
+}

@@ -1,0 +1,331 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// waiting is a Wait under way.
+type waiting struct {
+	asOf tso.Timestamp
+	err  error
+	done chan struct{}
+}
+
+func waitInBackground(ctx context.Context, c *txn.Client) *waiting {
+	w := &waiting{done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.asOf, w.err = notify.Wait(ctx, c, notify.WaitConfig{})
+	}()
+	return w
+}
+
+func (w *waiting) isDone() bool {
+	synctest.Wait()
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// scanOf chooses reads of ranges of a table.
+func scanOf(table string) func(txntest.Call) bool {
+	return func(c txntest.Call) bool {
+		r, ok := c.Request.(*btpb.ReadRowsRequest)
+		return ok && c.Table == table && len(r.GetRows().GetRowKeys()) == 0
+	}
+}
+
+// TestWaitSeesRunsInBetween: a change is pending at Wait's timestamp; before Wait
+// comes to its row, the observer runs, causes a change in a row that Wait has
+// read already, and removes the notification. Nothing in the row tells of it but
+// an acknowledgment that was committed above that timestamp. Without looking for
+// those, Wait returns here and the chain's end is missing.
+func TestWaitSeesRunsInBetween(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		env.CreateTable("zdocs", "d")
+		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		register(t, env.Client, late, "first", false)
+		register(t, env.Client, input, "second", false)
+		put(t, env.Client, late, "row", "v")
+
+		faults := txntest.NewFaults(t)
+		hold := faults.On("scan of zdocs", scanOf("zdocs"), txntest.Hold, 1)
+		waiter := waitInBackground(t.Context(), env.NewClient(txn.Config{RPCTimeout: time.Hour}, faults.DialOptions()...))
+		<-hold.Fired() // docs was read: nothing there
+
+		w := newWorker(t, env.Client, notify.Config{})
+		release := make(chan struct{})
+		handle(t, w, "first", late, func(_ context.Context, tx *txn.Txn, _ txn.Cell) error {
+			tx.Table("docs").Set("row", "d", "in", []byte("caused"))
+			return nil
+		})
+		handle(t, w, "second", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			<-release
+			return observeEffect(ctx, tx, cell)
+		})
+		start(t, w)
+		pass(10 * time.Second)
+		hold.Release()
+		pass(10 * time.Second)
+		if waiter.isDone() {
+			t.Errorf("Wait returned %d, %v before the second observer ran", waiter.asOf, waiter.err)
+		}
+		close(release)
+		<-waiter.done
+		if waiter.err != nil {
+			t.Error(waiter.err)
+		}
+		s, err := env.Client.Snapshot(t.Context(), txn.At(waiter.asOf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for range s.Table("effects").ReadRows(t.Context(), nil) {
+			n++
+		}
+		if n != 1 {
+			t.Errorf("%d effects as of Wait's timestamp", n)
+		}
+	})
+}
+
+// TestWaitSeesStrandedLocks: the writer died after its commit point. The change
+// of its secondary is nowhere but in a lock. Without the rule on locks Wait
+// returns at once.
+func TestWaitSeesStrandedLocks(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		faults := txntest.NewFaults(t)
+		dies := faults.OnStep(txntest.StepSecondaries, txntest.Crash)
+		victim := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		_, err := victim.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("effects").Set("primary", "e", "x", nil)
+			tx.Table("docs").Set("row", "d", "in", nil)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-dies.Fired()
+		faults.Kill()
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		wait(t, env.Client)
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects after Wait", n)
+		}
+	})
+}
+
+// TestWaitSeesRunUnderWay: a run has taken its commit_ts and not committed yet.
+func TestWaitSeesRunUnderWay(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "first", false)
+		register(t, env.Client, middle, "second", false)
+		faults := txntest.NewFaults(t)
+		held := faults.On("commit of the run", func(c txntest.Call) bool { return c.Step == txntest.StepCommit && c.Table == "docs" }, txntest.Hold, 1)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: time.Hour, RPCTimeout: time.Hour}, faults.DialOptions()...), notify.Config{})
+		handle(t, w, "first", input, func(_ context.Context, tx *txn.Txn, _ txn.Cell) error {
+			tx.Table("docs").Set("aaa", "d", "mid", []byte("caused"))
+			return nil
+		})
+		handle(t, w, "second", middle, observeEffect)
+		start(t, w)
+		put(t, env.Client, input, "row", "v")
+		<-held.Fired()
+		waiter := waitInBackground(t.Context(), env.Client)
+		pass(30 * time.Second)
+		if waiter.isDone() {
+			t.Errorf("Wait returned %v while a run was under way", waiter.err)
+		}
+		held.Release()
+		<-waiter.done
+		if n := effects(t, env.Client)["aaa"]; n != 1 || waiter.err != nil {
+			t.Errorf("%d effects after Wait, %v", n, waiter.err)
+		}
+	})
+}
+
+// TestWaitSeesWeakNotifications: a transaction below Wait's timestamp has taken
+// its commit_ts and not sent its weak notification yet. All there is of it are
+// locks, in a column that nobody observes. Without the first pass Wait returns.
+func TestWaitSeesWeakNotifications(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", true)
+		faults := txntest.NewFaults(t)
+		held := faults.OnStep(txntest.StepNotify, txntest.Hold)
+		writer := env.NewClient(txn.Config{LockTTL: time.Hour, RPCTimeout: time.Hour}, faults.DialOptions()...)
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect, notify.Weak())
+		start(t, w)
+		written := make(chan error, 1)
+		go func() { written <- notifyWeakly(t.Context(), writer, input, "row", "x") }()
+		<-held.Fired()
+		waiter := waitInBackground(t.Context(), env.Client)
+		pass(30 * time.Second)
+		if waiter.isDone() {
+			t.Errorf("Wait returned %v before a transaction below its timestamp had notified", waiter.err)
+		}
+		held.Release()
+		if err := <-written; err != nil {
+			t.Fatal(err)
+		}
+		<-waiter.done
+		if n := effects(t, env.Client)["row"]; n != 1 || waiter.err != nil {
+			t.Errorf("%d effects after Wait, %v", n, waiter.err)
+		}
+	})
+}
+
+// TestWaitBesideLoad: a load on columns that nobody observes, which always holds
+// locks somewhere, does not hold Wait up, not even where columns are for weak
+// notifications and every lock counts.
+func TestWaitBesideLoad(t *testing.T) {
+	for _, weak := range []bool{false, true} {
+		t.Run(fmt.Sprintf("weak %v", weak), func(t *testing.T) {
+			virtual(t, func(t *testing.T, env *txntest.Env) {
+				register(t, env.Client, input, "o", weak)
+				busy := env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(20*time.Millisecond))
+				ctx, cancel := context.WithCancel(t.Context())
+				var load sync.WaitGroup
+				var commits atomic.Int32
+				for i := range 6 {
+					load.Go(func() {
+						for ctx.Err() == nil {
+							_, err := busy.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+								tx.Table("docs").Set("load"+strconv.Itoa(i), "d", "other", []byte("v"))
+								return nil
+							})
+							if err != nil && ctx.Err() == nil {
+								t.Error(err)
+							}
+							commits.Add(1)
+						}
+					})
+				}
+				w := newWorker(t, env.Client, notify.Config{})
+				if weak {
+					handle(t, w, "o", input, observeEffect, notify.Weak())
+				} else {
+					handle(t, w, "o", input, observeEffect)
+				}
+				start(t, w)
+				for i := range 5 {
+					if weak {
+						if err := notifyWeakly(t.Context(), env.Client, input, fmt.Sprintf("row%d", i), fmt.Sprintf("x%d", i)); err != nil {
+							t.Fatal(err)
+						}
+					} else {
+						put(t, env.Client, input, fmt.Sprintf("row%d", i), "v")
+					}
+				}
+				wctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+				defer stop()
+				before := commits.Load()
+				if _, err := notify.Wait(wctx, env.Client, notify.WaitConfig{}); err != nil {
+					t.Error(err)
+				}
+				cancel()
+				load.Wait()
+				if commits.Load() == before {
+					t.Error("there was no load")
+				}
+				for i := range 5 {
+					if n := effects(t, env.Client)[fmt.Sprintf("row%d", i)]; n != 1 {
+						t.Errorf("row%d: %d effects", i, n)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestWaitNeverEarly: chains across rows and tables under load of everything at
+// once. Whenever Wait returns, each chain that was begun before it was called is
+// complete at the timestamp it returns.
+func TestWaitNeverEarly(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		env.CreateTable("zdocs", "d")
+		far := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		const chains = 8
+		hop := func(to notify.Column) notify.ObserverFunc {
+			return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+				v, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+				n, _ := strconv.Atoi(cell.Row)
+				tx.Table(to.Table).Set(strconv.Itoa((n+chains/2)%chains), to.Family, to.Qualifier, v)
+				return err
+			}
+		}
+		steps := []struct {
+			id       string
+			from, to notify.Column
+		}{{"one", input, far}, {"two", far, middle}, {"three", middle, output}}
+		for i := range 3 {
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: i == 0, NoLocks: i == 1})
+			for _, s := range steps {
+				register(t, env.Client, s.from, s.id, false)
+				handle(t, w, s.id, s.from, hop(s.to))
+			}
+			start(t, w)
+		}
+		for round := range 5 {
+			want := strconv.Itoa(round)
+			var writers sync.WaitGroup
+			for i := range chains {
+				writers.Go(func() { put(t, env.Client, input, strconv.Itoa(i), want) })
+			}
+			writers.Wait()
+			asOf, err := notify.Wait(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), notify.WaitConfig{Backoff: txn.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := env.Client.Snapshot(t.Context(), txn.At(asOf))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range chains {
+				v, _, err := s.Table("docs").Get(t.Context(), strconv.Itoa(i), "d", "out")
+				if err != nil || string(v) != want {
+					t.Errorf("round %d: chain %d ended with %q as of Wait's timestamp, %v", round, i, v, err)
+				}
+			}
+		}
+	})
+}
+
+// TestWaitEnds: with its context, and it says what it waits for.
+func TestWaitEnds(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		put(t, env.Client, input, "row", "v")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var seen txn.Unfinished
+		_, err := notify.Wait(ctx, env.Client, notify.WaitConfig{Progress: func(u txn.Unfinished) { seen = u }})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if seen.Cell.Row != "row" || seen.TS == 0 {
+			t.Errorf("waiting for %+v", seen)
+		}
+	})
+}
