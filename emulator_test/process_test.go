@@ -124,6 +124,9 @@ func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
 		_, _ = io.Copy(io.Discard, stdin)
 		close(stop)
 	}()
+	if s.Workload == observerWorkload {
+		return s.runObservers(ctx, client, stop)
+	}
 	load := workloadNamed(s.Workload)
 	errs := make(chan error, s.Workers)
 	for i := range s.Workers {

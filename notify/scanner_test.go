@@ -160,7 +160,7 @@ func scans(calls []txntest.Call) int {
 }
 
 // TestScanCost: the number of scans does not grow with the number of workers,
-// and an idle fleet scans once in MaxInterval. When all but one worker go away,
+// and an idle fleet sweeps about once in MaxInterval, a piece by two requests. When all but one worker go away,
 // the one left does not keep to its small share.
 func TestScanCost(t *testing.T) {
 	const minutes = 20
@@ -182,7 +182,7 @@ func TestScanCost(t *testing.T) {
 			faults.Reset()
 			pass(minutes * time.Minute)
 			count[workers] = scans(faults.Calls())
-			if n := count[workers]; n < minutes/2 || n > 3*minutes {
+			if n := count[workers]; n < minutes/2 || n > 5*minutes {
 				t.Errorf("%d workers: %d scans in %d idle minutes", workers, n, minutes)
 			}
 			for _, stop := range stops[1:] {

@@ -1,0 +1,139 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// observerWorkload is the workload of a client process that runs the chain of
+// observers_test.go.
+const observerWorkload = "observers"
+
+// workerConfig is for workers that are killed, and for those that take over.
+func workerConfig() notify.Config {
+	return notify.Config{
+		Concurrency: 4,
+		LockTTL:     time.Second,
+		Finder:      &notify.Scanner{MinInterval: 10 * time.Millisecond, MaxInterval: 100 * time.Millisecond},
+		Backoff:     txn.Backoff{Min: 50 * time.Millisecond, Max: time.Second},
+		MaxAttempts: 100,
+	}
+}
+
+// runObservers is a client process that runs observers until stop is closed.
+func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop <-chan struct{}) error {
+	w, err := newChain(client, workerConfig())
+	if err != nil {
+		return err
+	}
+	wctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		<-stop
+		cancel()
+	}()
+	err = w.Run(wctx)
+	cctx, done := context.WithTimeout(ctx, 10*time.Second)
+	defer done()
+	return errors.Join(err, client.Close(cctx))
+}
+
+// TestKilledWorkers runs the chain in several processes that compete for every
+// change, and kills those that reach a chosen step with SIGKILL. Another one
+// takes its place. Each document is parsed and indexed once, and counted.
+func TestKilledWorkers(t *testing.T) {
+	const workers, batch = 3, 5
+	seed := workloadSeed(t)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	addr := os.Getenv("BIGTABLE_EMULATOR_HOST")
+	if addr == "" {
+		emulator, err := txntest.StartEmulator("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(emulator.Close)
+		addr = emulator.Addr()
+		t.Setenv("BIGTABLE_EMULATOR_HOST", addr)
+	}
+	env := txntest.New(t, txntest.WithConfig(workloadConfig()))
+	env.CreateTable("docs", "d")
+	env.CreateTable("entries", "e")
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	if err := registerChain(ctx, env.Client); err != nil {
+		t.Fatal(err)
+	}
+	rec := newRecorder()
+	// Before the run, before and after its commit point, and before the removal
+	// of the notification.
+	steps := []txntest.Step{
+		txntest.StepRead, txntest.StepPrewrite, txntest.StepNotify, txntest.StepCommit, txntest.StepSecondaries, txntest.StepClear,
+		txntest.StepLock, txntest.StepOracle,
+	}
+	rnd.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
+	kills := len(steps)
+	start := func() *clientProcess {
+		s := clientSpec{Addr: addr, Project: env.Project, Instance: env.Instance, Workload: observerWorkload, Stride: 1, Seed: rnd.Uint64()}
+		if len(steps) > 0 {
+			s.StopStep, s.StopAt = steps[0], 1+rnd.IntN(6)
+			steps = steps[1:]
+		}
+		return startClient(t, s, rec)
+	}
+	var alive []*clientProcess
+	defer func() {
+		for _, p := range alive {
+			p.kill(rec)
+		}
+	}()
+	for range workers {
+		alive = append(alive, start())
+	}
+	var documents []string
+	killed := 0
+	for killed < kills {
+		for range batch {
+			documents = append(documents, fmt.Sprintf("doc%03d", len(documents)))
+		}
+		load(t, env.Client, documents[len(documents)-batch:]...)
+		select {
+		case p := <-rec.stopped:
+			killed++
+			p.kill(rec)
+			alive[slices.Index(alive, p)] = start()
+		case p := <-rec.ended:
+			if !p.killed {
+				t.Fatalf("worker process: %v\n%s", p.cmd.Wait(), p.stderr)
+			}
+		case <-ctx.Done():
+			t.Fatalf("after %d kills and %d documents: %v", killed, len(documents), ctx.Err())
+		case <-observedBy(ctx, env.Client):
+		}
+	}
+	chainDone(ctx, t, env.Client, documents)
+	for _, p := range alive {
+		p.finish(t)
+	}
+	alive = nil
+	t.Logf("%d documents, %d workers killed", len(documents), killed)
+}
+
+// observedBy is closed once everything is observed, or ctx has ended.
+func observedBy(ctx context.Context, c *txn.Client) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = notify.Wait(ctx, c, notify.WaitConfig{}) // looked at again at the end
+	}()
+	return done
+}

@@ -1,0 +1,410 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// The chain of these tests: a document in docs/d:in triggers "parse", which
+// writes docs/d:mid of another row and notifies docs/d:sum weakly; "index" makes
+// an entry of its own for each run, and "count" counts the entries.
+var (
+	docIn  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
+	docMid = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
+	docSum = notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}
+)
+
+// newChain returns a worker that runs the chain.
+func newChain(c *txn.Client, cfg notify.Config) (*notify.Worker, error) {
+	w, err := notify.NewWorker(c, cfg)
+	if err != nil {
+		return nil, err
+	}
+	entry := func(tx *txn.Txn, id string, cell txn.Cell) {
+		tx.Table("entries").Set(fmt.Sprintf("%s/%s/%d", id, cell.Row, tx.StartTS()), "e", "x", nil)
+	}
+	parse := func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		v, _, err := tx.Table("docs").Get(ctx, cell.Row, "d", "in")
+		tx.Table("docs").Set("of-"+cell.Row, "d", "mid", v)
+		tx.Table("docs").Notify("all", "d", "sum")
+		entry(tx, "parse", cell)
+		return err
+	}
+	index := func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+		entry(tx, "index", cell)
+		return nil
+	}
+	count := func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
+		n := 0
+		for row, err := range tx.Table("entries").ReadRows(ctx, nil) {
+			if err != nil {
+				return err
+			}
+			if strings.HasPrefix(row.Key(), "parse/") {
+				n++
+			}
+		}
+		tx.Table("docs").Set("all", "d", "out", fmt.Append(nil, n))
+		return nil
+	}
+	return w, errors.Join(
+		w.Handle("parse", docIn, notify.ObserverFunc(parse)),
+		w.Handle("index", docMid, notify.ObserverFunc(index)),
+		w.Handle("count", docSum, notify.ObserverFunc(count), notify.Weak()),
+	)
+}
+
+func registerChain(ctx context.Context, c *txn.Client) error {
+	return errors.Join(
+		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "in"}, "parse", false),
+		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "mid"}, "index", false),
+		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "sum"}, "count", true),
+	)
+}
+
+// chainDone waits until all is done, and verifies that each of the documents was
+// parsed and indexed exactly once and that the count saw all of them.
+func chainDone(ctx context.Context, t *testing.T, c *txn.Client, documents []string) {
+	t.Helper()
+	asOf, err := notify.Wait(ctx, c, notify.WaitConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Snapshot(ctx, txn.At(asOf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := map[string]int{}
+	for row, err := range s.Table("entries").ReadRows(ctx, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs[row.Key()[:strings.LastIndexByte(row.Key(), '/')]]++
+	}
+	for _, d := range documents {
+		for _, run := range []string{"parse/" + d, "index/of-" + d} {
+			if runs[run] != 1 {
+				t.Errorf("%s: %d runs committed, want 1", run, runs[run])
+			}
+		}
+	}
+	if len(runs) != 2*len(documents) {
+		t.Errorf("runs for %d cells, want %d: %v", len(runs), 2*len(documents), runs)
+	}
+	v, _, err := s.Table("docs").Get(ctx, "all", "d", "out")
+	if want := fmt.Sprint(len(documents)); err != nil || (len(documents) > 0 && string(v) != want) {
+		t.Errorf("the count is %q, want %s; %v", v, want, err)
+	}
+	for d, err := range c.DeadLetters(ctx) {
+		t.Errorf("dead letter %+v, %v", d, err)
+	}
+}
+
+func newObserved(t *testing.T) *txntest.Env {
+	t.Helper()
+	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
+	env.CreateTable("docs", "d")
+	env.CreateTable("entries", "e")
+	if err := registerChain(t.Context(), env.Client); err != nil {
+		t.Fatal(err)
+	}
+	return env
+}
+
+func load(t *testing.T, c *txn.Client, documents ...string) {
+	t.Helper()
+	_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		for _, d := range documents {
+			tx.Table("docs").Set(d, "d", "in", []byte("text"))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runChain runs a worker over c until the test ends.
+func runChain(t *testing.T, c *txn.Client, cfg notify.Config) {
+	t.Helper()
+	w, err := newChain(c, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// cleaned lets time pass for the workers to find what is left over, and verifies
+// that no notification is.
+func cleaned(t *testing.T, c *txn.Client) {
+	t.Helper()
+	pass(5 * time.Minute)
+	synctest.Wait()
+	for n, err := range c.Notifications(t.Context(), "docs", nil) {
+		t.Errorf("left over: %+v, %v", n, err)
+	}
+}
+
+// onData chooses the requests that change or read what the protocol depends on.
+// To die at another one looks like dying before the next of these.
+func onData(c txntest.Call) bool {
+	switch c.Step {
+	case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepOther:
+		return false
+	}
+	return true
+}
+
+// TestWorkerDiesAtEachRequest cuts a worker off at each of its requests: before
+// it is sent, and after it was applied. Another worker takes over; each change
+// has had its one effect.
+func TestWorkerDiesAtEachRequest(t *testing.T) {
+	documents := []string{"a"}
+	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
+		for k := 1; ; k++ {
+			over := false
+			t.Run(fmt.Sprintf("%v/%d", action, k), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := newObserved(t)
+					load(t, env.Client, documents...)
+					faults := txntest.NewFaults(t)
+					n := 0
+					dies := faults.On("the k-th request", func(c txntest.Call) bool {
+						if onData(c) {
+							n++
+						}
+						return onData(c) && n == k
+					}, action, 1).Optional()
+					victim := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 2 * time.Second}, faults.DialOptions()...)
+					w, err := newChain(victim, notify.Config{LockTTL: 5 * time.Second, DrainTimeout: time.Millisecond, Concurrency: 2})
+					if err != nil {
+						t.Fatal(err)
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					done := make(chan error, 1)
+					go func() { done <- w.Run(ctx) }()
+					select {
+					case <-dies.Fired():
+					case <-time.After(3 * time.Second):
+						over = true
+					}
+					faults.Kill()
+					cancel()
+					if err := <-done; err != nil && over {
+						t.Error(err)
+					}
+					runChain(t, env.Client, notify.Config{})
+					chainDone(t.Context(), t, env.Client, documents)
+					cleaned(t, env.Client)
+				})
+			})
+			if over || t.Failed() {
+				if k < 20 && !t.Failed() {
+					t.Errorf("the chain took %d requests only", k-1)
+				}
+				break
+			}
+		}
+	}
+}
+
+// TestWriterDiesAtEachRequest cuts a writer off at each of its requests. When it
+// died after its commit point, the observers of all its cells run, secondaries
+// and weakly notified ones included; before that, none.
+func TestWriterDiesAtEachRequest(t *testing.T) {
+	documents := []string{"a", "b", "c"}
+	committed, died := 0, 0
+	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
+		over := false
+		for k := 1; !over && !t.Failed(); k++ {
+			t.Run(fmt.Sprintf("%v/%d", action, k), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := newObserved(t)
+					runChain(t, env.Client, notify.Config{})
+					faults := txntest.NewFaults(t)
+					n := 0
+					dies := faults.On("the k-th request", func(c txntest.Call) bool {
+						if onData(c) {
+							n++
+						}
+						return onData(c) && n == k
+					}, action, 1).Optional()
+					victim := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 2 * time.Second}, faults.DialOptions()...)
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					written := make(chan error, 1)
+					go func() {
+						_, err := victim.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+							tx.Table("entries").Set("primary", "e", "other", nil)
+							for _, d := range documents {
+								tx.Table("docs").Set(d, "d", "in", []byte("text"))
+							}
+							tx.Table("docs").Notify("all", "d", "sum")
+							return nil
+						})
+						written <- err
+					}()
+					select {
+					case <-dies.Fired():
+					case <-time.After(time.Second):
+						over = true
+					}
+					faults.Kill()
+					cancel()
+					<-written
+					pass(10 * time.Second) // past the ttl
+					s := takeSnapshot(t, env.Client)
+					_, ok, err := s.Table("docs").Get(t.Context(), "c", "d", "in")
+					if err != nil {
+						t.Fatal(err)
+					}
+					// The table entries has one row more.
+					var want []string
+					if ok {
+						want = documents
+						committed++
+					} else {
+						died++
+					}
+					if err := deleteCell(t.Context(), env.Client, "entries", "primary", "e", "other"); err != nil {
+						t.Fatal(err)
+					}
+					chainDone(t.Context(), t, env.Client, want)
+					cleaned(t, env.Client)
+				})
+			})
+		}
+	}
+	if committed < 5 || died < 9 {
+		t.Errorf("%d writers had committed when they died, %d had not: too few", committed, died)
+	}
+}
+
+func deleteCell(ctx context.Context, c *txn.Client, table, row, family, qualifier string) error {
+	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(table).Delete(row, family, qualifier)
+		return nil
+	})
+	return err
+}
+
+// TestObserverRequestFaults loses, doubles and delays requests of each kind that
+// a worker sends, the delayed ones beyond the end of everything. Each change has
+// its one effect all the same, and nothing stays behind.
+func TestObserverRequestFaults(t *testing.T) {
+	documents := []string{"a", "b", "c", "d"}
+	steps := []txntest.Step{
+		txntest.StepOracle, txntest.StepRead, txntest.StepLock, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries,
+		txntest.StepNotify, txntest.StepClear,
+	}
+	actions := []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay}
+	for _, step := range steps {
+		for _, action := range actions {
+			t.Run(fmt.Sprintf("%s/%v", step, action), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := newObserved(t)
+					load(t, env.Client, documents...)
+					faults := txntest.NewFaults(t)
+					rule := faults.On(string(step), func(c txntest.Call) bool { return c.Step == step }, action, 2)
+					c := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: 5 * time.Second, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
+					runChain(t, c, notify.Config{LockTTL: 5 * time.Second})
+					chainDone(t.Context(), t, env.Client, documents)
+					<-rule.Fired()
+					rule.Release()
+					synctest.Wait()
+					chainDone(t.Context(), t, env.Client, documents)
+					cleaned(t, env.Client)
+				})
+			})
+		}
+	}
+}
+
+// TestFailureRequestFaults: the same for what is stored about failures. The
+// document fails until it is a dead letter, and is replayed.
+func TestFailureRequestFaults(t *testing.T) {
+	for _, step := range []txntest.Step{txntest.StepFailure, txntest.StepDeadLetter} {
+		for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
+			t.Run(fmt.Sprintf("%s/%v", step, action), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := newObserved(t)
+					faults := txntest.NewFaults(t)
+					rule := faults.OnStep(step, action)
+					c := env.NewClient(txn.Config{TokenTTL: time.Minute, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
+					w, err := notify.NewWorker(c, notify.Config{MaxAttempts: 3})
+					if err != nil {
+						t.Fatal(err)
+					}
+					runs := 0
+					broken := true
+					err = w.Handle("parse", docIn, notify.ObserverFunc(func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+						runs++
+						if broken {
+							return errors.New("broken on purpose")
+						}
+						tx.Table("entries").Set(cell.Row, "e", "x", nil)
+						return nil
+					}))
+					if err != nil {
+						t.Fatal(err)
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					done := make(chan error, 1)
+					go func() { done <- w.Run(ctx) }()
+					load(t, env.Client, "row")
+					pass(2 * time.Minute)
+					if _, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{}); err != nil {
+						t.Fatal(err)
+					}
+					if runs < 3 || runs > 6 {
+						t.Errorf("%d runs of 3 attempts", runs)
+					}
+					broken = false
+					letters := 0
+					for d, err := range env.Client.DeadLetters(t.Context()) {
+						if err != nil {
+							t.Fatal(err)
+						}
+						letters++
+						if err := env.Client.Replay(t.Context(), d); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if letters != 1 {
+						t.Errorf("%d letters", letters)
+					}
+					if _, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{}); err != nil {
+						t.Fatal(err)
+					}
+					rule.Release()
+					s := takeSnapshot(t, env.Client)
+					if _, ok, err := s.Table("entries").Get(t.Context(), "row", "e", "x"); err != nil || !ok {
+						t.Errorf("no effect after the replay: %v", err)
+					}
+					cleaned(t, env.Client)
+					cancel()
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				})
+			})
+		}
+	}
+}
