@@ -449,3 +449,34 @@ func TestTimeout(t *testing.T) {
 		}
 	})
 }
+
+// TestFailureBeforeAnyTimestamp: a worker whose client was given no timestamp yet
+// cannot tell whether a pause is over, and looks.
+func TestFailureBeforeAnyTimestamp(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		put(t, env.Client, input, "row", "v")
+		cell := txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := env.Client.SetFailure(t.Context(), cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now}); err != nil {
+			t.Fatal(err)
+		}
+		f := &manualFinder{offer: make(chan txn.Notification)}
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{Finder: f})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.offer <- n
+		}
+		pass(time.Second)
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}

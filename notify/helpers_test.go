@@ -190,7 +190,9 @@ func deadLetters(t *testing.T, c *txn.Client) []txn.DeadLetter {
 
 func wait(t *testing.T, c *txn.Client) {
 	t.Helper()
-	if _, err := notify.Wait(t.Context(), c, notify.WaitConfig{}); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if _, err := notify.Wait(ctx, c, notify.WaitConfig{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -377,3 +377,32 @@ func TestWeakLandsLate(t *testing.T) {
 		wantLeft(t, env.Client, 0, 0)
 	})
 }
+
+// TestWeakStartedEarlier: a transaction that started before the observer's last
+// run and committed after it is seen by another run. Its notification stands at
+// its commit_ts; at its start_ts it would be taken for acknowledged.
+func TestWeakStartedEarlier(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", true)
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect, notify.Weak())
+		start(t, w)
+		early, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		early.Table("effects").Set("early", "e", "x", nil)
+		early.Table("docs").Notify("hot", "d", "in")
+		if err := notifyWeakly(t.Context(), env.Client, input, "hot", "late"); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, env.Client)
+		if _, err := early.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, env.Client)
+		if n := effects(t, env.Client)["hot"]; n != 2 {
+			t.Errorf("%d runs, want 2", n)
+		}
+	})
+}

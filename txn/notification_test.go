@@ -1,0 +1,298 @@
+package txn_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+var observedCell = txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+
+// newObservedTable makes table t with observer o on f:q.
+func newObservedTable(t *testing.T, opts ...txntest.Option) *txntest.Env {
+	t.Helper()
+	env := txntest.New(t, opts...)
+	env.CreateTable("t", "f")
+	if err := env.Client.RegisterObserver(t.Context(), "t", observedCell.Column(), "o", false); err != nil {
+		t.Fatal(err)
+	}
+	return env
+}
+
+func observe(t *testing.T, tx *txn.Txn) *txn.Observation {
+	t.Helper()
+	o, err := tx.Observe(t.Context(), observedCell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// TestObserve follows a cell from its change to the acknowledgment, and to the
+// next change.
+func TestObserve(t *testing.T) {
+	ctx := t.Context()
+	env := newObservedTable(t)
+	c := env.Client
+	begin := func() *txn.Txn {
+		tx, err := c.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(tx.Rollback)
+		return tx
+	}
+	if o := observe(t, begin()); o.ChangeTS != 0 || o.Pending("o") || !o.Settled() || len(o.Triggers) != 0 {
+		t.Errorf("before any change: %+v", o)
+	}
+	changed, err := c.Update(ctx, set("t", "r"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := begin(), begin()
+	for _, tx := range []*txn.Txn{a, b} {
+		o := observe(t, tx)
+		if o.ChangeTS != changed || !o.Pending("o") || o.Settled() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
+			t.Errorf("after a change: %+v", o)
+		}
+		tx.Acknowledge(o, "o")
+	}
+	if _, err := a.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// The other one has seen the same change: only one of them commits.
+	_, err = b.Commit(ctx)
+	var conflict *txn.ConflictError
+	if !errors.As(err, &conflict) || !txn.Retryable(err) {
+		t.Fatalf("the second acknowledgment: %v", err)
+	}
+	if col, observer, ok := txn.ObserverOf(conflict.Cell.Column()); !ok || col != observedCell.Column() || observer != "o" {
+		t.Errorf("the conflict is on %v", conflict.Cell)
+	}
+	o := observe(t, begin())
+	if o.Pending("o") || o.Acks["o"] != a.StartTS() {
+		t.Errorf("after the acknowledgment: %+v", o)
+	}
+	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+		t.Fatal(err)
+	}
+	later, err := c.Update(ctx, set("t", "r"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What was cleared up to a start_ts is nothing above it.
+	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+		t.Fatal(err)
+	}
+	if o := observe(t, begin()); !o.Pending("o") || len(o.Triggers) != 1 || o.Triggers[0].TS != later {
+		t.Errorf("after the next change: %+v", o)
+	}
+}
+
+// TestCheckOfAcknowledgments damages acknowledgments; the consistency check says
+// of each what is wrong.
+func TestCheckOfAcknowledgments(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		damage func(t *testing.T, env *txntest.Env, first, second *txn.Txn)
+		says   string
+	}{
+		{"none", func(*testing.T, *txntest.Env, *txn.Txn, *txn.Txn) {}, ""},
+		{"above its own start", func(t *testing.T, env *txntest.Env, _, second *txn.Txn) {
+			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(second.StartTS()+1)))
+		}, "by a transaction that started at"},
+		{"goes back", func(t *testing.T, env *txntest.Env, first, second *txn.Txn) {
+			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(first.StartTS()-1)))
+		}, "after the one at"},
+		{"the same twice", func(t *testing.T, env *txntest.Env, first, second *txn.Txn) {
+			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(first.StartTS())))
+		}, "after the one at"},
+		{"of another length", func(t *testing.T, env *txntest.Env, first, _ *txn.Txn) {
+			setAck(t, env, first.StartTS(), []byte("x"))
+		}, "1 bytes instead of 8"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			env := newObservedTable(t, txntest.WithoutCheck())
+			var runs []*txn.Txn
+			for range 2 {
+				if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+					t.Fatal(err)
+				}
+				tx, err := env.Client.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				tx.Acknowledge(observe(t, tx), "o")
+				if _, err := tx.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				runs = append(runs, tx)
+			}
+			tt.damage(t, env, runs[0], runs[1])
+			n := 0
+			for v, err := range env.Client.Check(t.Context(), "t", nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				n++
+				if v.Rule != txn.RuleAck || !strings.Contains(v.Detail, tt.says) {
+					t.Errorf("found %v, want %q", v, tt.says)
+				}
+			}
+			if (n > 0) != (tt.says != "") {
+				t.Errorf("%d violations", n)
+			}
+		})
+	}
+}
+
+func setAck(t *testing.T, env *txntest.Env, startTS tso.Timestamp, value []byte) {
+	t.Helper()
+	m := bigtable.NewMutation()
+	m.Set(txn.AckFamily, "f:q/o", startTS.Cell(), value)
+	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBrokenNotifications: what does not parse in one cell hides no other, and
+// the consistency check reports it.
+func TestBrokenNotifications(t *testing.T) {
+	env := newObservedTable(t, txntest.WithoutCheck())
+	for _, row := range []string{"a", "r", "z"} {
+		if _, err := env.Client.Update(t.Context(), set("t", row)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := bigtable.NewMutation()
+	for _, q := range []string{"nonsense", ":", ":o", ":o:nonsense", ":o:f:q"} {
+		m.Set(txn.NotifyFamily, q, 0, []byte("\xff nonsense"))
+	}
+	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for n, err := range env.Client.Notifications(t.Context(), "t", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, fmt.Sprintf("%s %d %d", n.Cell, len(n.Triggers), len(n.Failures)))
+	}
+	if got, want := strings.Join(found, ", "), "t/a/f:q 1 0, t/r/f:q 1 0, t/z/f:q 1 0"; got != want {
+		t.Errorf("found %s, want %s", got, want)
+	}
+	n := 0
+	for v, err := range env.Client.Check(t.Context(), "t", nil) {
+		if err != nil || v.Rule != txn.RuleFormat {
+			t.Errorf("%v, %v", v, err)
+		}
+		n++
+	}
+	if n < 5 {
+		t.Errorf("%d violations of 5", n)
+	}
+	// The observer of that cell does not run before it is mended.
+	tx, err := env.Client.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.Observe(t.Context(), observedCell); !errors.Is(err, txn.ErrCorrupt) {
+		t.Error(err)
+	}
+}
+
+// TestDeadLetterIdentity: to drop a letter does not drop one that took its place.
+func TestDeadLetterIdentity(t *testing.T) {
+	ctx := t.Context()
+	env := newObservedTable(t)
+	letters := func() (all []txn.DeadLetter) {
+		for d, err := range env.Client.DeadLetters(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, d)
+		}
+		return all
+	}
+	park := func(text string) txn.DeadLetter {
+		if err := env.Client.Park(ctx, txn.DeadLetter{Cell: observedCell, Observer: "o", Error: text}); err != nil {
+			t.Fatal(err)
+		}
+		all := letters()
+		if len(all) != 1 || all[0].Error != text || all[0].ParkedTS == 0 {
+			t.Fatalf("letters %+v", all)
+		}
+		return all[0]
+	}
+	first := park("first")
+	second := park("second")
+	if err := env.Client.DropDeadLetter(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	if all := letters(); len(all) != 1 || all[0].Error != "second" {
+		t.Errorf("letters after the first was dropped: %+v", all)
+	}
+	if err := env.Client.DropDeadLetter(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	if all := letters(); len(all) != 0 {
+		t.Errorf("letters %+v", all)
+	}
+}
+
+// TestRegistrations: clients that register at once all get in, and what
+// contradicts is refused with what it contradicts.
+func TestRegistrations(t *testing.T) {
+	ctx := t.Context()
+	env := txntest.New(t)
+	env.CreateTable("t", "f")
+	const n = 12
+	var all sync.WaitGroup
+	for i := range n {
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		all.Go(func() {
+			for range 2 { // again is harmless
+				if err := c.RegisterObserver(ctx, "t", txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%d", i%4)}, fmt.Sprintf("o%d", i), false); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	cols, err := env.Client.Observed(ctx, "t")
+	if err != nil || len(cols) != 4 {
+		t.Fatalf("%+v, %v", cols, err)
+	}
+	for _, col := range cols {
+		if len(col.Observers) != n/4 {
+			t.Errorf("%+v", col)
+		}
+	}
+	reg := func(family, qualifier, id string, weak bool) error {
+		return env.Client.RegisterObserver(ctx, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
+	}
+	wantError(t, reg("f", "q1", "o0", false), txn.ErrObserver, "o0", "f:q0", "UnregisterObserver")
+	wantError(t, reg("f", "q0", "new", true), txn.ErrObserver, "strong notifications")
+	wantError(t, reg("g", "q0", "new", false), txn.ErrSchema, `"g"`)
+	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
+		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)
+	}
+	wantError(t, env.Client.Notify(ctx, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
+	_, err = env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("t").Set("r", "f", "other", nil)
+		tx.Table("t").Notify("r", "f", "q0")
+		return nil
+	})
+	wantError(t, err, txn.ErrSchema, "not for weak notifications")
+}
