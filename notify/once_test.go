@@ -406,3 +406,31 @@ func TestWeakStartedEarlier(t *testing.T) {
 		}
 	})
 }
+
+// TestNotificationOutlivesRun: the worker that ran the observer is cut off before
+// it has removed the notification. Whoever finds it finds it acknowledged.
+func TestNotificationOutlivesRun(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		put(t, env.Client, input, "row", "v")
+		faults := txntest.NewFaults(t)
+		cut := faults.OnStep(txntest.StepClear, txntest.Crash)
+		first := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), notify.Config{})
+		handle(t, first, "o", input, observeEffect)
+		start(t, first)
+		<-cut.Fired()
+		faults.Kill()
+		wantLeft(t, env.Client, 1, 0)
+		second := newWorker(t, env.Client, notify.Config{})
+		handle(t, second, "o", input, observeEffect)
+		start(t, second)
+		pass(2 * time.Minute)
+		if s := second.Stats(); s.Runs != 0 || s.Acknowledged == 0 {
+			t.Errorf("%+v", s)
+		}
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects", n)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}

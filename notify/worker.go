@@ -83,7 +83,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 
 // Handle adds an observer of a column, before Run. id names it in the store: it
 // has to stay the same from one release to the next, and to differ from those of
-// the table's other observers. Run registers it.
+// the table's other observers. Run registers it, or Register.
 //
 // Several observers may watch a column. Like the paper we advise against it: it
 // is not obvious then what runs when a column is written.
@@ -157,9 +157,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Unlock()
 	defer w.end(nil)
 
-	if err := w.register(ctx); err != nil {
+	if err := w.Register(ctx); err != nil {
 		w.stopped()
 		return err
+	}
+	if err := w.client.Announce(ctx, w.ids()); err != nil {
+		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
 	}
 	// What is running outlives ctx, until it is drained.
 	runs, cancelRuns := context.WithCancel(context.WithoutCancel(ctx))
@@ -194,21 +197,23 @@ func (e *endError) Error() string { return e.err.Error() }
 // fail ends Run with an error.
 func (w *Worker) fail(err error) { w.end(&endError{err}) }
 
-// register writes the observers into the registry and announces them.
-func (w *Worker) register(ctx context.Context) error {
+// Register writes the observers into the registry, which Run does as well: what
+// is committed afterwards, by clients that know of it, is notified. On an error
+// some may be registered; to register again is harmless. txn.ErrObserver says
+// that something else is registered under an id or for a column.
+func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
 		if err := w.client.RegisterObserver(ctx, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
 			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
 		}
-	}
-	if err := w.client.Announce(ctx, w.ids()); err != nil {
-		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
 	}
 	return nil
 }
 
 // all returns the handlers in order of their columns and ids.
 func (w *Worker) all() []*handler {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var all []*handler
 	for _, hs := range w.handlers {
 		all = append(all, hs...)
