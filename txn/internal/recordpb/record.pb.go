@@ -141,7 +141,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11, 0}
+	return file_record_proto_rawDescGZIP(), []int{13, 0}
 }
 
 // CellRef points to a transaction's primary cell, relative to the cell the
@@ -587,8 +587,13 @@ type TableSchema struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
 	// The user's own families, as they were when the table was initialized.
-	Families      []string          `protobuf:"bytes,2,rep,name=families,proto3" json:"families,omitempty"`
-	Observed      []*ObservedColumn `protobuf:"bytes,3,rep,name=observed,proto3" json:"observed,omitempty"`
+	Families []string          `protobuf:"bytes,2,rep,name=families,proto3" json:"families,omitempty"`
+	Observed []*ObservedColumn `protobuf:"bytes,3,rep,name=observed,proto3" json:"observed,omitempty"` // 4 to 9: observers.
+	// Oracle time at which an existing table was adopted; 0 where it was not
+	// recorded. A plain cell that is newer was written past the library.
+	AdoptedTs int64 `protobuf:"varint,10,opt,name=adopted_ts,json=adoptedTs,proto3" json:"adopted_ts,omitempty"`
+	// The garbage-collection policies that adoption cleared, for undoing it.
+	PriorPolicies []*PriorPolicy `protobuf:"bytes,11,rep,name=prior_policies,json=priorPolicies,proto3" json:"prior_policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -644,6 +649,144 @@ func (x *TableSchema) GetObserved() []*ObservedColumn {
 	return nil
 }
 
+func (x *TableSchema) GetAdoptedTs() int64 {
+	if x != nil {
+		return x.AdoptedTs
+	}
+	return 0
+}
+
+func (x *TableSchema) GetPriorPolicies() []*PriorPolicy {
+	if x != nil {
+		return x.PriorPolicies
+	}
+	return nil
+}
+
+// PriorPolicy is what a family's garbage-collection policy was.
+type PriorPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Family        string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	Rule          *GCRule                `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PriorPolicy) Reset() {
+	*x = PriorPolicy{}
+	mi := &file_record_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PriorPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PriorPolicy) ProtoMessage() {}
+
+func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PriorPolicy.ProtoReflect.Descriptor instead.
+func (*PriorPolicy) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PriorPolicy) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *PriorPolicy) GetRule() *GCRule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+// GCRule is a garbage-collection policy of Bigtable; one field is set.
+type GCRule struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	MaxVersions  int64                  `protobuf:"varint,1,opt,name=max_versions,json=maxVersions,proto3" json:"max_versions,omitempty"`
+	MaxAgeMicros int64                  `protobuf:"varint,2,opt,name=max_age_micros,json=maxAgeMicros,proto3" json:"max_age_micros,omitempty"`
+	// A cell goes when any of them says so.
+	Union []*GCRule `protobuf:"bytes,3,rep,name=union,proto3" json:"union,omitempty"`
+	// A cell goes when all of them say so.
+	Intersection  []*GCRule `protobuf:"bytes,4,rep,name=intersection,proto3" json:"intersection,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GCRule) Reset() {
+	*x = GCRule{}
+	mi := &file_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GCRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GCRule) ProtoMessage() {}
+
+func (x *GCRule) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GCRule.ProtoReflect.Descriptor instead.
+func (*GCRule) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GCRule) GetMaxVersions() int64 {
+	if x != nil {
+		return x.MaxVersions
+	}
+	return 0
+}
+
+func (x *GCRule) GetMaxAgeMicros() int64 {
+	if x != nil {
+		return x.MaxAgeMicros
+	}
+	return 0
+}
+
+func (x *GCRule) GetUnion() []*GCRule {
+	if x != nil {
+		return x.Union
+	}
+	return nil
+}
+
+func (x *GCRule) GetIntersection() []*GCRule {
+	if x != nil {
+		return x.Intersection
+	}
+	return nil
+}
+
 // WorkerToken is stored in the metadata table, one row a running client.
 type WorkerToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -665,7 +808,7 @@ type WorkerToken struct {
 
 func (x *WorkerToken) Reset() {
 	*x = WorkerToken{}
-	mi := &file_record_proto_msgTypes[7]
+	mi := &file_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +820,7 @@ func (x *WorkerToken) String() string {
 func (*WorkerToken) ProtoMessage() {}
 
 func (x *WorkerToken) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[7]
+	mi := &file_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +833,7 @@ func (x *WorkerToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerToken.ProtoReflect.Descriptor instead.
 func (*WorkerToken) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{7}
+	return file_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerToken) GetFormatVersion() uint32 {
@@ -765,7 +908,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +920,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +933,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{8}
+	return file_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Failure) GetFormatVersion() uint32 {
@@ -863,7 +1006,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1018,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1031,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{9}
+	return file_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeadLetter) GetFormatVersion() uint32 {
@@ -984,7 +1127,7 @@ type SafePoint struct {
 
 func (x *SafePoint) Reset() {
 	*x = SafePoint{}
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1139,7 @@ func (x *SafePoint) String() string {
 func (*SafePoint) ProtoMessage() {}
 
 func (x *SafePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1152,7 @@ func (x *SafePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
 func (*SafePoint) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{10}
+	return file_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SafePoint) GetFormatVersion() uint32 {
@@ -1066,7 +1209,7 @@ type GarbageRun struct {
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1221,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1234,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11}
+	return file_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -1233,11 +1376,23 @@ const file_record_proto_rawDesc = "" +
 	"\x0eObservedColumn\x12-\n" +
 	"\x06column\x18\x01 \x01(\v2\x15.percolator.v1.ColumnR\x06column\x12\x1c\n" +
 	"\tobservers\x18\x02 \x03(\tR\tobservers\x12\x12\n" +
-	"\x04weak\x18\x03 \x01(\bR\x04weak\"\x8b\x01\n" +
+	"\x04weak\x18\x03 \x01(\bR\x04weak\"\xed\x01\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
-	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\"\xd3\x01\n" +
+	"\bobserved\x18\x03 \x03(\v2\x1d.percolator.v1.ObservedColumnR\bobserved\x12\x1d\n" +
+	"\n" +
+	"adopted_ts\x18\n" +
+	" \x01(\x03R\tadoptedTs\x12A\n" +
+	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\"P\n" +
+	"\vPriorPolicy\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12)\n" +
+	"\x04rule\x18\x02 \x01(\v2\x15.percolator.v1.GCRuleR\x04rule\"\xb9\x01\n" +
+	"\x06GCRule\x12!\n" +
+	"\fmax_versions\x18\x01 \x01(\x03R\vmaxVersions\x12$\n" +
+	"\x0emax_age_micros\x18\x02 \x01(\x03R\fmaxAgeMicros\x12+\n" +
+	"\x05union\x18\x03 \x03(\v2\x15.percolator.v1.GCRuleR\x05union\x129\n" +
+	"\fintersection\x18\x04 \x03(\v2\x15.percolator.v1.GCRuleR\fintersection\"\xd3\x01\n" +
 	"\vWorkerToken\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
 	"\n" +
@@ -1322,7 +1477,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
 	(GarbageRun_Phase)(0),  // 1: percolator.v1.GarbageRun.Phase
@@ -1333,11 +1488,13 @@ var file_record_proto_goTypes = []any{
 	(*Column)(nil),         // 6: percolator.v1.Column
 	(*ObservedColumn)(nil), // 7: percolator.v1.ObservedColumn
 	(*TableSchema)(nil),    // 8: percolator.v1.TableSchema
-	(*WorkerToken)(nil),    // 9: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 10: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 11: percolator.v1.DeadLetter
-	(*SafePoint)(nil),      // 12: percolator.v1.SafePoint
-	(*GarbageRun)(nil),     // 13: percolator.v1.GarbageRun
+	(*PriorPolicy)(nil),    // 9: percolator.v1.PriorPolicy
+	(*GCRule)(nil),         // 10: percolator.v1.GCRule
+	(*WorkerToken)(nil),    // 11: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 12: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 13: percolator.v1.DeadLetter
+	(*SafePoint)(nil),      // 14: percolator.v1.SafePoint
+	(*GarbageRun)(nil),     // 15: percolator.v1.GarbageRun
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -1348,13 +1505,17 @@ var file_record_proto_depIdxs = []int32{
 	2,  // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
 	6,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
 	7,  // 7: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	6,  // 8: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	1,  // 9: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	9,  // 8: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
+	10, // 9: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
+	10, // 10: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
+	10, // 11: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
+	6,  // 12: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	1,  // 13: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -1369,7 +1530,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,139 @@
+package txn
+
+import (
+	"context"
+	"slices"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// A cellScan looks for a cell that belongs to transactions: one in a metadata
+// family, or one of data at 1e17 µs or above. It reads at most three cells of a
+// row, without their values, page by page.
+type cellScan struct {
+	table *table
+	// metadata are the metadata families that the table has.
+	metadata []string
+	// sample bounds the rows that are looked at, spread over the table; 0 is
+	// all.
+	sample   int
+	progress func(rows int)
+
+	rows  int  // looked at
+	whole bool // these were all
+}
+
+type foundCell struct {
+	cell   Cell
+	family string
+	at     bigtable.Timestamp
+}
+
+// sampleParts is over how many places of the table a sample is spread.
+const sampleParts = 64
+
+func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
+	parts := []keyRange{{}}
+	s.whole = true
+	if s.sample > 0 {
+		parts = s.table.split(ctx)
+		for len(parts) > sampleParts {
+			parts, s.whole = everyOther(parts), false
+		}
+	}
+	for i, part := range parts {
+		most := 0
+		if s.sample > 0 {
+			// What a small part left over goes to those behind it.
+			most = max(1, (s.sample-s.rows)/(len(parts)-i))
+		}
+		found, err := s.part(ctx, part, most)
+		if found != nil || err != nil {
+			return found, err
+		}
+	}
+	return nil, nil
+}
+
+// split cuts a table where Bigtable would; not at all where it does not say.
+func (t *table) split(ctx context.Context) []keyRange {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	keys, err := t.api.SampleRowKeys(rctx)
+	if err != nil {
+		return []keyRange{{}}
+	}
+	slices.Sort(keys)
+	var parts []keyRange
+	start := ""
+	for _, k := range slices.Compact(keys) {
+		if k > start {
+			parts = append(parts, keyRange{start, k})
+			start = k
+		}
+	}
+	return append(parts, keyRange{start, ""})
+}
+
+func everyOther(parts []keyRange) []keyRange {
+	var some []keyRange
+	for i := 0; i < len(parts); i += 2 {
+		some = append(some, parts[i])
+	}
+	return some
+}
+
+// part looks at most rows of a range, 0 for all.
+func (s *cellScan) part(ctx context.Context, part keyRange, most int) (found *foundCell, err error) {
+	first := chain(bigtable.CellsPerRowLimitFilter(1), bigtable.StripValueFilter())
+	filters := []bigtable.Filter{
+		first, // so that every row counts, and a page ends
+		chain(bigtable.TimestampRangeFilterMicros(prePercolator, 0), first),
+	}
+	for _, f := range s.metadata {
+		filters = append(filters, chain(wholeFamily(f), first))
+	}
+	rest := rowSet{ranges: []keyRange{part}}
+	for seen := 0; !rest.empty(); {
+		page := maxPageRows
+		if most > 0 {
+			page = min(page, most-seen)
+		}
+		n, last := 0, ""
+		err := s.table.readRows(ctx, rest.request(false), func(row bigtable.Row) bool {
+			n++
+			last = row.Key()
+			found = s.cell(row)
+			return found == nil
+		}, bigtable.RowFilter(interleave(filters...)), bigtable.LimitRows(int64(page)))
+		s.rows += n
+		seen += n
+		switch {
+		case found != nil || err != nil:
+			return found, err
+		case n < page:
+			return nil, nil
+		}
+		if s.progress != nil {
+			s.progress(s.rows)
+		}
+		if rest = rest.beyond(last, false); most > 0 && seen >= most {
+			s.whole = false
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+func (s *cellScan) cell(row bigtable.Row) *foundCell {
+	for family, items := range row {
+		for _, item := range items {
+			if item.Timestamp < prePercolator && !slices.Contains(s.metadata, family) {
+				continue
+			}
+			c, _ := splitColumn(item.Column)
+			return &foundCell{Cell{s.table.name, row.Key(), c.Family, c.Qualifier}, family, item.Timestamp}
+		}
+	}
+	return nil
+}
