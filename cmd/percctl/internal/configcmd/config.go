@@ -28,6 +28,7 @@ not read.`,
 		RunE: func(*cobra.Command, []string) error { return view(s, &flags, format) },
 	}
 	flags.Add(cmd.Flags())
+	flags.Oracle.Add(cmd.Flags())
 	cli.FormatFlag(cmd, &format, cli.ListFormats...)
 	return cmd
 }

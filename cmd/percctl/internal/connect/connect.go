@@ -17,6 +17,7 @@ import (
 	"google.golang.org/api/option"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -24,6 +25,12 @@ import (
 // and that before ~/.cbtrc, the configuration of cbt.
 type Flags struct {
 	Project, Instance, AppProfile, MetadataTable string
+
+	// Embedded: an emulator inside the process, see package embedded.
+	Embedded bool
+
+	// Oracle says how to reach a served oracle; all empty is what its row says.
+	Oracle OracleFlags
 
 	// Without a flag.
 	creds, endpoint, adminEndpoint, emulator string
@@ -64,6 +71,10 @@ func (f *Flags) settings() []setting {
 		{"data-endpoint", &f.endpoint, false, []string{"PERCCTL_DATA_ENDPOINT"}, "data-endpoint", ""},
 		{"admin-endpoint", &f.adminEndpoint, false, []string{"PERCCTL_ADMIN_ENDPOINT"}, "admin-endpoint", ""},
 		{"emulator", &f.emulator, false, []string{"BIGTABLE_EMULATOR_HOST"}, "", ""},
+		{"oracle", &f.Oracle.Servers, true, []string{"PERCCTL_ORACLE"}, "", ""},
+		{"oracle-ca", &f.Oracle.CA, true, []string{"PERCCTL_ORACLE_CA"}, "", ""},
+		{"oracle-cert", &f.Oracle.Cert, true, []string{"PERCCTL_ORACLE_CERT"}, "", ""},
+		{"oracle-key", &f.Oracle.Key, true, []string{"PERCCTL_ORACLE_KEY"}, "", ""},
 	}
 }
 
@@ -106,8 +117,11 @@ func (f *Flags) Resolve() error {
 	if _, err := f.Settings(); err != nil {
 		return err
 	}
+	if f.Embedded {
+		f.Project, f.Instance = embedded.Project, embedded.Instance
+	}
 	if f.Project == "" || f.Instance == "" {
-		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST any names will do). To try without one: percctl demo")
+		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST any names will do). To try without one, add --embedded, or run percctl demo")
 	}
 	return nil
 }
@@ -166,6 +180,13 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	fail := func(err error) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
 		return nil, nil, nil, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, project %s, instance %s: %w", f.Project, f.Instance, err)}
 	}
+	if f.Embedded {
+		bt, admin, closeAll, err := embedded.Start(ctx, f.MetadataTable)
+		if err != nil {
+			return fail(err)
+		}
+		return bt, admin, closeAll, nil
+	}
 	bt, err := bigtable.NewClientWithConfig(ctx, f.Project, f.Instance, bigtable.ClientConfig{
 		AppProfile:      f.AppProfile,
 		MetricsProvider: bigtable.NoopMetricsProvider{},
@@ -182,6 +203,23 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 		_ = bt.Close()
 		_ = admin.Close()
 	}, nil
+}
+
+// OpenInstance connects to the service that administers instances, which says
+// what app profiles are. The client has to be closed.
+func (f *Flags) OpenInstance(ctx context.Context) (*bigtable.InstanceAdminClient, error) {
+	if err := f.Resolve(); err != nil {
+		return nil, err
+	}
+	return bigtable.NewInstanceAdminClient(ctx, f.Project, f.options(f.adminEndpoint)...)
+}
+
+// IsEmulator reports whether it is an emulator that commands talk to.
+func (f *Flags) IsEmulator() bool { return f.Embedded || f.emulator != "" }
+
+// Resource is the resource name of the instance.
+func (f *Flags) Resource() string {
+	return "projects/" + f.Project + "/instances/" + f.Instance
 }
 
 // String names the instance, for messages.

@@ -34,6 +34,8 @@ type Flags struct {
 // Add adds the flags to a command; timeout is the default, 0 for none.
 func (f *Flags) Add(cmd *cobra.Command, timeout time.Duration) {
 	f.Connect.Add(cmd.Flags())
+	f.Connect.AddEmbedded(cmd.Flags())
+	f.Connect.Oracle.Add(cmd.Flags())
 	cmd.Flags().DurationVar(&f.Timeout, "timeout", timeout, "give up after this long (0: no limit)")
 }
 
@@ -43,8 +45,11 @@ type Session struct {
 	Progress *cli.Progress
 	// Where names project and instance, for messages.
 	Where string
+	// Connect says what Bigtable and Admin are connected to.
+	Connect  *connect.Flags
+	Bigtable *bigtable.Client
+	Admin    *bigtable.AdminClient
 
-	bt     *bigtable.Client
 	config txn.Config
 	strict bool
 
@@ -83,7 +88,7 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 	cfg.MetadataTable = f.Connect.MetadataTable
 	cfg.Admin = admin
 	if cfg.Oracle == nil {
-		served, err := servedOracle(ctx, bt, cfg.MetadataTable)
+		served, err := ServedOracle(ctx, &f.Connect, bt)
 		if err != nil {
 			return coded(f.explainTimeout(ctx, err))
 		}
@@ -94,7 +99,7 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 	}
 	// It writes no locks, so nobody has to know whether it is alive.
 	cfg.TokenTTL = -1
-	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), bt: bt, config: cfg, strict: mode == Changes, opened: map[string]bool{}}
+	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, config: cfg, strict: mode == Changes, opened: map[string]bool{}}
 	defer sess.close(ctx)
 	err = sess.connect(ctx)
 	if err == nil {
@@ -124,7 +129,7 @@ func (f *Flags) explainTimeout(ctx context.Context, err error) error {
 }
 
 func (s *Session) connect(ctx context.Context) error {
-	c, err := txn.NewClient(ctx, s.bt, s.config)
+	c, err := txn.NewClient(ctx, s.Bigtable, s.config)
 	if err != nil {
 		return err
 	}

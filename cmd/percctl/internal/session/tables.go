@@ -90,7 +90,7 @@ func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(t
 func (s *Session) parts(ctx context.Context, table string, r Range) []bigtable.RowSet {
 	sctx, cancel := context.WithTimeout(ctx, samplingTimeout)
 	defer cancel()
-	keys, err := s.bt.Open(table).SampleRowKeys(sctx)
+	keys, err := s.Bigtable.Open(table).SampleRowKeys(sctx)
 	if err != nil {
 		keys = nil
 	}

@@ -39,9 +39,20 @@ value and where it came from.
   credentials      -                 PERCCTL_CREDS                           creds
   data endpoint    -                 PERCCTL_DATA_ENDPOINT                   data-endpoint
   admin endpoint   -                 PERCCTL_ADMIN_ENDPOINT                  admin-endpoint
+  oracle servers   --oracle          PERCCTL_ORACLE                          -
+  their CAs        --oracle-ca       PERCCTL_ORACLE_CA                       -
+  own certificate  --oracle-cert     PERCCTL_ORACLE_CERT                     -
+  its key          --oracle-key      PERCCTL_ORACLE_KEY                      -
 
 Credentials name the key file of a service account; without one, Google's
 application default credentials are used.
+
+The oracle's settings count only where it is in served mode. Without servers, the
+leader that its row in Bigtable names is asked; without CAs and certificate, in
+plain text.
+
+--embedded needs no setting at all: it is an emulator inside the process, made
+anew for each command, with a small deployment to look at.
 
 BIGTABLE_EMULATOR_HOST, the address of an emulator, comes before credentials and
 endpoints; any project and instance will do then.

@@ -1,0 +1,52 @@
+package connect
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// OracleFlags say how to reach a served oracle. The zero value asks, in plain
+// text, the leader that the oracle's row names.
+type OracleFlags struct {
+	Servers, CA, Cert, Key string
+}
+
+// Add adds the flags to a command.
+func (f *OracleFlags) Add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.Servers, "oracle", "", "servers of a served oracle, host:port, separated by commas (PERCCTL_ORACLE; default: the leader that the oracle's row names)")
+	flags.StringVar(&f.CA, "oracle-ca", "", "PEM file with the CAs of a served oracle; it turns TLS on, as --oracle-cert does (PERCCTL_ORACLE_CA)")
+	flags.StringVar(&f.Cert, "oracle-cert", "", "PEM file with the certificate to show to a served oracle (PERCCTL_ORACLE_CERT)")
+	flags.StringVar(&f.Key, "oracle-key", "", "PEM file with the key of --oracle-cert (PERCCTL_ORACLE_KEY)")
+}
+
+// Client returns a client of the servers, or of the leader that the oracle's
+// row names. It has to be closed.
+func (f *OracleFlags) Client(leader string) (*tso.Client, error) {
+	addresses := []string{leader}
+	if f.Servers != "" {
+		addresses = strings.Split(f.Servers, ",")
+	}
+	for i, a := range addresses {
+		if addresses[i] = strings.TrimSpace(a); !strings.Contains(a, ":") {
+			return nil, cli.Usagef("--oracle %s: %q has no port; it has to be host:port", f.Servers, a)
+		}
+	}
+	cfg := tso.ClientConfig{Addresses: addresses}
+	if files := (tso.TLSFiles{CA: f.CA, Cert: f.Cert, Key: f.Key}); files != (tso.TLSFiles{}) {
+		var err error
+		if cfg.Credentials, err = files.Client(); err != nil {
+			return nil, cli.Usagef("--oracle-ca, --oracle-cert, --oracle-key: %w", err)
+		}
+	}
+	return tso.NewClient(cfg)
+}
+
+// AddEmbedded adds --embedded to a command.
+func (f *Flags) AddEmbedded(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.Embedded, "embedded", false, "for trying: an emulator inside the process, made anew for each command, with "+strings.ReplaceAll(embedded.Contents, "\n", " "))
+}

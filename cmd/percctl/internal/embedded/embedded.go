@@ -1,0 +1,228 @@
+// Package embedded is a Bigtable for trying percctl: the emulator inside the
+// process, with a small deployment in it, made anew for each command.
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Where percctl finds it.
+const (
+	Project  = "embedded"
+	Instance = "embedded"
+)
+
+// What is in it, for help texts.
+const Contents = `tables accounts and journal with some history, and locks of two clients that
+died in the middle of a commit; and table legacy, which is not transactional`
+
+// Start starts the emulator and fills it. Call the function it returns when
+// done.
+func Start(ctx context.Context, metadataTable string) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+	emulator, err := txntest.StartEmulator("")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	e := &deployment{emulator: emulator, metadataTable: metadataTable, closers: []func(){emulator.Close}}
+	bt, admin, err := e.open(ctx)
+	if err == nil {
+		err = e.fill(ctx, bt, admin)
+	}
+	if err != nil {
+		e.close()
+		return nil, nil, nil, fmt.Errorf("filling the embedded emulator: %w", err)
+	}
+	return bt, admin, e.close, nil
+}
+
+type deployment struct {
+	emulator      *txntest.Emulator
+	metadataTable string
+	closers       []func()
+	clock         past
+}
+
+func (d *deployment) close() {
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		d.closers[i]()
+	}
+}
+
+func (d *deployment) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
+	conn, err := d.emulator.Dial(opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	d.closers = append(d.closers, func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+	})
+	return bt, admin, nil
+}
+
+// past hands out timestamps of an hour ago, a second apart: what dead clients
+// leave is past its ttl at once.
+type past struct{ n atomic.Int64 }
+
+func (p *past) Timestamp(context.Context) (tso.Timestamp, error) {
+	return tso.FromTime(time.Now().Add(-time.Hour).Truncate(time.Second)) + tso.Timestamp(p.n.Add(1)*1_000_000), nil
+}
+
+func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
+	if err := legacy(ctx, bt, admin); err != nil {
+		return err
+	}
+	for _, spec := range []txn.TableSpec{
+		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
+		{Name: "journal", Families: []string{"entry"}},
+	} {
+		if err := txn.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
+			return err
+		}
+	}
+	for _, step := range []func() error{
+		func() error {
+			return d.write(ctx, "", "accounts/ann/bal:usd=20", "accounts/bob/bal:usd=10", "accounts/ann/info:name=Ann", "accounts/bob/info:name=Bob")
+		},
+		func() error {
+			return d.write(ctx, "", "accounts/bob/bal:usd=7", "accounts/joe/bal:usd=3", "journal/1/entry:text=bob pays 3 to joe")
+		},
+		func() error {
+			return d.write(ctx, txntest.StepSecondaries, "accounts/ann/bal:usd=15", "accounts/joe/bal:usd=8", "journal/2/entry:text=ann pays 5 to joe")
+		},
+		func() error {
+			return d.write(ctx, txntest.StepCommit, "accounts/bob/bal:usd=1", "accounts/eve/bal:usd=6", "journal/3/entry:text=bob pays 6 to eve")
+		},
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// legacy is a table of somebody who knows nothing of transactions.
+func legacy(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
+	if err := admin.CreateTable(ctx, "legacy"); err != nil {
+		return err
+	}
+	if err := admin.CreateColumnFamily(ctx, "legacy", "cf"); err != nil {
+		return err
+	}
+	for i := range 20 {
+		m := bigtable.NewMutation()
+		m.Set("cf", "name", bigtable.Now(), fmt.Appendf(nil, "user %d", i))
+		if err := bt.Open("legacy").Apply(ctx, fmt.Sprintf("user/%02d", i), m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write commits cells, written cell=value, in one transaction; its client dies
+// before the step diesAt, "" for never.
+func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	life := &life{diesAt: diesAt, died: cancel}
+	bt, _, err := d.open(ctx, life.dialOptions()...)
+	if err != nil {
+		return err
+	}
+	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: d.metadataTable, Oracle: &d.clock, SyncSecondaries: true, TokenTTL: -1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	_, err = c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		for _, assignment := range cells {
+			cell, value, err := parse(assignment)
+			if err != nil {
+				return err
+			}
+			tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, []byte(value))
+		}
+		return nil
+	})
+	if life.dead.Load() {
+		return nil
+	}
+	return err
+}
+
+func parse(assignment string) (cell txn.Cell, value string, err error) {
+	for i := len(assignment) - 1; i >= 0; i-- {
+		if assignment[i] == '=' {
+			cell, err = txn.ParseCell(assignment[:i])
+			return cell, assignment[i+1:], err
+		}
+	}
+	return cell, "", fmt.Errorf("%q has no =", assignment)
+}
+
+// life ends a client at a step of the protocol: from then on nothing that it
+// sends arrives.
+type life struct {
+	diesAt txntest.Step
+	dead   atomic.Bool
+	died   func()
+}
+
+func (l *life) sees(method string, msg any) error {
+	m, ok := msg.(proto.Message)
+	if ok && l.diesAt != "" && txntest.Classify(method, m).Step == l.diesAt {
+		l.dead.Store(true)
+		l.died()
+	}
+	if l.dead.Load() {
+		return status.Error(codes.Canceled, "the client is dead")
+	}
+	return nil
+}
+
+func (l *life) dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if err := l.sees(method, req); err != nil {
+				return err
+			}
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			return &mortalStream{s, method, l}, err
+		}),
+	}
+}
+
+type mortalStream struct {
+	grpc.ClientStream
+	method string
+	life   *life
+}
+
+func (s *mortalStream) SendMsg(m any) error {
+	if err := s.life.sees(s.method, m); err != nil {
+		return err
+	}
+	return s.ClientStream.SendMsg(m)
+}
