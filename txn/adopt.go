@@ -83,6 +83,8 @@ type AdoptionPlan struct {
 	// Adopted is set when the table is transactional already; there is nothing
 	// to do then.
 	Adopted bool
+	// AdoptedTS is when; 0 where that was not recorded.
+	AdoptedTS tso.Timestamp
 	// Resumes is set when an adoption, or the undoing of one, did not come to
 	// its end: this one goes on from there.
 	Resumes bool
@@ -211,6 +213,7 @@ func (a *adopter) plan(ctx context.Context) (*AdoptionPlan, error) {
 		return nil, err
 	}
 	p.Adopted = state.schema != nil
+	p.AdoptedTS = tso.Timestamp(state.schema.GetAdoptedTs())
 	p.prior, p.undoing = state.prior(), state.undoing != nil
 	p.Resumes = p.prior != nil && !p.Adopted
 	if state.dropping {

@@ -11,13 +11,19 @@ import (
 
 // Locks iterates over the locks in rows of a table (nil: all rows), live and
 // stranded ones alike, in order of row keys, reading pages. It changes nothing.
+//
+// A record that cannot be read comes as an error, ErrCorrupt or
+// ErrFormatVersion, with a Lock of which only Cell and StartTS are set; the
+// iteration goes on behind it if the loop does. After any other error it is
+// over.
 func (c *Client) Locks(ctx context.Context, table string, rs bigtable.RowSet) iter.Seq2[Lock, error] {
 	return c.locks(ctx, table, rs, wholeFamily(LockFamily))
 }
 
-// LocksOf iterates over the locks of one transaction in a table.
-func (c *Client) LocksOf(ctx context.Context, table string, startTS tso.Timestamp) iter.Seq2[Lock, error] {
-	return c.locks(ctx, table, nil, chain(wholeFamily(LockFamily), at(startTS)))
+// LocksOf iterates over the locks of one transaction in rows of a table (nil:
+// all rows), as Locks does.
+func (c *Client) LocksOf(ctx context.Context, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[Lock, error] {
+	return c.locks(ctx, table, rs, chain(wholeFamily(LockFamily), at(startTS)))
 }
 
 func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f bigtable.Filter) iter.Seq2[Lock, error] {
@@ -25,15 +31,17 @@ func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f b
 		err := c.pages(ctx, name, rs, func(*table) bigtable.Filter { return interleave(f) }, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				for _, item := range raw[LockFamily] {
+					ts := tso.FromCell(item.Timestamp)
 					_, cell, err := metadataCell(t, raw.Key(), item)
+					l := &Lock{Cell: cell, StartTS: ts}
 					if err != nil {
-						return false, err
+						l.Cell = Cell{Table: t.name, Row: raw.Key(), Family: LockFamily}
+					} else if decoded, derr := decodeLock(cell, ts, item.Value); derr != nil {
+						err = derr
+					} else {
+						l = decoded
 					}
-					l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
-					if err != nil {
-						return false, err
-					}
-					if !yield(*l, nil) {
+					if !yield(*l, err) {
 						return false, nil
 					}
 				}
@@ -128,7 +136,7 @@ func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS t
 		return Status{}, 0, err
 	}
 	for _, t := range tables {
-		for l, err := range c.LocksOf(ctx, t, startTS) {
+		for l, err := range c.LocksOf(ctx, t, nil, startTS) {
 			if err != nil {
 				return s, locks, err
 			}

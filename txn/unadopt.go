@@ -76,17 +76,48 @@ func UndoAdoption(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable
 	return a.undo(ctx, wait)
 }
 
-func (a *adopter) undo(ctx context.Context, wait time.Duration) error {
+// CheckUndoAdoption says what UndoAdoption would find at its first look: nil
+// when no transaction has written to the table, or a [WrittenError]. It changes
+// nothing.
+func CheckUndoAdoption(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, cfg AdoptConfig) error {
+	a, err := newAdopter(admin, bt, &cfg)
+	if err != nil {
+		return err
+	}
 	state, err := a.state(ctx)
 	if err != nil {
 		return err
 	}
+	if _, err := a.undoable(state); err != nil || state.dropping {
+		return err
+	}
+	found, err := a.written(ctx)
+	if err == nil && found != nil {
+		err = found
+	}
+	return err
+}
+
+// undoable returns the schema record of the table that is to be undone.
+func (a *adopter) undoable(state *adoptionState) (*recordpb.TableSchema, error) {
 	prior := state.schema
 	if prior == nil {
 		prior = state.prior()
 	}
 	if prior == nil {
-		return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; there is nothing to undo", a.cfg.Table, ErrNotInitialized, a.cfg.MetadataTable)
+		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; there is nothing to undo", a.cfg.Table, ErrNotInitialized, a.cfg.MetadataTable)
+	}
+	return prior, nil
+}
+
+func (a *adopter) undo(ctx context.Context, wait time.Duration) error {
+	state, err := a.state(ctx)
+	if err != nil {
+		return err
+	}
+	prior, err := a.undoable(state)
+	if err != nil {
+		return err
 	}
 	if !state.dropping {
 		if err := a.retire(ctx, state, prior, wait); err != nil {

@@ -20,7 +20,8 @@ type Worker struct {
 
 // Workers reads the tokens of all clients, the stale ones of those that died
 // within the last hour too, and judges them by oracle time. A client that has
-// written nothing yet, or writes no token, is not among them.
+// written nothing yet, or writes no token, is not among them. A token that cannot
+// be read is OwnerMissing.
 func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 	now, err := c.Timestamp(ctx)
 	if err != nil {
@@ -28,9 +29,11 @@ func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 	}
 	var workers []Worker
 	err = c.metadataRows(ctx, tokenRowPrefix, tokenQualifier, func(r bigtable.Row, _ []byte) (bool, error) {
-		if w, ok := decodeToken(r); ok {
-			workers = append(workers, Worker{r.Key()[len(tokenRowPrefix):], newOwnerStatus(w, now), w.Observers})
+		w := Worker{Owner: r.Key()[len(tokenRowPrefix):], OwnerStatus: OwnerStatus{State: OwnerMissing}}
+		if t, ok := decodeToken(r); ok {
+			w.OwnerStatus, w.Observers = newOwnerStatus(t, now), t.Observers
 		}
+		workers = append(workers, w)
 		return true, nil
 	})
 	return workers, err

@@ -47,6 +47,9 @@ func TestOps(t *testing.T) {
 			"dump":   dumpTo,
 			"damage": damage,
 			"policy": policy,
+			"plain":  plain,
+			"write":  write,
+			"served": served,
 		},
 	})
 }

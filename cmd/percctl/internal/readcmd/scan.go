@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
@@ -81,30 +80,17 @@ func (o *scanOptions) parse() error {
 	if o.reverse {
 		o.read = append(o.read, txn.Reverse())
 	}
-	for _, name := range list(o.columns) {
+	for _, name := range session.List(o.columns) {
 		c, err := txn.ParseColumn(name)
 		if err != nil {
 			return cli.Usagef("--columns %s: %w", name, err)
 		}
 		o.read = append(o.read, txn.Columns(c))
 	}
-	for _, name := range list(o.families) {
+	for _, name := range session.List(o.families) {
 		o.read = append(o.read, txn.Families(name))
 	}
 	return nil
-}
-
-// list splits what a flag was given, once or more often, at commas.
-func list(values []string) []string {
-	var all []string
-	for _, v := range values {
-		for _, part := range strings.Split(v, ",") {
-			if part = strings.TrimSpace(part); part != "" {
-				all = append(all, part)
-			}
-		}
-	}
-	return all
 }
 
 // A row is what scan prints.

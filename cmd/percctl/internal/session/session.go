@@ -72,6 +72,34 @@ const (
 // Run connects, runs f within the timeout, and disconnects. Errors come back
 // with their exit codes.
 func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Config, run func(context.Context, *Session) error) error {
+	return f.RunBare(ctx, s, func(ctx context.Context, sess *Session) error {
+		cfg.MetadataTable = f.Connect.MetadataTable
+		cfg.Admin = sess.Admin
+		if cfg.Oracle == nil {
+			served, err := ServedOracle(ctx, sess.Connect, sess.Bigtable)
+			if err != nil {
+				return err
+			}
+			if served != nil {
+				defer func() { _ = served.Close() }()
+				cfg.Oracle = served
+			}
+		}
+		// Nobody has to know whether it is alive: the locks that it may write live
+		// until their ttl.
+		cfg.TokenTTL = -1
+		sess.config, sess.strict = cfg, mode == Changes
+		defer sess.close(ctx)
+		if err := sess.connect(ctx); err != nil {
+			return err
+		}
+		return run(ctx, sess)
+	})
+}
+
+// RunBare is Run for what works where no table is transactional yet: the
+// session has no Client.
+func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Context, *Session) error) error {
 	if f.Timeout < 0 {
 		return cli.Usagef("--timeout %v: it has to be positive, or 0 for no limit", f.Timeout)
 	}
@@ -85,27 +113,9 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 		return err
 	}
 	defer closeAll()
-	cfg.MetadataTable = f.Connect.MetadataTable
-	cfg.Admin = admin
-	if cfg.Oracle == nil {
-		served, err := ServedOracle(ctx, &f.Connect, bt)
-		if err != nil {
-			return coded(f.explainTimeout(ctx, err))
-		}
-		if served != nil {
-			defer func() { _ = served.Close() }()
-			cfg.Oracle = served
-		}
-	}
-	// It writes no locks, so nobody has to know whether it is alive.
-	cfg.TokenTTL = -1
-	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, config: cfg, strict: mode == Changes, opened: map[string]bool{}}
-	defer sess.close(ctx)
-	err = sess.connect(ctx)
-	if err == nil {
-		err = run(ctx, sess)
-	}
-	return coded(f.explainTimeout(ctx, err))
+	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, opened: map[string]bool{}}
+	defer sess.Progress.End()
+	return coded(f.explainTimeout(ctx, run(ctx, sess)))
 }
 
 // A timeoutError says that --timeout is over.

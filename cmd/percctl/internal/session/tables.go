@@ -75,7 +75,7 @@ func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(t
 		return err
 	}
 	for _, name := range tables {
-		parts := s.parts(ctx, name, r)
+		parts := s.Parts(ctx, name, r)
 		for i, rows := range parts {
 			s.Progress.Set("reading table %s: part %d of %d", name, i+1, len(parts))
 			if err := f(name, rows); err != nil {
@@ -86,8 +86,8 @@ func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(t
 	return nil
 }
 
-// parts cuts a range where Bigtable would, or not at all when it does not say.
-func (s *Session) parts(ctx context.Context, table string, r Range) []bigtable.RowSet {
+// Parts cuts a range where Bigtable would, or not at all when it does not say.
+func (s *Session) Parts(ctx context.Context, table string, r Range) []bigtable.RowSet {
 	sctx, cancel := context.WithTimeout(ctx, samplingTimeout)
 	defer cancel()
 	keys, err := s.Bigtable.Open(table).SampleRowKeys(sctx)
@@ -104,6 +104,19 @@ func (s *Session) parts(ctx context.Context, table string, r Range) []bigtable.R
 		}
 	}
 	return append(parts, bigtable.NewRange(start, r.End))
+}
+
+// List splits what a flag was given, once or more often, at commas.
+func List(values []string) []string {
+	var all []string
+	for _, v := range values {
+		for _, part := range strings.Split(v, ",") {
+			if part = strings.TrimSpace(part); part != "" {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
 }
 
 // A Range is a range of row keys, [Start, End); an empty End is unbounded.

@@ -17,19 +17,12 @@ import (
 
 // NewCmd returns the table command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "table",
-		Short: "Make tables transactional",
-		Args:  cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unknown command %q; percctl table --help lists the commands", args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newInitCmd(s))
-	return cmd
+	return cli.Group("table", "Make tables transactional, and look at them",
+		`Make tables transactional, and look at them.
+
+init makes a new table; adopt takes one that is in use, in place, and unadopt
+undoes that; describe and verify look.`,
+		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newDescribeCmd(s), newVerifyCmd(s))
 }
 
 type initOptions struct {
@@ -52,12 +45,7 @@ record the schema. Cells that are in the table stay as they are; to transactions
 they are data that was committed before all others. Running it again is
 harmless.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return cli.Usagef("%d arguments; it takes one, the name of the table", len(args))
-			}
-			return nil
-		},
+		Args: cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.table = args[0]
 			return o.run(cmd.Context())

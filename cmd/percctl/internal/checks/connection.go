@@ -1,0 +1,134 @@
+package checks
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"cloud.google.com/go/bigtable/admin/apiv2/adminpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+)
+
+var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	name := env.At.MetadataTable
+	info, err := env.Admin.TableInfo(ctx, name)
+	if status.Code(err) == codes.NotFound {
+		r.find(Error, name, "it does not exist", "it holds the oracle and the tables' schemas; without it there are no transactions", "percctl table init TABLE --families …, or percctl table adopt TABLE; or --metadata-table, if it has another name")
+		return nil
+	}
+	if err != nil {
+		return cannotLook(err, "bigtable.tables.get")
+	}
+	missing := []string{"tso", "meta"}
+	for _, f := range info.FamilyInfos {
+		missing = slices.DeleteFunc(missing, func(m string) bool { return m == f.Name })
+		checkPolicy(r, env, name, f)
+	}
+	if len(missing) > 0 {
+		r.find(Error, name, "it lacks families: "+strings.Join(missing, ", "), "clients and the oracle write there", "percctl table init TABLE, with a table that is transactional already")
+	}
+	if env.Client == nil && len(r.Findings) == 0 {
+		r.find(Error, name, "it cannot be used: "+env.NoClient.Error(), "no client can begin a transaction", "see the message")
+	}
+	r.Detail = name
+	return nil
+}}
+
+const (
+	whyProfile = "transactions need conditional mutations, which Bigtable allows for single-cluster routing only"
+	fixProfile = "gcloud bigtable app-profiles update %s --instance=%s --route-to=CLUSTER --transactional-writes; or another profile with --app-profile"
+)
+
+var appProfile = Check{Name: "app profile", Timeout: 15 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	name := env.At.AppProfile
+	if name == "" {
+		name = "default"
+	}
+	if env.At.Embedded {
+		return skip("cannot be checked here: the emulator has no such thing")
+	}
+	instances, err := env.At.OpenInstance(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = instances.Close() }()
+	p, err := instances.GetAppProfile(ctx, env.At.Instance, name)
+	fix := fmt.Sprintf(fixProfile, name, env.At.Instance)
+	if status.Code(err) == codes.NotFound {
+		r.find(Error, name, "there is no such app profile", "every request names one", fix)
+		return nil
+	}
+	if err != nil {
+		return cannotLook(err, "bigtable.appProfiles.get")
+	}
+	judgeProfile(r, name, fix, p)
+	r.Detail = name
+	return nil
+}}
+
+// judgeProfile says what is wrong with a profile.
+func judgeProfile(r *Result, name, fix string, p *adminpb.AppProfile) {
+	switch single := p.GetSingleClusterRouting(); {
+	case single == nil:
+		r.find(Error, name, "it routes to several clusters", whyProfile, fix)
+	case !single.AllowTransactionalWrites:
+		r.find(Error, name, "it does not allow single-row transactions", whyProfile, fix)
+	}
+}
+
+// singleRow sends a conditional mutation whose condition never holds: it shows
+// whether they are allowed, and changes nothing.
+var singleRow = Check{Name: "single-row transactions", Timeout: 15 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	never := bigtable.NewMutation()
+	never.DeleteRow()
+	err := env.Bigtable.OpenTable(env.At.MetadataTable).Apply(ctx, "doctor", bigtable.NewCondMutation(bigtable.BlockAllFilter(), never, nil))
+	switch status.Code(err) {
+	case codes.FailedPrecondition:
+		r.find(Error, "the app profile", "Bigtable refuses conditional mutations: "+err.Error(), whyProfile, fmt.Sprintf(fixProfile, "PROFILE", env.At.Instance))
+		return nil
+	case codes.PermissionDenied:
+		r.find(Error, env.At.MetadataTable, "this account may not write: "+err.Error(), "every transaction writes", "grant roles/bigtable.user")
+		return nil
+	case codes.NotFound:
+		return skip("it needs the metadata table")
+	}
+	r.Detail = "conditional mutations are allowed"
+	return err
+}}
+
+// What a client needs on each table, and what percctl needs beside it.
+var (
+	clientPermissions   = []string{"bigtable.tables.readRows", "bigtable.tables.sampleRowKeys", "bigtable.tables.mutateRows"}
+	operatorPermissions = []string{"bigtable.tables.get"}
+)
+
+var permissions = Check{Name: "permissions", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	all := append(slices.Clone(clientPermissions), operatorPermissions...)
+	for _, table := range append([]string{env.At.MetadataTable}, env.Tables...) {
+		has, err := env.Admin.TableIAM(table).TestPermissions(ctx, all)
+		if err != nil {
+			return cannotLook(err, "the permission to ask for its permissions")
+		}
+		var lacks []string
+		for _, p := range all {
+			if !slices.Contains(has, p) {
+				lacks = append(lacks, p)
+			}
+		}
+		if len(lacks) > 0 {
+			severity := Error
+			if !slices.ContainsFunc(lacks, func(p string) bool { return slices.Contains(clientPermissions, p) }) {
+				severity = Note
+			}
+			r.find(severity, table, "this account lacks "+strings.Join(lacks, ", "), "clients that run as this account cannot work with the table", "grant roles/bigtable.user, and roles/bigtable.viewer to look at policies")
+		}
+	}
+	r.Detail = cli.Count(len(env.Tables)+1, "table")
+	return nil
+}}

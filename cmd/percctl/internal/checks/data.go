@@ -1,0 +1,214 @@
+package checks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// scanTimeout bounds what looks at rows.
+const scanTimeout = 2 * time.Minute
+
+// grace is how long a lock may be past its ttl before it is worth a word:
+// somebody meets it, or does not.
+const grace = tso.Timestamp(time.Minute / time.Microsecond)
+
+// sampleParts is over how many places of a table a sample of rows is spread.
+const sampleParts = 16
+
+// sample returns keys of rows of a table, at most n, from all over it, and
+// whether these are all.
+func sample(ctx context.Context, env *Env, table string, n int) (keys bigtable.RowList, all bool, err error) {
+	t := env.Bigtable.OpenTable(table)
+	splits, err := t.SampleRowKeys(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	slices.Sort(splits)
+	starts := append([]string{""}, slices.Compact(splits)...)
+	all = true
+	for len(starts) > sampleParts {
+		kept := starts[:0]
+		for i := 0; i < len(starts); i += 2 {
+			kept = append(kept, starts[i])
+		}
+		starts, all = kept, false
+	}
+	filter := bigtable.RowFilter(bigtable.ChainFilters(bigtable.CellsPerRowLimitFilter(1), bigtable.StripValueFilter()))
+	for i, start := range starts {
+		end, most := "", max(1, (n-len(keys))/(len(starts)-i))
+		if i+1 < len(starts) {
+			end = starts[i+1]
+		}
+		got := 0
+		err := t.ReadRows(ctx, bigtable.NewRange(start, end), func(r bigtable.Row) bool {
+			keys = append(keys, r.Key())
+			got++
+			return true
+		}, filter, bigtable.LimitRows(int64(most)))
+		if err != nil {
+			return nil, false, err
+		}
+		if got == most {
+			all = false
+		}
+	}
+	return keys, all, nil
+}
+
+// unreadable: of what is stored, not of the request.
+func unreadable(err error) bool {
+	return errors.Is(err, txn.ErrCorrupt) || errors.Is(err, txn.ErrFormatVersion)
+}
+
+// locks looks for locks that nobody settles. Bigtable has to read a table's lock
+// family to tell; it ends after a number of locks or at its timeout.
+var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+	now, err := env.Client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	seen := 0
+	for _, table := range env.Tables {
+		stranded, inTable := 0, 0
+		oldest := now
+		for l, err := range env.Client.Locks(ctx, table, nil) {
+			if unreadable(err) {
+				continue // another check says so
+			}
+			if err != nil {
+				return fmt.Errorf("table %s: %w", table, err)
+			}
+			seen++
+			if l.ExpiresTS()+grace < now {
+				stranded++
+				oldest = min(oldest, l.StartTS)
+			}
+			if inTable++; inTable >= env.Rows {
+				break
+			}
+		}
+		if stranded > 0 {
+			count := cli.Count(stranded, "lock")
+			if inTable >= env.Rows {
+				count = "at least " + count
+			}
+			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
+				"clients died and nobody met their locks since; whoever does has to settle them first, and garbage collection waits for them", "percctl lock resolve "+table+" --older-than 1m")
+		}
+	}
+	r.Detail = cli.Count(seen, "lock") + " in " + cli.Count(len(env.Tables), "table")
+	return nil
+}}
+
+var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	all, err := env.Client.Workers(ctx)
+	if err != nil {
+		return err
+	}
+	now, err := env.Client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	alive := 0
+	for _, w := range all {
+		switch w.State {
+		case txn.OwnerFresh:
+			alive++
+		case txn.OwnerStale:
+			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", cli.Duration(time.Duration(now-w.ExpiresTS)*time.Microsecond)),
+				"it died, or hangs, without closing; its locks are rolled back by whoever meets them", "look after the process; percctl lock list --all shows what it holds; the token goes after an hour")
+		case txn.OwnerMissing:
+			r.find(Warning, "worker/"+w.Owner, "its worker token cannot be read", "another version of the library may be running", "percctl version on all machines")
+		}
+	}
+	r.Detail = cli.Count(alive, "client") + " alive"
+	return nil
+}}
+
+// shownWrites is how many raw writes of a table are told one by one.
+const shownWrites = 3
+
+var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+	looked := 0
+	for _, table := range env.Tables {
+		keys, _, err := sample(ctx, env, table, env.Rows)
+		if err != nil || len(keys) == 0 {
+			if err != nil {
+				return fmt.Errorf("table %s: %w", table, err)
+			}
+			continue
+		}
+		looked += len(keys)
+		n, hidden := 0, 0
+		for w, err := range env.Client.RawWrites(ctx, table, keys) {
+			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
+				break // another check says so
+			}
+			if err != nil {
+				return err
+			}
+			n++
+			if w.Hidden {
+				hidden++
+			}
+			if n <= shownWrites {
+				what := fmt.Sprintf("a plain write of %s, after %s", cli.Time(w.At), cli.Time(w.Since))
+				why := "it did not conflict with any transaction, and those that had begun may see it or not"
+				if w.Hidden {
+					why = "a transaction has committed the column, so that no transaction sees this value"
+				}
+				r.find(Warning, w.Cell.String(), what, why, "find the writer and have it use transactions; percctl history "+w.Cell.Table+" ROW shows the values, percctl set writes one")
+			}
+		}
+		if n > shownWrites {
+			r.find(Warning, table, fmt.Sprintf("%d plain writes more in the rows that were looked at (%d of all are hidden from transactions)", n-shownWrites, hidden), "as above", "as above; --rows looks at more")
+		}
+	}
+	r.Detail = cli.Count(looked, "row") + " looked at"
+	return nil
+}}
+
+var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+	looked, every := 0, true
+	for _, table := range env.Tables {
+		keys, all, err := sample(ctx, env, table, env.Rows)
+		if err != nil {
+			return fmt.Errorf("table %s: %w", table, err)
+		}
+		looked += len(keys)
+		every = every && all
+		if len(keys) == 0 {
+			continue
+		}
+		n := 0
+		for v, err := range env.Client.Check(ctx, table, keys) {
+			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if n++; n > shownWrites {
+				continue
+			}
+			r.find(Error, v.Cell.String(), string(v.Rule)+": "+v.Detail, "what is stored contradicts the protocol", "percctl check "+table+", then percctl repair plan "+table)
+		}
+		if n > shownWrites {
+			r.find(Error, table, fmt.Sprintf("%d violations more in the rows that were looked at", n-shownWrites), "as above", "percctl check "+table)
+		}
+	}
+	r.Detail = "all " + cli.Count(looked, "row")
+	if !every {
+		r.Detail = "a sample of " + cli.Count(looked, "row") + "; percctl check looks at all"
+	}
+	return nil
+}}

@@ -1,0 +1,72 @@
+package checks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	const why = "no transaction can begin without a timestamp"
+	switch err := env.OracleErr; {
+	case errors.Is(err, tso.ErrNotInitialized):
+		return skip("it needs the metadata table")
+	case err != nil:
+		r.find(Error, "oracle row", err.Error(), why, "percctl tso status; docs/oracle.md says what to do")
+		return nil
+	}
+	if env.Oracle.Mode != tso.ModeServed {
+		r.Detail = "direct mode"
+		return nil
+	}
+	r.Detail = fmt.Sprintf("served mode, leader %s at %s", env.Oracle.Leader, env.Oracle.Address)
+	if env.Oracle.Released || env.Oracle.Address == "" {
+		r.find(Error, "oracle", "it is in served mode and no server leads", why, "percctl tso serve, or percctl tso mode direct")
+		return nil
+	}
+	servers, err := env.At.Oracle.Client(env.Oracle.Address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = servers.Close() }()
+	if _, err := servers.Timestamp(ctx); err != nil {
+		r.find(Error, env.Oracle.Address, "the leader does not answer: "+err.Error(), why, "percctl tso status; with TLS, --oracle-ca and --oracle-cert")
+	}
+	return nil
+}}
+
+// clockTolerance is how far oracle time and a clock may be apart before it is
+// worth a word: what NTP keeps is a hundred times better.
+const clockTolerance = 2 * time.Second
+
+var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	// The first question may have to read the oracle's row.
+	if _, err := env.Client.Timestamp(ctx); err != nil {
+		return err
+	}
+	before := time.Now()
+	ts, err := env.Client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	trip := time.Since(before)
+	// Oracle time was read somewhere in between.
+	offset := ts.Time().Sub(before.Add(trip / 2))
+	r.Detail = fmt.Sprintf("oracle time is %s from this machine's clock, a round trip took %s", signed(offset), cli.Duration(trip))
+	if offset.Abs() > clockTolerance+trip {
+		r.find(Warning, "clock", fmt.Sprintf("oracle time is %s from this machine's clock", signed(offset)),
+			"transactions are right all the same, but locks of dead clients live as much longer or shorter, and --at means another time", "check NTP on this machine and on those that clients and oracle servers run on; percctl tso status")
+	}
+	return nil
+}}
+
+func signed(d time.Duration) string {
+	if d < 0 {
+		return cli.Duration(d)
+	}
+	return "+" + cli.Duration(d)
+}

@@ -1,0 +1,280 @@
+package tablecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type describeOptions struct {
+	streams        *cli.Streams
+	flags          session.Flags
+	table          string
+	sample         int
+	cbt, terraform bool
+	format         cli.Format
+}
+
+func newDescribeCmd(s *cli.Streams) *cobra.Command {
+	o := &describeOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "describe TABLE",
+		Short: "Show families, policies, format, observed columns and sizes of a table",
+		Long: `Show what a transactional table consists of: families and their garbage-collection
+policies, format version, when it was adopted, observed columns, and what a sample
+of rows holds. It changes nothing.
+
+--print-cbt and --print-terraform print instead what makes such a table anew; its
+schema record is written by percctl table init or adopt in any case.`,
+		Example: `  percctl table describe accounts
+  percctl table describe accounts --print-terraform > accounts.tf`,
+		Args: cli.ExactArgs(1, "one, the name of the table"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.table = args[0]
+			switch {
+			case o.sample < 0:
+				return cli.Usagef("--sample %d: it has to be positive, or 0 for no sample", o.sample)
+			case o.cbt && o.terraform, (o.cbt || o.terraform) && o.format != cli.Table:
+				return cli.Usagef("--print-cbt, --print-terraform and --output: give one of them")
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	cmd.Flags().IntVar(&o.sample, "sample", 1000, "rows to look at, spread over the table (0: none)")
+	cmd.Flags().BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that make such a table")
+	cmd.Flags().BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of such a table")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	return cmd
+}
+
+// A description is what percctl table describe prints.
+type description struct {
+	Project       string              `json:"project"`
+	Instance      string              `json:"instance"`
+	Table         string              `json:"table"`
+	MetadataTable string              `json:"metadata_table"`
+	FormatVersion uint32              `json:"format_version"`
+	AdoptedTS     tso.Timestamp       `json:"adopted_ts,omitempty"`
+	AdoptedTime   string              `json:"adopted_time,omitempty"`
+	Families      []describedFamily   `json:"families"`
+	Observed      []describedObserved `json:"observed"`
+	Sample        *rowSample          `json:"sample,omitempty"`
+}
+
+type describedFamily struct {
+	Name   string `json:"name"`
+	Role   string `json:"role"`   // data, or what transactions keep in it
+	Policy string `json:"policy"` // garbage-collection policy, empty for none
+}
+
+type describedObserved struct {
+	Column    string   `json:"column"`
+	Observers []string `json:"observers"`
+	Weak      bool     `json:"weak"`
+}
+
+// A rowSample counts what rows hold.
+type rowSample struct {
+	Rows          int  `json:"rows"`
+	Whole         bool `json:"all_rows"`
+	Parts         int  `json:"tablets"` // as Bigtable would split the table
+	Values        int  `json:"values"`  // data cells, all versions
+	Plain         int  `json:"plain_values"`
+	Bytes         int  `json:"value_bytes"`
+	Locks         int  `json:"locks"`
+	Writes        int  `json:"write_records"`
+	Marks         int  `json:"marks"`
+	Notifications int  `json:"notifications"`
+	MetadataBytes int  `json:"metadata_bytes"`
+}
+
+var roles = map[string]string{
+	txn.LockFamily: "locks", txn.WriteFamily: "write records", txn.MarkFamily: "rollback and lock-only marks",
+	txn.NotifyFamily: "notifications", txn.AckFamily: "acknowledgments of observers",
+}
+
+func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
+	d, err := s.Client().Describe(ctx, o.table)
+	if err != nil && !errors.Is(err, txn.ErrFormatVersion) {
+		return err
+	}
+	if err != nil {
+		fmt.Fprintf(o.streams.Err, "warning: %s\n", cli.Line(err.Error()))
+	}
+	info, err := s.Admin.TableInfo(ctx, o.table)
+	if err != nil {
+		return err
+	}
+	out := &description{
+		Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, MetadataTable: s.Connect.MetadataTable,
+		FormatVersion: d.FormatVersion, AdoptedTS: d.AdoptedTS, AdoptedTime: cli.Time(d.AdoptedTS),
+		Families: describeFamilies(info), Observed: []describedObserved{},
+	}
+	for _, c := range d.Observed {
+		out.Observed = append(out.Observed, describedObserved{c.Column.String(), append([]string{}, c.Observers...), c.Weak})
+	}
+	switch {
+	case o.cbt:
+		return out.printCbt(o.streams.Out)
+	case o.terraform:
+		return out.printTerraform(o.streams.Out)
+	}
+	if o.sample > 0 {
+		if out.Sample, err = sampleRows(ctx, s, o.table, o.sample); err != nil {
+			return err
+		}
+	}
+	return cli.Print(o.streams.Out, o.format, out, out.text)
+}
+
+func describeFamilies(info *bigtable.TableInfo) []describedFamily {
+	all := []describedFamily{}
+	for _, f := range info.FamilyInfos {
+		role := roles[f.Name]
+		if role == "" {
+			role = "data"
+		}
+		policy := f.GCPolicy
+		if policy == "<never>" {
+			policy = ""
+		}
+		all = append(all, describedFamily{f.Name, role, policy})
+	}
+	slices.SortFunc(all, func(a, b describedFamily) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// sampleRows looks at the first rows of each tablet.
+func sampleRows(ctx context.Context, s *session.Session, table string, n int) (*rowSample, error) {
+	parts := s.Parts(ctx, table, session.Range{})
+	c := &rowSample{Whole: true, Parts: len(parts)}
+	// What transactions decide is not decided here, so no filter is needed that
+	// sees a row in one piece.
+	for i, rows := range parts {
+		most, got := max(1, (n-c.Rows)/(len(parts)-i)), 0
+		if c.Rows >= n {
+			c.Whole = false
+			break
+		}
+		err := s.Bigtable.OpenTable(table).ReadRows(ctx, rows, func(r bigtable.Row) bool {
+			got++
+			c.add(r)
+			return true
+		}, bigtable.LimitRows(int64(most)))
+		if err != nil {
+			return nil, err
+		}
+		c.Whole = c.Whole && got < most
+	}
+	return c, nil
+}
+
+func (c *rowSample) add(r bigtable.Row) {
+	c.Rows++
+	for family, items := range r {
+		bytes := 0
+		for _, it := range items {
+			bytes += len(it.Value)
+		}
+		switch family {
+		case txn.LockFamily:
+			c.Locks += len(items)
+		case txn.WriteFamily:
+			c.Writes += len(items)
+		case txn.MarkFamily:
+			c.Marks += len(items)
+		case txn.NotifyFamily:
+			c.Notifications += len(items)
+		default:
+			c.Values += len(items)
+			c.Bytes += bytes
+			for _, it := range items {
+				if it.Timestamp < 1e17 {
+					c.Plain++
+				}
+			}
+			continue
+		}
+		c.MetadataBytes += bytes
+	}
+}
+
+func (d *description) text(w io.Writer) error {
+	adopted := ""
+	if d.AdoptedTS > 0 {
+		adopted = ", adopted at " + cli.Stamp(d.AdoptedTS)
+	}
+	fmt.Fprintf(w, "table %s, project %s, instance %s, metadata table %s\n  format version %d%s\n\n", d.Table, d.Project, d.Instance, d.MetadataTable, d.FormatVersion, adopted)
+	table := cli.NewTable(w)
+	cli.WriteRow(table, "FAMILY", "POLICY", "WHAT IT HOLDS")
+	for _, f := range d.Families {
+		policy := f.Policy
+		if policy == "" {
+			policy = "none"
+		}
+		cli.WriteRow(table, f.Name, policy, f.Role)
+	}
+	if len(d.Observed) > 0 {
+		cli.WriteRow(table)
+		cli.WriteRow(table, "OBSERVED", "OBSERVERS")
+		for _, o := range d.Observed {
+			name := o.Column
+			if o.Weak {
+				name += " (weak)"
+			}
+			observers := strings.Join(o.Observers, ", ")
+			if observers == "" {
+				observers = "none"
+			}
+			cli.WriteRow(table, name, cli.Line(observers))
+		}
+	}
+	if err := table.Flush(); err != nil || d.Sample == nil {
+		return err
+	}
+	return d.Sample.text(w)
+}
+
+func (c *rowSample) text(w io.Writer) error {
+	what := "a sample of " + cli.Count(c.Rows, "row")
+	if c.Whole {
+		what = "all " + cli.Count(c.Rows, "row")
+	}
+	_, err := fmt.Fprintf(w, "\n%s of %s: %s (%d plain) with %s, %s, %s, %s, %s\n", what, cli.Count(c.Parts, "tablet"),
+		cli.Count(c.Values, "value"), c.Plain, cli.Count(c.Bytes, "byte"), cli.Count(c.Locks, "lock"), cli.Count(c.Writes, "write record"), cli.Count(c.Marks, "mark"), cli.Count(c.Notifications, "notification"))
+	return err
+}
+
+func (d *description) printCbt(w io.Writer) error {
+	cbt := fmt.Sprintf("cbt -project %s -instance %s", d.Project, d.Instance)
+	fmt.Fprintf(w, "%s createtable %s\n", cbt, d.Table)
+	for _, f := range d.Families {
+		// createfamily sets no policy in Cloud Bigtable; never says so.
+		fmt.Fprintf(w, "%s createfamily %s %s\n%s setgcpolicy %s %s never\n", cbt, d.Table, f.Name, cbt, d.Table, f.Name)
+	}
+	_, err := fmt.Fprintf(w, "# then the schema record: percctl table init %s --project %s --instance %s\n", d.Table, d.Project, d.Instance)
+	return err
+}
+
+func (d *description) printTerraform(w io.Writer) error {
+	fmt.Fprintf(w, "# No google_bigtable_gc_policy belongs to any of its families. The schema record\n# is written by: percctl table init %s --project %s --instance %s\n", d.Table, d.Project, d.Instance)
+	fmt.Fprintf(w, "resource \"google_bigtable_table\" %q {\n  project       = %q\n  instance_name = %q\n  name          = %q\n", strings.NewReplacer(".", "_").Replace(d.Table), d.Project, d.Instance, d.Table)
+	for _, f := range d.Families {
+		fmt.Fprintf(w, "\n  column_family {\n    family = %q\n  }\n", f.Name)
+	}
+	_, err := fmt.Fprintf(w, "\n  lifecycle {\n    prevent_destroy = true\n  }\n}\n")
+	return err
+}

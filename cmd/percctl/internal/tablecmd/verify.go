@@ -1,0 +1,78 @@
+package tablecmd
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+)
+
+type verifyOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	names   []string
+	all     bool
+	format  cli.Format
+}
+
+func newVerifyCmd(s *cli.Streams) *cobra.Command {
+	o := &verifyOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "verify TABLE… | --all",
+		Short: "Check families, policies and schema records of tables",
+		Long: `Check that tables are as transactions need them: schema record, metadata families,
+no garbage-collection policies, no adoption that stopped half-way. It looks at no
+rows and changes nothing; percctl check looks at rows, percctl doctor at
+everything.
+
+Exit status 4: there are errors or warnings.`,
+		Example: `  percctl table verify --all
+  percctl table verify accounts -o json`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.names = args
+			if o.all == (len(args) > 0) {
+				return cli.Usagef("name tables, or give --all")
+			}
+			return o.flags.RunBare(cmd.Context(), s, o.run)
+		},
+	}
+	o.flags.Add(cmd, 5*time.Minute)
+	cmd.Flags().BoolVar(&o.all, "all", false, "all transactional tables of the deployment")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
+	env, end, err := session.NewCheckEnv(ctx, s, 0)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if env.Client == nil {
+		return env.NoClient
+	}
+	if env.Tables = o.names; o.all {
+		if env.Tables, err = env.Client.Tables(ctx); err != nil {
+			return err
+		}
+	}
+	report := checks.NewReport(env, checks.Run(ctx, env, checks.Tables(), func(int) {}))
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := report.Print(o.streams.Out, o.format); err != nil {
+		return err
+	}
+	if err := report.Verdict(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(o.streams.Err, "no errors and no warnings in %s\n", cli.Count(len(env.Tables), "table"))
+	return err
+}

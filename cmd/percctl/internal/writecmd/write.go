@@ -1,0 +1,287 @@
+// Package writecmd is percctl set and delete: writing single cells by hand, in
+// a transaction.
+package writecmd
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// shownValue is how many characters of a value a plan shows.
+const shownValue = 80
+
+type options struct {
+	streams     *cli.Streams
+	flags       session.Flags
+	cells       []txn.Cell
+	deletes     bool
+	valueFile   string
+	hex, base64 bool
+	yes, dryRun bool
+	format      cli.Format
+	value       []byte
+}
+
+const conflictWords = `
+The plan is shown first, with the values that are there, and it asks before it
+changes anything: at a terminal; elsewhere it needs --yes. The transaction begins
+before the plan is shown: if another changes a cell before the answer, it fails
+and nothing is changed. With --yes it is tried again until it commits.
+
+Exit status 5, "undetermined": the time was over before the outcome was known;
+the message has the command that tells it.`
+
+// NewSetCmd returns the set command.
+func NewSetCmd(s *cli.Streams) *cobra.Command {
+	o := &options{streams: s}
+	cmd := &cobra.Command{
+		Use:   "set CELL [VALUE]",
+		Short: "Write one cell, in a transaction",
+		Long: `Write the value of a cell in a transaction, and print its commit_ts. The value is
+the argument, or comes from --value-file, where - is standard input. percctl help
+cells says how CELL is written.
+` + conflictWords,
+		Example: `  percctl set accounts/bob/bal:usd 10
+  percctl set files/logo/data:png --value-file logo.png --yes
+  percctl set accounts/bob/info:key --hex 00ff7f --dry-run`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return cli.Usagef("%s; it takes CELL, and VALUE unless there is --value-file", cli.Count(len(args), "argument"))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.parseSet(args); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+		},
+	}
+	o.add(cmd)
+	cmd.Flags().StringVar(&o.valueFile, "value-file", "", "file with the value, - for standard input")
+	cmd.Flags().BoolVar(&o.hex, "hex", false, "the value is given in hexadecimal")
+	cmd.Flags().BoolVar(&o.base64, "base64", false, "the value is given in base64")
+	return cmd
+}
+
+// NewDeleteCmd returns the delete command.
+func NewDeleteCmd(s *cli.Streams) *cobra.Command {
+	o := &options{streams: s, deletes: true}
+	cmd := &cobra.Command{
+		Use:   "delete CELL…",
+		Short: "Delete cells, in one transaction",
+		Long: `Delete cells, all in one transaction, and print its commit_ts. Earlier versions
+stay readable in the past. percctl help cells says how CELL is written.
+` + conflictWords,
+		Example: `  percctl delete accounts/bob/bal:usd accounts/bob/bal:eur`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cli.Usagef("0 arguments; it takes one CELL or more")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.parseCells(args); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+		},
+	}
+	o.add(cmd)
+	return cmd
+}
+
+func (o *options) add(cmd *cobra.Command) {
+	o.flags.Add(cmd, time.Minute)
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+}
+
+func (o *options) parseCells(args []string) error {
+	for _, arg := range args {
+		c, err := session.ParseCell(arg)
+		switch {
+		case err != nil:
+			return err
+		case c.Family == txn.AckFamily:
+			return cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+		case slices.Contains(o.cells, c):
+			return cli.Usagef("cell %s: it is named twice", c)
+		}
+		o.cells = append(o.cells, c)
+	}
+	return nil
+}
+
+func (o *options) parseSet(args []string) (err error) {
+	if err := o.parseCells(args[:1]); err != nil {
+		return err
+	}
+	switch {
+	case o.hex && o.base64:
+		return cli.Usagef("--hex and --base64: give one or the other")
+	case len(args) == 2 && o.valueFile != "":
+		return cli.Usagef("VALUE and --value-file %s: give one or the other", o.valueFile)
+	case len(args) == 1 && o.valueFile == "":
+		return cli.Usagef("no value: give VALUE, or --value-file (- for standard input)")
+	case o.valueFile == "-":
+		if !o.yes && !o.dryRun {
+			return cli.Usagef("--value-file -: standard input has the value, and cannot answer; add --yes to go ahead, or --dry-run")
+		}
+		o.value, err = io.ReadAll(o.streams.In)
+	case o.valueFile != "":
+		o.value, err = os.ReadFile(o.valueFile)
+	default:
+		o.value = []byte(args[1])
+	}
+	if err != nil {
+		return cli.Usagef("--value-file: %w", err)
+	}
+	text := strings.TrimSpace(string(o.value))
+	switch {
+	case o.hex:
+		if o.value, err = hex.DecodeString(text); err != nil {
+			return cli.Usagef("--hex: the value is not hexadecimal: %w", err)
+		}
+	case o.base64:
+		if o.value, err = base64.StdEncoding.DecodeString(text); err != nil {
+			return cli.Usagef("--base64: the value is not base64: %w", err)
+		}
+	}
+	return nil
+}
+
+// A change is one cell and what becomes of it.
+type change struct {
+	Cell   string `json:"cell"`
+	Action string `json:"action"` // set or delete
+	Exists bool   `json:"exists"` // before
+	Old    []byte `json:"old"`    // base64
+	New    []byte `json:"new"`    // base64; empty in a delete
+}
+
+// A result is what set and delete print.
+type result struct {
+	Project    string        `json:"project"`
+	Instance   string        `json:"instance"`
+	DryRun     bool          `json:"dry_run"`
+	Cells      []change      `json:"cells"`
+	StartTS    tso.Timestamp `json:"start_ts,omitempty"`
+	CommitTS   tso.Timestamp `json:"commit_ts,omitempty"`
+	CommitTime string        `json:"commit_time,omitempty"`
+}
+
+func (r *result) plan(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "project %s, instance %s: %s in one transaction\n", r.Project, r.Instance, cli.Count(len(r.Cells), "cell"))
+	for _, c := range r.Cells {
+		before := "absent"
+		if c.Exists {
+			before = cli.Shorten(cli.Text(c.Old), shownValue)
+		}
+		line := fmt.Sprintf("  set %s to %s, was %s\n", c.Cell, cli.Shorten(cli.Text(c.New), shownValue), before)
+		if c.Action == "delete" {
+			line = fmt.Sprintf("  delete %s, was %s\n", c.Cell, before)
+		}
+		_, err = io.WriteString(w, line)
+	}
+	return err
+}
+
+// read fills in what is there, as the transaction sees it.
+func (o *options) read(ctx context.Context, tx *txn.Txn) (*result, error) {
+	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, StartTS: tx.StartTS()}
+	for _, c := range o.cells {
+		old, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
+		if err != nil {
+			return nil, err
+		}
+		change := change{Cell: c.String(), Action: "set", Exists: ok, Old: append([]byte{}, old...), New: append([]byte{}, o.value...)}
+		if o.deletes {
+			change.Action = "delete"
+		}
+		r.Cells = append(r.Cells, change)
+	}
+	return r, nil
+}
+
+func (o *options) run(ctx context.Context, s *session.Session) error {
+	var tables []string
+	for _, c := range o.cells {
+		tables = append(tables, c.Table)
+	}
+	if err := s.Use(ctx, tables...); err != nil {
+		return err
+	}
+	for shown := false; ; shown = true {
+		err := o.attempt(ctx, s, !shown)
+		if !errors.Is(err, txn.ErrConflict) {
+			return err
+		}
+		if !o.yes {
+			return fmt.Errorf("nothing was changed, for another transaction came between: run it again to see the new values: %w", err)
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		s.Progress.Set("another transaction was in the way; trying again")
+	}
+}
+
+func (o *options) attempt(ctx context.Context, s *session.Session, show bool) error {
+	tx, err := s.Client().Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	r, err := o.read(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		return cli.Print(o.streams.Out, o.format, r, r.plan)
+	}
+	if show {
+		if err := r.plan(o.streams.Err); err != nil {
+			return err
+		}
+		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+			return err
+		}
+	}
+	for _, c := range o.cells {
+		if t := tx.Table(c.Table); o.deletes {
+			t.Delete(c.Row, c.Family, c.Qualifier)
+		} else {
+			t.Set(c.Row, c.Family, c.Qualifier, o.value)
+		}
+	}
+	r.CommitTS, err = tx.Commit(ctx)
+	var unknown *txn.UndeterminedError
+	if errors.As(err, &unknown) {
+		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%w; percctl txn status %s %d tells whether it is committed", err, unknown.Primary, unknown.StartTS)}
+	}
+	if err != nil {
+		return err
+	}
+	r.CommitTime = cli.Time(r.CommitTS)
+	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "committed at %s\n", cli.Stamp(r.CommitTS))
+		return err
+	})
+}

@@ -1,0 +1,64 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// One lock record that cannot be read does not hide those behind it.
+func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
+	t.Parallel()
+	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+	env.CreateTable("a", "f")
+	c := env.NewClient(txn.Config{TokenTTL: -1})
+	// A dead client's locks, beside one that a later version wrote and one with
+	// a qualifier that names no column.
+	faults := txntest.NewFaults(t)
+	rule := faults.On("no commit", step(txntest.StepCommit), txntest.Crash, 0)
+	dead := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	tx := beginSet(t, dead, "1", "r1", "r5")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := commitInBackground(ctx, tx)
+	<-rule.Fired()
+	for row, qualifier := range map[string]string{"r2": "f:q", "r3": "nonsense"} {
+		m := bigtable.NewMutation()
+		m.Set(txn.LockFamily, qualifier, tso.Timestamp(1795152600000000).Cell(), []byte{8, 99})
+		if err := env.Bigtable.Open("a").Apply(t.Context(), row, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var rows []string
+	unreadable := map[string]bool{}
+	for l, err := range c.Locks(t.Context(), "a", nil) {
+		rows = append(rows, l.Cell.Row)
+		switch {
+		case errors.Is(err, txn.ErrCorrupt), errors.Is(err, txn.ErrFormatVersion):
+			unreadable[l.Cell.Row] = l.StartTS == 1795152600000000
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	if len(rows) != 4 || !unreadable["r2"] || !unreadable["r3"] {
+		t.Errorf("locks in rows %q, unreadable %v", rows, unreadable)
+	}
+	n := 0
+	for l, err := range c.LocksOf(t.Context(), "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
+		if err != nil || l.Cell.Row != "r5" {
+			t.Errorf("%v, %v", l, err)
+		}
+		n++
+	}
+	if n != 1 {
+		t.Errorf("%d locks of the transaction from r3 on, want 1", n)
+	}
+	faults.Kill()
+	cancel()
+	<-done
+}

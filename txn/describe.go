@@ -1,0 +1,146 @@
+package txn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// This file tells operators what a deployment consists of. It changes nothing.
+
+// A TableDescription is what a table's schema record says.
+type TableDescription struct {
+	Name          string
+	FormatVersion uint32
+	// Families are the user's, as they were when the record was written.
+	Families []string
+	Observed []ObservedColumn
+	// AdoptedTS is when the table was adopted; 0 where that was not recorded.
+	AdoptedTS tso.Timestamp
+}
+
+// Describe reads a table's schema record. It does not look at the table itself,
+// and fails with ErrNotInitialized, ErrFormatVersion or ErrCorrupt.
+func (c *Client) Describe(ctx context.Context, table string) (TableDescription, error) {
+	d := TableDescription{Name: table}
+	row, err := c.metadata.readRow(ctx, schemaRowPrefix+table, interleave(column(deployFamily, schemaQualifier)))
+	if err != nil {
+		return d, err
+	}
+	if len(row[deployFamily]) == 0 {
+		return d, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", table, ErrNotInitialized, c.metadata.name, table)
+	}
+	value := row[deployFamily][0].Value
+	var m recordpb.TableSchema
+	if err := proto.Unmarshal(value, &m); err != nil {
+		return d, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, ErrCorrupt, err)
+	}
+	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
+	for _, o := range m.Observed {
+		d.Observed = append(d.Observed, ObservedColumn{table, columnOf(o), o.Observers, o.Weak})
+	}
+	_, err = decodeSchema(table, value)
+	return d, err
+}
+
+// UnfinishedAdoptions lists the tables whose adoption, or the undoing of one,
+// did not come to its end.
+func (c *Client) UnfinishedAdoptions(ctx context.Context) ([]string, error) {
+	var names []string
+	err := c.metadata.readRows(ctx, bigtable.PrefixRange(adoptionRowPrefix), func(r bigtable.Row) bool {
+		names = append(names, r.Key()[len(adoptionRowPrefix):])
+		return true
+	}, bigtable.RowFilter(interleave(chain(wholeFamily(deployFamily), bigtable.StripValueFilter()))))
+	return names, err
+}
+
+// A RawWrite is a cell that somebody wrote past the library into a
+// transactional table.
+type RawWrite struct {
+	Cell Cell
+	// At is the cell's own timestamp, in microseconds.
+	At tso.Timestamp
+	// Since is what it is later than: the table's adoption, or the first commit
+	// of the column that is stored.
+	Since tso.Timestamp
+	// Hidden is set when a transaction has committed the column: then no
+	// transaction sees the raw write. Where it is not, all do, also those that
+	// began before it: their reads do not repeat.
+	Hidden bool
+}
+
+// RawWrites iterates over the raw writes in rows of a table (nil: all rows), in
+// order of row keys. It finds a plain cell with a timestamp later than the
+// table's adoption, or than a commit of the same column; its writer's clock has
+// set that timestamp. In a table that InitTable made transactional, which
+// records no time, those in columns without a commit are not found.
+func (c *Client) RawWrites(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+	return func(yield func(RawWrite, error) bool) {
+		d, err := c.Describe(ctx, name)
+		if err != nil {
+			yield(RawWrite{}, err)
+			return
+		}
+		filter := func(t *table) bigtable.Filter {
+			var data []bigtable.Filter
+			for _, f := range t.current().dataFamilies() {
+				data = append(data, wholeFamily(f))
+			}
+			return interleave(
+				chain(anyOf(data), bigtable.TimestampRangeFilterMicros(0, prePercolator), bigtable.StripValueFilter()),
+				chain(wholeFamily(WriteFamily), bigtable.StripValueFilter()),
+			)
+		}
+		err = c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for _, w := range rawWrites(t, raw, d.AdoptedTS) {
+					if !yield(w, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(RawWrite{}, err)
+		}
+	}
+}
+
+func rawWrites(t *table, raw bigtable.Row, adopted tso.Timestamp) (found []RawWrite) {
+	first := map[string]tso.Timestamp{} // the first commit by column
+	for _, item := range raw[WriteFamily] {
+		key := item.Column[len(WriteFamily)+1:]
+		if ts := tso.FromCell(item.Timestamp); first[key] == 0 || ts < first[key] {
+			first[key] = ts
+		}
+	}
+	for family, items := range raw {
+		if isMetadataFamily(family) {
+			continue
+		}
+		for _, item := range items {
+			since, committed := first[item.Column]
+			if adopted > 0 && (!committed || adopted < since) {
+				since = adopted
+			}
+			if at := tso.Timestamp(item.Timestamp); since > 0 && at > since {
+				col, _ := splitColumn(item.Column)
+				found = append(found, RawWrite{Cell{t.name, raw.Key(), col.Family, col.Qualifier}, at, since, committed})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b RawWrite) int {
+		return cmp.Or(strings.Compare(a.Cell.Column().key(), b.Cell.Column().key()), cmp.Compare(a.At, b.At))
+	})
+	return found
+}
