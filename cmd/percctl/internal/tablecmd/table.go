@@ -45,7 +45,7 @@ record the schema. Cells that are in the table stay as they are; to transactions
 they are data that was committed before all others. Running it again is
 harmless.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
-		Args: cli.ExactArgs(1, "one, the name of the table"),
+		Args:    cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.table = args[0]
 			return o.run(cmd.Context())
