@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/doctorcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
@@ -25,6 +26,7 @@ func main() {
 		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, doctorcmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
+		movecmd.NewExportCmd, movecmd.NewImportCmd,
 	}
 	os.Exit(cli.Main(os.Args[1:], cli.System(), append(commands, topics.All()...)...))
 }

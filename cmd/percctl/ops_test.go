@@ -50,6 +50,9 @@ func TestOps(t *testing.T) {
 			"plain":  plain,
 			"write":  write,
 			"served": served,
+			"values": values,
+			"cut":    cut,
+			"field":  field,
 		},
 	})
 }

@@ -3,7 +3,6 @@
 package readcmd
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -23,17 +22,6 @@ const readsSettle = `
 Reads do what the library's reads do: they wait for locks of live transactions,
 and settle locks that dead clients have left, as the primaries decide. To look
 without touching anything, use percctl history or percctl lock list.`
-
-// waitNotice is how long a read is silent before it says what it may wait for.
-const waitNotice = 3 * time.Second
-
-// noteWaiting says on standard error that a read may be waiting for a lock,
-// unless it is stopped before.
-func noteWaiting(s *cli.Streams, table string) *time.Timer {
-	return time.AfterFunc(waitNotice, func() {
-		fmt.Fprintf(s.Err, "still reading table %s; the lock of a live transaction may be in the way: see percctl lock list %s\n", table, table)
-	})
-}
 
 // A value is one cell as it is printed.
 type value struct {

@@ -67,7 +67,7 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	defer noteWaiting(o.streams, o.cell.Table).Stop()
+	defer session.NoteWaiting(o.streams, o.cell.Table).Stop()
 	row, err := snapshot.Table(o.cell.Table).ReadRow(ctx, o.cell.Row, txn.Columns(o.cell.Column()))
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package readcmd
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
@@ -101,12 +100,7 @@ type row struct {
 
 func newRow(table string, r bigtable.Row) row {
 	out := row{Row: session.Row(r.Key())}
-	families := make([]string, 0, len(r))
-	for f := range r {
-		families = append(families, f)
-	}
-	slices.Sort(families)
-	for _, f := range families {
+	for _, f := range session.Families(r) {
 		for _, item := range r[f] {
 			out.Cells = append(out.Cells, newValue(table, r.Key(), item))
 		}
@@ -152,7 +146,7 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		TableHeader: []string{"ROW", "COLUMN", "COMMIT_TS", "COMMIT_TIME", "VALUE"}, TableRows: row.table,
 	}
 	n := 0
-	waiting := noteWaiting(o.streams, o.table)
+	waiting := session.NoteWaiting(o.streams, o.table)
 	defer waiting.Stop()
 	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(r.Start, r.End), o.read...) {
 		if err != nil {

@@ -1,0 +1,237 @@
+package movecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type exportOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	rows    session.RangeFlags
+	table   string
+	at      string
+	to      string
+	resume  bool
+
+	ts tso.Timestamp
+}
+
+// NewExportCmd returns the export command.
+func NewExportCmd(s *cli.Streams) *cobra.Command {
+	o := &exportOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "export TABLE",
+		Short: "Write the committed data of a table to a file, as of one timestamp",
+		Long: `Write the committed rows of a table, all as of one timestamp, as lines of JSON: a
+header, one line a row, and a trailer with counts and a checksum, by which a file
+that was cut off is noticed. Bytes that are valid UTF-8 stand as strings, others in
+base64. percctl import reads it.
+
+It goes to standard output, or with --to to a file that must not exist. After an
+interrupt, --resume goes on behind the last whole row, as of the same timestamp.
+Earlier versions, locks and deletions are not exported.
+
+Reads do what the library's reads do: they wait for locks of live transactions,
+and settle locks that dead clients have left, as the primaries decide.`,
+		Example: `  percctl export accounts --to accounts.jsonl
+  percctl export accounts --to accounts.jsonl --resume
+  percctl export accounts --prefix user/7 --at 2026-11-20T05:30:00Z | gzip > user7.jsonl.gz`,
+		Args: cli.ExactArgs(1, "one, TABLE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.table = args[0]
+			if err := o.parse(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.rows.Add(cmd)
+	cmd.Flags().StringVar(&o.at, "at", "", "the state at this timestamp, an integer or an RFC 3339 time, instead of now")
+	cmd.Flags().StringVar(&o.to, "to", "", "file to write, instead of standard output")
+	cmd.Flags().BoolVar(&o.resume, "resume", false, "go on with the file of --to that an earlier run did not finish")
+	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	return cmd
+}
+
+func (o *exportOptions) parse() (err error) {
+	if o.resume && o.to == "" {
+		return cli.Usagef("--resume: it needs --to, the file to go on with")
+	}
+	if o.at != "" {
+		if o.ts, err = tso.ParseTimestamp(o.at); err != nil || o.ts == 0 {
+			return cli.Usagef("--at %s: it is no timestamp", o.at)
+		}
+	}
+	_, err = o.rows.Range()
+	return err
+}
+
+// A target is what an export is written to, and from where on.
+type target struct {
+	*writer
+	header header
+	done   bool
+	from   string // the first key that is missing
+	finish func(error) error
+}
+
+func (o *exportOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Use(ctx, o.table); err != nil {
+		return err
+	}
+	r, err := o.rows.Range()
+	if err != nil {
+		return err
+	}
+	t, err := o.open(ctx, s, r)
+	if err != nil {
+		return err
+	}
+	err = o.write(ctx, s, t, r)
+	s.Progress.End()
+	return t.finish(err)
+}
+
+func (o *exportOptions) write(ctx context.Context, s *session.Session, t *target, r session.Range) error {
+	if t.done {
+		fmt.Fprintf(o.streams.Err, "%s is complete: %s; nothing to do\n", o.to, cli.Count(t.rows, "row"))
+		return nil
+	}
+	snapshot, err := s.Client().Snapshot(ctx, txn.At(t.header.TS))
+	if err != nil {
+		return err
+	}
+	waiting := session.NoteWaiting(o.streams, o.table)
+	defer waiting.Stop()
+	for row, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(max(t.from, r.Start), r.End)) {
+		if err != nil {
+			return err
+		}
+		waiting.Stop()
+		if err := t.add(row); err != nil {
+			return err
+		}
+		s.Progress.Set("%s of table %s", cli.Count(t.rows, "row"), o.table)
+	}
+	if err := t.end(); err != nil {
+		return err
+	}
+	s.Progress.End()
+	_, err = fmt.Fprintf(o.streams.Err, "%s with %s at %s\n", cli.Count(t.rows, "row"), cli.Count(t.cells, "cell"), cli.Stamp(t.header.TS))
+	return err
+}
+
+// open makes the target, or finds out how far an earlier run came.
+func (o *exportOptions) open(ctx context.Context, s *session.Session, r session.Range) (*target, error) {
+	want := header{Version: formatVersion, Table: o.table, TS: o.ts}
+	if r.Start != "" {
+		want.Start = session.Row(r.Start)
+	}
+	if r.End != "" {
+		want.End = session.Row(r.End)
+	}
+	if o.resume {
+		t, err := o.reopen(want)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return t, err
+		}
+		// It was interrupted before it began.
+	}
+	if want.TS == 0 {
+		now, err := s.Client().Timestamp(ctx)
+		if err != nil {
+			return nil, err
+		}
+		want.TS = now
+	}
+	want.Time = cli.Time(want.TS)
+	if o.to == "" {
+		t := &target{writer: newWriter(o.streams.Out), header: want}
+		t.finish = func(err error) error { return errors.Join(err, t.out.Flush()) }
+		return t, t.line(want, true)
+	}
+	file, err := os.OpenFile(o.to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, cli.Usagef("--to %s: it exists; --resume goes on with it", o.to)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t := o.toFile(file)
+	t.header = want
+	return t, t.line(want, true)
+}
+
+func (o *exportOptions) toFile(file *os.File) *target {
+	t := &target{writer: newWriter(file)}
+	t.finish = func(err error) error {
+		if err == nil {
+			return errors.Join(t.out.Flush(), file.Sync(), file.Close())
+		}
+		if ferr := errors.Join(t.out.Flush(), file.Close()); ferr != nil {
+			return errors.Join(err, ferr)
+		}
+		return fmt.Errorf("stopped after %s; run it again with --resume to go on: %w", cli.Count(t.rows, "row"), err)
+	}
+	return t
+}
+
+// reopen reads what an earlier run wrote, cuts off a row that is not whole, and
+// goes on behind it.
+func (o *exportOptions) reopen(want header) (*target, error) {
+	file, err := os.OpenFile(o.to, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newReader(o.to, file)
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	was := r.header
+	if want.TS == 0 {
+		want.TS = was.TS
+	}
+	want.Time = was.Time
+	if want != was {
+		_ = file.Close()
+		return nil, cli.Usagef("--resume: %s is an export of table %s at %d, rows %q to %q, and not what is asked for now", o.to, was.Table, was.TS, was.Start, was.End)
+	}
+	for err == nil {
+		_, err = r.row()
+	}
+	t := o.toFile(file)
+	t.header, t.sum, t.rows, t.cells = was, r.sum, r.rows, r.cells
+	switch {
+	case errors.Is(err, io.EOF):
+		t.done = true
+		return t, nil
+	case !errors.Is(err, errCut):
+		_ = file.Close()
+		return nil, err
+	}
+	if r.rows > 0 {
+		t.from = r.last + "\x00"
+	}
+	if err := file.Truncate(r.offset); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	if _, err := file.Seek(r.offset, io.SeekStart); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return t, nil
+}

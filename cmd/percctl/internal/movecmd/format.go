@@ -1,0 +1,237 @@
+// Package movecmd is percctl export and import: committed data to and from
+// files of JSON lines.
+package movecmd
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// The format is lines of JSON: a header, a line for each row in ascending order
+// of keys, and a trailer. Bytes that are valid UTF-8 stand as strings, others in
+// base64 under a name that says so.
+
+// formatVersion is in the header; a file of a later one is refused.
+const formatVersion = 1
+
+type header struct {
+	Version int           `json:"percctl_export"`
+	Table   string        `json:"table"`
+	TS      tso.Timestamp `json:"ts"`
+	Time    string        `json:"time"`
+	Start   string        `json:"start,omitempty"` // rows from here on, as commands take it
+	End     string        `json:"end,omitempty"`   // and before this
+}
+
+type rowLine struct {
+	Row       *string    `json:"row,omitempty"`
+	RowBase64 []byte     `json:"row_base64,omitempty"`
+	Cells     []cellLine `json:"cells,omitempty"`
+
+	// In the trailer, which has no row.
+	Rows   *int   `json:"rows,omitempty"`
+	Count  *int   `json:"cell_count,omitempty"`
+	SHA256 string `json:"sha256,omitempty"` // of all bytes before the trailer
+}
+
+type cellLine struct {
+	Family          string        `json:"family"`
+	Qualifier       *string       `json:"qualifier,omitempty"`
+	QualifierBase64 []byte        `json:"qualifier_base64,omitempty"`
+	Value           *string       `json:"value,omitempty"`
+	ValueBase64     []byte        `json:"value_base64,omitempty"`
+	CommitTS        tso.Timestamp `json:"commit_ts"`
+}
+
+func encode(b []byte) (text *string, base64 []byte) {
+	if utf8.Valid(b) {
+		s := string(b)
+		return &s, nil
+	}
+	return nil, b
+}
+
+func decode(text *string, base64 []byte) ([]byte, bool) {
+	if text != nil {
+		return []byte(*text), base64 == nil
+	}
+	return base64, base64 != nil
+}
+
+func newRowLine(r bigtable.Row) rowLine {
+	var line rowLine
+	line.Row, line.RowBase64 = encode([]byte(r.Key()))
+	for _, family := range session.Families(r) {
+		for _, item := range r[family] {
+			c := cellLine{Family: family, CommitTS: tso.Timestamp(item.Timestamp)}
+			c.Qualifier, c.QualifierBase64 = encode([]byte(item.Column[len(family)+1:]))
+			c.Value, c.ValueBase64 = encode(item.Value)
+			line.Cells = append(line.Cells, c)
+		}
+	}
+	return line
+}
+
+func (l *rowLine) row() (txn.BulkRow, error) {
+	key, ok := decode(l.Row, l.RowBase64)
+	if !ok || len(key) == 0 || len(l.Cells) == 0 {
+		return txn.BulkRow{}, errors.New("no row with cells")
+	}
+	r := txn.BulkRow{Row: string(key)}
+	for _, c := range l.Cells {
+		q, ok := decode(c.Qualifier, c.QualifierBase64)
+		v, ok2 := decode(c.Value, c.ValueBase64)
+		if !ok || !ok2 || c.Family == "" {
+			return txn.BulkRow{}, errors.New("a cell without family, qualifier or value")
+		}
+		r.Cells = append(r.Cells, txn.BulkCell{Family: c.Family, Qualifier: string(q), Value: v})
+	}
+	return r, nil
+}
+
+// A writer writes a file, or goes on with one.
+type writer struct {
+	out         *bufio.Writer
+	sum         hash.Hash
+	rows, cells int
+}
+
+func newWriter(out io.Writer) *writer {
+	return &writer{out: bufio.NewWriterSize(out, 1<<16), sum: sha256.New()}
+}
+
+func (w *writer) line(v any, summed bool) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	if summed {
+		w.sum.Write(b.Bytes())
+	}
+	_, err := w.out.Write(b.Bytes())
+	return err
+}
+
+func (w *writer) add(r bigtable.Row) error {
+	line := newRowLine(r)
+	w.rows++
+	w.cells += len(line.Cells)
+	return w.line(line, true)
+}
+
+func (w *writer) end() error {
+	if err := w.line(rowLine{Rows: &w.rows, Count: &w.cells, SHA256: hex.EncodeToString(w.sum.Sum(nil))}, false); err != nil {
+		return err
+	}
+	return w.out.Flush()
+}
+
+// A reader reads a file and checks it: order, counts and checksum.
+type reader struct {
+	name        string
+	in          *bufio.Reader
+	sum         hash.Hash
+	header      header
+	number      int // of the line
+	offset      int64
+	last        string // the last row's key
+	rows, cells int
+	complete    bool // the trailer was read, and fits
+}
+
+// errCut is a file that ends before its trailer; what was read of it is whole.
+var errCut = errors.New("the file is cut off: it has no trailer")
+
+func newReader(name string, in io.Reader) (*reader, error) {
+	r := &reader{name: name, in: bufio.NewReaderSize(in, 1<<16), sum: sha256.New()}
+	line, err := r.next()
+	if errors.Is(err, errCut) {
+		return nil, fmt.Errorf("%s: it has not even a header: %w", name, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(line, &r.header); err != nil || r.header.Version == 0 {
+		return nil, fmt.Errorf("%s: it is not a file of percctl export: its first line is no header", name)
+	}
+	if r.header.Version > formatVersion {
+		return nil, fmt.Errorf("%s: it has format version %d, this percctl knows up to %d: upgrade it", name, r.header.Version, formatVersion)
+	}
+	r.take(line)
+	return r, nil
+}
+
+// next returns a whole line, and errCut where none is left.
+func (r *reader) next() ([]byte, error) {
+	line, err := r.in.ReadBytes('\n')
+	if errors.Is(err, io.EOF) {
+		return nil, errCut
+	}
+	r.number++
+	return line, err
+}
+
+// take counts a line as read.
+func (r *reader) take(line []byte) {
+	r.offset += int64(len(line))
+	r.sum.Write(line)
+}
+
+// row returns the next row; io.EOF behind the last, when the trailer fits.
+func (r *reader) row() (txn.BulkRow, error) {
+	fail := func(format string, args ...any) (txn.BulkRow, error) {
+		return txn.BulkRow{}, fmt.Errorf("%s, line %d: %w", r.name, r.number, fmt.Errorf(format, args...))
+	}
+	line, err := r.next()
+	if err != nil {
+		return txn.BulkRow{}, fmt.Errorf("%s, after %d rows: %w", r.name, r.rows, err)
+	}
+	var l rowLine
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&l); err != nil {
+		return fail("%w", err)
+	}
+	if l.SHA256 != "" {
+		if l.Rows == nil || l.Count == nil || *l.Rows != r.rows || *l.Count != r.cells {
+			return fail("the trailer counts other rows or cells than the %d rows with %d cells that are there", r.rows, r.cells)
+		}
+		if sum := hex.EncodeToString(r.sum.Sum(nil)); !strings.EqualFold(sum, l.SHA256) {
+			return fail("the checksum does not fit: the file is damaged")
+		}
+		if _, err := r.in.ReadByte(); !errors.Is(err, io.EOF) {
+			return fail("there is more behind the trailer")
+		}
+		r.complete = true
+		return txn.BulkRow{}, io.EOF
+	}
+	row, err := l.row()
+	if err != nil {
+		return fail("%w", err)
+	}
+	if row.Row <= r.last {
+		return fail("row %s is not above the one before", session.Row(row.Row))
+	}
+	r.take(line)
+	r.last = row.Row
+	r.rows++
+	r.cells += len(row.Cells)
+	return row, nil
+}

@@ -1,0 +1,382 @@
+package movecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const (
+	// parallelBatches is how many transactions are under way at a time.
+	parallelBatches = 4
+	// batchBytes bounds a transaction beside --batch.
+	batchBytes = 1 << 20
+)
+
+type importOptions struct {
+	streams     *cli.Streams
+	flags       session.Flags
+	file        string
+	table       string
+	batch       int
+	bulk, idle  bool
+	resume      string
+	yes, dryRun bool
+	format      cli.Format
+
+	startTS, commitTS tso.Timestamp // of --resume
+}
+
+// NewImportCmd returns the import command.
+func NewImportCmd(s *cli.Streams) *cobra.Command {
+	o := &importOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "import FILE",
+		Short: "Write the rows of an exported file into a table",
+		Long: `Write the rows of a file of percctl export into a table that is transactional
+already. The file is read to its end and checked first; - is standard input, which
+is checked as it is read. Cells that the file does not name stay as they are.
+
+By default rows are written by transactions of --batch rows each, safe beside any
+others. A row that is as the file says already is not written again, so that
+running it again after an interrupt goes on.
+
+--bulk writes committed cells straight, much faster, and is no transaction: each
+row appears by itself, and readers may see some rows and not yet others. The range
+from the file's first row to its last has to be empty; transactions that write
+there meanwhile are not overwritten, but stop the load. --idle is your word that
+nobody reads or writes the range until it is over: then it may hold older data,
+and requests write many rows each. A broken word is noticed only afterwards, and
+can cost the other's commits. An interrupted load prints the --resume to go on with.`,
+		Example: `  percctl import accounts.jsonl --dry-run
+  percctl import accounts.jsonl --table accounts_copy --bulk --yes`,
+		Args: cli.ExactArgs(1, "one, FILE (- for standard input)"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.file = args[0]
+			if err := o.parse(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	f := cmd.Flags()
+	f.StringVar(&o.table, "table", "", "table to write to (default: the one that was exported)")
+	f.IntVar(&o.batch, "batch", 200, "rows a transaction")
+	f.BoolVar(&o.bulk, "bulk", false, "write committed cells straight, into a range that is empty")
+	f.BoolVar(&o.idle, "idle", false, "with --bulk: nobody reads or writes the range until it is over")
+	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to go on with, as it printed them")
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	f.BoolVar(&o.dryRun, "dry-run", false, "check the file, show the plan, and change nothing")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+func (o *importOptions) parse() (err error) {
+	switch {
+	case o.batch < 1 || o.batch > 10_000:
+		return cli.Usagef("--batch %d: it has to be between 1 and 10000", o.batch)
+	case (o.idle || o.resume != "") && !o.bulk:
+		return cli.Usagef("--idle and --resume: they go with --bulk; without it, running it again goes on")
+	case o.file == "-" && o.bulk:
+		return cli.Usagef("--bulk: it needs a file, which it reads twice")
+	case o.file == "-" && (o.dryRun || !o.yes):
+		return cli.Usagef("standard input has the rows, and cannot answer or be read twice; add --yes to go ahead")
+	case o.resume == "":
+		return nil
+	}
+	start, commit, ok := strings.Cut(o.resume, ",")
+	if ok {
+		o.startTS, err = tso.ParseTimestamp(start)
+	}
+	if ok && err == nil {
+		o.commitTS, err = tso.ParseTimestamp(commit)
+	}
+	if !ok || err != nil || o.startTS <= 0 || o.commitTS <= o.startTS {
+		return cli.Usagef("--resume %s: it has to be START_TS,COMMIT_TS as the load printed them", o.resume)
+	}
+	return nil
+}
+
+// An imported is what percctl import prints.
+type imported struct {
+	Project   string        `json:"project"`
+	Instance  string        `json:"instance"`
+	Table     string        `json:"table"`
+	File      string        `json:"file"`
+	FileTable string        `json:"file_table"`
+	FileTS    tso.Timestamp `json:"file_ts"`
+	Bulk      bool          `json:"bulk"`
+	DryRun    bool          `json:"dry_run"`
+	Rows      int           `json:"rows"`
+	Cells     int           `json:"cells"`
+	Written   int           `json:"rows_written"`
+	Unchanged int           `json:"rows_unchanged"`
+	StartTS   tso.Timestamp `json:"start_ts,omitempty"` // of a bulk load
+	CommitTS  tso.Timestamp `json:"commit_ts,omitempty"`
+
+	first, last string
+	families    []string
+}
+
+func (r *imported) plan(w io.Writer) error {
+	how := "by transactions"
+	if r.Bulk {
+		how = "in bulk"
+	}
+	_, err := fmt.Fprintf(w, "project %s, instance %s, table %s: %s with %s to write %s, from %s, table %s at %s\n",
+		r.Project, r.Instance, r.Table, cli.Count(r.Rows, "row"), cli.Count(r.Cells, "cell"), how, r.File, r.FileTable, cli.Stamp(r.FileTS))
+	return err
+}
+
+func (r *imported) text(w io.Writer) error {
+	if r.Bulk {
+		_, err := fmt.Fprintf(w, "%s committed at %s\n", cli.Count(r.Written, "row"), cli.Stamp(r.CommitTS))
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%s written, %d unchanged\n", cli.Count(r.Written, "row"), r.Unchanged)
+	return err
+}
+
+func (o *importOptions) run(ctx context.Context, s *session.Session) error {
+	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.dryRun}
+	var in *reader
+	var err error
+	if o.file == "-" {
+		if in, err = newReader("standard input", o.streams.In); err != nil {
+			return err
+		}
+		o.use(r, in)
+	} else if err := o.survey(ctx, s, r); err != nil {
+		return err
+	}
+	d, err := s.Client().Describe(ctx, r.Table)
+	if err != nil {
+		return err
+	}
+	for _, f := range r.families {
+		if !slices.Contains(d.Families, f) {
+			return fmt.Errorf("%s has cells in family %s, which table %s does not have: percctl table init %s --families %s adds it", o.file, f, r.Table, r.Table, f)
+		}
+	}
+	if err := s.Use(ctx, r.Table); err != nil {
+		return err
+	}
+	if o.dryRun {
+		return cli.Print(o.streams.Out, o.format, r, r.plan)
+	}
+	if o.file != "-" {
+		if err := r.plan(o.streams.Err); err != nil {
+			return err
+		}
+		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Write %s to table %s in %s?", cli.Count(r.Rows, "row"), r.Table, s.Where)); err != nil {
+			return err
+		}
+		file, err := os.Open(o.file)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		if in, err = newReader(o.file, file); err != nil {
+			return err
+		}
+	}
+	if o.bulk {
+		err = o.load(ctx, s, r, in)
+	} else {
+		err = o.transact(ctx, s, r, in)
+	}
+	s.Progress.End()
+	if err != nil {
+		return err
+	}
+	r.Rows, r.Cells = in.rows, in.cells
+	return cli.Print(o.streams.Out, o.format, r, r.text)
+}
+
+func (o *importOptions) use(r *imported, in *reader) {
+	if r.Table = o.table; r.Table == "" {
+		r.Table = in.header.Table
+	}
+	r.FileTable, r.FileTS = in.header.Table, in.header.TS
+}
+
+// survey reads the file to its end, so that nothing is written of one that is
+// cut off or damaged.
+func (o *importOptions) survey(ctx context.Context, s *session.Session, r *imported) error {
+	file, err := os.Open(o.file)
+	if err != nil {
+		return cli.Usagef("%w", err)
+	}
+	defer func() { _ = file.Close() }()
+	in, err := newReader(o.file, file)
+	if err != nil {
+		return err
+	}
+	o.use(r, in)
+	for ctx.Err() == nil {
+		row, err := in.row()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if errors.Is(err, errCut) {
+			return fmt.Errorf("%w; percctl export --resume completes it", err)
+		}
+		if err != nil {
+			return err
+		}
+		if r.first == "" {
+			r.first = row.Row
+		}
+		r.last = row.Row
+		for _, c := range row.Cells {
+			if !slices.Contains(r.families, c.Family) {
+				r.families = append(r.families, c.Family)
+			}
+		}
+		s.Progress.Set("reading %s: %s", o.file, cli.Count(in.rows, "row"))
+	}
+	r.Rows, r.Cells = in.rows, in.cells
+	return ctx.Err()
+}
+
+// rows iterates over what is left of a file.
+func (r *reader) each() iter.Seq2[txn.BulkRow, error] {
+	return func(yield func(txn.BulkRow, error) bool) {
+		for {
+			row, err := r.row()
+			if errors.Is(err, io.EOF) || !yield(row, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (o *importOptions) load(ctx context.Context, s *session.Session, r *imported, in *reader) error {
+	if r.Rows == 0 {
+		return nil
+	}
+	resume := ""
+	report, err := s.Client().BulkLoad(ctx, r.Table, in.each(), txn.BulkLoad{
+		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
+		Started: func(start, commit tso.Timestamp) {
+			resume = fmt.Sprintf("; to go on, run it again with --resume %d,%d", start, commit)
+			fmt.Fprintf(o.streams.Err, "loading; if this is interrupted, go on with --resume %d,%d\n", start, commit)
+		},
+		Progress: func(rows int) { s.Progress.Set("%d of %s loaded", rows, cli.Count(r.Rows, "row")) },
+	})
+	s.Progress.End()
+	r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
+	switch {
+	case errors.Is(err, txn.ErrNotIdle) && report.Rows == 0:
+		return &cli.Error{Code: cli.ExitFailed, Err: fmt.Errorf("%w; nothing was written; without --bulk it can be imported all the same, and with --idle where nobody uses the range", err)}
+	case err != nil:
+		return fmt.Errorf("%s loaded%s: %w", cli.Count(report.Rows, "row"), resume, err)
+	}
+	return nil
+}
+
+// transact writes batches of rows, each in a transaction.
+func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imported, in *reader) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelBatches)
+	var mu sync.Mutex
+	send := func(batch []txn.BulkRow) {
+		g.Go(func() error {
+			written, err := writeBatch(gctx, s.Client(), r.Table, batch)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				r.Written += written
+				r.Unchanged += len(batch) - written
+				s.Progress.Set("%s written, %d unchanged", cli.Count(r.Written, "row"), r.Unchanged)
+			}
+			return err
+		})
+	}
+	var batch []txn.BulkRow
+	var failed error
+	bytes := 0
+	for row, err := range in.each() {
+		if err != nil || gctx.Err() != nil {
+			failed = err
+			break
+		}
+		batch = append(batch, row)
+		for _, c := range row.Cells {
+			bytes += len(c.Value) + len(c.Qualifier)
+		}
+		if len(batch) >= o.batch || bytes >= batchBytes {
+			send(batch)
+			batch, bytes = nil, 0
+		}
+	}
+	if failed == nil && gctx.Err() == nil && len(batch) > 0 {
+		send(batch)
+	}
+	if err := g.Wait(); err != nil {
+		failed = err
+	}
+	if failed == nil {
+		failed = ctx.Err()
+	}
+	if failed != nil {
+		return fmt.Errorf("stopped after %s written, %d unchanged; run it again to go on: %w", cli.Count(r.Written, "row"), r.Unchanged, failed)
+	}
+	return nil
+}
+
+// writeBatch writes the rows that are not as they should be, and returns how
+// many these were.
+func writeBatch(ctx context.Context, c *txn.Client, table string, batch []txn.BulkRow) (written int, err error) {
+	_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		written = 0
+		t := tx.Table(table)
+		keys := make(bigtable.RowList, len(batch))
+		for i, row := range batch {
+			keys[i] = row.Row
+		}
+		there := map[string]bigtable.Row{}
+		for row, err := range t.ReadRows(ctx, keys) {
+			if err != nil {
+				return err
+			}
+			there[row.Key()] = row
+		}
+		for _, row := range batch {
+			changed := false
+			for _, cell := range row.Cells {
+				if !holds(there[row.Row], cell) {
+					t.Set(row.Row, cell.Family, cell.Qualifier, cell.Value)
+					changed = true
+				}
+			}
+			if changed {
+				written++
+			}
+		}
+		return nil
+	})
+	return written, err
+}
+
+func holds(row bigtable.Row, cell txn.BulkCell) bool {
+	return slices.ContainsFunc(row[cell.Family], func(it bigtable.ReadItem) bool {
+		return it.Column == cell.Family+":"+cell.Qualifier && string(it.Value) == string(cell.Value)
+	})
+}
