@@ -1,0 +1,202 @@
+package emulator_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// deadBefore leaves what a client leaves that dies before a step, and returns
+// the transaction's start_ts.
+func deadBefore(t *testing.T, env *txntest.Env, s txntest.Step, rows ...string) tso.Timestamp {
+	t.Helper()
+	faults := txntest.NewFaults(t)
+	rule := faults.OnStep(s, txntest.Crash)
+	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tx := beginSet(t, c, "dead", rows...)
+	done := commitInBackground(ctx, tx)
+	<-rule.Fired()
+	faults.Kill()
+	cancel()
+	<-done
+	return tx.StartTS()
+}
+
+func put(t *testing.T, env *txntest.Env, row, family, qualifier string, at bigtable.Timestamp, value []byte) {
+	t.Helper()
+	m := bigtable.NewMutation()
+	m.Set(family, qualifier, at, value)
+	if err := env.Bigtable.Open("a").Apply(context.Background(), row, m); err != nil {
+		t.Error(err)
+	}
+}
+
+func settleLocks(t *testing.T, c *txn.Client) {
+	t.Helper()
+	for l, err := range c.Locks(t.Context(), "a", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Resolve(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func planRepairs(t *testing.T, c *txn.Client) *txn.RepairPlan {
+	t.Helper()
+	p, err := c.PlanRepairs(t.Context(), "a", nil, txn.RepairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func wantPlan(t *testing.T, p *txn.RepairPlan, repairs, undecided []string) {
+	t.Helper()
+	list := func(all []txn.Repair) (out []string) {
+		for _, r := range all {
+			out = append(out, fmt.Sprintf("%s %s", r.Cell, r.Kind))
+		}
+		return out
+	}
+	if got := list(p.Repairs); fmt.Sprint(got) != fmt.Sprint(repairs) {
+		t.Errorf("repairs %q, want %q", got, repairs)
+	}
+	if got := list(p.Undecided); fmt.Sprint(got) != fmt.Sprint(undecided) {
+		t.Errorf("undecided %q, want %q", got, undecided)
+	}
+}
+
+func apply(t *testing.T, c *txn.Client, r txn.Repair, want bool) {
+	t.Helper()
+	if done, err := c.ApplyRepair(t.Context(), r); err != nil || done != want {
+		t.Errorf("repair of %s: done %v, %v; want %v", r.Cell, done, err, want)
+	}
+}
+
+// Each kind is mended, and the consistency check at the end finds nothing.
+func TestRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		mustSet(t, c, "kept", "r0", "r1", "r2", "r3", "r4", "r5")
+		wantPlan(t, planRepairs(t, c), nil, nil)
+
+		// Locks that are rolled forward, and then come back as they were.
+		committed := deadBefore(t, env, txntest.StepSecondaries, "r0", "r1")
+		forward := stored(t, env, "r1")[txn.LockFamily][0]
+		settleLocks(t, c)
+		// The same after a rollback, and a marker that is left.
+		rolledBack := deadBefore(t, env, txntest.StepCommit, "r2")
+		lock := stored(t, env, "r2")[txn.LockFamily][0]
+		pass(time.Minute)
+		settleLocks(t, c)
+		put(t, env, "r1", txn.LockFamily, "f:q", forward.Timestamp, forward.Value)
+		put(t, env, "r2", txn.LockFamily, "f:q", lock.Timestamp, lock.Value)
+		put(t, env, "r2", "f", "q", lock.Timestamp, []byte("dead"))
+		// Data that belongs to nothing, and data whose record is lost.
+		put(t, env, "r3", "f", "q", (committed - 1).Cell(), []byte("orphan"))
+		put(t, env, "r4", "f", "q", committed.Cell(), []byte("lost record"))
+		deadBefore(t, env, txntest.StepCommit, "r5")
+		pass(time.Minute)
+		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q redundant lock", "a/r2/f:q redundant lock", "a/r3/f:q orphan data"}, []string{"a/r4/f:q orphan data"})
+
+		p := planRepairs(t, c)
+		if p.Repairs[0].CommitTS == 0 || p.Repairs[1].StartTS != rolledBack || p.Repairs[1].CommitTS != 0 {
+			t.Errorf("%+v", p.Repairs)
+		}
+		for _, r := range p.Repairs {
+			apply(t, c, r, true)
+			apply(t, c, r, false)
+		}
+		apply(t, c, txn.Repair{Kind: txn.RepairOrphanData, Cell: p.Undecided[0].Cell, StartTS: 5}, false)
+		s := takeSnapshot(t, c)
+		wantValue(t, s, "r1", "dead")
+		wantValue(t, s, "r2", "kept")
+		wantValue(t, s, "r3", "kept")
+
+		// A marker that is a day old, once nothing of its transaction is locked.
+		settleLocks(t, c)
+		wantPlan(t, planRepairs(t, c), nil, []string{"a/r4/f:q orphan data"})
+		pass(25 * time.Hour)
+		p = planRepairs(t, c)
+		wantPlan(t, p, []string{"a/r2/f:q old rollback marker", "a/r5/f:q old rollback marker"}, []string{"a/r4/f:q orphan data"})
+		for _, r := range p.Repairs {
+			apply(t, c, r, true)
+			apply(t, c, r, false)
+		}
+		if marks := stored(t, env, "r2")[txn.MarkFamily]; len(marks) > 0 {
+			t.Errorf("marks %v", marks)
+		}
+		// What is left is what somebody has to look at.
+		m := bigtable.NewMutation()
+		m.DeleteTimestampRange("f", "q", committed.Cell(), (committed + 1).Cell())
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "r4", m); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A marker whose transaction has a lock somewhere stays.
+func TestRepairKeepsMarkerInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		deadBefore(t, env, txntest.StepCommit, "r1", "r2")
+		pass(time.Minute)
+		for l, err := range c.Locks(t.Context(), "a", bigtable.RowList{"r1"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Resolve(t.Context(), l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(25 * time.Hour)
+		wantPlan(t, planRepairs(t, c), nil, []string{"a/r1/f:q old rollback marker"})
+		settleLocks(t, c)
+		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q old rollback marker"}, nil)
+	})
+}
+
+// What appears between the look at a row and the deletion stops it.
+func TestRepairMeetsChange(t *testing.T) {
+	t.Parallel()
+	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+	env.CreateTable("a", "f")
+	startTS := deadBefore(t, env, txntest.StepCommit, "r1")
+	row := stored(t, env, "r1")
+	lock := row[txn.LockFamily][0]
+	drop := bigtable.NewMutation()
+	drop.DeleteCellsInFamily(txn.LockFamily)
+	if err := env.Bigtable.Open("a").Apply(t.Context(), "r1", drop); err != nil {
+		t.Fatal(err)
+	}
+	back := false
+	c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
+		if call.Table == "a" && call.Method == "CheckAndMutateRow" {
+			back = true
+			put(t, env, "r1", txn.LockFamily, "f:q", lock.Timestamp, lock.Value)
+		}
+		return nil
+	})...)
+	p := planRepairs(t, c)
+	wantPlan(t, p, []string{"a/r1/f:q orphan data"}, nil)
+	apply(t, c, p.Repairs[0], false)
+	if data := stored(t, env, "r1")["f"]; len(data) != 1 || tso.FromCell(data[0].Timestamp) != startTS || !back {
+		t.Errorf("data %v; the lock came back in between: %v", data, back)
+	}
+}

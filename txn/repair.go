@@ -1,0 +1,377 @@
+package txn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A RepairKind says what is wrong with a cell, of what can be mended without
+// guessing.
+type RepairKind string
+
+// The kinds of repairs.
+const (
+	// RepairOrphanData: data of a transaction that no record and no lock of the
+	// cell names, and of which there is no trace in any table. No transaction
+	// reads it; plain readers take it for the newest value. Mended by deleting
+	// it.
+	RepairOrphanData RepairKind = "orphan data"
+	// RepairRedundantLock: a lock beside the record that its own transaction left
+	// in the cell, where the primary says the same. The record decides; mended by
+	// deleting the lock, and after a rollback its data.
+	RepairRedundantLock RepairKind = "redundant lock"
+	// RepairOldMarker: a rollback marker that has done its work: it is old, and
+	// no lock of its transaction is left in any table. Mended by deleting it.
+	RepairOldMarker RepairKind = "old rollback marker"
+)
+
+// A Repair is one cell that can be mended.
+type Repair struct {
+	Kind    RepairKind
+	Cell    Cell
+	StartTS tso.Timestamp // of the transaction it is about
+	// CommitTS is the record's beside a RepairRedundantLock; 0 after a rollback.
+	CommitTS tso.Timestamp
+	// Why it can be mended, or not.
+	Why string
+}
+
+// A RepairPlan is what [Client.PlanRepairs] found.
+type RepairPlan struct {
+	Repairs []Repair
+	// Undecided look like the above, but something else is known of their
+	// transactions; Why says what. They are left to people.
+	Undecided []Repair
+	// More is set when the plan is full: there may be more to mend.
+	More bool
+}
+
+// RepairConfig configures [Client.PlanRepairs].
+type RepairConfig struct {
+	// MarkerAge is how old a rollback marker has to be, in oracle time. It has to
+	// be longer than any request can be on its way, and is at least an hour.
+	// Defaults to 24 hours.
+	MarkerAge time.Duration
+	// Most bounds the plan.
+	// Defaults to 10,000 repairs.
+	Most int
+}
+
+// PlanRepairs looks through rows of a table (nil: all rows) for what can be
+// mended without guessing, and, when there is something, through the locks and
+// records of all tables for what is known of the transactions. It changes
+// nothing and may run beside live transactions.
+func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
+	if cfg.MarkerAge == 0 {
+		cfg.MarkerAge = 24 * time.Hour
+	}
+	if cfg.Most == 0 {
+		cfg.Most = 10_000
+	}
+	if cfg.MarkerAge < time.Hour || cfg.Most < 0 {
+		return nil, invalid("RepairConfig with MarkerAge %v, Most %d; a marker has to be at least an hour old", cfg.MarkerAge, cfg.Most)
+	}
+	now, err := c.Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &RepairPlan{}
+	var found []Repair
+	err = c.pages(ctx, name, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
+		for _, raw := range page {
+			for _, h := range repairHistories(t, raw) {
+				found = append(found, h.repairs(now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
+			}
+			if len(found) >= cfg.Most {
+				p.More = true
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if err != nil || len(found) == 0 {
+		return p, err
+	}
+	known, err := c.traces(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range found {
+		ok, err := c.judgeRepair(ctx, &r, known[r.StartTS])
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			p.Repairs = append(p.Repairs, r)
+		} else {
+			p.Undecided = append(p.Undecided, r)
+		}
+	}
+	return p, nil
+}
+
+// repairHistory is what is stored of one column of one row.
+type repairHistory struct {
+	cell       Cell
+	data       []tso.Timestamp
+	locks      []tso.Timestamp
+	committed  map[tso.Timestamp]tso.Timestamp // start_ts → commit_ts
+	markers    []tso.Timestamp                 // rollback markers
+	unreadable bool
+}
+
+// repairHistories are those of a row, in order of columns. A column with
+// something unreadable in it has none: what it says nobody knows.
+func repairHistories(t *table, raw bigtable.Row) []*repairHistory {
+	byColumn := map[Column]*repairHistory{}
+	for family, items := range raw {
+		for _, item := range items {
+			v := newVersion(t, raw.Key(), family, item)
+			h := byColumn[v.Cell.Column()]
+			if h == nil {
+				h = &repairHistory{cell: v.Cell, committed: map[tso.Timestamp]tso.Timestamp{}}
+				byColumn[v.Cell.Column()] = h
+			}
+			switch v.Kind {
+			case VersionData:
+				h.data = append(h.data, v.TS)
+			case VersionLock:
+				h.locks = append(h.locks, v.TS)
+			case VersionWrite, VersionLockOnly:
+				h.committed[v.StartTS] = v.CommitTS
+			case VersionRollback:
+				h.markers = append(h.markers, v.TS)
+			case VersionUnreadable:
+				h.unreadable = true
+			}
+		}
+	}
+	var all []*repairHistory
+	for _, h := range byColumn {
+		if !h.unreadable {
+			all = append(all, h)
+		}
+	}
+	slices.SortFunc(all, func(a, b *repairHistory) int { return cmp.Compare(a.cell.Column().key(), b.cell.Column().key()) })
+	return all
+}
+
+// repairs are the candidates; markers count up to a timestamp.
+func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
+	var found []Repair
+	for _, ts := range h.data {
+		if _, ok := h.committed[ts]; !ok && !slices.Contains(h.locks, ts) {
+			found = append(found, Repair{Kind: RepairOrphanData, Cell: h.cell, StartTS: ts})
+		}
+	}
+	for _, ts := range h.locks {
+		if commitTS, ok := h.committed[ts]; ok || slices.Contains(h.markers, ts) {
+			found = append(found, Repair{Kind: RepairRedundantLock, Cell: h.cell, StartTS: ts, CommitTS: commitTS})
+		}
+	}
+	for _, ts := range h.markers {
+		if ts <= markersUpTo && !slices.Contains(h.locks, ts) {
+			found = append(found, Repair{Kind: RepairOldMarker, Cell: h.cell, StartTS: ts})
+		}
+	}
+	slices.SortFunc(found, func(a, b Repair) int { return cmp.Compare(a.StartTS, b.StartTS) })
+	return found
+}
+
+// A trace is what is known of a transaction in all tables.
+type trace struct {
+	committed tso.Timestamp
+	at        Cell // a cell that says so, or that is locked
+	locked    *Lock
+}
+
+// traces looks through the locks and records of all tables.
+func (c *Client) traces(ctx context.Context, of []Repair) (map[tso.Timestamp]*trace, error) {
+	known := map[tso.Timestamp]*trace{}
+	oldest := of[0].StartTS
+	for _, r := range of {
+		known[r.StartTS] = &trace{}
+		oldest = min(oldest, r.StartTS)
+	}
+	tables, err := c.Tables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	filter := func(*table) bigtable.Filter {
+		return interleave(chain(anyOf([]bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily)}), from(oldest)))
+	}
+	for _, name := range tables {
+		err := c.pages(ctx, name, nil, filter, func(t *table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for family, items := range raw {
+					for _, item := range items {
+						v := newVersion(t, raw.Key(), family, item)
+						k := known[v.StartTS]
+						switch {
+						case k == nil:
+						case v.Kind == VersionLock:
+							k.locked = v.Lock
+						case v.CommitTS != 0:
+							k.committed, k.at = v.CommitTS, v.Cell
+						}
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return known, nil
+}
+
+// judgeRepair says whether what is known of the transaction allows the repair.
+func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *trace) (bool, error) {
+	switch r.Kind {
+	case RepairOrphanData:
+		switch {
+		case known.committed != 0:
+			r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: the record of this cell is lost, or its data should be", known.committed, known.at)
+			return false, nil
+		case known.locked != nil:
+			r.Why = fmt.Sprintf("its transaction has a lock on %s: resolve its locks first", known.locked.Cell)
+			return false, nil
+		}
+		r.Why = "no table has a trace of its transaction; no transaction reads it"
+		return true, nil
+	case RepairOldMarker:
+		if known.locked != nil {
+			r.Why = fmt.Sprintf("its transaction has a lock on %s: resolve it first", known.locked.Cell)
+			return false, nil
+		}
+		r.Why = "no lock of its transaction is left"
+		return true, nil
+	}
+	return c.judgeRedundant(ctx, r, known)
+}
+
+func (c *Client) judgeRedundant(ctx context.Context, r *Repair, known *trace) (bool, error) {
+	if known.locked == nil || known.locked.StartTS != r.StartTS {
+		r.Why = "its lock is gone meanwhile"
+		return false, nil
+	}
+	s, err := c.Status(ctx, known.locked.Primary, r.StartTS)
+	switch {
+	case err != nil:
+		return false, err
+	case r.CommitTS != 0 && s.State == StateCommitted && s.CommitTS == r.CommitTS:
+		r.Why = fmt.Sprintf("the cell and the primary %s are committed at %d", known.locked.Primary, r.CommitTS)
+		return true, nil
+	case r.CommitTS == 0 && s.State == StateRolledBack:
+		r.Why = fmt.Sprintf("the cell has a rollback marker, and the primary %s is rolled back", known.locked.Primary)
+		return true, nil
+	}
+	r.Why = fmt.Sprintf("the primary %s is %v, and the cell says otherwise", known.locked.Primary, s.State)
+	return false, nil
+}
+
+// ApplyRepair mends one cell, if it is still as it was planned: it looks at the
+// row again, and then deletes by a conditional mutation that fails if anything
+// of the transaction has appeared since. done is false when the cell has
+// changed; nothing was changed then. Applying it twice is harmless.
+func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err error) {
+	if err := checkCell(r.Cell); err != nil {
+		return false, err
+	}
+	if r.StartTS <= 0 {
+		return false, invalid("repair of start_ts %d", r.StartTS)
+	}
+	if err := c.enter(); err != nil {
+		return false, err
+	}
+	defer c.leave()
+	t, err := c.table(ctx, r.Cell.Table)
+	if err != nil {
+		return false, err
+	}
+	// Before the row is read: a commit of the transaction that comes after the
+	// look stands above it, because it takes its commit_ts after its prewrites.
+	asOf, err := c.Timestamp(ctx)
+	if err != nil {
+		return false, err
+	}
+	if ok, err := c.asPlanned(ctx, t, r, asOf); err != nil || !ok {
+		return false, err
+	}
+	col := r.Cell.Column()
+	key := col.key()
+	m := bigtable.NewMutation()
+	lock := chain(column(LockFamily, key), at(r.StartTS))
+	for pause := c.cfg.Backoff.start(); ; {
+		var matched bool
+		switch r.Kind {
+		case RepairRedundantLock:
+			removeCell(m, LockFamily, key, r.StartTS)
+			if r.CommitTS == 0 {
+				removeCell(m, col.Family, col.Qualifier, r.StartTS)
+			}
+			matched, err = t.checkAndMutate(ctx, r.Cell.Row, interleave(lock), m, nil)
+			done = matched
+		case RepairOldMarker:
+			removeCell(m, MarkFamily, key, r.StartTS)
+			matched, err = t.checkAndMutate(ctx, r.Cell.Row, interleave(lock), nil, m)
+			done = !matched
+		default:
+			removeCell(m, col.Family, col.Qualifier, r.StartTS)
+			appeared := chain(anyOf([]bigtable.Filter{column(WriteFamily, key), column(MarkFamily, key)}), from(asOf))
+			matched, err = t.checkAndMutate(ctx, r.Cell.Row, interleave(lock, appeared), nil, m)
+			done = !matched
+		}
+		if err == nil || permanent(err) {
+			return done && err == nil, err
+		}
+		// Whether it was applied or not, sending it again is harmless.
+		if pause.wait(ctx, 0) != nil {
+			return false, ended(ctx, "repairing "+r.Cell.String(), err)
+		}
+		m = bigtable.NewMutation()
+	}
+}
+
+// asPlanned looks at the row again.
+func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Timestamp) (bool, error) {
+	raw, err := t.readRow(ctx, r.Cell.Row, everything(t))
+	if err != nil {
+		return false, err
+	}
+	for _, h := range repairHistories(t, raw) {
+		if h.cell != r.Cell {
+			continue
+		}
+		for _, again := range h.repairs(now - tso.Timestamp(time.Hour.Microseconds())) {
+			if again.Kind == r.Kind && again.StartTS == r.StartTS && again.CommitTS == r.CommitTS {
+				if r.Kind != RepairRedundantLock {
+					return true, nil
+				}
+				return c.stillRedundant(ctx, t, r)
+			}
+		}
+	}
+	return false, nil
+}
+
+// stillRedundant asks the primary again.
+func (c *Client) stillRedundant(ctx context.Context, t *table, r Repair) (bool, error) {
+	raw, err := t.readRow(ctx, r.Cell.Row, lockAt(r.Cell.Column(), r.StartTS))
+	if err != nil || len(raw[LockFamily]) == 0 {
+		return false, err
+	}
+	l, err := decodeLock(r.Cell, r.StartTS, raw[LockFamily][0].Value)
+	if err != nil {
+		return false, err
+	}
+	return c.judgeRedundant(ctx, &r, &trace{locked: l})
+}
