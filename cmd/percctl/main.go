@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
@@ -26,7 +27,7 @@ func main() {
 		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, doctorcmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
-		movecmd.NewExportCmd, movecmd.NewImportCmd,
+		movecmd.NewExportCmd, movecmd.NewImportCmd, repaircmd.NewCmd,
 	}
 	os.Exit(cli.Main(os.Args[1:], cli.System(), append(commands, topics.All()...)...))
 }

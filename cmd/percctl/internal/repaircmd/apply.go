@@ -1,0 +1,164 @@
+package repaircmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type applyOptions struct {
+	streams     *cli.Streams
+	flags       session.Flags
+	file        string
+	maxAge      time.Duration
+	yes, dryRun bool
+	format      cli.Format
+}
+
+func newApplyCmd(s *cli.Streams) *cobra.Command {
+	o := &applyOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "apply FILE",
+		Short: "Do what a plan says, where everything is still as planned",
+		Long: `Make the repairs of a plan of percctl repair plan. Each cell is looked at again
+first, and mended by a conditional mutation; one that has changed is left alone
+and counted. A plan of another instance, or older than --max-age, is refused.
+
+The plan is shown first, and it asks before it changes anything: at a terminal;
+elsewhere it needs --yes. It can be run again. Exit status 4: some cells have
+changed; plan again.`,
+		Example: `  percctl repair apply plan.json --dry-run
+  percctl repair apply plan.json --yes`,
+		Args: cli.ExactArgs(1, "one, FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.file = args[0]
+			if o.maxAge <= 0 {
+				return cli.Usagef("--max-age %v: it has to be positive", o.maxAge)
+			}
+			p, repairs, err := read(o.file)
+			if err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
+				return o.run(ctx, s, p, repairs)
+			})
+		},
+	}
+	o.flags.Add(cmd, 0)
+	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "refuse a plan that is older, in oracle time")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+// read reads a plan, all of it before anything is done.
+func read(file string) (*plan, []txn.Repair, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, cli.Usagef("%w", err)
+	}
+	p := &plan{}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(p); err != nil {
+		return nil, nil, cli.Usagef("%s: it is not a plan of percctl repair: %w", file, err)
+	}
+	if p.Version != planVersion {
+		return nil, nil, cli.Usagef("%s: it is a plan of version %d; this percctl knows %d", file, p.Version, planVersion)
+	}
+	var repairs []txn.Repair
+	for i, r := range p.Repairs {
+		cell, err := txn.ParseCell(r.Cell)
+		switch {
+		case err != nil:
+			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
+		case r.Kind != txn.RepairOrphanData && r.Kind != txn.RepairRedundantLock && r.Kind != txn.RepairOldMarker:
+			return nil, nil, cli.Usagef("%s: repair %d: there is no repair of kind %q", file, i+1, r.Kind)
+		}
+		repairs = append(repairs, txn.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
+	}
+	return p, repairs, nil
+}
+
+// An applied is what repair apply prints.
+type applied struct {
+	Project  string `json:"project"`
+	Instance string `json:"instance"`
+	File     string `json:"file"`
+	DryRun   bool   `json:"dry_run"`
+	Planned  int    `json:"planned"`
+	Repaired int    `json:"repaired"`
+	Changed  []item `json:"changed"` // not as planned any more, and left alone
+}
+
+func (a *applied) text(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%d of %s made\n", a.Repaired, cli.Count(a.Planned, "repair"))
+	for i, r := range a.Changed {
+		if i == shown {
+			fmt.Fprintf(w, "… and %d more\n", len(a.Changed)-i)
+			break
+		}
+		fmt.Fprintf(w, "changed: %s %d of %s\n", r.Kind, r.StartTS, r.Cell)
+	}
+	return err
+}
+
+func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []txn.Repair) error {
+	if at := s.Connect; p.Project != at.Project || p.Instance != at.Instance || p.MetadataTable != at.MetadataTable {
+		return cli.Usagef("%s: it is a plan for project %s, instance %s, metadata table %s, and this is %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
+	}
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if age := time.Duration(now-p.CreatedTS) * time.Microsecond; age > o.maxAge || age < 0 {
+		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, and --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
+	}
+	if err := s.Use(ctx, p.Tables...); err != nil {
+		return err
+	}
+	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.dryRun, Planned: len(repairs), Changed: []item{}}
+	if o.dryRun {
+		return cli.Print(o.streams.Out, o.format, done, p.text)
+	}
+	if err := p.text(o.streams.Err); err != nil {
+		return err
+	}
+	if len(repairs) > 0 {
+		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)); err != nil {
+			return err
+		}
+	}
+	var failed error
+	for i, r := range repairs {
+		ok, err := s.Client().ApplyRepair(ctx, r)
+		if err != nil {
+			failed = fmt.Errorf("stopped at repair %d of %d: %w", i+1, len(repairs), err)
+			break
+		}
+		if ok {
+			done.Repaired++
+		} else {
+			done.Changed = append(done.Changed, p.Repairs[i])
+		}
+		s.Progress.Set("%d of %s made", done.Repaired, cli.Count(len(repairs), "repair"))
+	}
+	s.Progress.End()
+	err = errors.Join(failed, cli.Print(o.streams.Out, o.format, done, done.text))
+	if err == nil && len(done.Changed) > 0 {
+		err = session.Foundf("%s changed since the plan; plan again", cli.Count(len(done.Changed), "cell"))
+	}
+	return err
+}

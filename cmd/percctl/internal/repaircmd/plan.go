@@ -1,0 +1,232 @@
+// Package repaircmd is percctl repair: mending what the consistency check finds,
+// as far as that needs no guessing.
+package repaircmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// NewCmd returns the repair command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	return cli.Group("repair", "Mend what percctl check finds, as far as that needs no guessing",
+		`Mend what percctl check finds, as far as that needs no guessing: data of
+transactions of which no table has a trace, locks beside the record that decides
+about them, and rollback markers that are old. plan writes a file to look at,
+apply does what it says. Everything else is listed, and left to people.`,
+		newPlanCmd(s), newApplyCmd(s))
+}
+
+// planVersion is in the file; apply refuses others.
+const planVersion = 1
+
+// A plan is what repair plan writes and repair apply reads.
+type plan struct {
+	Version       int           `json:"percctl_repair_plan"`
+	Project       string        `json:"project"`
+	Instance      string        `json:"instance"`
+	MetadataTable string        `json:"metadata_table"`
+	Tables        []string      `json:"tables"`
+	CreatedTS     tso.Timestamp `json:"created_ts"`
+	CreatedTime   string        `json:"created_time"`
+	Repairs       []item        `json:"repairs"`
+	Left          []left        `json:"left"` // for people
+	More          bool          `json:"more"` // the plan is full
+}
+
+// An item is one repair.
+type item struct {
+	Kind     txn.RepairKind `json:"kind"`
+	Cell     string         `json:"cell"`
+	StartTS  tso.Timestamp  `json:"start_ts"`
+	CommitTS tso.Timestamp  `json:"commit_ts,omitempty"`
+	Why      string         `json:"why"`
+}
+
+// left is what cannot be repaired without guessing.
+type left struct {
+	Rule   string `json:"rule"`
+	Cell   string `json:"cell"`
+	Detail string `json:"detail"`
+}
+
+type planOptions struct {
+	streams   *cli.Streams
+	flags     session.Flags
+	tables    session.Tables
+	to        string
+	markerAge time.Duration
+	most      int
+	format    cli.Format
+}
+
+func newPlanCmd(s *cli.Streams) *cobra.Command {
+	o := &planOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "plan TABLE… | --all",
+		Short: "Find what can be mended, and write a plan of it",
+		Long: `Find what can be mended in tables without guessing, and with --to write a plan of
+it that percctl repair apply takes. It changes nothing. What else percctl check
+finds is listed as left.
+
+  orphan data          data of a transaction that no record and no lock in its
+                       cell names, and of which no table has a trace
+  redundant lock       a lock beside the record of its own transaction, where the
+                       primary says the same
+  old rollback marker  older than --markers-older-than, with no lock of its
+                       transaction left in any table
+
+Exit status 4: there is something to mend, or left.`,
+		Example: `  percctl repair plan --all --to plan.json
+  percctl repair plan accounts --prefix user/7 -o json`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.tables.Names = args
+			if err := o.tables.Check(); err != nil {
+				return err
+			}
+			if o.markerAge < time.Hour {
+				return cli.Usagef("--markers-older-than %v: it has to be at least 1h", o.markerAge)
+			}
+			if o.most <= 0 {
+				return cli.Usagef("--limit %d: it has to be positive", o.most)
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, 0)
+	o.tables.Add(cmd)
+	cmd.Flags().StringVar(&o.to, "to", "", "file to write the plan to; it must not exist")
+	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "rollback markers of transactions that began at least this long ago, in oracle time")
+	cmd.Flags().IntVar(&o.most, "limit", 10_000, "at most about so many repairs in a plan")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func (o *planOptions) run(ctx context.Context, s *session.Session) error {
+	tables, err := o.tables.Open(ctx, s)
+	if err != nil {
+		return err
+	}
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	p := &plan{
+		Version: planVersion, Project: s.Connect.Project, Instance: s.Connect.Instance, MetadataTable: s.Connect.MetadataTable,
+		Tables: append([]string{}, tables...), CreatedTS: now, CreatedTime: cli.Time(now), Repairs: []item{}, Left: []left{},
+	}
+	covered := map[txn.Cell]bool{}
+	r, err := o.tables.Range.Range()
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		s.Progress.Set("reading table %s", table)
+		found, err := s.Client().PlanRepairs(ctx, table, bigtable.NewRange(r.Start, r.End), txn.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		if err != nil {
+			return err
+		}
+		for _, r := range found.Repairs {
+			covered[r.Cell] = true
+			p.Repairs = append(p.Repairs, item{r.Kind, r.Cell.String(), r.StartTS, r.CommitTS, cli.Line(r.Why)})
+		}
+		for _, r := range found.Undecided {
+			if r.Kind == txn.RepairOldMarker {
+				continue // it is in use
+			}
+			covered[r.Cell] = true
+			p.Left = append(p.Left, left{string(r.Kind), r.Cell.String(), cli.Line(r.Why)})
+		}
+		if p.More = found.More || len(p.Repairs) >= o.most; p.More {
+			break
+		}
+	}
+	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+		for v, err := range s.Client().Check(ctx, table, rows) {
+			if err != nil {
+				return err
+			}
+			if len(p.Left) < o.most && !covered[v.Cell] {
+				p.Left = append(p.Left, left{string(v.Rule), v.Cell.String(), cli.Line(v.Detail)})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.Progress.End()
+	return o.print(p)
+}
+
+func (o *planOptions) print(p *plan) error {
+	if o.to != "" {
+		text, err := json.MarshalIndent(p, "", "  ")
+		if err != nil {
+			return err
+		}
+		file, err := os.OpenFile(o.to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) {
+			return cli.Usagef("--to %s: it exists", o.to)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := file.Write(append(text, '\n')); err != nil {
+			return errors.Join(err, file.Close())
+		}
+		if err := file.Close(); err != nil {
+			return err
+		}
+	}
+	if err := cli.Print(o.streams.Out, o.format, p, p.text); err != nil {
+		return err
+	}
+	if n := len(p.Repairs) + len(p.Left); n > 0 {
+		return session.Foundf("%s to make, %d left to people", cli.Count(len(p.Repairs), "repair"), len(p.Left))
+	}
+	_, err := fmt.Fprintf(o.streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
+	return err
+}
+
+// shown is how many repairs of a plan a table lists; the other formats have
+// all.
+const shown = 50
+
+func (p *plan) text(w io.Writer) error {
+	fmt.Fprintf(w, "project %s, instance %s: %s, %d left to people\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), len(p.Left))
+	for i, r := range p.Repairs {
+		if i == shown {
+			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Repairs)-i)
+			break
+		}
+		fmt.Fprintf(w, "  delete %s %d of %s: %s\n", r.Kind, r.StartTS, r.Cell, r.Why)
+	}
+	for i, l := range p.Left {
+		if i == shown {
+			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Left)-i)
+			break
+		}
+		fmt.Fprintf(w, "  left: %s: %s: %s\n", l.Cell, l.Rule, l.Detail)
+	}
+	if p.More {
+		fmt.Fprintln(w, "  the plan is full: apply it, then plan again")
+	}
+	return nil
+}
