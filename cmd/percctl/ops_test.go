@@ -7,6 +7,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/percolator-bigtable/percolator/txn"
 )
 
 // TestOps runs the scripts of testdata/ops, each against an emulator of its own
@@ -48,11 +50,13 @@ func TestOps(t *testing.T) {
 			"damage": damage,
 			"policy": policy,
 			"plain":  plain,
-			"write":  write,
-			"served": served,
-			"values": values,
-			"cut":    cut,
-			"field":  field,
+
+			"lockdamage": lockDamage,
+			"write":      write,
+			"served":     served,
+			"values":     values,
+			"cut":        cut,
+			"field":      field,
 		},
 	})
 }
@@ -74,4 +78,13 @@ func policy(ts *testscript.TestScript, _ bool, args []string) {
 	f := ts.Value("fixture").(*fixture)
 	f.damaged = true // the check refuses such a table
 	ts.Check(f.admin.SetGCPolicy(context.Background(), args[0], args[1], bigtable.MaxVersionsPolicy(1000)))
+}
+
+// lockdamage TABLE ROW writes a lock record that nobody can read.
+func lockDamage(ts *testscript.TestScript, _ bool, args []string) {
+	f := ts.Value("fixture").(*fixture)
+	f.damaged = true
+	m := bigtable.NewMutation()
+	m.Set(txn.LockFamily, "info:x", pastBegin.Cell(), []byte("\x1b?"))
+	ts.Check(f.bt.Open(args[0]).Apply(context.Background(), args[1], m))
 }

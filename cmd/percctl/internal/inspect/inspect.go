@@ -6,6 +6,8 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -66,36 +68,97 @@ type Transaction struct {
 	token  txn.OwnerStatus
 }
 
-// Collect reads the locks in tables and groups them by transaction, in order
-// of their start. keep chooses locks; nil is all.
-func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables []string, keep func(txn.Lock) bool) (groups [][]txn.Lock, err error) {
+// DefaultLimit is how many locks are held in memory at most, unless a command
+// is told otherwise: some hundred megabytes.
+const DefaultLimit = 200_000
+
+// A Want says which locks Collect is to read.
+type Want struct {
+	// Keep chooses locks; nil is all.
+	Keep func(txn.Lock) bool
+	// StartTS, when not 0, is the transaction whose locks are read alone.
+	StartTS tso.Timestamp
+	// Limit is how many locks to read at most; 0 is DefaultLimit.
+	Limit int
+}
+
+// A Collection is what Collect found.
+type Collection struct {
+	// Groups are locks by transaction, in order of their start.
+	Groups [][]txn.Lock
+	Locks  int
+	// More says that there are others beyond the limit.
+	More bool
+	// Unreadable counts lock records that say nothing.
+	Unreadable int
+}
+
+// shownUnreadable is how many of them are named.
+const shownUnreadable = 10
+
+// Collect reads the locks in tables and groups them by transaction. Records
+// that cannot be read are named on standard error and counted.
+func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables []string, want Want) (*Collection, error) {
 	type id struct {
 		startTS tso.Timestamp
 		primary txn.Cell
 	}
+	if want.Limit == 0 {
+		want.Limit = DefaultLimit
+	}
 	byTxn := map[id][]txn.Lock{}
-	n := 0
-	err = t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for l, err := range s.Client().Locks(ctx, table, rows) {
-			if err != nil {
+	c := &Collection{}
+	errFull := errors.New("full")
+	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+		locks := s.Client().Locks(ctx, table, rows)
+		if want.StartTS != 0 {
+			locks = s.Client().LocksOf(ctx, table, rows, want.StartTS)
+		}
+		for l, err := range locks {
+			switch {
+			case errors.Is(err, txn.ErrCorrupt), errors.Is(err, txn.ErrFormatVersion):
+				if c.Unreadable++; c.Unreadable <= shownUnreadable {
+					s.Progress.End()
+					fmt.Fprintf(s.Streams.Err, "unreadable: %s\n", cli.Line(err.Error()))
+				}
+				continue
+			case err != nil:
 				return err
+			case want.Keep != nil && !want.Keep(l):
+				continue
+			case c.Locks == want.Limit:
+				c.More = true
+				return errFull
 			}
-			if keep == nil || keep(l) {
-				k := id{l.StartTS, l.Primary}
-				byTxn[k] = append(byTxn[k], l)
-				n++
-			}
-			s.Progress.Set("reading table %s: %s so far", table, cli.Count(n, "lock"))
+			k := id{l.StartTS, l.Primary}
+			byTxn[k] = append(byTxn[k], l)
+			c.Locks++
+			s.Progress.Set("reading table %s: %s so far", table, cli.Count(c.Locks, "lock"))
 		}
 		return nil
 	})
-	for _, g := range byTxn {
-		groups = append(groups, g)
+	if errors.Is(err, errFull) {
+		err = nil
 	}
-	slices.SortFunc(groups, func(a, b []txn.Lock) int {
+	for _, g := range byTxn {
+		c.Groups = append(c.Groups, g)
+	}
+	slices.SortFunc(c.Groups, func(a, b []txn.Lock) int {
 		return cmp.Or(cmp.Compare(a[0].StartTS, b[0].StartTS), strings.Compare(a[0].Primary.String(), b[0].Primary.String()))
 	})
-	return groups, err
+	return c, err
+}
+
+// Verdict is the error of a collection that does not have everything: the exit
+// code comes from it.
+func (c *Collection) Verdict() error {
+	switch {
+	case c.More:
+		return session.Foundf("stopped at %s, and there are more: narrow it with --prefix, --start, --end or --older-than, or raise --limit", cli.Count(c.Locks, "lock"))
+	case c.Unreadable > 0:
+		return session.Foundf("%s cannot be read; percctl check names the cells", cli.Count(c.Unreadable, "lock record"))
+	}
+	return nil
 }
 
 // Describe says of each group of locks, which are of one transaction each, what

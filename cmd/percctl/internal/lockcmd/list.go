@@ -20,6 +20,7 @@ type listOptions struct {
 	flags     session.Flags
 	tables    session.Tables
 	olderThan time.Duration
+	limit     int
 	format    cli.Format
 }
 
@@ -34,7 +35,10 @@ primary decides. Ages are in oracle time, by which locks are judged. It changes
 nothing; a transaction may have ended by the time it is printed.
 
 Locks are those in the tables and rows asked for; a transaction may have more
-elsewhere (see percctl txn explain).`,
+elsewhere (see percctl txn explain). At most --limit of them are read, for they
+are held in memory to be sorted.
+
+Exit status 4: there are more than --limit, or records that cannot be read.`,
 		Example: `  percctl lock list --all
   percctl lock list accounts --prefix user/7 --older-than 1m -o json`,
 		Args: cobra.ArbitraryArgs,
@@ -46,6 +50,7 @@ elsewhere (see percctl txn explain).`,
 	o.flags.Add(cmd, walkTimeout)
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
+	addLimit(cmd, &o.limit)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
@@ -53,6 +58,17 @@ elsewhere (see percctl txn explain).`,
 
 func addOlderThan(cmd *cobra.Command, d *time.Duration) {
 	cmd.Flags().DurationVar(d, "older-than", 0, "only transactions that began at least this long ago, in oracle time")
+}
+
+func addLimit(cmd *cobra.Command, n *int) {
+	cmd.Flags().IntVar(n, "limit", inspect.DefaultLimit, "at most so many locks, which are held in memory")
+}
+
+func checkLimit(n int) error {
+	if n <= 0 {
+		return cli.Usagef("--limit %d: it has to be positive", n)
+	}
+	return nil
 }
 
 // olderThan chooses locks by the age of their transaction; nil chooses all.
@@ -82,6 +98,9 @@ func (o *listOptions) run(ctx context.Context) error {
 	if err := checkOlderThan(o.olderThan); err != nil {
 		return err
 	}
+	if err := checkLimit(o.limit); err != nil {
+		return err
+	}
 	return o.flags.Run(ctx, o.streams, session.Looks, txn.Config{}, o.list)
 }
 
@@ -94,11 +113,11 @@ func (o *listOptions) list(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	groups, err := inspect.Collect(ctx, s, &o.tables, tables, keep)
+	found, err := inspect.Collect(ctx, s, &o.tables, tables, inspect.Want{Keep: keep, Limit: o.limit})
 	if err != nil {
 		return err
 	}
-	all, err := inspect.Describe(ctx, s, groups)
+	all, err := inspect.Describe(ctx, s, found.Groups)
 	if err != nil {
 		return err
 	}
@@ -115,7 +134,7 @@ func (o *listOptions) list(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	fmt.Fprintf(o.streams.Err, "%s of %s in %s\n", cli.Count(locks, "lock"), cli.Count(len(all), "transaction"), cli.Count(len(tables), "table"))
-	return nil
+	return found.Verdict()
 }
 
 func newTransactionList(out io.Writer, f cli.Format) *cli.List[*inspect.Transaction] {

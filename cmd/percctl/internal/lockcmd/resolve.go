@@ -20,6 +20,7 @@ type resolveOptions struct {
 	flags       session.Flags
 	tables      session.Tables
 	olderThan   time.Duration
+	limit       int
 	transaction bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
@@ -38,7 +39,8 @@ decides; no outcome can be forced, and locks whose owner is alive are left.
 
 The plan is shown first, and it asks before it changes anything: at a terminal;
 elsewhere it needs --yes. Whatever may happen, it can be run again, and goes on
-where it stopped. Exit status 4: locks of live transactions are left.`,
+where it stopped. At most --limit locks are settled in one run. Exit status 4:
+locks are left, of live transactions or beyond --limit.`,
 		Example: `  percctl lock resolve --all --dry-run
   percctl lock resolve accounts --older-than 1m --yes
   percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
@@ -53,6 +55,7 @@ where it stopped. Exit status 4: locks of live transactions are left.`,
 	o.flags.Add(cmd, walkTimeout)
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
+	addLimit(cmd, &o.limit)
 	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "the locks of the one transaction that the arguments PRIMARY and START_TS name, in all tables")
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
@@ -63,6 +66,9 @@ where it stopped. Exit status 4: locks of live transactions are left.`,
 
 func (o *resolveOptions) parse(args []string) (err error) {
 	if err := checkOlderThan(o.olderThan); err != nil {
+		return err
+	}
+	if err := checkLimit(o.limit); err != nil {
 		return err
 	}
 	if !o.transaction {
@@ -94,7 +100,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	if err != nil {
 		return err
 	}
-	all, err := o.find(ctx, s, tables)
+	found, all, err := o.find(ctx, s, tables)
 	if err != nil {
 		return err
 	}
@@ -104,7 +110,10 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 		return o.nothing(ctx, s)
 	}
 	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, p, p.text)
+		if err := cli.Print(o.streams.Out, o.format, p, p.text); err != nil {
+			return err
+		}
+		return found.Verdict()
 	}
 	if err := p.text(o.streams.Err); err != nil {
 		return err
@@ -121,30 +130,32 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	if perr := cli.Print(o.streams.Out, o.format, done, func(w io.Writer) error { return done.text(w, cli.StyleFor(o.streams.Out)) }); perr != nil {
 		return perr
 	}
-	return done.verdict(err)
+	if err := done.verdict(err); err != nil {
+		return err
+	}
+	return found.Verdict()
 }
 
 // find reads the locks and says what would become of them.
-func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) ([]*inspect.Transaction, error) {
-	var keep func(txn.Lock) bool
+func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) (*inspect.Collection, []*inspect.Transaction, error) {
+	want := inspect.Want{Limit: o.limit, StartTS: o.startTS}
 	var err error
-	if o.transaction {
-		keep = func(l txn.Lock) bool { return l.StartTS == o.startTS }
-	} else if keep, err = olderThan(ctx, s, o.olderThan); err != nil {
-		return nil, err
+	if want.Keep, err = olderThan(ctx, s, o.olderThan); err != nil {
+		return nil, nil, err
 	}
-	groups, err := inspect.Collect(ctx, s, &o.tables, tables, keep)
+	found, err := inspect.Collect(ctx, s, &o.tables, tables, want)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if o.transaction {
-		for _, g := range groups {
+		for _, g := range found.Groups {
 			if g[0].Primary != o.primary {
-				return nil, cli.Usagef("the primary of the transaction that started at %d is %s, not %s", o.startTS, g[0].Primary, o.primary)
+				return nil, nil, cli.Usagef("the primary of the transaction that started at %d is %s, not %s", o.startTS, g[0].Primary, o.primary)
 			}
 		}
 	}
-	return inspect.Describe(ctx, s, groups)
+	all, err := inspect.Describe(ctx, s, found.Groups)
+	return found, all, err
 }
 
 // nothing says why a transaction has no locks.

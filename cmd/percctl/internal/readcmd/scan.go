@@ -62,6 +62,9 @@ data from before the table was adopted is the cell's own timestamp.
 	f.BoolVar(&o.reverse, "reverse", false, "in descending order of row keys")
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	// It fails only where the flag does not exist.
+	_ = cmd.RegisterFlagCompletionFunc("families", o.flags.CompleteFamilies(""))
+	_ = cmd.RegisterFlagCompletionFunc("columns", o.flags.CompleteFamilies(":"))
 	return cmd
 }
 

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -17,8 +16,6 @@ import (
 )
 
 const (
-	// completionTimeout bounds how long a shell waits for names of tables.
-	completionTimeout = 2 * time.Second
 	// samplingTimeout bounds a request that only makes others smaller.
 	samplingTimeout = 10 * time.Second
 )
@@ -215,26 +212,4 @@ func ParseTransaction(args []string) (primary txn.Cell, startTS tso.Timestamp, e
 		return primary, 0, cli.Usagef("START_TS: 0 is no timestamp")
 	}
 	return primary, startTS, nil
-}
-
-// CompleteTables completes names of tables; most bounds how many, 0 for any
-// number.
-func (f *Flags) CompleteTables(most int) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if most > 0 && len(args) >= most {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		quiet := *f
-		quiet.Timeout = completionTimeout
-		var names []string
-		err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) (err error) {
-			names, err = s.Client().Tables(ctx)
-			return err
-		})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp // a shell has no place for errors
-		}
-		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) })
-		return names, cobra.ShellCompDirectiveNoFileComp
-	}
 }
