@@ -23,11 +23,16 @@ import (
 )
 
 func main() {
-	commands := []cli.Command{
-		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, doctorcmd.NewCmd,
+	os.Exit(cli.Main(os.Args[1:], cli.System(), commands()...))
+}
+
+// commands are all there are, and the help topics.
+func commands() []cli.Command {
+	all := []cli.Command{
+		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
-		movecmd.NewExportCmd, movecmd.NewImportCmd, repaircmd.NewCmd,
+		movecmd.NewExportCmd, movecmd.NewImportCmd,
 	}
-	os.Exit(cli.Main(os.Args[1:], cli.System(), append(commands, topics.All()...)...))
+	return append(all, topics.All()...)
 }

@@ -24,7 +24,7 @@ func Main(args []string, s *Streams, commands ...Command) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	root := newRoot(s, commands)
+	root := NewRoot(s, commands...)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
@@ -37,13 +37,15 @@ func Main(args []string, s *Streams, commands ...Command) int {
 	return code
 }
 
-func newRoot(s *Streams, commands []Command) *cobra.Command {
+// NewRoot returns the percctl command with all others below it.
+func NewRoot(s *Streams, commands ...Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "percctl",
 		Short: "Percolator transactions on Bigtable: the operator's tool",
 		Long: `percctl is the operator's tool for Percolator transactions on Bigtable.
 
-To see what it is about, run percctl demo: it needs nothing but Go.
+To see what it is about, run percctl demo: it needs nothing but Go. To try other
+commands without a Bigtable, add --embedded.
 
 Commands find Bigtable by --project and --instance, by the environment, or by
 ~/.cbtrc: see percctl help environment.
@@ -54,6 +56,7 @@ something or work is left, 5 unavailable or timed out, 130 interrupted.`,
   percctl demo --limit 2000 -o json
   percctl lock list --all       # what do clients hold, and what becomes of it?
   percctl check --all           # is what is stored consistent?
+  percctl doctor                # is everything as it should be, and if not, what mends it?
   percctl history accounts bob  # what happened to a row?`,
 		Args:          cobra.ArbitraryArgs, // so that RunE words the error
 		SilenceErrors: true,
