@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"cloud.google.com/go/bigtable"
@@ -126,8 +127,8 @@ func (s *cellScan) part(ctx context.Context, part keyRange, most int) (found *fo
 }
 
 func (s *cellScan) cell(row bigtable.Row) *foundCell {
-	for family, items := range row {
-		for _, item := range items {
+	for _, family := range slices.Sorted(maps.Keys(row)) {
+		for _, item := range row[family] {
 			if item.Timestamp < prePercolator && !slices.Contains(s.metadata, family) {
 				continue
 			}

@@ -122,5 +122,5 @@ func (o *unadoptOptions) written(u *undoing, err error, print func() error) erro
 	if perr := print(); perr != nil {
 		return perr
 	}
-	return session.Foundf("table %s: %w", o.table, err)
+	return session.Foundf("the adoption of table %s cannot be undone: %w", o.table, txn.ErrWritten)
 }
