@@ -129,6 +129,8 @@ var printedBy = []struct{ path, types, command string }{
 	{"configcmd/config.go", "", "percctl config view"},
 	{"inspect/inspect.go", "Transaction Lock", "percctl lock list, percctl lock show, percctl txn status"},
 	{"inspect/text.go", "", "percctl lock list, percctl lock show, percctl txn status"},
+	{"gccmd/text.go", "report", "percctl gc plan, percctl gc run"},
+	{"gccmd/status.go", "status runStatus", "percctl gc status"},
 	{"lockcmd/plan.go", "plan tally", "percctl lock resolve --dry-run"},
 	{"lockcmd/resolver.go", "result", "percctl lock resolve"},
 	{"txncmd/explain.go", "explanation cell stored", "percctl txn explain"},
