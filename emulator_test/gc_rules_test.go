@@ -357,3 +357,22 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		}
 	})
 }
+
+// A request that commits secondaries ends within a minute, whatever RPCTimeout
+// is: the fence counts on it (applyOnce, table.go).
+func TestUnconditionalRequestsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
+		hung := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		mustSet(t, c, "1", "bob", "joe")
+		<-hung.Fired()
+		pass(59 * time.Second)
+		if n := faults.Count()[txntest.StepSecondaries]; n != 1 {
+			t.Errorf("%d requests within a minute", n)
+		}
+		pass(3 * time.Second)
+		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
+			t.Errorf("%d requests after a minute, want a second", n)
+		}
+	})
+}

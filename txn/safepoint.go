@@ -47,13 +47,17 @@ type safePoint struct {
 type safePointView struct {
 	ts    tso.Timestamp
 	asked time.Time
+	wall  time.Time // asked, by the wall clock alone
+}
+
+func newSafePointView(ts tso.Timestamp, asked time.Time) *safePointView {
+	return &safePointView{ts, asked, asked.Round(0)}
 }
 
 // fresh reports whether the view may still be gone by. The wall clock counts
 // besides the monotonic one, which stands still while a machine sleeps.
 func (v *safePointView) fresh() bool {
-	now := time.Now()
-	return max(now.Sub(v.asked), now.Round(0).Sub(v.asked.Round(0))) <= gctime.SafePointMaxAge()
+	return max(time.Since(v.asked), time.Since(v.wall)) <= gctime.SafePointMaxAge()
 }
 
 // newSafePoint reads the safe point, which is also the first request of a
@@ -114,10 +118,10 @@ func (s *safePoint) read(ctx context.Context) error {
 func (s *safePoint) learn(ts tso.Timestamp, asked time.Time) {
 	for {
 		old := s.view.Load()
-		next := &safePointView{max(ts, old.ts), asked}
 		if asked.Before(old.asked) {
-			next.asked = old.asked
+			asked = old.asked
 		}
+		next := newSafePointView(max(ts, old.ts), asked)
 		if s.view.CompareAndSwap(old, next) {
 			return
 		}

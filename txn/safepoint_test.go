@@ -15,7 +15,7 @@ import (
 func TestSafePointBounds(t *testing.T) {
 	c := &Client{}
 	c.safePoint = &safePoint{client: c}
-	c.safePoint.view.Store(&safePointView{100, time.Now()})
+	c.safePoint.view.Store(newSafePointView(100, time.Now()))
 	for _, tt := range []struct {
 		ts          tso.Timestamp
 		read, write bool
@@ -42,16 +42,17 @@ func TestSafePointViewGoesStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := time.Now()
 		<-time.After(gctime.SafePointMaxAge())
-		if v := (&safePointView{asked: asked}); !v.fresh() {
+		if v := newSafePointView(1, asked); !v.fresh() {
 			t.Error("stale in time")
 		}
 		<-time.After(time.Millisecond)
-		if v := (&safePointView{asked: asked}); v.fresh() {
+		if v := newSafePointView(1, asked); v.fresh() {
 			t.Error("fresh after its time")
 		}
 	})
-	slept := time.Now().Round(0).Add(-time.Hour) // without a monotonic reading
-	if v := (&safePointView{asked: slept}); v.fresh() {
+	slept := newSafePointView(1, time.Now())
+	slept.wall = slept.wall.Add(-time.Hour)
+	if slept.fresh() {
 		t.Error("fresh after an hour of sleep")
 	}
 }
@@ -65,15 +66,15 @@ func TestSafePointOnlyRises(t *testing.T) {
 	for _, step := range []struct {
 		ts    tso.Timestamp
 		asked time.Time
-		want  safePointView
+		want  *safePointView
 	}{
-		{100, now, safePointView{100, now}},
-		{90, now.Add(time.Second), safePointView{100, now.Add(time.Second)}},
-		{110, now.Add(-time.Second), safePointView{110, now.Add(time.Second)}},
+		{100, now, newSafePointView(100, now)},
+		{90, now.Add(time.Second), newSafePointView(100, now.Add(time.Second))},
+		{110, now.Add(-time.Second), newSafePointView(110, now.Add(time.Second))},
 	} {
 		s.learn(step.ts, step.asked)
-		if got := *s.view.Load(); got != step.want {
-			t.Errorf("after %d: %v, want %v", step.ts, got, step.want)
+		if got := *s.view.Load(); got != *step.want {
+			t.Errorf("after %d: %v, want %v", step.ts, got, *step.want)
 		}
 	}
 }

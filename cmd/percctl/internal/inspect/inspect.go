@@ -226,6 +226,15 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 		t.TokenTS, t.TokenTime = t.token.ExpiresTS, cli.Time(t.token.ExpiresTS)
 	}
 	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
+	if err == nil && len(locks) == 0 && (status.State == txn.StateUnknown || status.State == txn.StateRolledBack) {
+		p, err := s.Client().SafePoint(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if t.StartTS <= p {
+			t.Verdict += "; that proves nothing below the safe point, " + cli.Stamp(p) + ": its commit may have been garbage-collected"
+		}
+	}
 	return t, nil
 }
 

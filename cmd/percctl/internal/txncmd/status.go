@@ -72,7 +72,7 @@ func statusText(w io.Writer, style cli.Style, t *inspect.Transaction) error {
 	if t.CommitTS != 0 {
 		fmt.Fprintf(w, "  commit   %s\n", cli.Stamp(t.CommitTS))
 	}
-	if t.Outcome != inspect.Finished || !t.IsFinal() {
+	if t.Outcome != inspect.Finished || !t.IsFinal() || t.State == txn.StateRolledBack.String() && t.Verdict != t.State {
 		fmt.Fprintf(w, "  verdict  %s\n", t.Verdict)
 	}
 	if t.OwnerToken != "" {
