@@ -106,6 +106,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"Parallelism":     {Parallelism: -1},
 		"BackgroundCells": {BackgroundCells: -1},
 		"MaxAttempts":     {MaxAttempts: -1},
+		"MaxHold":         {MaxHold: -1},
 		"Backoff.Max":     {Backoff: txn.Backoff{Max: -1}},
 	} {
 		_, err := txn.NewClient(t.Context(), env.Bigtable, cfg)

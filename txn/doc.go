@@ -58,5 +58,12 @@
 // [Client.Resolve] show and do the same on request, and [Client.Check] verifies
 // the stored state. docs/protocol.md has the state diagrams.
 //
+// # Garbage collection
+//
+// Versions are kept for a retention, after which [Client.RunGC] (or percctl gc
+// run) may remove those that newer ones hide. Reads and commits of that age fail
+// with [ErrTooOld]. An open transaction holds collection back, and so does a
+// snapshot taken with [Hold]. docs/gc.md has the rest.
+//
 // Tests of code that uses this package start with package txntest.
 package txn

@@ -13,6 +13,43 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
+// A long read: garbage collection stays below the snapshot until it is released.
+func ExampleHold() {
+	ctx := context.Background()
+	bt, admin, stop := emulator(ctx)
+	defer stop()
+	err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := txn.NewClient(ctx, bt, txn.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(ctx)
+
+	snapshot, err := client.Snapshot(ctx, txn.Hold())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer snapshot.Release()
+	for row, err := range snapshot.Table("accounts").ReadRows(ctx, nil) {
+		switch {
+		case errors.Is(err, txn.ErrTooOld):
+			log.Fatal("it took longer than Config.MaxHold and the retention: ", err)
+		case err != nil:
+			log.Fatal(err)
+		}
+		fmt.Println(row.Key())
+	}
+	status, err := client.GCStatus(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("held:", status.Holds[0].OldestTS == snapshot.ReadTS())
+	// Output: held: true
+}
+
 // A transfer between two accounts. (In a service, bt and admin come from
 // bigtable.NewClient and bigtable.NewAdminClient.)
 func Example() {

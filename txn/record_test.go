@@ -72,6 +72,29 @@ func TestGoldenRecords(t *testing.T) {
 	}
 }
 
+// TestGoldenStateOfCollection does the same for the records of the metadata
+// table.
+func TestGoldenStateOfCollection(t *testing.T) {
+	for _, tt := range []struct {
+		hex       string
+		got, want proto.Message
+	}{
+		{"080110641878208094ebdc03", &recordpb.SafePoint{}, &recordpb.SafePoint{FormatVersion: 1, Ts: 100, PublishedTs: 120, RetentionMicros: 1e9}},
+		{"0801106418022203626967" + "2a03726f77" + "30783879" + "42036f776e" + "4801" + "5002" + "5803" + "6004" + "688094ebdc03" + "7001", &recordpb.GarbageRun{},
+			&recordpb.GarbageRun{FormatVersion: 1, SafePoint: 100, Phase: recordpb.GarbageRun_PHASE_COLLECT, Table: "big", Row: []byte("row"), StartedTs: 120, UpdatedTs: 121, Owner: "own", Rows: 1, Versions: 2, Cells: 3, Bytes: 4, RetentionMicros: 1e9, Plain: true}},
+		{"0801" + "107b" + "187a" + "220468" + "6f7374" + "2807" + "3064", &recordpb.WorkerToken{},
+			&recordpb.WorkerToken{FormatVersion: 1, ExpiresTs: 123, StartedTs: 122, Host: "host", Pid: 7, OldestTs: 100}},
+	} {
+		b, err := hex.DecodeString(tt.hex)
+		if err == nil {
+			err = proto.Unmarshal(b, tt.got)
+		}
+		if err != nil || !proto.Equal(tt.got, tt.want) {
+			t.Errorf("%T: %v, %v, want %v (%x)", tt.want, tt.got, err, tt.want, marshal(tt.want))
+		}
+	}
+}
+
 func TestRecordRoundTrip(t *testing.T) {
 	for _, primary := range []Cell{testPrimary, testSecondary, {"t", "joe", "bal", "usd"}, {"accounts", "joe", "bal", ""}, {"accounts", "joe", "f", "usd"}} {
 		for _, cell := range []Cell{testSecondary, {"accounts", "joe", "bal", ""}} {
