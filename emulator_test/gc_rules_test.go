@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,8 +114,9 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, faults.DialOptions()...)
 		mustSet(t, c, "1", "bob")
-		blind := true
-		faults.On("blind", func(c txntest.Call) bool { return blind && c.Step == txntest.StepSafePoint }, txntest.DropRequest, 0)
+		var blind atomic.Bool
+		blind.Store(true)
+		faults.On("blind", func(c txntest.Call) bool { return blind.Load() && c.Step == txntest.StepSafePoint }, txntest.DropRequest, 0)
 		pass(25 * time.Second)
 		mustSet(t, c, "2", "bob")
 		pass(15 * time.Second)
@@ -132,7 +134,7 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 		if v, _, err := snap.Table("a").Get(ctx, "bob", "f", "q"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("read: %q, %v", v, err)
 		}
-		blind = false
+		blind.Store(false)
 		mustSet(t, c, "4", "bob")
 	})
 }
@@ -249,8 +251,9 @@ func TestCollectorLosesItsLease(t *testing.T) {
 		pass(retention + time.Minute)
 		faults := txntest.NewFaults(t)
 		slow := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		stuck := true
-		faults.On("lease", func(c txntest.Call) bool { return stuck && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
+		var stuck atomic.Bool
+		stuck.Store(true)
+		faults.On("lease", func(c txntest.Call) bool { return stuck.Load() && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
 		ended := inBackground(func() error {
 			_, err := slow.RunGC(t.Context(), txn.GCConfig{Retention: retention})
 			return err
@@ -261,7 +264,7 @@ func TestCollectorLosesItsLease(t *testing.T) {
 			return err
 		})
 		pass(time.Second)
-		stuck = false
+		stuck.Store(false)
 		o := <-ended
 		var busy *txn.GCBusyError
 		if !errors.As(o.err, &busy) || !busy.Lost || o.took > time.Minute {
