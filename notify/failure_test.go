@@ -78,13 +78,22 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 		}
 		var ev events
 		cfg.OnEvent = ev.add
-		second := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), cfg)
+		client := env.NewClient(txn.Config{TokenTTL: time.Minute})
+		second := newWorker(t, client, cfg)
 		handle(t, second, "o", input, observeEffect)
 		start(t, second)
 		begun := time.Now()
 		pass(4 * time.Minute)
 		if s := second.Stats(); s.Runs != 0 {
 			t.Errorf("%d runs within the pause", s.Runs)
+		}
+		// A hint is no reason to try either.
+		if err := client.Notify(t.Context(), txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		if s := second.Stats(); s.Runs != 0 || s.Hinted == 0 {
+			t.Errorf("after a hint within the pause: %+v", s)
 		}
 		wait(t, env.Client)
 		if d := time.Since(begun); d < 5*time.Minute-time.Second || d > 11*time.Minute {

@@ -434,3 +434,43 @@ func TestNotificationOutlivesRun(t *testing.T) {
 		wantLeft(t, env.Client, 0, 0)
 	})
 }
+
+// TestStrandedChangeIsFound: a writer dies after its commit point, and nobody
+// ever reads its secondary. The change stands in nothing but a lock; the sweep
+// rolls it forward and its observer runs.
+func TestStrandedChangeIsFound(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		for _, die := range []txntest.Step{txntest.StepSecondaries, txntest.StepCommit} {
+			faults := txntest.NewFaults(t)
+			dies := faults.OnStep(die, txntest.Crash)
+			victim := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				<-dies.Fired()
+				faults.Kill()
+				cancel()
+			}()
+			_, err := victim.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("effects").Set("primary", "e", "x", nil)
+				tx.Table("docs").Set(string(die), "d", "in", nil)
+				return nil
+			})
+			if (err == nil) != (die == txntest.StepSecondaries) {
+				t.Fatal(err)
+			}
+			pass(3 * time.Minute)
+		}
+		got := effects(t, env.Client)
+		if got[string(txntest.StepSecondaries)] != 1 || got[string(txntest.StepCommit)] != 0 {
+			t.Errorf("effects %v", got)
+		}
+		for l, err := range env.Client.Locks(t.Context(), "docs", nil) {
+			t.Errorf("lock left: %+v, %v", l, err)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}

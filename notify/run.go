@@ -330,7 +330,12 @@ func (r *run) unknown(ctx context.Context) (again, settled time.Duration) {
 func (r *run) tell() {
 	e := Event{Outcome: r.outcome, Observer: r.handler.id, Cell: r.cell, CommitTS: r.commitTS, Duration: time.Since(r.began), Err: r.err}
 	if o := r.seen; o != nil {
-		e.ChangeTS, e.StartTS, e.Collapsed = o.ChangeTS, o.StartTS, max(0, len(o.Triggers)-1)
+		e.ChangeTS, e.StartTS = o.ChangeTS, o.StartTS
+		for _, t := range o.Triggers {
+			if t.TS > o.Acks[e.Observer] && t.TS < o.ChangeTS {
+				e.Collapsed++
+			}
+		}
 	}
 	r.worker.event(e)
 }

@@ -15,7 +15,9 @@ import (
 
 // A Scanner is the paper's distributed scan (§2.4): a few threads per worker
 // that each read the notify column of a random piece of a random table, from a
-// random place in it, and jump elsewhere when they meet another worker.
+// random place in it, and jump elsewhere when they meet another worker. It also
+// settles locks of observed columns that dead clients have left, because these
+// may hide a change (txn.Client.Sweep).
 //
 // A sweep reads every piece once, in random order, so that what is there is
 // found within one. How often sweeps follow each other does not depend on the
@@ -174,7 +176,7 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	for i, part := range parts {
 		var met atomic.Bool
 		row := part.start
-		for n, err := range s.search.Client.Notifications(ctx, p.table, part.rows()) {
+		for n, err := range s.search.Client.Sweep(ctx, p.table, part.rows()) {
 			if err != nil {
 				return found, nil, err
 			}

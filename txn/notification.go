@@ -41,15 +41,31 @@ type Notification struct {
 // It reads the notify family alone, but Bigtable may have to pass over all of a
 // row's families to find it: bound rs.
 func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+	return c.notifications(ctx, name, rs, bigtable.BlockAllFilter(), nil)
+}
+
+// Sweep iterates over the notifications in rows of a table as Notifications
+// does, and sees to those that clients have left unset: where a client died
+// after its commit point, the change of a secondary stands in nothing but a
+// lock, until somebody reads the cell. Sweep settles the locks of observed
+// columns that are past their ttl, and yields what it has rolled forward.
+func (c *Client) Sweep(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+	return c.notifications(ctx, name, rs, wholeFamily(LockFamily), c.settleStranded)
+}
+
+func (c *Client) notifications(ctx context.Context, name string, rs bigtable.RowSet, also bigtable.Filter, settle func(context.Context, *table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
 	return func(yield func(Notification, error) bool) {
 		filter := func(*table) bigtable.Filter {
-			return interleave(chain(wholeFamily(NotifyFamily), bigtable.LatestNFilter(maxTriggers)))
+			return interleave(chain(wholeFamily(NotifyFamily), bigtable.LatestNFilter(maxTriggers)), also)
 		}
 		err := c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found, err := notificationsOf(t, raw)
 				if err != nil {
 					return false, err
+				}
+				if settle != nil {
+					found = append(found, settle(ctx, t, raw)...)
 				}
 				for _, n := range found {
 					if !yield(n, nil) {
@@ -63,6 +79,30 @@ func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.Row
 			yield(Notification{}, err)
 		}
 	}
+}
+
+// settleStranded settles the locks of a row's observed columns that are past
+// their ttl, as far as this client can tell, and returns the notifications of
+// those that were committed. What it cannot settle is left to the next sweep.
+func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row) (found []Notification) {
+	for _, item := range raw[LockFamily] {
+		_, cell, err := metadataCell(t, raw.Key(), item)
+		if err != nil {
+			continue
+		}
+		l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil || !l.Observed || l.ExpiresTS() > c.OracleNow() {
+			continue
+		}
+		s, err := c.Resolve(ctx, *l)
+		switch {
+		case err != nil:
+			c.log.DebugContext(ctx, "settling a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)
+		case s.State == StateCommitted:
+			found = append(found, Notification{Cell: cell, Triggers: []Trigger{{TS: s.CommitTS, TraceParent: l.TraceParent, Hops: l.Hops}}, Failures: map[string]Failure{}})
+		}
+	}
+	return found
 }
 
 // SampleRowKeys returns keys that cut a table into pieces of about equal size, as

@@ -40,11 +40,12 @@ func (c *Client) Observed(ctx context.Context, table string) ([]ObservedColumn, 
 	if err != nil {
 		return nil, err
 	}
-	if err := t.reload(ctx); err != nil {
+	s, err := t.reloadObserved(ctx)
+	if err != nil {
 		return nil, err
 	}
 	var all []ObservedColumn
-	for col, o := range t.schema.Load().observed {
+	for col, o := range s.observed {
 		all = append(all, ObservedColumn{table, col, slices.Sorted(slices.Values(o.observers)), o.weak})
 	}
 	slices.SortFunc(all, func(a, b ObservedColumn) int { return strings.Compare(a.Column.key(), b.Column.key()) })

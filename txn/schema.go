@@ -53,15 +53,7 @@ func (s *schema) isObserved(c Column) bool {
 // reload reads the schema record and, where Config.Admin is set, verifies the
 // table's families and policies.
 func (t *table) reload(ctx context.Context) error {
-	meta := t.client.metadata
-	row, err := meta.readRow(ctx, schemaRowPrefix+t.name, interleave(column(deployFamily, schemaQualifier)))
-	if err != nil {
-		return err
-	}
-	if len(row[deployFamily]) == 0 {
-		return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", t.name, ErrNotInitialized, meta.name, t.name)
-	}
-	s, err := decodeSchema(t.name, row[deployFamily][0].Value)
+	s, err := t.readSchema(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,6 +65,34 @@ func (t *table) reload(ctx context.Context) error {
 	s.loaded = time.Now()
 	t.schema.Store(s)
 	return nil
+}
+
+// reloadObserved reads which columns are observed, as of now. The families were
+// verified when the table was opened, and are again when it is time to.
+func (t *table) reloadObserved(ctx context.Context) (*schema, error) {
+	old := t.schema.Load()
+	s, err := t.readSchema(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if t.client.cfg.Admin != nil {
+		s.families = old.families
+	}
+	s.loaded = old.loaded
+	t.schema.CompareAndSwap(old, s)
+	return s, nil
+}
+
+func (t *table) readSchema(ctx context.Context) (*schema, error) {
+	meta := t.client.metadata
+	row, err := meta.readRow(ctx, schemaRowPrefix+t.name, interleave(column(deployFamily, schemaQualifier)))
+	if err != nil {
+		return nil, err
+	}
+	if len(row[deployFamily]) == 0 {
+		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", t.name, ErrNotInitialized, meta.name, t.name)
+	}
+	return decodeSchema(t.name, row[deployFamily][0].Value)
 }
 
 func decodeSchema(table string, value []byte) (*schema, error) {

@@ -53,9 +53,10 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 	return func(yield func(Unfinished, error) bool) {
 		// Which columns are for weak notifications, and which are observed at all,
 		// has to be known as of now.
+		var s *schema
 		t, err := c.table(ctx, name)
 		if err == nil {
-			err = t.reload(ctx)
+			s, err = t.reloadObserved(ctx)
 		}
 		if err != nil {
 			yield(Unfinished{}, err)
@@ -63,7 +64,7 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 		}
 		err = c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
-				found, err := c.unfinishedRow(ctx, t, raw, asOf, allLocks)
+				found, err := c.unfinishedRow(ctx, t, s, raw, asOf, allLocks)
 				if err != nil {
 					return false, err
 				}
@@ -81,7 +82,7 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 	}
 }
 
-func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, asOf tso.Timestamp, allLocks bool) (found []Unfinished, err error) {
+func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw bigtable.Row, asOf tso.Timestamp, allLocks bool) (found []Unfinished, err error) {
 	for _, item := range raw[NotifyFamily] {
 		if isFailure(item) {
 			continue
@@ -90,7 +91,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, 
 		if err != nil {
 			return nil, err
 		}
-		if len(t.current().observed[cell.Column()].observers) > 0 {
+		if len(s.observed[cell.Column()].observers) > 0 {
 			found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp)})
 		}
 	}
@@ -117,9 +118,12 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, 
 			return nil, corrupt(cell, "the column is in family %s and names no observer", AckFamily)
 		}
 		cell.Family, cell.Qualifier = col.Family, col.Qualifier
-		was, err := c.wasPending(ctx, t, cell, observer, asOf)
-		if err != nil {
-			return nil, err
+		// Of a weak notification nothing is left when it has been dealt with.
+		was := s.observed[cell.Column()].weak
+		if !was {
+			if was, err = c.wasPending(ctx, t, cell, observer, asOf); err != nil {
+				return nil, err
+			}
 		}
 		if was {
 			found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp), Ran: true})
@@ -129,13 +133,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, raw bigtable.Row, 
 }
 
 // wasPending reports whether observer had something to do on a cell as of asOf.
-// Of a weak notification nothing is left when it has been dealt with, so it
-// counts.
 func (c *Client) wasPending(ctx context.Context, t *table, cell Cell, observer string, asOf tso.Timestamp) (bool, error) {
-	column := t.current().observed[cell.Column()]
-	if column.weak {
-		return true, nil
-	}
 	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	_, _, err := o.read(ctx, c, t)
 	if err = c.afterRead(ctx, asOf, err); err != nil {
