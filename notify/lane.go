@@ -16,6 +16,8 @@ type lane struct {
 	worker   *Worker
 	handlers []*handler
 	queue    chan task
+	// look is Worker.process.
+	look func(ctx, runs context.Context, l *lane, t task) (again time.Duration)
 
 	mu    sync.Mutex
 	cells map[string]cellState // by row
@@ -74,27 +76,20 @@ const (
 )
 
 func newLane(w *Worker, hs []*handler) *lane {
-	return &lane{worker: w, handlers: hs, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}, settled: map[string]settledCell{}}
+	return &lane{worker: w, handlers: hs, look: w.process, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}, settled: map[string]settledCell{}}
 }
 
 // offer queues a task unless its cell is queued already. Where there is no
 // room it waits, or refuses. While the cell is being looked at, it has it looked
 // at again.
 func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
-	if known := l.enter(t.cell.Row); known {
-		return true
+	if accepted, full := l.enter(t, wait); !full {
+		return accepted
 	}
 	select {
 	case l.queue <- t:
 		return true
-	default:
-	}
-	if wait {
-		select {
-		case l.queue <- t:
-			return true
-		case <-ctx.Done():
-		}
+	case <-ctx.Done():
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,18 +97,28 @@ func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	return false
 }
 
-func (l *lane) enter(row string) (known bool) {
+// enter queues a task if there is room. full: the caller has to queue it, and
+// others count on that.
+func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch l.cells[row] {
+	switch l.cells[t.cell.Row] {
 	case queued, runningAgain:
-		return true
+		return true, false
 	case running:
-		l.cells[row] = runningAgain
-		return true
+		l.cells[t.cell.Row] = runningAgain
+		return true, false
 	}
-	l.cells[row] = queued
-	return false
+	select {
+	case l.queue <- t:
+	default:
+		if !wait {
+			return false, false
+		}
+		full = true
+	}
+	l.cells[t.cell.Row] = queued
+	return true, full
 }
 
 // busy reports whether the cell is queued or being looked at here.
@@ -138,7 +143,7 @@ func (l *lane) work(ctx, runs context.Context) {
 func (l *lane) process(ctx, runs context.Context, t task) {
 	for {
 		l.set(t.cell.Row, running)
-		after := l.worker.process(ctx, runs, l, t)
+		after := l.look(ctx, runs, l, t)
 		if after > 0 {
 			l.worker.later.after(after, func() { l.offer(ctx, task{cell: t.cell}, false) })
 		}

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
 
 	"github.com/percolator-bigtable/percolator/notify"
@@ -483,6 +485,75 @@ func TestStoreDown(t *testing.T) {
 		}
 		if n := effects(t, env.Client)["row"]; n != 1 || len(deadLetters(t, env.Client)) != 0 {
 			t.Errorf("%d effects, %d letters", n, len(deadLetters(t, env.Client)))
+		}
+	})
+}
+
+// TestAnnounced: a worker is listed with its observers while it runs.
+func TestAnnounced(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		listed := func() (ids []string) {
+			workers, err := env.Client.Workers(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range workers {
+				ids = append(ids, w.Observers...)
+			}
+			return ids
+		}
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, w, "b", middle, observeEffect)
+		handle(t, w, "a", input, observeEffect)
+		stop := start(t, w)
+		for range 2 {
+			pass(10 * time.Minute) // the token was renewed
+			if got := fmt.Sprint(listed()); got != "[a b]" {
+				t.Errorf("observers %v", got)
+			}
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if got := listed(); len(got) != 0 {
+			t.Errorf("observers %v after the end", got)
+		}
+	})
+}
+
+// TestBrokenCell: a cell that cannot be looked at holds no other up, is looked at
+// now and then, and is run once it is mended.
+func TestBrokenCell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
+		env.CreateTable("docs", "d")
+		env.CreateTable("effects", "e")
+		register(t, env.Client, input, "o", false)
+		m := bigtable.NewMutation()
+		m.Set(txn.NotifyFamily, ":o:d:in", 0, []byte("\xff nonsense"))
+		if err := env.Bigtable.Open("docs").Apply(t.Context(), "broken", m); err != nil {
+			t.Fatal(err)
+		}
+		var ev events
+		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add, Backoff: txn.Backoff{Max: time.Minute}})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		for _, row := range []string{"a", "broken", "z"} {
+			put(t, env.Client, input, row, "v")
+		}
+		pass(10 * time.Minute)
+		if got := effects(t, env.Client); got["a"] != 1 || got["z"] != 1 || got["broken"] != 0 {
+			t.Errorf("effects %v", got)
+		}
+		if n := ev.count(notify.Unknown); n < 5 || n > 50 {
+			t.Errorf("%d looks at the broken cell in ten minutes", n)
+		}
+		if err := env.Client.ClearNotifications(t.Context(), txn.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, env.Client)
+		if got := effects(t, env.Client); got["broken"] != 1 {
+			t.Errorf("effects %v", got)
 		}
 	})
 }
