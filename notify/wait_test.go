@@ -210,6 +210,8 @@ func TestWaitBesideLoad(t *testing.T) {
 				var commits atomic.Int32
 				for i := range 6 {
 					load.Go(func() {
+						// Each holds its lock half of the time, at other times than the others.
+						<-time.After(time.Duration(i) * 7 * time.Millisecond)
 						for ctx.Err() == nil {
 							_, err := busy.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 								tx.Table("docs").Set("load"+strconv.Itoa(i), "d", "other", []byte("v"))
@@ -326,6 +328,72 @@ func TestWaitEnds(t *testing.T) {
 		}
 		if seen.Cell.Row != "row" || seen.TS == 0 {
 			t.Errorf("waiting for %+v", seen)
+		}
+	})
+}
+
+// TestWaitSeesWeakRunsInBetween: a weak notification lands below Wait's timestamp
+// after its first pass has read the cell's row, and is dealt with before the
+// second comes to it. The row shows nothing but the acknowledgment, and what the
+// run has caused stands where Wait has been. Of a weak notification nothing is
+// left that could be judged, so the acknowledgment has to count.
+func TestWaitSeesWeakRunsInBetween(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		env.CreateTable("zdocs", "d")
+		env.CreateTable("zz", "e")
+		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		register(t, env.Client, late, "first", true)
+		register(t, env.Client, input, "second", false)
+		writing := txntest.NewFaults(t)
+		notifying := writing.OnStep(txntest.StepNotify, txntest.Hold)
+		writer := env.NewClient(txn.Config{LockTTL: time.Hour, RPCTimeout: time.Hour}, writing.DialOptions()...)
+		written := make(chan error, 1)
+		go func() {
+			_, err := writer.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("zz").Set("row", "e", "x", nil)
+				tx.Table("zdocs").Notify("row", "d", "in")
+				return nil
+			})
+			written <- err
+		}()
+		<-notifying.Fired()
+
+		faults := txntest.NewFaults(t)
+		n := 0
+		second := faults.On("second scan of zdocs", func(c txntest.Call) bool {
+			if scanOf("zdocs")(c) {
+				n++
+			}
+			return scanOf("zdocs")(c) && n == 2
+		}, txntest.Hold, 1)
+		waiter := waitInBackground(t.Context(), env.NewClient(txn.Config{RPCTimeout: time.Hour}, faults.DialOptions()...))
+		pass(5 * time.Second) // at the lock in zz
+		notifying.Release()
+		if err := <-written; err != nil {
+			t.Fatal(err)
+		}
+		<-second.Fired()
+		w := newWorker(t, env.Client, notify.Config{})
+		release := make(chan struct{})
+		handle(t, w, "first", late, func(_ context.Context, tx *txn.Txn, _ txn.Cell) error {
+			tx.Table("docs").Set("row", "d", "in", []byte("caused"))
+			return nil
+		}, notify.Weak())
+		handle(t, w, "second", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			<-release
+			return observeEffect(ctx, tx, cell)
+		})
+		start(t, w)
+		pass(10 * time.Second)
+		second.Release()
+		pass(10 * time.Second)
+		if waiter.isDone() {
+			t.Errorf("Wait returned %d, %v before the second observer ran", waiter.asOf, waiter.err)
+		}
+		close(release)
+		<-waiter.done
+		if waiter.err != nil {
+			t.Error(waiter.err)
 		}
 	})
 }
