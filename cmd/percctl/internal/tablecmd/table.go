@@ -52,6 +52,7 @@ harmless.`,
 		},
 	}
 	o.connect.Add(cmd.Flags())
+	o.connect.AddEmbedded(cmd.Flags())
 	cmd.Flags().StringSliceVar(&o.families, "families", nil, "families for data to create where they are missing, separated by commas")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "give up after this long")
 	return cmd
