@@ -1,0 +1,102 @@
+package emulator_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Raw writes are told by the adoption's time, or by a commit of their column.
+func TestRawWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newPlain(t) // rows r000 to r099, before
+		pass(time.Hour)
+		mustAdopt(t, env, adoptA)
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		d, err := c.Describe(t.Context(), "a")
+		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		pass(time.Minute)
+		mustSet(t, c, "1", "r010", "r011")
+		pass(time.Minute)
+		put(t, env, "r010", "f", "q", bigtable.Now(), []byte("raw"))
+		put(t, env, "r020", "g", "other", bigtable.Now(), []byte("raw"))
+		// As old as the clock of a forgotten batch says: it cannot be told.
+		put(t, env, "r021", "f", "q", bigtable.Now()-7200e6, []byte("raw"))
+		var found []txn.RawWrite
+		for w, err := range c.RawWrites(t.Context(), "a", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, w)
+		}
+		if len(found) != 2 || found[0].Cell.Row != "r010" || !found[0].Hidden || found[1].Cell != (txn.Cell{Table: "a", Row: "r020", Family: "g", Qualifier: "other"}) || found[1].Hidden || found[1].Since != d.AdoptedTS {
+			t.Errorf("%+v", found)
+		}
+		if found[0].At.Time().Sub(found[0].Since.Time()) < time.Minute {
+			t.Errorf("found at %v, since %v", found[0].At.Time(), found[0].Since.Time())
+		}
+	})
+}
+
+// Without a time of adoption, only columns with a commit tell.
+func TestRawWritesWithoutAdoption(t *testing.T) {
+	t.Parallel()
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("a", "f")
+	mustSet(t, env.Client, "1", "bob")
+	later := bigtable.Time(time.Now().Add(time.Hour)).TruncateToMilliseconds()
+	put(t, env, "bob", "f", "q", later, []byte("raw"))
+	put(t, env, "eve", "f", "q", later, []byte("raw"))
+	n := 0
+	for w, err := range env.Client.RawWrites(t.Context(), "a", nil) {
+		if err != nil || w.Cell.Row != "bob" || w.At != tso.Timestamp(later) {
+			t.Errorf("%+v, %v", w, err)
+		}
+		n++
+	}
+	if n != 1 {
+		t.Errorf("%d raw writes, want 1", n)
+	}
+}
+
+// Workers lists clients that live and those that died, not those that closed.
+func TestWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		alive, closed := env.NewClient(txn.Config{}), env.NewClient(txn.Config{})
+		faults := txntest.NewFaults(t)
+		dead := env.NewClient(txn.Config{}, faults.DialOptions()...)
+		for _, c := range []*txn.Client{alive, closed, dead} {
+			mustSet(t, c, "1", "bob")
+		}
+		if err := closed.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		faults.Kill()
+		pass(time.Minute)
+		now, err := alive.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := alive.Workers(t.Context(), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		states := map[string]txn.OwnerState{}
+		for _, w := range all {
+			states[w.Token] = w.State
+		}
+		if len(states) != 2 || states[alive.Owner()] != txn.OwnerFresh || states[dead.Owner()] != txn.OwnerStale {
+			t.Errorf("workers %v; %s lives, %s is dead", states, alive.Owner(), dead.Owner())
+		}
+	})
+}
