@@ -52,6 +52,7 @@ func TestOps(t *testing.T) {
 			"plain":  plain,
 
 			"lockdamage": lockDamage,
+			"awaitundo":  awaitUndo,
 			"write":      write,
 			"served":     served,
 			"values":     values,

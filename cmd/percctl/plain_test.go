@@ -68,3 +68,15 @@ func served(ts *testscript.TestScript, _ bool, _ []string) {
 	_, err := tso.SetMode(context.Background(), f.bt.OpenTable(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed)
 	ts.Check(err)
 }
+
+// awaitundo TABLE returns once the schema record of a table is gone.
+func awaitUndo(ts *testscript.TestScript, _ bool, args []string) {
+	f := ts.Value("fixture").(*fixture)
+	for {
+		row, err := f.bt.Open(txn.DefaultMetadataTable).ReadRow(context.Background(), "schema/"+args[0])
+		ts.Check(err)
+		if row == nil {
+			return
+		}
+	}
+}
