@@ -83,17 +83,13 @@ func TestWorkers(t *testing.T) {
 		}
 		faults.Kill()
 		pass(time.Minute)
-		now, err := alive.Timestamp(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := alive.Workers(t.Context(), now)
+		all, err := alive.Workers(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		states := map[string]txn.OwnerState{}
 		for _, w := range all {
-			states[w.Token] = w.State
+			states[w.Owner] = w.State
 		}
 		if len(states) != 2 || states[alive.Owner()] != txn.OwnerFresh || states[dead.Owner()] != txn.OwnerStale {
 			t.Errorf("workers %v; %s lives, %s is dead", states, alive.Owner(), dead.Owner())
