@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"math"
 	"strings"
 
 	"cloud.google.com/go/bigtable"
@@ -27,6 +28,10 @@ type Failure struct {
 	// Error is the last run's, in words; empty when the observer put it off.
 	Error string
 }
+
+// Never is the Failure.NotBefore of a change that became a dead letter for an
+// observer while its notification stays for others.
+const Never = tso.Timestamp(math.MaxInt64 / 1000)
 
 // SetFailure stores an observer's failure on a cell, in place of what is
 // stored. On an error it may be stored or not.

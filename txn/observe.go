@@ -38,6 +38,9 @@ type Observation struct {
 	// Failures holds, by observer, what became of its last run, where that was
 	// no success.
 	Failures map[string]Failure
+	// Locked is set by [Client.Observations] alone: a transaction that writes the
+	// cell or acknowledges it is under way, or its client died in the middle.
+	Locked bool
 
 	// writer is where the change's transaction started and has its primary.
 	writer writeRecord

@@ -1,0 +1,199 @@
+package txn_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Observations says of every notification what Observe says, whether naming the
+// columns fits into a filter or not, and also where many runs have prewritten
+// an acknowledgment since.
+func TestObservations(t *testing.T) {
+	for name, observers := range map[string][]string{
+		"named":    {"a", "b"},
+		"families": manyObservers(60),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			env := txntest.New(t)
+			env.CreateTable("docs", "f")
+			c := env.Client
+			strong, weak := txn.Column{Family: "f", Qualifier: "strong"}, txn.Column{Family: "f", Qualifier: "weak"}
+			for _, id := range observers {
+				if err := c.RegisterObserver(ctx, "docs", strong, id, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.RegisterObserver(ctx, "docs", weak, "w", true); err != nil {
+				t.Fatal(err)
+			}
+			cell := func(row string, col txn.Column) txn.Cell {
+				return txn.Cell{Table: "docs", Row: row, Family: col.Family, Qualifier: col.Qualifier}
+			}
+			plain(t, env, "docs", "old", "f", "strong")
+			acknowledge := func(row string, at txn.Observation, ids ...string) {
+				t.Helper()
+				_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+					seen, err := tx.Observe(ctx, cell(row, strong))
+					if at.StartTS != 0 {
+						seen = &at
+					}
+					for _, id := range ids {
+						tx.Acknowledge(seen, id)
+					}
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, row := range []string{"changed", "half", "done", "dropped"} {
+				if _, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("docs").Set(row, "f", "strong", []byte("1"))
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.Notify(ctx, cell("old", strong), cell("weakly", weak)); err != nil {
+				t.Fatal(err)
+			}
+			acknowledge("half", txn.Observation{}, observers[0])
+			acknowledge("done", txn.Observation{}, observers...)
+			acknowledge("dropped", *look(t, c, cell("dropped", strong)), observers[0]) // an ack below its own start_ts
+			if err := c.SetFailure(ctx, cell("changed", strong), observers[1], txn.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
+				t.Fatal(err)
+			}
+			var rows []string
+			for o, err := range c.Observations(ctx, "docs", nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				rows = append(rows, o.Cell.Row)
+				want := look(t, c, o.Cell)
+				if want.Acks == nil {
+					want.Acks = map[string]tso.Timestamp{}
+				}
+				if d := cmp.Diff(*want, o, cmpopts.IgnoreUnexported(txn.Observation{}), cmpopts.IgnoreFields(txn.Observation{}, "StartTS")); d != "" {
+					t.Errorf("%s: Observe is -, Observations +\n%s", o.Cell, d)
+				}
+			}
+			if want := "changed done dropped half old weakly"; strings.Join(rows, " ") != want {
+				t.Errorf("rows %v, want %s", rows, want)
+			}
+		})
+	}
+}
+
+// look is what a transaction observes.
+func look(t *testing.T, c *txn.Client, cell txn.Cell) *txn.Observation {
+	t.Helper()
+	tx, err := c.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	o, err := tx.Observe(t.Context(), cell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func manyObservers(n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, fmt.Sprintf("observer-with-a-long-name-%s-%02d", strings.Repeat("x", 50), i))
+	}
+	return ids
+}
+
+// An acknowledgment under way hides the committed one from the newest versions,
+// and is not waited for.
+func TestObservationsOfLocked(t *testing.T) {
+	ctx := t.Context()
+	env := txntest.New(t)
+	env.CreateTable("docs", "f")
+	c := env.Client
+	col := txn.Column{Family: "f", Qualifier: "q"}
+	cell := txn.Cell{Table: "docs", Row: "r", Family: "f", Qualifier: "q"}
+	if err := c.RegisterObserver(ctx, "docs", col, "a", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Update(ctx, set2(cell)); err != nil {
+		t.Fatal(err)
+	}
+	var first *txn.Observation
+	if _, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) (err error) {
+		if first, err = tx.Observe(ctx, cell); err == nil {
+			tx.Acknowledge(first, "a")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// What runs that are under way, or died, have prewritten: more than are read
+	// along.
+	ack := env.Bigtable.Open("docs")
+	for i := range 20 {
+		if err := ack.Apply(ctx, "r", ackData(first.StartTS+tso.Timestamp(1+i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() { // for the consistency check
+		if err := ack.Apply(context.WithoutCancel(ctx), "r", dropAckData(first.StartTS+1, first.StartTS+21)); err != nil {
+			t.Error(err)
+		}
+	}()
+	n := 0
+	for o, err := range c.Observations(ctx, "docs", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if o.Acks["a"] != first.StartTS || o.Pending("a") || o.Locked {
+			t.Errorf("%+v, want the acknowledgment at %d", o, first.StartTS)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d notifications, want 1", n)
+	}
+}
+
+func set2(cell txn.Cell) func(context.Context, *txn.Txn) error {
+	return func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, []byte("v"))
+		return nil
+	}
+}
+
+// plain writes a cell without a transaction.
+func plain(t *testing.T, env *txntest.Env, table, row, family, qualifier string) {
+	t.Helper()
+	m := bigtable.NewMutation()
+	m.Set(family, qualifier, bigtable.Now(), []byte("plain"))
+	if err := env.Bigtable.Open(table).Apply(t.Context(), row, m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ackData(at tso.Timestamp) *bigtable.Mutation {
+	m := bigtable.NewMutation()
+	m.Set(txn.AckFamily, "f:q/a", at.Cell(), []byte("12345678"))
+	return m
+}
+
+func dropAckData(from, to tso.Timestamp) *bigtable.Mutation {
+	m := bigtable.NewMutation()
+	m.DeleteTimestampRange(txn.AckFamily, "f:q/a", from.Cell(), to.Cell())
+	return m
+}
