@@ -13,12 +13,15 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/notifycmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/workercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/writecmd"
 )
 
@@ -29,7 +32,7 @@ func main() {
 // commands are all there are, and the help topics.
 func commands() []cli.Command {
 	all := []cli.Command{
-		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd,
+		checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

@@ -2,6 +2,7 @@ package readcmd
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -28,9 +29,9 @@ func NewHistoryCmd(s *cli.Streams) *cobra.Command {
 		Use:   "history TABLE ROW",
 		Short: "Show everything stored in a row, as a timeline in words",
 		Long: `Show everything stored in a row, all versions of it, in order of timestamps: data,
-locks, write records, marks, notify cells and acknowledgments, in words. Data
-from before the table was adopted comes first. It changes nothing, and waits for
-nothing. Exit status 3: the row has nothing in it.`,
+locks, write records, marks, notify cells, acknowledgments and observers' failures,
+in words. Data from before the table was adopted comes first. It changes nothing,
+and waits for nothing. Exit status 3: the row has nothing in it.`,
 		Example: `  percctl history accounts bob
   percctl history accounts user%00/7 -o json`,
 		Args: cli.ExactArgs(2, "two, TABLE and ROW"),
@@ -61,6 +62,11 @@ type event struct {
 	Write    string          `json:"write,omitempty"`
 	Primary  string          `json:"primary,omitempty"`
 	Owner    string          `json:"owner,omitempty"`
+	Observer string          `json:"observer,omitempty"` // of a failure, as all below
+	Attempts int             `json:"attempts,omitempty"`
+	ChangeTS tso.Timestamp   `json:"change_ts,omitempty"`
+	NextTS   tso.Timestamp   `json:"next_ts,omitempty"`
+	Error    string          `json:"error,omitempty"`
 	Size     int             `json:"size_bytes"`
 	Value    []byte          `json:"value"`
 	Text     *string         `json:"text,omitempty"`
@@ -113,6 +119,12 @@ func newEvent(v txn.Version, f fates) event {
 	if v.Lock != nil {
 		e.Owner = cli.Line(v.Lock.Owner)
 	}
+	if f := v.Failure; f != nil {
+		e.Observer, e.Attempts, e.ChangeTS, e.Error = v.Observer, f.Attempts, f.ChangeTS, f.Error
+		if f.NotBefore != txn.Never {
+			e.NextTS = f.NotBefore
+		}
+	}
 	return e
 }
 
@@ -136,6 +148,9 @@ func words(v txn.Version, f fates) string {
 	if v.Cell.Family == txn.AckFamily {
 		observer := v.Cell.Qualifier[strings.LastIndexByte(v.Cell.Qualifier, '/')+1:]
 		what = fmt.Sprintf("acknowledgment of observer %s: ", cli.Text([]byte(observer)))
+		if v.Kind == txn.VersionData && len(v.Value) == 8 {
+			return fmt.Sprintf("%schanges up to %d seen, by the transaction that starts here: %s", what, binary.BigEndian.Uint64(v.Value), f.of(v))
+		}
 	}
 	return what + plainWords(v, f)
 }
@@ -169,8 +184,26 @@ func plainWords(v txn.Version, f fates) string {
 		return "the transaction that starts here was rolled back: it never commits"
 	case txn.VersionNotify:
 		return "notification for the column's observers, by the commit here"
+	case txn.VersionFailure:
+		return failureWords(v.Observer, *v.Failure)
 	}
 	return "unreadable: " + cli.Line(v.Err.Error())
+}
+
+// failureWords says what became of an observer's last run.
+func failureWords(observer string, f txn.Failure) string {
+	who := "observer " + cli.Line(observer)
+	change := fmt.Sprintf("the change of %d", f.ChangeTS)
+	switch next := cli.Time(f.NotBefore); {
+	case f.NotBefore == txn.Never:
+		return fmt.Sprintf("%s was given up for %s after %s: %s (see percctl notify list --dead)", who, change, cli.Count(f.Attempts, "attempt"), cli.Line(f.Error))
+	case f.Error == "":
+		return fmt.Sprintf("%s put %s off until %s", who, change, next)
+	case f.Attempts == 0:
+		return fmt.Sprintf("%s conflicted at %s, next try not before %s: %s", who, change, next, cli.Line(f.Error))
+	default:
+		return fmt.Sprintf("%s failed at %s %s, next try not before %s: %s", who, change, cli.Count(f.Attempts, "time"), next, cli.Line(f.Error))
+	}
 }
 
 // fates tells what became of the data that transactions put into a row.

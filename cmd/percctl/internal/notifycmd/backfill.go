@@ -1,0 +1,156 @@
+package notifycmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type backfillOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	rows    session.RangeFlags
+	column  notify.Column
+	write   writeFlags
+	format  cli.Format
+}
+
+func newBackfillCmd(s *cli.Streams) *cobra.Command {
+	o := &backfillOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "backfill TABLE/FAMILY:QUALIFIER",
+		Short: "Notify every cell of a column that has a value",
+		Long: `Notify every cell of an observed column that has a value: for an observer that was
+registered when there was data already, and for changes that clients made before
+they knew of it, at most their Config.SchemaMaxAge (1 minute) after that. Observers
+that have acknowledged a cell's newest change do not run again.
+
+--dry-run counts the cells. Running it again is harmless; after an interrupt,
+--start with the row that it came to goes on from there.`,
+		Example: `  percctl notify backfill documents/contents:raw --dry-run
+  percctl notify backfill documents/contents:raw --prefix com.example/ --yes`,
+		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER"),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.column, err = session.ParseTableColumn(args[0]); err != nil {
+				return err
+			}
+			if _, err := o.rows.Range(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, walkTimeout)
+	o.rows.Add(cmd)
+	o.write.add(cmd)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteColumns
+	return cmd
+}
+
+// backfilled is what backfill prints.
+type backfilled struct {
+	Project   string   `json:"project"`
+	Instance  string   `json:"instance"`
+	DryRun    bool     `json:"dry_run"`
+	Column    string   `json:"column"`
+	Observers []string `json:"observers"`
+	Weak      bool     `json:"weak"`
+	// Cells that were notified; in a dry run, those that would be.
+	Cells int `json:"cells"`
+	// LastRow that was notified, where an error ended it.
+	LastRow string `json:"last_row,omitempty"`
+}
+
+func (b *backfilled) plan(w io.Writer, what string) error {
+	_, err := fmt.Fprintf(w, "project %s, instance %s: %s of column %s to notify, %s\n", b.Project, b.Instance, what, b.Column, toRun(b.Observers, b.Weak))
+	return err
+}
+
+func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Use(ctx, o.column.Table); err != nil {
+		return err
+	}
+	col, err := session.Observed(ctx, s, o.column)
+	if err != nil {
+		return err
+	}
+	r, err := o.rows.Range()
+	if err != nil {
+		return err
+	}
+	rows := bigtable.NewRange(r.Start, r.End)
+	b := &backfilled{
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Column: o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
+	}
+	if o.write.dryRun {
+		if b.Cells, err = o.count(ctx, s, rows); err != nil {
+			return err
+		}
+		return cli.Print(o.streams.Out, o.format, b, func(w io.Writer) error { return b.plan(w, cli.Count(b.Cells, "cell")) })
+	}
+	if err := b.plan(o.streams.Err, "all cells with a value"); err != nil {
+		return err
+	}
+	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify them in %s?", s.Where)); err != nil {
+		return err
+	}
+	b.Cells, err = notify.Backfill(ctx, s.Client(), o.column, rows, func(cells int, row string) {
+		b.LastRow = session.Row(row)
+		s.Progress.Set("%s notified, up to row %s", cli.Count(cells, "cell"), b.LastRow)
+	})
+	s.Progress.End()
+	if err == nil {
+		b.LastRow = ""
+	}
+	if perr := cli.Print(o.streams.Out, o.format, b, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "notified  %d\n", b.Cells)
+		return err
+	}); perr != nil {
+		return perr
+	}
+	return b.verdict(ctx, r, err)
+}
+
+// verdict says how to go on after an error.
+func (b *backfilled) verdict(ctx context.Context, r session.Range, err error) error {
+	if err == nil {
+		return nil
+	}
+	goOn := "run it again to go on"
+	if b.LastRow != "" {
+		goOn += " with --start " + b.LastRow
+		if r.End != "" {
+			goOn += " --end " + session.Row(r.End)
+		}
+	}
+	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		return fmt.Errorf("interrupted after %s; %s", cli.Count(b.Cells, "cell"), goOn)
+	}
+	return fmt.Errorf("%s notified; %s: %w", cli.Count(b.Cells, "cell"), goOn, err)
+}
+
+func (o *backfillOptions) count(ctx context.Context, s *session.Session, rows bigtable.RowSet) (n int, err error) {
+	snapshot, err := s.Client().Snapshot(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, err := range snapshot.Table(o.column.Table).ReadRows(ctx, rows, txn.Columns(txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier})) {
+		if err != nil {
+			return n, err
+		}
+		n++
+		s.Progress.Set("%s so far", cli.Count(n, "cell"))
+	}
+	return n, nil
+}

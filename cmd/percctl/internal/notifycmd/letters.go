@@ -1,0 +1,190 @@
+package notifycmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// shownLetters is how many dead letters a plan tells one by one.
+const shownLetters = 10
+
+// A choice chooses dead letters.
+type choice struct {
+	cells    []txn.Cell
+	observer string
+}
+
+func (c choice) has(d txn.DeadLetter) bool {
+	return (len(c.cells) == 0 || slices.Contains(c.cells, d.Cell)) && (c.observer == "" || d.Observer == c.observer)
+}
+
+// A lettersPlan is what is about to be done to dead letters.
+type lettersPlan struct {
+	Project  string         `json:"project"`
+	Instance string         `json:"instance"`
+	DryRun   bool           `json:"dry_run"`
+	Letters  int            `json:"dead_letters"`
+	Observer map[string]int `json:"by_observer"`
+	First    []item         `json:"first"`
+
+	do   string
+	asOf tso.Timestamp
+}
+
+// planLetters counts the chosen dead letters and keeps the first few. It fails
+// with exit status 3 where a cell that is named has none.
+func planLetters(ctx context.Context, s *session.Session, at *connect.Flags, c choice, do string) (*lettersPlan, error) {
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &lettersPlan{Project: at.Project, Instance: at.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
+	missing := slices.Clone(c.cells)
+	for d, err := range s.Client().DeadLetters(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if !c.has(d) || d.ParkedTS > now {
+			continue
+		}
+		missing = slices.DeleteFunc(missing, func(cell txn.Cell) bool { return cell == d.Cell })
+		p.Letters++
+		p.Observer[d.Observer]++
+		if len(p.First) < shownLetters {
+			p.First = append(p.First, newDeadLetter(d, now))
+		}
+		s.Progress.Set("%s so far", cli.Count(p.Letters, "dead letter"))
+	}
+	s.Progress.End()
+	if len(missing) > 0 {
+		of := ""
+		if c.observer != "" {
+			of = " of observer " + c.observer
+		}
+		return nil, session.NotFoundf("%s has no dead letter%s", missing[0], of)
+	}
+	return p, nil
+}
+
+func (p *lettersPlan) text(w io.Writer) error {
+	fmt.Fprintf(w, "project %s, instance %s: %s to %s\n", p.Project, p.Instance, cli.Count(p.Letters, "dead letter"), p.do)
+	for _, it := range p.First {
+		o := it.Observers[0]
+		fmt.Fprintf(w, "  %s, observer %s, %s\n", it.Cell, cli.Line(o.Observer), cli.Shorten(o.Words, 120))
+	}
+	if more := p.Letters - len(p.First); more > 0 {
+		fmt.Fprintf(w, "  … and %d more; percctl notify list --dead shows all\n", more)
+	}
+	return nil
+}
+
+// A lettersResult is what was done.
+type lettersResult struct {
+	Project  string `json:"project"`
+	Instance string `json:"instance"`
+	DryRun   bool   `json:"dry_run"`
+	Letters  int    `json:"dead_letters"`
+	Done     int    `json:"done"`
+	Failed   int    `json:"failed"`
+	// Unfinished were not reached before the end, or cut off before the answer.
+	Unfinished int `json:"unfinished"`
+
+	done    string
+	failure error // the first
+}
+
+func (r *lettersResult) text(w io.Writer) error {
+	table := cli.NewTable(w)
+	cli.WriteRow(table, r.done, fmt.Sprint(r.Done))
+	for _, row := range []struct {
+		what string
+		n    int
+	}{{"failed", r.Failed}, {"not finished", r.Unfinished}} {
+		if row.n > 0 {
+			cli.WriteRow(table, row.what, fmt.Sprint(row.n))
+		}
+	}
+	return table.Flush()
+}
+
+// verdict is the error that the exit code comes from; ended is that of a
+// context that ended in between.
+func (r *lettersResult) verdict(ended error) error {
+	switch {
+	case errors.Is(ended, context.Canceled):
+		return fmt.Errorf("interrupted: %s not finished; run it again to go on", cli.Count(r.Unfinished, "dead letter"))
+	case ended != nil:
+		return fmt.Errorf("%w: %s not finished; run it again to go on", ended, cli.Count(r.Unfinished, "dead letter"))
+	case r.Failed > 0:
+		return fmt.Errorf("%s failed, the first with: %w", cli.Count(r.Failed, "dead letter"), r.failure)
+	}
+	return nil
+}
+
+// each does something to each dead letter of the plan, in one walk: those that
+// come to be meanwhile are left.
+func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, txn.DeadLetter) error) (*lettersResult, error) {
+	r := &lettersResult{Project: p.Project, Instance: p.Instance, Letters: p.Letters, done: done}
+	var ended error
+	for d, err := range s.Client().DeadLetters(ctx) {
+		if err == nil && (!c.has(d) || d.ParkedTS > p.asOf) {
+			continue
+		}
+		if err == nil {
+			err = do(ctx, d)
+		} else {
+			ended = err
+		}
+		if ctx.Err() != nil {
+			ended = context.Cause(ctx)
+		}
+		if ended != nil {
+			break
+		}
+		if err != nil {
+			r.Failed++
+			if r.failure == nil {
+				r.failure = fmt.Errorf("%s, observer %s: %w", d.Cell, d.Observer, err)
+			}
+			continue
+		}
+		r.Done++
+		s.Progress.Set("%d of %d dead letters %s", r.Done, p.Letters, done)
+	}
+	s.Progress.End()
+	if ended != nil {
+		r.Unfinished = max(0, p.Letters-r.Done-r.Failed)
+	}
+	return r, ended
+}
+
+// carryOut shows the plan, asks, and does it.
+func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, w writeFlags, c choice, done string, do func(context.Context, txn.DeadLetter) error) error {
+	if w.dryRun {
+		return cli.Print(s.Streams.Out, format, p, p.text)
+	}
+	if err := p.text(s.Streams.Err); err != nil {
+		return err
+	}
+	if p.Letters > 0 {
+		if err := cli.Confirm(ctx, s.Streams, w.yes, fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)); err != nil {
+			return err
+		}
+	}
+	r, ended := p.each(ctx, s, c, done, do)
+	if err := cli.Print(s.Streams.Out, format, r, r.text); err != nil {
+		return err
+	}
+	return r.verdict(ended)
+}
+
+func capital(word string) string { return string(word[0]-'a'+'A') + word[1:] }

@@ -1,0 +1,192 @@
+package notifycmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type listOptions struct {
+	streams   *cli.Streams
+	flags     session.Flags
+	tables    session.Tables
+	dead      bool
+	observer  string
+	olderThan time.Duration
+	limit     int
+	format    cli.Format
+}
+
+func newListCmd(s *cli.Streams) *cobra.Command {
+	o := &listOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "list [TABLE…]",
+		Short: "List notifications that are pending, and dead letters",
+		Long: `List the notifications in tables, in order of row keys, and what each observer has
+still to do about them, then the dead letters. Without TABLE, tables that have
+observers are read. It changes nothing and waits for nothing. The age of a
+notification is that of its oldest change, in oracle time.
+
+A notification that all observers have acknowledged is a leftover; workers remove
+it. Reading tables of many rows takes its time: Bigtable may have to pass over
+everything in them.`,
+		Example: `  percctl notify list
+  percctl notify list documents --older-than 5m --observer parser
+  percctl notify list --dead -o jsonl`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.tables.Names = args
+			if err := o.check(); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, walkTimeout)
+	o.tables.Range.Add(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&o.dead, "dead", false, "only dead letters")
+	observerFlag(cmd, &o.flags, &o.observer, "only what this observer has still to do, or has given up")
+	f.DurationVar(&o.olderThan, "older-than", 0, "only what is at least this old, in oracle time")
+	f.IntVar(&o.limit, "limit", 0, "end after this many (0: all)")
+	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func (o *listOptions) check() error {
+	r, err := o.tables.Range.Range()
+	switch {
+	case err != nil:
+		return err
+	case o.olderThan < 0:
+		return cli.Usagef("--older-than %v: it has to be positive", o.olderThan)
+	case o.limit < 0:
+		return cli.Usagef("--limit %d: it has to be positive, or 0 for all", o.limit)
+	case o.dead && r != session.Range{}:
+		return cli.Usagef("--dead and a range of rows: dead letters are not kept by row; name tables, or --observer")
+	}
+	return nil
+}
+
+// errLimit ends the walk at --limit.
+var errLimit = errors.New("limit")
+
+// lister prints items and counts them.
+type lister struct {
+	*listOptions
+	out                    *cli.List[item]
+	now                    tso.Timestamp
+	notifications, letters int
+}
+
+func (o *listOptions) run(ctx context.Context, s *session.Session) error {
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	style := cli.StyleFor(o.streams.Out)
+	l := &lister{listOptions: o, now: now, out: &cli.List[item]{
+		Out: o.streams.Out, Format: o.format, Header: csvHeader, Rows: item.csv,
+		Text: func(w io.Writer, it item) error { return it.text(w, style) },
+	}}
+	err = l.list(ctx, s)
+	if errors.Is(err, errLimit) {
+		err = nil
+	}
+	s.Progress.End()
+	if eerr := l.out.End(); eerr != nil {
+		return eerr
+	}
+	if err != nil {
+		return fmt.Errorf("stopped after %s and %s: %w", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"), err)
+	}
+	fmt.Fprintf(o.streams.Err, "%s, %s\n", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"))
+	return nil
+}
+
+func (l *lister) list(ctx context.Context, s *session.Session) error {
+	only := l.tables.Names
+	if err := s.Use(ctx, only...); err != nil {
+		return err
+	}
+	if !l.listOptions.dead {
+		if err := l.listNotifications(ctx, s); err != nil {
+			return err
+		}
+	}
+	r, _ := l.tables.Range.Range() // checked
+	if r != (session.Range{}) {
+		return nil
+	}
+	for d, err := range s.Client().DeadLetters(ctx) {
+		if err != nil {
+			return err
+		}
+		old := l.now-d.ParkedTS >= tso.Timestamp(l.olderThan.Microseconds())
+		if (len(only) > 0 && !slices.Contains(only, d.Cell.Table)) || (l.observer != "" && d.Observer != l.observer) || (l.olderThan > 0 && !old) {
+			continue
+		}
+		if err := l.add(newDeadLetter(d, l.now)); err != nil {
+			return err
+		}
+		l.letters++
+	}
+	return nil
+}
+
+func (l *lister) listNotifications(ctx context.Context, s *session.Session) error {
+	tables := slices.Clone(l.tables.Names)
+	if len(tables) == 0 {
+		observed, err := session.AllObserved(ctx, s)
+		if err != nil {
+			return err
+		}
+		for _, o := range observed {
+			tables = append(tables, o.Table)
+		}
+	}
+	slices.Sort(tables)
+	tables = slices.Compact(tables)
+	return l.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+		for o, err := range s.Client().Observations(ctx, table, rows) {
+			if err != nil {
+				return err
+			}
+			s.Progress.Set("reading table %s: %s so far", table, cli.Count(l.notifications, "notification"))
+			if !l.wants(o) {
+				continue
+			}
+			if err := l.add(newNotification(o, l.now)); err != nil {
+				return err
+			}
+			l.notifications++
+		}
+		return nil
+	})
+}
+
+func (l *lister) wants(o txn.Observation) bool {
+	if l.observer != "" && (!slices.Contains(o.Observers, l.observer) || !o.Pending(l.observer)) {
+		return false
+	}
+	return l.olderThan == 0 || (len(o.Triggers) > 0 && l.now-o.Triggers[0].TS >= tso.Timestamp(l.olderThan.Microseconds()))
+}
+
+func (l *lister) add(it item) error {
+	if l.limit > 0 && l.notifications+l.letters == l.limit {
+		return errLimit
+	}
+	return l.out.Add(it)
+}

@@ -1,0 +1,172 @@
+package notifycmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type parkOptions struct {
+	streams  *cli.Streams
+	flags    session.Flags
+	cell     txn.Cell
+	observer string
+	reason   string
+	write    writeFlags
+	format   cli.Format
+}
+
+func newParkCmd(s *cli.Streams) *cobra.Command {
+	o := &parkOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "park CELL --observer ID",
+		Short: "Make a dead letter of a notification that an observer keeps failing at",
+		Long: `Make a dead letter of what an observer has still to do about a cell, ahead of its
+last attempt: it is not run for this change any more, until it is replayed. Other
+observers of the cell are not affected, and a newer change of the cell runs the
+observer as ever. A run that is under way may still commit; the letter is without
+effect then. Exit status 3: there is nothing the observer has still to do.`,
+		Example: `  percctl notify park documents/d7/contents:raw --observer parser`,
+		Args:    cli.ExactArgs(1, "one, CELL"),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.cell, err = parseCell(args[0]); err != nil {
+				return err
+			}
+			if o.observer == "" {
+				return cli.Usagef("no observer: name it by --observer")
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, pointTimeout)
+	observerFlag(cmd, &o.flags, &o.observer, "the observer that is not to run for the change any more")
+	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "what the dead letter says, where no run has failed yet")
+	o.write.add(cmd)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+// parked is what park prints.
+type parked struct {
+	Project  string        `json:"project"`
+	Instance string        `json:"instance"`
+	DryRun   bool          `json:"dry_run"`
+	Cell     string        `json:"cell"`
+	Observer string        `json:"observer"`
+	ChangeTS tso.Timestamp `json:"change_ts"`
+	Attempts int           `json:"attempts"`
+	Error    string        `json:"error"`
+	Others   []string      `json:"others_pending"` // observers that have still to run
+}
+
+func (p *parked) text(w io.Writer) error {
+	fmt.Fprintf(w, "project %s, instance %s: 1 notification to park\n", p.Project, p.Instance)
+	_, err := fmt.Fprintf(w, "  %s, observer %s, change %d, %s: %s\n", p.Cell, p.Observer, p.ChangeTS, cli.Count(p.Attempts, "attempt"), cli.Line(p.Error))
+	return err
+}
+
+func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Use(ctx, o.cell.Table); err != nil {
+		return err
+	}
+	col, err := observedColumn(ctx, s, o.cell)
+	if err != nil {
+		return err
+	}
+	if err := checkRegistered(col, o.observer); err != nil {
+		return err
+	}
+	seen, err := observe(ctx, s, o.cell)
+	if err != nil {
+		return err
+	}
+	if !seen.Pending(o.observer) {
+		return session.NotFoundf("observer %s has acknowledged the newest change of %s: there is nothing to park", o.observer, o.cell)
+	}
+	d := o.letter(seen)
+	p := &parked{
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Cell: o.cell.String(), Observer: o.observer, ChangeTS: d.ChangeTS, Attempts: d.Attempts, Error: d.Error, Others: o.others(seen),
+	}
+	if o.write.dryRun {
+		return cli.Print(o.streams.Out, o.format, p, p.text)
+	}
+	if err := p.text(o.streams.Err); err != nil {
+		return err
+	}
+	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Park it in %s?", s.Where)); err != nil {
+		return err
+	}
+	if err := o.park(ctx, s, seen, d); err != nil {
+		return err
+	}
+	return cli.Print(o.streams.Out, o.format, p, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, "parked  1")
+		return err
+	})
+}
+
+// observe reads what a worker would decide by.
+func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*txn.Observation, error) {
+	tx, err := s.Client().Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback()
+	return tx.Observe(ctx, cell)
+}
+
+func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
+	d := txn.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
+	if f, ok := seen.Failures[o.observer]; ok && f.ChangeTS == seen.ChangeTS {
+		d.Attempts, d.FirstTS = f.Attempts, f.FirstTS
+		if f.Error != "" {
+			d.Error = f.Error
+		}
+	}
+	if n := len(seen.Triggers); n > 0 {
+		d.TraceParent = seen.Triggers[n-1].TraceParent
+	}
+	return d
+}
+
+// others are the observers that have still to see the change.
+func (o *parkOptions) others(seen *txn.Observation) []string {
+	others := []string{}
+	for _, id := range seen.Observers {
+		f, failed := seen.Failures[id]
+		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == txn.Never
+		if id != o.observer && seen.Pending(id) && !dead {
+			others = append(others, id)
+		}
+	}
+	return others
+}
+
+// park does what a worker does after the last attempt: the letter first, so that
+// nothing is lost in between; then the notification goes, or stays for the
+// others, marked as given up.
+func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Observation, d txn.DeadLetter) error {
+	if err := s.Client().Park(ctx, d); err != nil {
+		return err
+	}
+	if len(o.others(seen)) == 0 {
+		cleared := txn.Cleared{Cell: o.cell, UpTo: seen.StartTS}
+		for id := range seen.Failures {
+			cleared.Failures = append(cleared.Failures, id)
+		}
+		slices.Sort(cleared.Failures)
+		return s.Client().ClearNotifications(ctx, cleared)
+	}
+	return s.Client().SetFailure(ctx, o.cell, o.observer, txn.Failure{
+		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: txn.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
+	})
+}

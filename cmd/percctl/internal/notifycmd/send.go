@@ -1,0 +1,118 @@
+package notifycmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type sendOptions struct {
+	streams *cli.Streams
+	flags   session.Flags
+	cells   []txn.Cell
+	write   writeFlags
+	format  cli.Format
+}
+
+func newSendCmd(s *cli.Streams) *cobra.Command {
+	o := &sendOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "send CELL…",
+		Short: "Notify the observers of cells",
+		Long: `Set the notifications of cells, as a commit would: their observers look at them
+again. On a column for weak notifications each runs; on another, those run that
+have not acknowledged the cell's newest change. Exit status 3: a cell's column has
+no observer.`,
+		Example: `  percctl notify send documents/d7/contents:raw --yes`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cli.Usagef("no cell: name at least one, CELL")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.cells, err = parseCells(args); err != nil {
+				return err
+			}
+			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+		},
+	}
+	o.flags.Add(cmd, pointTimeout)
+	o.write.add(cmd)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+// sent is what send prints.
+type sent struct {
+	Project  string     `json:"project"`
+	Instance string     `json:"instance"`
+	DryRun   bool       `json:"dry_run"`
+	Cells    []sentCell `json:"cells"`
+}
+
+type sentCell struct {
+	Cell      string   `json:"cell"`
+	Observers []string `json:"observers"`
+	Weak      bool     `json:"weak"`
+}
+
+func (r *sent) text(w io.Writer) error {
+	fmt.Fprintf(w, "project %s, instance %s: %s to notify\n", r.Project, r.Instance, cli.Count(len(r.Cells), "cell"))
+	for i, c := range r.Cells {
+		if i == shownLetters && len(r.Cells) > shownLetters+1 {
+			fmt.Fprintf(w, "  … and %d more\n", len(r.Cells)-i)
+			break
+		}
+		fmt.Fprintf(w, "  %s, %s\n", c.Cell, toRun(c.Observers, c.Weak))
+	}
+	return nil
+}
+
+// toRun says what a notification does.
+func toRun(observers []string, weak bool) string {
+	switch {
+	case len(observers) == 0:
+		return "no observer is registered to run"
+	case weak:
+		return "to run " + strings.Join(observers, ", ")
+	}
+	return "to run what has not acknowledged it of " + strings.Join(observers, ", ")
+}
+
+func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
+	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun, Cells: []sentCell{}}
+	for _, cell := range o.cells {
+		if err := s.Use(ctx, cell.Table); err != nil {
+			return err
+		}
+		col, err := observedColumn(ctx, s, cell)
+		if err != nil {
+			return err
+		}
+		r.Cells = append(r.Cells, sentCell{cell.String(), append([]string{}, col.Observers...), col.Weak})
+	}
+	if o.write.dryRun {
+		return cli.Print(o.streams.Out, o.format, r, r.text)
+	}
+	if err := r.text(o.streams.Err); err != nil {
+		return err
+	}
+	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+		return err
+	}
+	if err := s.Client().Notify(ctx, o.cells...); err != nil {
+		return err
+	}
+	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "notified  %d\n", len(o.cells))
+		return err
+	})
+}

@@ -1,0 +1,117 @@
+package session
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// ParseTableColumn reads the argument TABLE/FAMILY:QUALIFIER.
+func ParseTableColumn(s string) (notify.Column, error) {
+	table, rest, ok := strings.Cut(s, "/")
+	if !ok || table == "" {
+		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier", s)
+	}
+	col, err := txn.ParseColumn(rest)
+	if err != nil {
+		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier: %w", s, err)
+	}
+	return notify.Column{Table: table, Family: col.Family, Qualifier: col.Qualifier}, nil
+}
+
+// Observed finds a column in the registry of observers. Exit status 3 where it
+// is not there.
+func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedColumn, error) {
+	all, err := s.Client().Observed(ctx, col.Table)
+	if err != nil {
+		return txn.ObservedColumn{}, err
+	}
+	for _, o := range all {
+		if o.Column.Family == col.Family && o.Column.Qualifier == col.Qualifier {
+			return o, nil
+		}
+	}
+	return txn.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
+}
+
+// AllObserved returns the observed columns of tables; of all tables of the
+// deployment where none is named.
+func AllObserved(ctx context.Context, s *Session, tables ...string) ([]txn.ObservedColumn, error) {
+	if len(tables) == 0 {
+		var err error
+		if tables, err = s.Client().Tables(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var all []txn.ObservedColumn
+	for _, t := range tables {
+		if err := s.Use(ctx, t); err != nil {
+			return nil, err
+		}
+		cols, err := s.Client().Observed(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cols...)
+	}
+	return all, nil
+}
+
+// CompleteObservers completes ids of observers: everywhere with at below 0,
+// otherwise as the argument of that number, of the table that the one before it
+// names.
+func (f *Flags) CompleteObservers(at int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		var tables []string
+		if at >= 0 {
+			if len(args) != at {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			tables = args[at-1 : at]
+		}
+		quiet := *f
+		quiet.Timeout = completionTimeout
+		var ids []string
+		err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+			all, err := AllObserved(ctx, s, tables...)
+			for _, col := range all {
+				ids = append(ids, col.Observers...)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp // a shell has no place for errors
+		}
+		slices.Sort(ids)
+		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// CompleteColumns completes observed columns, table/family:qualifier, as the
+// first argument.
+func (f *Flags) CompleteColumns(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	quiet := *f
+	quiet.Timeout = completionTimeout
+	var names []string
+	err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+		all, err := AllObserved(ctx, s)
+		for _, col := range all {
+			names = append(names, col.Table+"/"+col.Column.String())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
