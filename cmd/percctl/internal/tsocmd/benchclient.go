@@ -53,7 +53,7 @@ func newBenchClientCmd(s *cli.Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			stop, err := startProfile(c.profile)
+			stop, err := cli.StartProfile(c.profile)
 			if err != nil {
 				return err
 			}

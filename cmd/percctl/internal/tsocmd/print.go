@@ -3,8 +3,6 @@ package tsocmd
 import (
 	"fmt"
 	"io"
-	"os"
-	"runtime/pprof"
 	"strings"
 	"text/tabwriter"
 )
@@ -20,21 +18,3 @@ func (t table) row(cells ...string) {
 }
 
 func (t table) flush() error { return t.w.Flush() }
-
-// startProfile writes a CPU profile until stop is called; no file, no profile.
-func startProfile(path string) (stop func(), err error) {
-	if path == "" {
-		return func() {}, nil
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return nil, err
-	}
-	return func() {
-		pprof.StopCPUProfile()
-		_ = f.Close()
-	}, nil
-}

@@ -104,7 +104,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 			log.Warn("--advertise is not set: clients are pointed to the address listened on", "address", lis.Addr())
 		}
 	}
-	stop, err := startProfile(opts.profile)
+	stop, err := cli.StartProfile(opts.profile)
 	if err != nil {
 		return err
 	}
