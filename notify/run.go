@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
@@ -21,7 +20,7 @@ import (
 const contended = 100 * time.Millisecond
 
 // forever is the NotBefore of a parked change.
-const forever = tso.Timestamp(math.MaxInt64 / 1000)
+const forever = txn.Never
 
 // process looks at one cell for each of its observers here, and removes its
 // notifications if every registered observer has acknowledged them. again is
