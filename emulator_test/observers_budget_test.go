@@ -67,6 +67,8 @@ func TestRoundTripsOfObservers(t *testing.T) {
 			return nil
 		}, nil, write, false,
 			map[txntest.Step]int{txntest.StepOracle: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1 + 2, txntest.StepCommit: 1 + 1, txntest.StepSecondaries: 1, txntest.StepClear: 1}},
+		{"a run that was found", own, write, nil, true,
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1}},
 		{"a run that was found, under an advisory lock in the metadata table", own, write, nil, true,
 			map[txntest.Step]int{txntest.StepOracle: 1 + 2, txntest.StepLock: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1}},
 		{"a weak notification", nil, nil, writeAndNotify, false,
@@ -83,7 +85,14 @@ func TestRoundTripsOfObservers(t *testing.T) {
 					t.Fatal(err)
 				}
 				found := make(offers)
-				w, err := notify.NewWorker(c, notify.Config{Finder: found, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}})
+				cfg := notify.Config{Finder: found, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}
+				if tt.want[txntest.StepLock] > 0 {
+					var err error
+					if cfg.Locks, _, err = c.AdvisoryLocks(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w, err := notify.NewWorker(c, cfg)
 				if err != nil {
 					t.Fatal(err)
 				}

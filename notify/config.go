@@ -29,13 +29,16 @@ type Config struct {
 	NoHints bool
 
 	// Locks are the advisory locks that keep two workers from running for the
-	// same cell. Losing one costs a run in vain, never correctness.
+	// same cell. Without them, both may run, and one of them in vain: never is
+	// correctness lost. tso.NewRowLocks makes locks in the metadata table, which
+	// pay only for observers that take much longer than some requests to
+	// Bigtable.
 	// Defaults to the timestamp service's, if the client uses one, and otherwise
-	// to locks in the metadata table, which are taken only for cells that the
-	// finder found.
+	// to none.
 	Locks tso.Locks
 
-	// NoLocks runs observers without advisory locks.
+	// NoLocks runs observers without advisory locks, also where the timestamp
+	// service has them.
 	// Defaults to false.
 	NoLocks bool
 

@@ -15,24 +15,26 @@ import (
 // A locker takes advisory locks on cells (paper §2.4: each worker acquires a
 // lock from a lightweight lock service before scanning the row). They save runs
 // in vain, and nothing depends on them: a lock service that does not answer is
-// no reason not to run.
+// no reason not to run. Without a service there are none: a lock in a Bigtable
+// row costs more than the runs that it saves (docs/design/2026-11-20-advisory-locks.md).
 type locker struct {
 	locks tso.Locks // nil: none are taken
 	owner string
 	ttl   time.Duration
-	// hinted: locks are cheap enough to be taken for hints too.
-	hinted bool
 }
 
 func newLocker(client *txn.Client, cfg Config) (locker, error) {
-	l := locker{locks: cfg.Locks, owner: rand.Text(), ttl: cfg.LockTTL, hinted: true}
+	l := locker{locks: cfg.Locks, owner: rand.Text(), ttl: cfg.LockTTL}
 	switch {
 	case cfg.NoLocks:
 		l.locks = nil
 	case l.locks == nil:
-		var err error
-		if l.locks, l.hinted, err = client.AdvisoryLocks(); err != nil {
+		locks, cheap, err := client.AdvisoryLocks()
+		if err != nil {
 			return l, err
+		}
+		if cheap {
+			l.locks = locks
 		}
 	}
 	return l, nil
@@ -47,8 +49,8 @@ func lockName(cell txn.Cell) string {
 	return name
 }
 
-// wanted reports whether a task is to be done under a lock.
-func (l locker) wanted(t task) bool { return l.locks != nil && (l.hinted || t.met != nil) }
+// wanted reports whether cells are to be looked at under a lock.
+func (l locker) wanted() bool { return l.locks != nil }
 
 // acquire reports whether the cell may be worked on.
 func (l locker) acquire(ctx context.Context, cell txn.Cell) bool {

@@ -26,7 +26,7 @@ const forever = txn.Never
 // notifications if every registered observer has acknowledged them. again is
 // when to look at it once more; 0: when it is found or hinted.
 func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again time.Duration) {
-	if w.locker.wanted(t) {
+	if w.locker.wanted() {
 		if !w.locker.acquire(runs, t.cell) {
 			w.counters.locked.Add(1)
 			if t.met != nil {
@@ -52,6 +52,10 @@ func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again t
 		if l.seen != nil {
 			looks = append(looks, l)
 		}
+		if l.elsewhere && t.met != nil {
+			t.met() // its scan has found the change before
+			t.met = nil
+		}
 	}
 	if upTo := w.clear(t.cell, looks); upTo > 0 && len(looks) == len(lane.handlers) {
 		lane.settle(t.cell.Row, upTo, registryMaxAge)
@@ -66,6 +70,9 @@ type look struct {
 	seen *txn.Observation
 	// done: as of seen.StartTS the observer has nothing to do.
 	done bool
+	// elsewhere: another worker has acknowledged the change, as far as one can
+	// tell.
+	elsewhere bool
 	// failed: a failure was stored after seen was read.
 	failed bool
 	// again is when to look once more; 0: when it is found or hinted.
@@ -279,6 +286,7 @@ func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool
 	switch r.outcome {
 	case Committed, Acknowledged:
 		l.done = true
+		l.elsewhere = r.outcome == Acknowledged
 	case LostRace:
 		r.tell()
 		return look{}, true

@@ -31,7 +31,8 @@ func newThroughputCmd(s *cli.Streams) *cobra.Command {
 		Use:   "throughput",
 		Short: "Measure how fast worker processes work off a backlog, and what they do in vain",
 		Long: `Measure how fast worker processes work off a backlog that they find by scanning,
-with advisory locks and without, and with scanners that jump elsewhere where they
+with advisory locks in the metadata
+table and without, and with scanners that jump elsewhere where they
 meet another worker and without. A run is in vain when another worker has committed
 for the same change first: a lost race.
 
@@ -97,8 +98,8 @@ func (o *throughputOptions) run(ctx context.Context) error {
 	for _, workers := range o.workers {
 		for _, locks := range []bool{true, false} {
 			for _, teleport := range []bool{true, false} {
-				if !teleport && (workers == 1 || !locks) {
-					continue // who takes no locks meets nobody
+				if !teleport && workers == 1 {
+					continue // there is nobody to meet
 				}
 				progress(o.streams, "%s, locks %v, teleport %v", cli.Count(workers, "worker"), locks, teleport)
 				line, err := o.line(ctx, workers, locks, teleport)
@@ -118,7 +119,7 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 		return line, err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	job := runOrder{Observer: "copy", NoLocks: !locks, NoTeleport: !teleport, Work: o.work}
+	job := runOrder{Observer: "copy", Locks: locks, NoTeleport: !teleport, Work: o.work}
 	if err := setUp(ctx, r, o.rows, job); err != nil {
 		return line, err
 	}

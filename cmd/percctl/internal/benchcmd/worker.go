@@ -33,7 +33,7 @@ type order struct {
 type runOrder struct {
 	Observer    string // copy or cluster
 	Hints       bool
-	NoLocks     bool
+	Locks       bool          // advisory locks in the metadata table
 	NoTeleport  bool
 	Work        time.Duration // how long a run takes beside its requests
 	MinInterval time.Duration // of the scanner
@@ -187,9 +187,15 @@ func (w *worker) do(ctx context.Context, o order) (answer, error) {
 // run starts a worker in the background.
 func (w *worker) run(ctx context.Context, o runOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
-	runner, err := notify.NewWorker(w.client, notify.Config{
-		Finder: w.scanner, NoHints: !o.Hints, NoLocks: o.NoLocks, OnEvent: w.event,
-	})
+	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
+	if o.Locks {
+		locks, _, err := w.client.AdvisoryLocks()
+		if err != nil {
+			return err
+		}
+		cfg.Locks = locks
+	}
+	runner, err := notify.NewWorker(w.client, cfg)
 	if err != nil {
 		return err
 	}
