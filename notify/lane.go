@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -15,7 +16,12 @@ import (
 type lane struct {
 	worker   *Worker
 	handlers []*handler
-	queue    chan task
+	width    int // how many cells are looked at at a time
+	// found are cells that a finder has found, and few of them: it is old news
+	// soon where other workers find them too, so that the finder waits, for a
+	// moment. queue is for hints, and for what was found for slow observers.
+	found, queue chan task
+	slow         atomic.Bool
 	// look is Worker.process.
 	look func(ctx, runs context.Context, l *lane, t task) (again time.Duration)
 
@@ -75,16 +81,28 @@ const (
 	runningAgain // somebody asked for it meanwhile
 )
 
+// patience is how long a finder waits for room in a lane before it takes its
+// observers for slow: longer than fast ones take, and short enough for the
+// lanes of other columns, which wait along.
+const patience = 50 * time.Millisecond
+
 func newLane(w *Worker, hs []*handler) *lane {
-	return &lane{worker: w, handlers: hs, look: w.process, queue: make(chan task, w.cfg.Queue), cells: map[string]cellState{}, settled: map[string]settledCell{}}
+	width := 1
+	for _, h := range hs {
+		width = max(width, min(h.concurrency, w.cfg.Concurrency))
+	}
+	return &lane{worker: w, handlers: hs, width: width, look: w.process, queue: make(chan task, w.cfg.Queue), found: make(chan task, width), cells: map[string]cellState{}, settled: map[string]settledCell{}}
 }
 
 // offer queues a task unless its cell is queued already. Where there is no
-// room it waits, or refuses. While the cell is being looked at, it has it looked
-// at again.
+// room it waits, as finders do, or refuses, as is done with hints. While the cell
+// is being looked at, it has it looked at again.
 func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	if accepted, full := l.enter(t, wait); !full {
 		return accepted
+	}
+	if l.soon(ctx, t) {
+		return true
 	}
 	select {
 	case l.queue <- t:
@@ -94,6 +112,23 @@ func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.cells, t.cell.Row)
+	return false
+}
+
+// soon queues a task for an observer that is about to be free.
+func (l *lane) soon(ctx context.Context, t task) bool {
+	if l.slow.Load() {
+		return false
+	}
+	wait := time.NewTimer(patience)
+	defer wait.Stop()
+	select {
+	case l.found <- t:
+		return true
+	case <-wait.C:
+		l.slow.Store(true)
+	case <-ctx.Done():
+	}
 	return false
 }
 
@@ -109,8 +144,15 @@ func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 		l.cells[t.cell.Row] = runningAgain
 		return true, false
 	}
+	queue := l.queue
+	if wait {
+		queue = l.found
+	}
 	select {
-	case l.queue <- t:
+	case queue <- t:
+		if wait {
+			l.slow.Store(false)
+		}
 	default:
 		if !wait {
 			return false, false
@@ -133,6 +175,8 @@ func (l *lane) busy(row string) bool {
 func (l *lane) work(ctx, runs context.Context) {
 	for ctx.Err() == nil {
 		select {
+		case t := <-l.found:
+			l.process(ctx, runs, t)
 		case t := <-l.queue:
 			l.process(ctx, runs, t)
 		case <-ctx.Done():

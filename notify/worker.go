@@ -250,13 +250,9 @@ func (w *Worker) start(ctx, runs context.Context) {
 	w.later.open()
 	w.lanes = map[Column]*lane{}
 	for col, hs := range w.handlers {
-		width := 0
-		for _, h := range hs {
-			width = max(width, min(h.concurrency, w.cfg.Concurrency))
-		}
 		l := newLane(w, hs)
 		w.lanes[col] = l
-		for range width {
+		for range l.width {
 			w.active.Go(func() { l.work(ctx, runs) })
 		}
 	}
