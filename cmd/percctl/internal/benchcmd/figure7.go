@@ -218,7 +218,7 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 	}); err != nil {
 		return p, err
 	}
-	growth, err := o.watch(ctx, r, begin, rate, count)
+	growth, backlog, err := o.watch(ctx, r, begin, rate, count)
 	if err != nil {
 		return p, err
 	}
@@ -238,13 +238,14 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 		}
 		all = append(all, time.Duration(at-dueAt(begin.UnixNano(), rate, i).UnixNano()))
 	}
-	return point{Kind: incremental, Rate: rate, quantiles: newQuantiles(all), Growth: growth, Sustained: growth < rate/20}, nil
+	return point{Kind: incremental, Rate: rate, quantiles: newQuantiles(all), Growth: growth, Sustained: growth < rate/20 || backlog < rate}, nil
 }
 
 // watch waits until all documents are clustered, or for as long again as they
 // took to arrive. It returns how fast the backlog grew in the second half of
-// that time.
-func (o *figure7Options) watch(ctx context.Context, r *run, begin time.Time, rate float64, count int) (growth float64, err error) {
+// their arrival, and how large it was in the end: less than a second's arrivals
+// is no backlog.
+func (o *figure7Options) watch(ctx context.Context, r *run, begin time.Time, rate float64, count int) (growth, backlog float64, err error) {
 	end := begin.Add(o.duration)
 	half := begin.Add(o.duration / 2)
 	type mark struct {
@@ -267,7 +268,7 @@ func (o *figure7Options) watch(ctx context.Context, r *run, begin time.Time, rat
 	if last.at.After(first.at) {
 		growth = max(0, (last.backlog-first.backlog)/last.at.Sub(first.at).Seconds())
 	}
-	return growth, err
+	return growth, last.backlog, err
 }
 
 func (r figure7Report) text(w io.Writer) error {

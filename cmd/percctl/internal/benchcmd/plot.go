@@ -28,8 +28,9 @@ func (r figure7Report) plot(path string) error {
 	p.Title.Padding = vg.Points(8)
 	p.X.Label.Text = fmt.Sprintf("Crawl rate (%% of the repository per hour; %d documents, an hour scaled to %d batches = %.2f s)", r.Documents, batchesPerHour, r.Hour)
 	p.Y.Label.Text = "Median clustering delay (ms; bars: 5th to 95th percentile)"
+	// The data are logarithms: gonum's own logarithmic axes make too much room
+	// for long labels.
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.Scale = plot.LogScale{}
 		axis.Tick.Marker = logTicks{}
 		axis.Label.TextStyle.Font.Size = 11
 		axis.Tick.Label.Font.Size = font.Length(10)
@@ -52,6 +53,8 @@ func (r figure7Report) plot(path string) error {
 			return err
 		}
 	}
+	p.X.Min, p.X.Max = p.X.Min-0.08, p.X.Max+0.08
+	p.Y.Max += (p.Y.Max - p.Y.Min) * 0.28 // room for the legend
 	if err := r.addLimit(p); err != nil {
 		return err
 	}
@@ -79,8 +82,9 @@ func (r figure7Report) addLine(p *plot.Plot, kind, legend string, colour color.C
 		if pt.Kind != kind || pt.P50 <= 0 {
 			continue
 		}
-		d.XYs = append(d.XYs, plotter.XY{X: pt.Percent, Y: pt.P50})
-		d.YErrors = append(d.YErrors, struct{ Low, High float64 }{pt.P50 - max(pt.P5, pt.P50/1000), pt.P95 - pt.P50})
+		mid := math.Log10(pt.P50)
+		d.XYs = append(d.XYs, plotter.XY{X: math.Log10(pt.Percent), Y: mid})
+		d.YErrors = append(d.YErrors, struct{ Low, High float64 }{mid - math.Log10(max(pt.P5, pt.P50/1000)), math.Log10(pt.P95) - mid})
 	}
 	if len(d.XYs) == 0 {
 		return nil
@@ -110,7 +114,7 @@ func (r figure7Report) addLimit(p *plot.Plot) error {
 	if !grows {
 		return nil
 	}
-	limit, err := plotter.NewLine(plotter.XYs{{X: r.Percent, Y: p.Y.Min}, {X: r.Percent, Y: p.Y.Max}})
+	limit, err := plotter.NewLine(plotter.XYs{{X: math.Log10(r.Percent), Y: p.Y.Min}, {X: math.Log10(r.Percent), Y: p.Y.Max}})
 	if err != nil {
 		return err
 	}
@@ -120,18 +124,18 @@ func (r figure7Report) addLimit(p *plot.Plot) error {
 	return nil
 }
 
-// logTicks are 1, 2 and 5 of each power of ten, labelled with plain numbers.
+// logTicks are 1, 2 and 5 of each power of ten on an axis of logarithms, labelled
+// with plain numbers.
 type logTicks struct{}
 
 func (logTicks) Ticks(low, high float64) []plot.Tick {
 	var ticks []plot.Tick
-	for exp := math.Floor(math.Log10(low)); exp <= math.Ceil(math.Log10(high)); exp++ {
+	for exp := math.Floor(low); exp <= math.Ceil(high); exp++ {
 		for _, n := range []float64{1, 2, 5} {
 			v := n * math.Pow(10, exp)
-			if v < low*0.999 || v > high*1.001 {
-				continue
+			if at := math.Log10(v); at >= low && at <= high {
+				ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(v, 'g', 6, 64)})
 			}
-			ticks = append(ticks, plot.Tick{Value: v, Label: strconv.FormatFloat(v, 'g', 6, 64)})
 		}
 	}
 	return ticks

@@ -33,7 +33,7 @@ type order struct {
 type runOrder struct {
 	Observer    string // copy or cluster
 	Hints       bool
-	Locks       bool          // advisory locks in the metadata table
+	Locks       bool // advisory locks in the metadata table
 	NoTeleport  bool
 	Work        time.Duration // how long a run takes beside its requests
 	MinInterval time.Duration // of the scanner
