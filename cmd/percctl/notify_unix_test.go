@@ -71,11 +71,11 @@ func (g *streamGate) open() {
 	g.held = nil
 }
 
-// bulkTo matches MutateRows of a table.
-func bulkTo(table string) func(any) bool {
+// bulkTo matches MutateRows of a table whose first row begins with prefix.
+func bulkTo(table, prefix string) func(any) bool {
 	return func(req any) bool {
 		r, ok := req.(*btpb.MutateRowsRequest)
-		return ok && path.Base(r.TableName) == table
+		return ok && path.Base(r.TableName) == table && bytes.HasPrefix(r.Entries[0].RowKey, []byte(prefix))
 	}
 }
 
@@ -155,7 +155,7 @@ func TestReplayInterrupted(t *testing.T) {
 	type report struct{ Done, Failed, Unfinished int }
 	// Of two letters the first is replayed and removed; the removal of the
 	// second is on its way for ever.
-	held := g.arm(1, bulkTo("percolator"))
+	held := g.arm(1, bulkTo("percolator", "dead/"))
 	stdout, stderr := f.interrupt(t, held, "notify", "replay", "--all", "--yes", "-o", "json")
 	var first, second report
 	if err := json.Unmarshal(stdout, &first); err != nil || first != (report{Done: 1, Unfinished: 1}) {
@@ -196,7 +196,7 @@ func TestBackfillInterrupted(t *testing.T) {
 		Cells int
 		Last  string `json:"last_row"`
 	}
-	held := g.arm(1, bulkTo("documents"))
+	held := g.arm(1, bulkTo("documents", "old"))
 	stdout, stderr := f.interrupt(t, held, "notify", "backfill", "documents/contents:raw", "--prefix", "old", "--yes", "-o", "json")
 	var first, second report
 	if err := json.Unmarshal(stdout, &first); err != nil || first != (report{500, "old00499"}) {
