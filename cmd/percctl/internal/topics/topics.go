@@ -73,7 +73,7 @@ that an error ended is well-formed, and the exit code tells.
 
 Timestamps stand twice: as the integer that commands take (…_ts: microseconds
 since 1970, in the order of all transactions), and as RFC 3339 time (…_time).
-Age and ttl are in oracle time, in seconds.
+Age, lag and ttl are in oracle time, in seconds.
 
 Values are printed as they are where they are printable text, and otherwise
 quoted as in Go, so that nothing stored can steer a terminal. In json, jsonl and
@@ -86,7 +86,7 @@ help cells.`
 const exitCodes = `  0     ok
   1     failed
   2     wrong usage: the message names the flag or argument and what is allowed
-  3     not found: the cell, table or transaction
+  3     not found: the cell, table, transaction, observer or dead letter
   4     a check found something, or work is left: violations, live locks
   5     Bigtable cannot be reached, or the time is over (--timeout)
   130   interrupted; the message says what was done
@@ -105,6 +105,10 @@ ends the table, the last one the row key.
 
 COLUMN (--columns) is family:qualifier, and ROW, --prefix, --start and --end are
 row keys, with the same escapes. In a list, a comma in a name is written %2C.
+
+An observed column (percctl notify backfill, percctl observer add) is
+table/family:qualifier, and an observer is named by its ID, as its workers register
+it.
 
 A transaction is named by PRIMARY, its primary cell, and START_TS, its start
 timestamp: an integer (microseconds since 1970) or, where that is exact enough,
