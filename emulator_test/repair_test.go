@@ -177,6 +177,7 @@ func TestRepairMeetsChange(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
 	env.CreateTable("a", "f")
+	mustSet(t, env.Client, "first", "r1")
 	startTS := deadBefore(t, env, txntest.StepCommit, "r1")
 	row := stored(t, env, "r1")
 	lock := row[txn.LockFamily][0]
@@ -196,7 +197,28 @@ func TestRepairMeetsChange(t *testing.T) {
 	p := planRepairs(t, c)
 	wantPlan(t, p, []string{"a/r1/f:q orphan data"}, nil)
 	apply(t, c, p.Repairs[0], false)
-	if data := stored(t, env, "r1")["f"]; len(data) != 1 || tso.FromCell(data[0].Timestamp) != startTS || !back {
+	if data := stored(t, env, "r1")["f"]; len(data) != 2 || tso.FromCell(data[0].Timestamp) != startTS || !back {
 		t.Errorf("data %v; the lock came back in between: %v", data, back)
+	}
+}
+
+// Cells of a time before transactions, with timestamps in nanoseconds, look like
+// theirs; nobody deletes them.
+func TestRepairLeavesForeignCells(t *testing.T) {
+	t.Parallel()
+	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+	env.CreateTable("a", "f")
+	before, err := env.Client.Timestamp(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustSet(t, env.Client, "1", "r1")
+	put(t, env, "r1", "f", "nanoseconds", before.Cell(), []byte("x"))
+	put(t, env, "r2", "f", "nanoseconds", (before + 1e6).Cell(), []byte("x"))
+	put(t, env, "r1", "f", "future", (before + 1e12).Cell(), []byte("x"))
+	p := planRepairs(t, env.Client)
+	wantPlan(t, p, nil, []string{"a/r1/f:future orphan data", "a/r1/f:nanoseconds orphan data", "a/r2/f:nanoseconds orphan data"})
+	for _, r := range p.Undecided {
+		apply(t, env.Client, r, false)
 	}
 }

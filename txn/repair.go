@@ -21,7 +21,10 @@ const (
 	// RepairOrphanData: data of a transaction that no record and no lock of the
 	// cell names, and of which there is no trace in any table. No transaction
 	// reads it; plain readers take it for the newest value. Mended by deleting
-	// it.
+	// it. A cell that may be from before the table was transactional, with a
+	// timestamp in nanoseconds for example, is left: it has to be later than the
+	// table's adoption, or, where that was not recorded, than a commit in its
+	// row.
 	RepairOrphanData RepairKind = "orphan data"
 	// RepairRedundantLock: a lock beside the record that its own transaction left
 	// in the cell, where the primary says the same. The record decides; mended by
@@ -41,6 +44,10 @@ type Repair struct {
 	CommitTS tso.Timestamp
 	// Why it can be mended, or not.
 	Why string
+
+	// since is from when on the row is known to hold data of transactions; 0
+	// for unknown.
+	since tso.Timestamp
 }
 
 // A RepairPlan is what [Client.PlanRepairs] found.
@@ -82,13 +89,15 @@ func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSe
 	if err != nil {
 		return nil, err
 	}
+	d, err := c.Describe(ctx, name)
+	if err != nil {
+		return nil, err
+	}
 	p := &RepairPlan{}
 	var found []Repair
 	err = c.pages(ctx, name, rs, everything, func(t *table, page []bigtable.Row) (bool, error) {
 		for _, raw := range page {
-			for _, h := range repairHistories(t, raw) {
-				found = append(found, h.repairs(now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
-			}
+			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
 			if len(found) >= cfg.Most {
 				p.More = true
 				return false, nil
@@ -104,7 +113,7 @@ func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSe
 		return nil, err
 	}
 	for _, r := range found {
-		ok, err := c.judgeRepair(ctx, &r, known[r.StartTS])
+		ok, err := c.judgeRepair(ctx, &r, known[r.StartTS], now)
 		if err != nil {
 			return nil, err
 		}
@@ -161,6 +170,33 @@ func repairHistories(t *table, raw bigtable.Row) []*repairHistory {
 	}
 	slices.SortFunc(all, func(a, b *repairHistory) int { return cmp.Compare(a.cell.Column().key(), b.cell.Column().key()) })
 	return all
+}
+
+// rowRepairs are the candidates of a row.
+func rowRepairs(row []*repairHistory, adopted, markersUpTo tso.Timestamp) (found []Repair) {
+	since := adopted
+	if since == 0 {
+		for _, h := range row {
+			for _, commitTS := range h.committed {
+				if since == 0 || commitTS < since {
+					since = commitTS
+				}
+			}
+		}
+	}
+	for _, h := range row {
+		for _, r := range h.repairs(markersUpTo) {
+			r.since = since
+			found = append(found, r)
+		}
+	}
+	return found
+}
+
+// ofTransaction: the data is later than the first that transactions wrote, and
+// not of the future.
+func (r *Repair) ofTransaction(now tso.Timestamp) bool {
+	return r.since > 0 && r.StartTS > r.since && r.StartTS < now
 }
 
 // repairs are the candidates; markers count up to a timestamp.
@@ -234,10 +270,13 @@ func (c *Client) traces(ctx context.Context, of []Repair) (map[tso.Timestamp]*tr
 }
 
 // judgeRepair says whether what is known of the transaction allows the repair.
-func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *trace) (bool, error) {
+func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *trace, now tso.Timestamp) (bool, error) {
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
+		case !r.ofTransaction(now):
+			r.Why = "it may be no transaction's: a cell with such a timestamp may have been there before the table was transactional"
+			return false, nil
 		case known.committed != 0:
 			r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: the record of this cell is lost, or its data should be", known.committed, known.at)
 			return false, nil
@@ -343,22 +382,25 @@ func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err erro
 
 // asPlanned looks at the row again.
 func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Timestamp) (bool, error) {
+	d, err := c.Describe(ctx, t.name)
+	if err != nil {
+		return false, err
+	}
 	raw, err := t.readRow(ctx, r.Cell.Row, everything(t))
 	if err != nil {
 		return false, err
 	}
-	for _, h := range repairHistories(t, raw) {
-		if h.cell != r.Cell {
+	for _, again := range rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(time.Hour.Microseconds())) {
+		if again.Cell != r.Cell || again.Kind != r.Kind || again.StartTS != r.StartTS || again.CommitTS != r.CommitTS {
 			continue
 		}
-		for _, again := range h.repairs(now - tso.Timestamp(time.Hour.Microseconds())) {
-			if again.Kind == r.Kind && again.StartTS == r.StartTS && again.CommitTS == r.CommitTS {
-				if r.Kind != RepairRedundantLock {
-					return true, nil
-				}
-				return c.stillRedundant(ctx, t, r)
-			}
+		switch r.Kind {
+		case RepairOrphanData:
+			return again.ofTransaction(now), nil
+		case RepairRedundantLock:
+			return c.stillRedundant(ctx, t, r)
 		}
+		return true, nil
 	}
 	return false, nil
 }
