@@ -270,7 +270,7 @@ func TestParkedBesideAnotherObserver(t *testing.T) {
 				start(t, w)
 				put(t, env.Client, input, "row", "v")
 				wait(t, env.Client)
-				pass(3 * time.Minute)
+				pass(100 * time.Millisecond) // before another sweep
 				if n := effects(t, env.Client)["row"]; n != 1 {
 					t.Errorf("%d effects", n)
 				}
