@@ -58,7 +58,7 @@ func (f *fixture) observe(ctx context.Context) error {
 		o.change("d5", "1"), o.acknowledge("d5", "linker"), o.giveUp("d5", true),
 		o.change("d6", "1"),
 		func(ctx context.Context) error {
-			return f.leave(ctx, "STUCK", txntest.StepCommit, txn.Config{LockTTL: shortTTL}, "documents/d6/contents:raw", "documents/d6/index:other")
+			return f.leave(ctx, "STUCK", txntest.StepCommit, txn.Config{LockTTL: shortTTL, TokenTTL: -1}, "documents/d6/contents:raw", "documents/d6/index:other")
 		},
 		func(ctx context.Context) error {
 			return c.Notify(ctx, txn.Cell{Table: "documents", Row: "w1", Family: "index", Qualifier: "dirty"})
@@ -138,17 +138,22 @@ func (o observing) giveUp(row string, clear bool) func(context.Context) error {
 }
 
 // announce makes a client that runs an observer, with a token of its oracle's
-// time.
+// time. It dies at once: one that lived would renew its token.
 func (f *fixture) announce(ctx context.Context, oracle *past, ttl time.Duration, observer string) error {
 	cfg := txn.Config{TokenTTL: ttl}
 	if oracle != nil {
 		cfg.Oracle = oracle
 	}
-	c, err := f.client(ctx, cfg)
+	faults := txntest.NewFaults(f.t)
+	c, err := f.client(ctx, cfg, faults.DialOptions()...)
 	if err != nil {
 		return err
 	}
-	return c.Announce(ctx, []string{observer})
+	if err := c.Announce(ctx, []string{observer}); err != nil {
+		return err
+	}
+	faults.Kill()
+	return nil
 }
 
 // work runs all observers in this process until nothing is left to do.
