@@ -1,0 +1,145 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// seq is a set of documents as loaders and Compute take them.
+func seq(docs map[string]string) iter.Seq2[Document, error] {
+	return func(yield func(Document, error) bool) {
+		for name, contents := range docs {
+			if !yield(Document{Name: name, Contents: []byte(contents)}, nil) {
+				return
+			}
+		}
+	}
+}
+
+func newEnv(t *testing.T) *txntest.Env {
+	t.Helper()
+	env := txntest.New(t)
+	for _, spec := range Tables {
+		env.InitTable(spec)
+	}
+	if err := Register(t.Context(), env.Client); err != nil {
+		t.Fatal(err)
+	}
+	return env
+}
+
+// runWorkers runs the observers in some workers, each with a client of its own,
+// until the test ends.
+func runWorkers(t *testing.T, env *txntest.Env, n int, onEvent func(notify.Event)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, n)
+	for range n {
+		w, err := notify.NewWorker(env.NewClient(txn.Config{}), notify.Config{
+			Finder:  &notify.Scanner{MinInterval: 10 * time.Millisecond, MaxInterval: 50 * time.Millisecond},
+			OnEvent: onEvent,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Handle(w); err != nil {
+			t.Fatal(err)
+		}
+		go func() { done <- w.Run(ctx) }()
+	}
+	t.Cleanup(func() {
+		cancel()
+		for range n {
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}
+	})
+}
+
+// settle waits until nothing is left to run and returns the tables.
+func settle(t *testing.T, client *txn.Client) State {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	asOf, err := notify.Wait(ctx, client, notify.WaitConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, err := client.Snapshot(ctx, txn.At(asOf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(ctx, snapshot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func load(t *testing.T, client *txn.Client, docs iter.Seq2[Document, error]) {
+	t.Helper()
+	if _, err := notify.Load(t.Context(), client, docs, Load, notify.LoadConfig{Concurrency: 8}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// link is a .html document with links to others.
+func link(to ...string) (contents string) {
+	for _, l := range to {
+		contents += fmt.Sprintf("<a href=%q>", l)
+	}
+	return contents
+}
+
+// TestRandomChanges changes a handful of documents at random while several
+// workers run the observers, so that they get in each other's way as much as
+// they can. Whatever the order, the tables end as the batch computation has
+// them.
+func TestRandomChanges(t *testing.T) {
+	t.Parallel()
+	env := newEnv(t)
+	runWorkers(t, env, 3, nil)
+	random := rand.New(rand.NewPCG(1, 2))
+	names := []string{"a.html", "b.html", "c.html", "d.html", "e.html", "f.html"}
+	// Few contents, so that documents change clusters all the time, also back to
+	// where they were.
+	contents := []string{"", link("a.html"), link("b.html", "c.html"), link("a.html", "d.html"), link("e.html")}
+	docs := map[string]string{}
+	for round := range 12 {
+		for range 8 { // no wait in between
+			changes := map[string]Document{}
+			for range 3 {
+				name := names[random.IntN(len(names))]
+				d := Document{Name: name, Contents: []byte(contents[random.IntN(len(contents))]), Deleted: random.IntN(4) == 0}
+				changes[name] = d
+				if delete(docs, name); !d.Deleted {
+					docs[name] = string(d.Contents)
+				}
+			}
+			load(t, env.Client, func(yield func(Document, error) bool) {
+				for d := range maps.Values(changes) {
+					if !yield(d, nil) {
+						return
+					}
+				}
+			})
+		}
+		want, err := Compute(seq(docs))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := Compare(settle(t, env.Client), want.State); len(m) > 0 {
+			t.Fatalf("round %d: %q", round, m)
+		}
+	}
+}
