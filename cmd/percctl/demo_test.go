@@ -24,7 +24,11 @@ func writeFiles(t *testing.T, n int) string {
 		"large":                     bytes.Repeat([]byte("0123456789abcdef"), 5<<16), // over gRPC's usual 4 MiB
 	}
 	for i := range n {
-		files[fmt.Sprintf("dir%d/sub/%d", i%13, i)] = fmt.Appendf(nil, "contents %d", i%17)
+		// Links to others, to equals, to itself and to nothing.
+		files[fmt.Sprintf("dir%d/sub/%d.html", i%13, i)] = fmt.Appendf(nil, "contents %d <a href=%q>", i%17, fmt.Sprintf("/dir%d/sub/%d.html", i%11, i%11))
+		if i%3 == 0 {
+			files[fmt.Sprintf("p%d/p%d.go", i, i)] = fmt.Appendf(nil, "package p\nimport %q\n", fmt.Sprintf("p%d", i%7*3))
+		}
 	}
 	for name, contents := range files {
 		name = filepath.Join(dir, filepath.FromSlash(name))
@@ -38,15 +42,15 @@ func writeFiles(t *testing.T, n int) string {
 	return dir
 }
 
-// TestDemo is the main job: clients die at both sides of their commit point,
-// and nothing is lost, doubled or left half done.
+// TestDemo is the main job: workers die at every point of a run, and nothing is
+// lost, doubled or left half done.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	dir := writeFiles(t, 150)
+	dir := writeFiles(t, 90)
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprintf("seed %d", seed+1), func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.Command("percctl", "demo", "--dir", dir, "--clients", "3", "--kills", "4", "--seed", fmt.Sprint(seed+1), "-o", "json")
+			cmd := exec.Command("percctl", "demo", "--dir", dir, "--workers", "3", "--kills", "4", "--seed", fmt.Sprint(seed+1), "-o", "json")
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			out, err := cmd.Output()
@@ -66,17 +70,25 @@ func TestDemo(t *testing.T) {
 				return n
 			}
 			for field, want := range map[string]float64{
-				"documents": 156, "committed": 156, "duplicates": 135, "clients_killed": 4,
-				"killed_before_commit": 2, "killed_after_commit": 2, "violations": 0, "mismatches": 0,
+				"documents": 126, "duplicates": 25, "links": 108, "clients": 3, "observers": 6,
+				"changed": 2, "added": 2, "deleted": 1, "workers_killed": 4, "clients_killed": 4,
+				"killed_before_commit": 2, "killed_after_commit": 2, "killed_by_others": 0,
+				"notifications_left": 0, "violations": 0, "mismatches": 0, "observers_failed": 0,
 			} {
 				if n := number(field); n != want {
 					t.Errorf("%s is %v; want %v", field, n, want)
 				}
 			}
-			for field, least := range map[string]float64{"conflicts": 0, "rolled_forward": 1, "rolled_back": 1, "seconds": 0.01} {
+			for field, least := range map[string]float64{
+				"committed": 131, "observers_run": 6 * 40, "observers_committed": 6 * 40, "collapsed": 1, "conflicts": 0,
+				"rolled_back": 1, "cells_compared": 1000, "seconds": 0.01, "percolated_seconds": 0.01,
+			} {
 				if n := number(field); n < least {
 					t.Errorf("%s is %v; want at least %v", field, n, least)
 				}
+			}
+			if number("observers_committed") > number("observers_run") {
+				t.Errorf("%v of %v runs committed", number("observers_committed"), number("observers_run"))
 			}
 			if sum := number("rolled_forward") + number("rolled_back"); number("locks_stranded") != sum {
 				t.Errorf("locks_stranded is %v; rolled forward and back were %v", number("locks_stranded"), sum)

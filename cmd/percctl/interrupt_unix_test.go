@@ -17,13 +17,13 @@ import (
 var progressLine = regexp.MustCompile(`^\d+ of \d+ documents, `)
 
 // signalDemo starts a demo in a process group of its own, as a terminal would,
-// sends a signal once clients are at work, and returns what it wrote to its
+// sends a signal once workers are at work, and returns what it wrote to its
 // standard error. It returns when the last process is gone: all of them hold
 // the pipe.
 func signalDemo(t *testing.T, send func(pid int) error) (stderr string, exitCode int) {
 	t.Helper()
-	// In one directory and with many kills it takes longer than a second.
-	cmd := exec.Command("percctl", "demo", "--dir", writeFiles(t, 1000), "--clients", "3", "--kills", "100", "--seed", "1")
+	// With many kills it takes longer than a second.
+	cmd := exec.Command("percctl", "demo", "--dir", writeFiles(t, 300), "--workers", "3", "--kills", "100", "--seed", "1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	pipe, err := cmd.StderrPipe()
 	if err != nil {
@@ -76,13 +76,13 @@ func TestInterrupt(t *testing.T) {
 	if code != 130 {
 		t.Errorf("exit code %d, want 130", code)
 	}
-	last := regexp.MustCompile(`percctl demo: interrupted: \d+ of 1006 documents are committed, all clients have ended\n$`)
+	last := regexp.MustCompile(`percctl demo: interrupted: \d+ of 406 documents are loaded, all workers have ended\n$`)
 	if !last.MatchString(stderr) {
 		t.Errorf("it ended with other words:\n%s", stderr)
 	}
 }
 
-// Clients do not outlive their coordinator.
+// Workers do not outlive their coordinator.
 func TestCoordinatorKilled(t *testing.T) {
 	t.Parallel()
 	_, code := signalDemo(t, func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) })

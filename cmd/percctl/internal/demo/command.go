@@ -1,29 +1,33 @@
-// Package demo is percctl demo: a document repository that transactions keep
-// free of duplicates, on real files, while clients are killed.
+// Package demo is percctl demo: the index of package index, on real files, kept
+// up to date by workers that are killed.
 //
-// The transaction is in documents.go. A coordinator (coordinator.go) hands the
-// files to clients, which are processes of their own (worker.go), and kills
-// some of them in the middle of a commit (crash.go, kills.go). strands.go
-// accounts for the locks that they leave. In the end everything is compared
-// with what the files say (expect.go, verify.go).
+// A coordinator (command.go) loads the files, and then some changes (corpus.go),
+// and waits. Workers, which are processes of their own (worker.go), run the
+// observers; the fleet (fleet.go) kills some of them in the middle of a run
+// (crash.go, kills.go). strands.go accounts for the locks that they leave. In the
+// end everything is compared with a batch computation and checked (verify.go).
 package demo
 
 import (
 	"context"
-
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
 type options struct {
-	clients, kills, limit int
+	workers, kills, limit int
 	dir                   string
 	seed                  uint64
 	timeout               time.Duration
@@ -31,8 +35,12 @@ type options struct {
 }
 
 const (
-	maxClients = 64
+	maxWorkers = 64
 	maxKills   = 1000
+	// defaultLimit makes a run of half a minute on two cores.
+	defaultLimit = 2000
+	// loaders is how many loader transactions are under way at a time.
+	loaders = 8
 	// listed is how many violations and mismatches are told one by one.
 	listed = 10
 )
@@ -42,39 +50,50 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	opts := &options{}
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Keep a repository of real files free of duplicates, with clients that are killed",
-		Long: `Keep a document repository free of duplicates, transactionally, on real files.
+		Short: "Index real files incrementally, with workers that are killed",
+		Long: `Keep an index of documents up to date by observers, on real files.
 
-Every regular file under --dir is a document; symbolic links are passed over.
-One transaction per document, across three tables, stores its contents, enters
-it into its cluster of duplicates (the example of the Percolator paper, Figure
-2), and keeps totals by directory. Clients are processes of their own. Some are
-killed in the middle of a commit, by SIGKILL, half of them before their commit
-point and half after it, and the others clean up behind them.
+Documents are the regular files under --dir; symbolic links are passed over. The
+imports of .go files are their links, and so are those of .html files. Loader
+transactions store the files, and a chain of six observers takes them apart,
+finds duplicates, chooses the canonical document among them by its in-links,
+inverts the links, and exports a table to serve from: the application of the
+Percolator paper in miniature. Workers, which are processes of their own, run
+the observers. Some are killed by SIGKILL in the middle of a run, before and
+after its commit point, and others take over. Then some documents are changed,
+added and deleted, in memory: the files stay as they are.
 
-In the end all locks are settled, the consistency check runs over all tables,
-and every cell is compared with what the files say. Exit status 4 means that
-one of the two found something.
+Both times the tables are compared, cell by cell, with what a batch computation
+makes of the same documents. In the end all locks are settled, the consistency
+check runs over all tables, and no notification may be left. Exit status 4 means
+that one of these found something.
 
 The tables are in an emulator inside the process, or in the one that
 BIGTABLE_EMULATOR_HOST names, in an instance of their own. The summary goes to
-standard output, progress to standard error.`,
-		Example: `  percctl demo                              # the source of the Go tool chain
-  percctl demo --limit 2000 -o json
-  percctl demo --dir ~/documents --clients 8 --kills 20
-  percctl demo --seed 7                     # the same kills again
+standard output, progress to standard error. docs/tutorial.md walks through it.`,
+		Example: `  percctl demo                              # of the source of the Go tool chain
+  percctl demo --limit 0                    # all of it
+  percctl demo --limit 500 -o json
+  percctl demo --dir ~/documents --workers 8 --kills 20
+  percctl demo --seed 7                     # the same changes and kills again
   BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), opts, s) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&opts.clients, "clients", 4, "client processes at a time")
-	f.IntVar(&opts.kills, "kills", 6, "clients to kill in the middle of a commit")
-	f.IntVar(&opts.limit, "limit", 0, "process only the first files in order of their paths (0: all)")
+	f.IntVar(&opts.workers, "workers", 4, "worker processes at a time")
+	f.IntVar(&opts.kills, "kills", 6, "workers to kill in the middle of a run")
+	f.IntVar(&opts.limit, "limit", defaultLimit, "index only so many files, first of all those that have duplicates or are linked to (0: all)")
 	f.StringVar(&opts.dir, "dir", "", "directory of the documents (default: src of go env GOROOT)")
-	f.Uint64Var(&opts.seed, "seed", 0, "choose order and kills by this number (0: by chance)")
+	f.Uint64Var(&opts.seed, "seed", 0, "choose order, changes and kills by this number (0: by chance)")
 	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "give up after this time")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "clients" { // as it was called once
+			name = "workers"
+		}
+		return pflag.NormalizedName(name)
+	})
 	_ = cmd.MarkFlagDirname("dir") // it fails only where the flag does not exist
 	cmd.AddCommand(newWorkerCmd(s))
 	return cmd
@@ -83,8 +102,8 @@ standard output, progress to standard error.`,
 // complete checks the options and fills in what was left to be chosen.
 func (o *options) complete() (err error) {
 	switch {
-	case o.clients < 1 || o.clients > maxClients:
-		return cli.Usagef("--clients %d: it has to be between 1 and %d", o.clients, maxClients)
+	case o.workers < 1 || o.workers > maxWorkers:
+		return cli.Usagef("--workers %d: it has to be between 1 and %d", o.workers, maxWorkers)
 	case o.kills < 0 || o.kills > maxKills:
 		return cli.Usagef("--kills %d: it has to be between 0 and %d", o.kills, maxKills)
 	case o.limit < 0:
@@ -127,10 +146,10 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 }
 
 func verdict(sum *summary) error {
-	if sum.Violations+sum.Mismatches == 0 {
+	if sum.Violations+sum.Mismatches+sum.NotificationsLeft == 0 {
 		return nil
 	}
-	return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%d violations and %d mismatches; --seed %d chooses the same kills again", sum.Violations, sum.Mismatches, sum.Seed)}
+	return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%d violations, %d mismatches and %d notifications left; --seed %d chooses the same changes and kills again", sum.Violations, sum.Mismatches, sum.NotificationsLeft, sum.Seed)}
 }
 
 // A demo is one run.
@@ -138,7 +157,7 @@ type demo struct {
 	opts     *options
 	stderr   io.Writer
 	progress *progress
-	work     *coordinator // nil until clients run
+	fleet    *fleet // nil until workers run
 }
 
 func (d *demo) run(ctx context.Context) (*summary, error) {
@@ -154,7 +173,6 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if d.opts.kills > len(docs) {
 		return nil, cli.Usagef("--kills %d: it has to be at most the number of documents, which is %d", d.opts.kills, len(docs))
 	}
-	want, clusters := compute(docs)
 
 	at, external, stop, err := deploy(ctx)
 	if err != nil {
@@ -175,62 +193,159 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = own.Close(ctx) }() // it committed nothing
-
-	d.work = &coordinator{opts: d.opts, at: at, own: own, docs: docs, strands: strands, progress: d.progress, stderr: d.stderr}
-	working := time.Now()
-	if err := d.work.run(ctx); err != nil {
+	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
+	if err := index.Register(ctx, own); err != nil {
 		return nil, err
 	}
-	worked := time.Since(working)
-	d.progress.end()
-	d.progress.event("all documents are processed; settling what killed clients left, checking, comparing")
-	sum := d.summarize(docs, clusters)
+
+	sum := &summary{Dir: d.opts.dir, Seed: d.opts.seed, Clients: d.opts.workers, Observers: len(index.Observers()), Documents: len(docs), Skipped: len(skipped)}
 	if external {
 		sum.Emulator, sum.Project, sum.Instance = at.address, at.project, at.instance
 	}
-	sum.Skipped = len(skipped)
-	sum.Cells = len(want)
-	sum.PerSecond = round(float64(len(docs)) / worked.Seconds())
-	err = d.verify(ctx, own, want, sum)
+	d.fleet = &fleet{opts: d.opts, at: at, own: own, strands: strands, progress: d.progress, stderr: d.stderr, documents: len(docs), spared: make(chan struct{})}
+	finish := make(chan struct{})
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.fleet.run(gctx, finish) })
+	g.Go(func() error {
+		defer close(finish)
+		return d.index(gctx, own, newCorpus(d.opts.dir, docs), sum)
+	})
+	if err := g.Wait(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, err
+	}
+	d.count(sum)
+	err = d.verify(ctx, own, sum)
 	sum.Seconds = round(time.Since(began).Seconds())
 	return sum, err
 }
 
-// summarize tells what the coordinator did.
-func (d *demo) summarize(docs []document, clusters []cluster) *summary {
-	c := d.work
-	sum := &summary{
-		Dir:           d.opts.dir,
-		Seed:          d.opts.seed,
-		Clients:       d.opts.clients,
-		Documents:     len(docs),
-		Bytes:         size(docs),
-		ClientsKilled: c.killed[beforeCommit] + c.killed[afterCommit],
-		KilledBefore:  c.killed[beforeCommit],
-		KilledAfter:   c.killed[afterCommit],
-		KilledByOther: c.died,
-		Clusters:      append([]cluster{}, clusters[:min(3, len(clusters))]...),
+// index loads the documents and waits until all that follows from it is done;
+// and does the same with some changes. Each time the tables are compared with
+// what a batch computation makes of the same documents.
+func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *summary) error {
+	began := time.Now()
+	names := c.names()
+	rand.New(rand.NewPCG(d.opts.seed, 1)).Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	if err := d.load(ctx, client, c.documents(names), sum); err != nil {
+		return err
 	}
-	sum.Conflicts, sum.Retries = c.totals()
-	for _, cl := range clusters {
+	batch, err := d.percolate(ctx, client, c, sum)
+	if err != nil {
+		return err
+	}
+	sum.Bytes, sum.Links = batch.Bytes, batch.Links
+	sum.PerSecond = round(float64(len(names)) / time.Since(began).Seconds())
+	for _, cl := range batch.Clusters {
 		sum.Duplicates += cl.Documents - 1
-	}
-	for _, ts := range c.commits {
-		if ts == 0 {
-			sum.Found++
+		if cl.Documents > 1 && len(sum.Clusters) < 3 {
+			sum.Clusters = append(sum.Clusters, cl)
 		}
 	}
-	return sum
+
+	ch, err := c.change(d.opts.seed, batch.Clusters)
+	if err != nil {
+		return err
+	}
+	sum.Changed, sum.Added, sum.Deleted = ch.changed, ch.added, ch.deleted
+	d.progress.event("indexed; %d documents are changed, %d added, %d deleted", ch.changed, ch.added, ch.deleted)
+	began = time.Now()
+	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
+		return err
+	}
+	if err := d.spare(ctx, client, c, ch.names, sum); err != nil {
+		return err
+	}
+	batch, err = d.percolate(ctx, client, c, sum)
+	sum.Percolated = round(time.Since(began).Seconds())
+	if err == nil {
+		sum.Cells = len(batch.State)
+	}
+	return err
 }
 
-// verify settles what is left, and compares the tables with the protocol's
-// invariants, with what clients were told, and with what the files say.
-func (d *demo) verify(ctx context.Context, client *txn.Client, want state, sum *summary) (err error) {
+func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2[index.Document, error], sum *summary) error {
+	n, err := notify.Load(ctx, client, documents, index.Load, notify.LoadConfig{
+		Concurrency: loaders,
+		Progress:    func(int) { d.fleet.loaded.Add(1) },
+	})
+	sum.Committed += n
+	return err
+}
+
+// spare returns when everybody who was to be killed is dead. While the work
+// gives too few occasions, a document is deleted and comes back.
+func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names []string, sum *summary) error {
+	d.fleet.hurry.Store(true)
+	for i := 0; ; i++ {
+		select {
+		case <-d.fleet.spared:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(reporting):
+		}
+		doc, err := c.read(names[i%len(names)])
+		if err != nil {
+			return err
+		}
+		for _, doc := range []index.Document{{Name: doc.Name, Deleted: true}, doc} {
+			if err := d.load(ctx, client, func(yield func(index.Document, error) bool) { yield(doc, nil) }, sum); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// percolate waits until nothing is left to run, and compares.
+func (d *demo) percolate(ctx context.Context, client *txn.Client, c *corpus, sum *summary) (*index.Result, error) {
+	asOf, err := notify.Wait(ctx, client, notify.WaitConfig{})
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := client.Snapshot(ctx, txn.At(asOf))
+	if err != nil {
+		return nil, err
+	}
+	got, err := index.Read(ctx, snapshot)
+	if err != nil {
+		return nil, err
+	}
+	batch, err := index.Compute(c.documents(c.names()))
+	if err != nil {
+		return nil, err
+	}
+	mismatches := index.Compare(got, batch.State)
+	sum.Mismatches += len(mismatches)
+	d.list("mismatch", mismatches)
+	return batch, nil
+}
+
+// count tells what the workers did.
+func (d *demo) count(sum *summary) {
+	f := d.fleet
+	total := f.totals().Worker
+	sum.ObserversRun, sum.ObserversCommitted, sum.Collapsed = total.Runs, total.Committed, total.Collapsed
+	sum.Conflicts, sum.LostRaces, sum.Failed = total.Conflicts, total.LostRaces, total.Failed
+	for point, n := range f.killed {
+		sum.WorkersKilled += n
+		if point.committed() {
+			sum.KilledAfter += n
+		} else {
+			sum.KilledBefore += n
+		}
+	}
+	sum.ClientsKilled, sum.KilledByOther = sum.WorkersKilled, f.died
+}
+
+// verify settles what is left, and looks whether anything is wrong.
+func (d *demo) verify(ctx context.Context, client *txn.Client, sum *summary) (err error) {
 	if err := recoverLocks(ctx, client); err != nil {
 		return err
 	}
-	if sum.RolledForward, sum.RolledBack, err = d.work.strands.count(ctx, client); err != nil {
+	if sum.RolledForward, sum.RolledBack, err = d.fleet.strands.count(ctx, client); err != nil {
 		return err
 	}
 	sum.LocksStranded = sum.RolledForward + sum.RolledBack
@@ -238,16 +353,10 @@ func (d *demo) verify(ctx context.Context, client *txn.Client, want state, sum *
 	if err != nil {
 		return err
 	}
-	got, commits, err := readState(ctx, client)
-	if err != nil {
-		return err
-	}
-	mismatches, committed := compareCommits(d.work.docs, d.work.commits, commits)
-	mismatches = append(mismatches, compare(got, want)...)
-	sum.Committed, sum.Violations, sum.Mismatches = committed, len(violations), len(mismatches)
+	sum.Violations = len(violations)
 	d.list("violation", violations)
-	d.list("mismatch", mismatches)
-	return nil
+	sum.NotificationsLeft, err = notifications(ctx, client)
+	return err
 }
 
 func (d *demo) list(what string, found []string) {
@@ -261,10 +370,10 @@ func (d *demo) list(what string, found []string) {
 
 // interrupted says what was done.
 func (d *demo) interrupted() string {
-	if d.work == nil {
+	if d.fleet == nil {
 		return "nothing was written"
 	}
-	return fmt.Sprintf("%d of %d documents are committed, all clients have ended", len(d.work.commits), len(d.work.docs))
+	return fmt.Sprintf("%d of %d documents are loaded, all workers have ended", min(d.fleet.loaded.Load(), int64(d.fleet.documents)), d.fleet.documents)
 }
 
 // round keeps two decimals.

@@ -5,36 +5,73 @@ import (
 	"sync"
 	"time"
 
+	"cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A crashPoint is a moment of the commit at which a client is killed. The
-// commit of the primary decides a transaction, so what is left behind before
-// it has to be rolled back, and after it, rolled forward.
+// A crashPoint is a moment of an observer's run at which a worker is killed. The
+// commit of the primary, which is the acknowledgment, decides a run: what is left
+// behind before it is rolled back and run again by another worker, and after it
+// rolled forward.
 type crashPoint string
 
 const (
-	// beforeCommit: every cell is locked, the primary is not committed.
+	// beforePrewrite: the observer has run, nothing is written.
+	beforePrewrite crashPoint = "in an observer, before it wrote anything"
+	// beforeCommit: every cell is locked, weak notifications are set, the primary
+	// is not committed.
 	beforeCommit crashPoint = "before the commit of the primary"
 	// afterCommit: the primary is committed, the secondaries are still locked.
 	afterCommit crashPoint = "after the commit of the primary, before its secondaries"
+	// beforeClear: the run is committed, the notification still there.
+	beforeClear crashPoint = "after the commit, before the notification was removed"
 )
 
-// step is the first request that a client killed at the point does not send.
-func (p crashPoint) step() txntest.Step {
-	if p == beforeCommit {
-		return txntest.StepCommit
+var crashPoints = []crashPoint{beforePrewrite, afterCommit, beforeCommit, beforeClear}
+
+// committed reports whether the run counts.
+func (p crashPoint) committed() bool { return p == afterCommit || p == beforeClear }
+
+// meets reports whether a request is the first that a worker killed at the
+// point does not send.
+func (p crashPoint) meets(method string, req proto.Message) bool {
+	switch call := txntest.Classify(method, req); p {
+	case beforePrewrite:
+		return call.Step == txntest.StepPrewrite
+	case beforeCommit:
+		return call.Step == txntest.StepCommit
+	case afterCommit:
+		return call.Step == txntest.StepSecondaries
+	case beforeClear:
+		return clears(req)
 	}
-	return txntest.StepSecondaries
+	return false
 }
 
-// A crasher sits between a client and Bigtable. Once armed, it waits for the
+// clears reports whether a request removes notifications and does nothing else.
+func clears(req proto.Message) bool {
+	bulk, ok := req.(*bigtablepb.MutateRowsRequest)
+	if !ok {
+		return false
+	}
+	for _, e := range bulk.Entries {
+		for _, m := range e.Mutations {
+			if m.GetDeleteFromColumn().GetFamilyName() != txn.NotifyFamily {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// A crasher sits between a worker and Bigtable. Once armed, it waits for the
 // request that the crash point names and holds it back, and with it every
-// request after it: as far as Bigtable can tell, the client is dead. Then it
+// request after it: as far as Bigtable can tell, the worker is dead. Then it
 // calls stopped, and the coordinator kills the process for good.
 type crasher struct {
 	stopped func(crashPoint, time.Time)
@@ -84,7 +121,7 @@ func (s *crashStream) SendMsg(m any) error {
 func (c *crasher) pass(ctx context.Context, method string, req any) error {
 	c.mu.Lock()
 	if c.armed != "" && !c.dead {
-		if msg, ok := req.(proto.Message); ok && txntest.Classify(method, msg).Step == c.armed.step() {
+		if msg, ok := req.(proto.Message); ok && c.armed.meets(method, msg) {
 			c.dead = true
 			c.stopped(c.armed, time.Now())
 		}

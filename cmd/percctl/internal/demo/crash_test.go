@@ -2,28 +2,50 @@ package demo
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestCrash kills a client at each crash point, as far as Bigtable can tell,
-// and has the others settle and count what it left.
+// TestCrash kills a worker at each crash point, as far as Bigtable can tell, in
+// the clusterer's run for a document, and has another one settle and finish what
+// it left.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		point         crashPoint
 		forward, back int
-		committed     bool
+		ranBefore     bool // the run counts
+		notified      bool // the notification is still there
 	}{
-		{beforeCommit, 0, 8, false}, // every cell of the transaction
-		{afterCommit, 6, 0, true},   // all but those of the primary's row
+		{beforePrewrite, 0, 0, false, true},
+		{beforeCommit, 0, 3, false, true}, // acknowledgment, hash, member
+		{afterCommit, 1, 0, true, true},   // the member
+		{beforeClear, 0, 0, true, true},
 	} {
 		t.Run(string(test.point), func(t *testing.T) {
 			t.Parallel()
-			env := newEnv(t)
+			env := txntest.New(t)
+			for _, spec := range index.Tables {
+				env.InitTable(spec)
+			}
+			if err := index.Register(t.Context(), env.Client); err != nil {
+				t.Fatal(err)
+			}
+			// The parser's part is done by hand.
+			const hash = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+			parsed := txn.Cell{Table: index.Documents, Row: "file", Family: "parsed", Qualifier: "hash"}
+			if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table(parsed.Table).Set(parsed.Row, parsed.Family, parsed.Qualifier, []byte(hash))
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+
 			strands := newStrands()
 			stopped := make(chan time.Time, 1)
 			crash := &crasher{stopped: func(p crashPoint, at time.Time) {
@@ -32,16 +54,24 @@ func TestCrash(t *testing.T) {
 				}
 				stopped <- at
 			}}
-			victim := env.NewClient(clientConfig(nil), crash.dialOptions()...)
+			config := clientConfig(nil)
+			config.SyncSecondaries = true // before the notification is removed
+			victim := env.NewClient(config, crash.dialOptions()...)
 			crash.arm(test.point)
 			ctx, cancel := context.WithCancel(t.Context())
-			var running sync.WaitGroup
-			running.Go(func() {
-				// Committed or not, its caller never learns of it in time.
-				_, _ = updateDocument(ctx, victim, "dir/file", []byte("contents"))
-			})
+			runClusterer(t, ctx, victim, func(notify.Event) {})
 			at := <-stopped
 
+			// Its rows are read without the library, which would settle them.
+			left := 0
+			for _, err := range env.Client.Notifications(t.Context(), index.Documents, nil) {
+				if left++; err != nil {
+					t.Fatal(err)
+				}
+			}
+			if (left > 0) != test.notified {
+				t.Errorf("%d notifications are left", left)
+			}
 			own := env.NewClient(clientConfig(strands.resolved))
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
@@ -50,6 +80,21 @@ func TestCrash(t *testing.T) {
 			if n := len(strands.found[victim.Owner()]); n != test.forward+test.back {
 				t.Errorf("%d locks were left, want %d", n, test.forward+test.back)
 			}
+
+			// Another worker finds what there is to do by itself.
+			events := make(chan notify.Event, 100)
+			ctx2, cancel2 := context.WithCancel(t.Context())
+			done2 := runClusterer(t, ctx2, own, func(e notify.Event) { events <- e })
+			for e := range events {
+				if e.Outcome == notify.Committed || e.Outcome == notify.Acknowledged {
+					if ran := e.Outcome == notify.Acknowledged; ran != test.ranBefore {
+						t.Errorf("the other worker's run: %s", e.Outcome)
+					}
+					break
+				}
+			}
+			cancel2()
+			<-done2
 			if err := recoverLocks(t.Context(), own); err != nil {
 				t.Fatal(err)
 			}
@@ -61,44 +106,59 @@ func TestCrash(t *testing.T) {
 				}
 			}
 			count()
-			// Settled by a client that did not live to report it.
+			// Settled by a worker that did not live to report it.
 			clear(strands.settled)
 			count()
 			// Settled while the owner was alive: not stranded.
 			clear(strands.found)
-			for id, state := range map[lockID]txn.State{{txn.Cell{Row: "x"}, 1}: txn.StateCommitted} {
-				strands.settle(victim.Owner(), id, settlement{state, at.Add(-time.Second)})
-			}
+			strands.settle(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, settlement{txn.StateCommitted, at.Add(-time.Second)})
 			if forward, back, err := strands.count(t.Context(), own); forward+back != 0 || err != nil {
-				t.Errorf("a live client's lock counts as stranded: %d, %d, %v", forward, back, err)
+				t.Errorf("a live worker's lock counts as stranded: %d, %d, %v", forward, back, err)
 			}
 
-			got, _, err := readState(t.Context(), own)
+			snapshot, err := own.Snapshot(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			var docs []document
-			if test.committed {
-				docs = []document{{"dir/file", digest([]byte("contents")), len("contents")}}
+			if _, member, err := snapshot.Table(index.Dups).Get(t.Context(), hash, "member", "file"); !member || err != nil {
+				t.Errorf("the document is in its cluster: %v, %v", member, err)
 			}
-			want, _ := compute(docs)
-			for _, m := range compare(got, want) {
-				t.Error(m)
-			}
+			// Nobody waits for the dead one: its requests hang until they time out.
 			cancel()
-			running.Wait()
 		})
 	}
+}
+
+// runClusterer runs one of the observers until ctx ends.
+func runClusterer(t *testing.T, ctx context.Context, client *txn.Client, onEvent func(notify.Event)) (done chan error) {
+	t.Helper()
+	cfg := workerConfig()
+	cfg.OnEvent = onEvent
+	cfg.NoLocks = true // the dead worker's would be waited for
+	w, err := notify.NewWorker(client, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range index.Observers() {
+		if o.ID == "clusterer" {
+			if err := w.Handle(o.ID, o.Column, o.Observe); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	done = make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	return done
 }
 
 func TestKillPlan(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
 		p := newKillPlan(6, 1000, seed)
-		last := 0
+		last := int64(0)
 		for i, k := range p.kills {
-			if k.after < last || k.after > 900 {
-				t.Errorf("seed %d: kill %d after %d documents, the one before after %d", seed, i, k.after, last)
+			if k.after < last || k.after > 1000*runsPerDocument {
+				t.Errorf("seed %d: kill %d after %d runs, the one before after %d", seed, i, k.after, last)
 			}
 			last = k.after
 			if i > 0 && k.point == p.kills[i-1].point {
@@ -109,25 +169,21 @@ func TestKillPlan(t *testing.T) {
 
 	p := newKillPlan(2, 10, 1)
 	p.kills[0].after = 5
-	victim, other := &client{}, &client{}
-	if _, due := p.due(4, 6); due {
+	if _, due := p.due(4, false); due {
 		t.Error("a kill before its time")
 	}
-	if _, due := p.due(5, 5); !due {
+	if _, due := p.due(5, false); !due {
 		t.Error("no kill at its time")
 	}
-	if _, due := p.due(0, 2); !due {
-		t.Error("no kill when there are just documents enough")
+	if _, due := p.due(0, true); !due {
+		t.Error("no kill when there is no time left")
 	}
-	p.victim = victim
-	if _, due := p.due(9, 2); due {
+	p.victim = &process{}
+	if _, due := p.due(9, true); due {
 		t.Error("two victims at a time")
 	}
-	if p.mayTake(other, 2) || !p.mayTake(victim, 2) {
-		t.Error("the last documents are not kept for the victim")
-	}
-	victim.working = map[int]bool{1: true}
-	if p.mayTake(victim, 2) {
-		t.Error("the victim takes two of the last documents")
+	p.victim, p.next = nil, 2
+	if _, due := p.due(100, true); due {
+		t.Error("a kill too many")
 	}
 }

@@ -3,173 +3,50 @@ package demo
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 )
 
-var files = map[string]string{
-	"a":         "one",
-	"b/x":       "one",
-	"b/y":       "",
-	"b/c/ö \n":  "two\x00\xff",
-	"b/c/again": "one",
-	"z":         "",
-}
-
-func documents() (docs []document) {
-	for name, contents := range files {
-		docs = append(docs, document{name, digest([]byte(contents)), len(contents)})
-	}
-	return docs
-}
-
-func newEnv(t *testing.T, opts ...txntest.Option) *txntest.Env {
-	t.Helper()
-	env := txntest.New(t, opts...)
-	for _, spec := range tables {
-		env.InitTable(spec)
-	}
-	return env
-}
-
-// TestUpdateDocument runs the transaction for each document twice, all at a
-// time.
-func TestUpdateDocument(t *testing.T) {
+func TestVerdict(t *testing.T) {
 	t.Parallel()
-	env := newEnv(t, txntest.WithConfig(clientConfig(nil)))
-	for range 2 {
-		var g errgroup.Group
-		for name, contents := range files {
-			for range 2 {
-				g.Go(func() error {
-					_, err := updateDocument(t.Context(), env.Client, name, []byte(contents))
-					return err
-				})
-			}
-		}
-		if err := g.Wait(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, _ := compute(documents())
-	got, commits, err := readState(t.Context(), env.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range compare(got, want) {
-		t.Error(m)
-	}
-	told := map[int]tso.Timestamp{}
-	docs := documents()
-	for id, d := range docs {
-		told[id] = commits[d.path]
-	}
-	mismatches, committed := compareCommits(docs, told, commits)
-	if len(mismatches) > 0 || committed != len(files) {
-		t.Errorf("%d commits for %d documents; %q", committed, len(files), mismatches)
-	}
-	told[0]++
-	if mismatches, _ := compareCommits(docs, told, commits); len(mismatches) != 1 {
-		t.Errorf("a commit that was acknowledged and is not there: %q", mismatches)
-	}
-}
-
-func TestCompute(t *testing.T) {
-	t.Parallel()
-	got, clusters := compute(documents())
-	one, two, empty := digest([]byte("one")), digest([]byte("two\x00\xff")), digest(nil)
-	want := state{}
-	for row, columns := range map[string]map[txn.Column]string{
-		one: {
-			canonicalURL: "a", clusterCount: "3", clusterBytes: "9",
-			{Family: "members", Qualifier: "a"}: "", {Family: "members", Qualifier: "b/x"}: "", {Family: "members", Qualifier: "b/c/again"}: "",
-		},
-		two: {
-			canonicalURL: "b/c/ö \n", clusterCount: "1", clusterBytes: "5",
-			{Family: "members", Qualifier: "b/c/ö \n"}: "",
-		},
-		empty: {
-			canonicalURL: "b/y", clusterCount: "2", clusterBytes: "0",
-			{Family: "members", Qualifier: "b/y"}: "", {Family: "members", Qualifier: "z"}: "",
-		},
-	} {
-		for c, value := range columns {
-			want.set(dupsTable, row, c, value)
-		}
-	}
-	for dir, totals := range map[string][2]string{".": {"2", "3"}, "b": {"2", "3"}, "b/c": {"2", "8"}} {
-		want.set(directoriesTable, dir, totalDocuments, totals[0])
-		want.set(directoriesTable, dir, totalBytes, totals[1])
-	}
-	for name, contents := range files {
-		want.set(documentsTable, name, contentsDocument, digest([]byte(contents)))
-		want.set(documentsTable, name, contentsHash, digest([]byte(contents)))
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("differences: %q", compare(got, want))
-	}
-	if want := []cluster{{"a", 3, 3}, {"b/y", 2, 0}}; !reflect.DeepEqual(clusters, want) {
-		t.Errorf("clusters %v, want %v", clusters, want)
-	}
-}
-
-func TestCompare(t *testing.T) {
-	t.Parallel()
-	a, b := state{}, state{}
-	a.set("t", "same", contentsHash, "x")
-	b.set("t", "same", contentsHash, "x")
-	if m := compare(a, b); len(m) != 0 {
-		t.Errorf("equal states differ: %q", m)
-	}
-	a.set("t", "differs", contentsHash, "x")
-	b.set("t", "differs", contentsHash, "y")
-	a.set("t", "only got", contentsHash, "")
-	b.set("t", "only wanted", contentsHash, "")
-	want := []string{
-		`t/differs/contents:hash: "x", want "y"`,
-		`t/only%20got/contents:hash: "", want nothing`,
-		`t/only%20wanted/contents:hash: missing, want ""`,
-	}
-	if got := compare(a, b); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
 	var code *cli.Error
-	if err := verdict(&summary{Mismatches: 1}); !errors.As(err, &code) || code.Code != cli.ExitFound {
-		t.Errorf("verdict on a mismatch: %v", err)
+	for _, sum := range []summary{{Mismatches: 1}, {Violations: 1}, {NotificationsLeft: 1}} {
+		if err := verdict(&sum); !errors.As(err, &code) || code.Code != cli.ExitFound {
+			t.Errorf("verdict on %+v: %v", sum, err)
+		}
 	}
 	if err := verdict(&summary{}); err != nil {
 		t.Errorf("verdict on nothing: %v", err)
 	}
 }
 
+func writeFile(t *testing.T, dir, name, contents string) {
+	t.Helper()
+	name = filepath.Join(dir, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(contents), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestListDocuments(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	write := func(name, contents string) {
-		t.Helper()
-		name = filepath.Join(dir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(contents), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
 	long := strings.Repeat(strings.Repeat("l", 200)+"/", 15) + "file"
-	write("b/file", "1")
-	write("a \xff", "22")
-	write("huge", "")
-	write(long, "")
+	writeFile(t, dir, "b/file", "1")
+	writeFile(t, dir, "a \xff", "22")
+	writeFile(t, dir, "huge", "")
+	writeFile(t, dir, long, "")
 	if err := os.Truncate(filepath.Join(dir, "huge"), maxSize+1); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +57,7 @@ func TestListDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []document{{"a \xff", digest([]byte("22")), 2}, {"b/file", digest([]byte("1")), 1}}; !reflect.DeepEqual(docs, want) {
+	if want := []document{{"a \xff", index.Digest([]byte("22")), 2}, {"b/file", index.Digest([]byte("1")), 1}}; !reflect.DeepEqual(docs, want) {
 		t.Errorf("documents %v, want %v", docs, want)
 	}
 	if want := []string{"huge", long}; !reflect.DeepEqual(skipped, want) {
@@ -191,17 +68,85 @@ func TestListDocuments(t *testing.T) {
 	}
 
 	// A file that vanishes, or changes, is named.
-	w := &worker{dir: dir}
-	if _, err := w.update(t.Context(), "gone", ""); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "gone") {
+	c := newCorpus(dir, append(docs, document{path: "gone"}))
+	if _, err := c.read("gone"); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "gone") {
 		t.Errorf("vanished file: %v", err)
 	}
-	if _, err := w.update(t.Context(), "b/file", digest([]byte("before"))); err == nil || !strings.Contains(err.Error(), "b/file changed") {
+	writeFile(t, dir, "b/file", "2")
+	if _, err := c.read("b/file"); err == nil || !strings.Contains(err.Error(), "b/file changed") {
 		t.Errorf("changed file: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, err := listDocuments(ctx, dir, 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// TestChoose: what an index is about comes first.
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	docs := []document{{path: "a", hash: "1"}, {path: "b", hash: "2"}, {path: "c", hash: "9"}, {path: "d", hash: "9"}, {path: "e", hash: "8"}}
+	linked := map[string]bool{"e": true, "elsewhere": true}
+	for limit, want := range map[int]string{0: "abcde", 1: "e", 3: "cde", 4: "acde", 5: "abcde", 9: "abcde"} {
+		var got strings.Builder
+		for _, d := range choose(slices.Clone(docs), linked, limit) {
+			got.WriteString(d.path)
+		}
+		if got.String() != want {
+			t.Errorf("limit %d chooses %q, want %q", limit, got.String(), want)
+		}
+	}
+}
+
+// TestChange: each kind of change is made, the same ones for a seed, and none
+// of them in the files.
+func TestChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, contents := range map[string]string{"a": "one", "b": "one", "c": "three", "d.go": "package d"} {
+		writeFile(t, dir, name, contents)
+	}
+	docs, _, err := listDocuments(t.Context(), dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clusters := []index.Cluster{{Canonical: "a", Documents: 2}}
+	var first map[string]index.Document
+	for range 2 {
+		c := newCorpus(dir, docs)
+		ch, err := c.change(3, clusters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ch.deleted != 1 || ch.added != 2 || ch.changed != 2 {
+			t.Errorf("%+v: want one of each kind, and two documents added", ch)
+		}
+		if slices.Contains(c.names(), "a") {
+			t.Error("the canonical document of the cluster is still there")
+		}
+		if !slices.Contains(c.names(), "demo/added0/added0.go") || !slices.Contains(ch.names, "a") {
+			t.Errorf("documents %q, changed %q", c.names(), ch.names)
+		}
+		if got := index.Parse("demo/added0/link.go", c.overlay["demo/added0/link.go"].Contents); !slices.Equal(got, []string{"demo/added0/added0.go"}) {
+			t.Errorf("the added link leads to %q", got)
+		}
+		if first != nil && !reflect.DeepEqual(c.overlay, first) {
+			t.Errorf("the same seed chose %v and %v", slices.Sorted(maps.Keys(first)), ch.names)
+		}
+		first = c.overlay
+	}
+	again, _, err := listDocuments(t.Context(), dir, 0)
+	if err != nil || !reflect.DeepEqual(again, docs) {
+		t.Errorf("the files are not what they were: %v, %v", again, err)
+	}
+	// Everything may be deleted.
+	c := newCorpus(dir, docs)
+	for _, d := range docs {
+		c.overlay[d.path] = index.Document{Name: d.path, Deleted: true}
+	}
+	if ch, err := c.change(1, nil); err != nil || ch.deleted+ch.added+ch.changed != 0 {
+		t.Errorf("changes of nothing: %+v, %v", ch, err)
 	}
 }
 

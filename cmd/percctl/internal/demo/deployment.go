@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -32,6 +34,17 @@ const setupTimeout = 10 * time.Second
 
 func clientConfig(onResolve func(txn.Resolution)) txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, OnResolve: onResolve}
+}
+
+// workerConfig has the fleet look for work all the time. The defaults are for
+// tables where a look costs more and somebody pays for it.
+func workerConfig() notify.Config {
+	return notify.Config{
+		Finder:       &notify.Scanner{MinInterval: 1000 * time.Millisecond, MaxInterval: 2000 * time.Millisecond},
+		LockTTL:      lockTTL,
+		Backoff:      txn.Backoff{Min: 20 * time.Millisecond, Max: time.Second},
+		DrainTimeout: 2 * time.Second,
+	}
 }
 
 // A deployment says where the tables are.
@@ -107,7 +120,7 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 func (d *deployment) createTables(ctx context.Context, c *connection) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTimeout, errors.New("no answer"))
 	defer cancel()
-	for _, spec := range tables {
+	for _, spec := range index.Tables {
 		if err := txn.InitTable(ctx, c.admin, c.bigtable, "", spec); err != nil {
 			return fmt.Errorf("creating table %s on the emulator at %s: %w", spec.Name, d.address, err)
 		}

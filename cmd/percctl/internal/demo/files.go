@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,25 +10,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 )
 
 // A document is a file as it was when the demo began.
 type document struct {
-	path string // relative to the directory, with slashes: the row key
+	path string // relative to the directory, with slashes: its name
 	hash string // SHA-256 of its contents, in hexadecimal
 	size int
 }
 
-const (
-	// maxSize is Bigtable's limit for the value of a cell.
-	maxSize = 100 << 20
-	// maxPath keeps the column members:<path> within what a transaction can
-	// lock; longer paths hardly exist.
-	maxPath = 3000
-)
+// maxSize is Bigtable's limit for the value of a cell.
+const maxSize = 100 << 20
 
 // sourceTree returns the src directory of the Go tool chain, which is a few
 // thousand real files with real duplicates.
@@ -48,19 +46,18 @@ func sourceTree() (string, error) {
 	return src, nil
 }
 
-// listDocuments reads every regular file under a directory, in order of their
-// paths and at most limit of them (0: all). Symbolic links and other irregular
-// files are passed over in silence; skipped names those that do not fit into
-// Bigtable. A file that cannot be read is an error.
+// listDocuments reads every regular file under a directory and returns at most
+// limit of them (0: all), in order of their paths. Symbolic links and other
+// irregular files are passed over in silence; skipped names those that do not
+// fit into Bigtable. A file that cannot be read is an error.
 func listDocuments(ctx context.Context, dir string, limit int) (docs []document, skipped []string, err error) {
+	linked := map[string]bool{}
 	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case limit > 0 && len(docs) == limit:
-			return fs.SkipAll
 		case !entry.Type().IsRegular():
 			return nil
 		}
@@ -73,7 +70,7 @@ func listDocuments(ctx context.Context, dir string, limit int) (docs []document,
 			return err
 		}
 		rel = filepath.ToSlash(rel)
-		if info.Size() > maxSize || len(rel) > maxPath {
+		if info.Size() > maxSize || len(rel) > index.MaxName {
 			skipped = append(skipped, rel)
 			return nil
 		}
@@ -81,7 +78,10 @@ func listDocuments(ctx context.Context, dir string, limit int) (docs []document,
 		if err != nil {
 			return err
 		}
-		docs = append(docs, document{rel, digest(contents), len(contents)})
+		docs = append(docs, document{rel, index.Digest(contents), len(contents)})
+		for _, to := range index.Parse(rel, contents) {
+			linked[to] = true
+		}
 		return nil
 	})
 	var path *fs.PathError
@@ -93,7 +93,32 @@ func listDocuments(ctx context.Context, dir string, limit int) (docs []document,
 	case len(docs) == 0:
 		return nil, nil, cli.Usagef("--dir %s: no files in it; name a directory with some", dir)
 	}
-	return docs, skipped, nil
+	return choose(docs, linked, limit), skipped, nil
+}
+
+// choose returns at most limit documents, in order of their paths: first of all
+// those that an index is about, which others link to or are equal to, and then
+// as chance has it, which is in order of their hashes.
+func choose(docs []document, linked map[string]bool, limit int) []document {
+	if limit == 0 || limit >= len(docs) {
+		return docs
+	}
+	equal := map[string]int{}
+	for _, d := range docs {
+		equal[d.hash]++
+	}
+	matters := func(d document) int {
+		if linked[d.path] || equal[d.hash] > 1 {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(docs, func(a, b document) int {
+		return cmp.Or(matters(a)-matters(b), strings.Compare(a.hash, b.hash))
+	})
+	docs = docs[:limit]
+	slices.SortFunc(docs, func(a, b document) int { return strings.Compare(a.path, b.path) })
+	return docs
 }
 
 // openDir checks --dir. A link to a directory is followed, which WalkDir would

@@ -2,50 +2,45 @@ package demo
 
 import "math/rand/v2"
 
-// A killPlan says when clients are killed and where in their commits, chosen
-// by a seed. One client at a time is told to stop at its next commit.
+// A killPlan says when workers are killed and where in a run of an observer,
+// chosen by a seed. One worker at a time is told to stop at its next one.
 type killPlan struct {
 	kills  []plannedKill
 	random *rand.Rand
-	next   int     // the kill to come
-	victim *client // is told to stop and has not yet
+	next   int      // the kill to come
+	victim *process // is told to stop and has not yet
 }
 
 type plannedKill struct {
-	after int // documents done
+	after int64 // runs committed
 	point crashPoint
 }
 
-// newKillPlan spreads kills evenly over the first nine tenths of the run, so
-// that the others can meet what a killed client left, and takes the two crash
-// points in turn.
+// runsPerDocument is a little less than how many runs a document takes, so that
+// the last kills come before the work is done.
+const runsPerDocument = 4
+
+// newKillPlan spreads kills evenly over the run, and takes the crash points in
+// turn.
 func newKillPlan(kills, documents int, seed uint64) *killPlan {
 	p := &killPlan{random: rand.New(rand.NewPCG(seed, 0))}
-	points := []crashPoint{beforeCommit, afterCommit}
-	first := p.random.IntN(2)
+	first := p.random.IntN(len(crashPoints))
 	for i := range kills {
 		share := (float64(i) + p.random.Float64()) / float64(kills)
-		p.kills = append(p.kills, plannedKill{int(0.9 * share * float64(documents)), points[(first+i)%2]})
+		p.kills = append(p.kills, plannedKill{int64(share * float64(documents*runsPerDocument)), crashPoints[(first+i)%len(crashPoints)]})
 	}
 	return p
 }
 
-// left is how many clients are still to be killed.
+// left is how many workers are still to be killed.
 func (p *killPlan) left() int { return len(p.kills) - p.next }
 
-// due returns the kill to arm now, if there is one: it is time for it, or there
-// are just enough documents left for the kills to come.
-func (p *killPlan) due(done, queued int) (crashPoint, bool) {
+// due returns the kill to arm now, if there is one. hurry: there is nothing left
+// to wait for.
+func (p *killPlan) due(runs int64, hurry bool) (crashPoint, bool) {
 	if p.left() == 0 || p.victim != nil {
 		return "", false
 	}
 	k := p.kills[p.next]
-	return k.point, done >= k.after || queued <= p.left()
-}
-
-// mayTake reports whether a client may take another document from the queue.
-// The last ones are kept for those that are still to be killed, one at a time:
-// only a document that is not in the tables yet has a commit to be killed in.
-func (p *killPlan) mayTake(c *client, queued int) bool {
-	return queued > p.left() || queued > 0 && c == p.victim && len(c.working) == 0
+	return k.point, runs >= k.after || hurry
 }

@@ -28,12 +28,12 @@ func (p *progress) interval() time.Duration {
 	return time.Second
 }
 
-// show tells how far the coordinator is.
-func (p *progress) show(c *coordinator) {
-	done := len(c.commits)
-	conflicts, _ := c.totals()
-	line := fmt.Sprintf("%d of %d documents, %.0f/s, %d conflicts, %d of %d kills",
-		done, len(c.docs), float64(done)/time.Since(p.began).Seconds(), conflicts, c.opts.kills-c.plan.left(), c.opts.kills)
+// show tells how far the fleet is.
+func (p *progress) show(f *fleet) {
+	loaded := min(f.loaded.Load(), int64(f.documents))
+	total := f.totals().Worker
+	line := fmt.Sprintf("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills",
+		loaded, f.documents, total.Committed, float64(total.Committed)/time.Since(p.began).Seconds(), total.Conflicts, f.opts.kills-f.plan.left(), f.opts.kills)
 	if !p.terminal {
 		fmt.Fprintln(p.w, line)
 		return

@@ -7,37 +7,49 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 )
 
 // A summary is what -o json prints.
 type summary struct {
-	Dir           string    `json:"dir"`
-	Seed          uint64    `json:"seed"`
-	Clients       int       `json:"clients"`
-	Documents     int       `json:"documents"`
-	Bytes         int       `json:"bytes"`
-	Skipped       int       `json:"skipped"`
-	Duplicates    int       `json:"duplicates"` // documents that are not canonical
-	Committed     int       `json:"committed"`
-	Found         int       `json:"found_committed"` // by clients that were killed before they could say so
-	Conflicts     int64     `json:"conflicts"`
-	Retries       int64     `json:"retries"`
-	ClientsKilled int       `json:"clients_killed"`
-	KilledBefore  int       `json:"killed_before_commit"`
-	KilledAfter   int       `json:"killed_after_commit"`
-	KilledByOther int       `json:"killed_by_others"`
-	LocksStranded int       `json:"locks_stranded"`
-	RolledForward int       `json:"rolled_forward"`
-	RolledBack    int       `json:"rolled_back"`
-	Cells         int       `json:"cells_compared"`
-	Violations    int       `json:"violations"`
-	Mismatches    int       `json:"mismatches"`
-	Seconds       float64   `json:"seconds"`
-	PerSecond     float64   `json:"documents_per_second"` // while clients ran
-	Clusters      []cluster `json:"largest_clusters"`
-	Emulator      string    `json:"emulator,omitempty"` // only one that is still there
-	Project       string    `json:"project,omitempty"`
-	Instance      string    `json:"instance,omitempty"`
+	Dir                string          `json:"dir"`
+	Seed               uint64          `json:"seed"`
+	Clients            int             `json:"clients"` // worker processes at a time
+	Observers          int             `json:"observers"`
+	Documents          int             `json:"documents"`
+	Bytes              int             `json:"bytes"`
+	Links              int             `json:"links"`
+	Skipped            int             `json:"skipped"`
+	Duplicates         int             `json:"duplicates"` // documents that are not canonical
+	Changed            int             `json:"changed"`
+	Added              int             `json:"added"`
+	Deleted            int             `json:"deleted"`
+	Committed          int             `json:"committed"` // loader transactions
+	ObserversRun       int64           `json:"observers_run"`
+	ObserversCommitted int64           `json:"observers_committed"`
+	Collapsed          int64           `json:"collapsed"` // changes that were dealt with along with another
+	Conflicts          int64           `json:"conflicts"`
+	LostRaces          int64           `json:"lost_races"`
+	Failed             int64           `json:"observers_failed"`
+	WorkersKilled      int             `json:"workers_killed"`
+	ClientsKilled      int             `json:"clients_killed"` // the same, by its earlier name
+	KilledBefore       int             `json:"killed_before_commit"`
+	KilledAfter        int             `json:"killed_after_commit"`
+	KilledByOther      int             `json:"killed_by_others"`
+	LocksStranded      int             `json:"locks_stranded"`
+	RolledForward      int             `json:"rolled_forward"`
+	RolledBack         int             `json:"rolled_back"`
+	NotificationsLeft  int             `json:"notifications_left"`
+	Cells              int             `json:"cells_compared"`
+	Violations         int             `json:"violations"`
+	Mismatches         int             `json:"mismatches"`
+	Seconds            float64         `json:"seconds"`
+	PerSecond          float64         `json:"documents_per_second"` // until the first of them all are indexed
+	Percolated         float64         `json:"percolated_seconds"`   // until the changes are
+	Clusters           []index.Cluster `json:"largest_clusters"`
+	Emulator           string          `json:"emulator,omitempty"` // only one that is still there
+	Project            string          `json:"project,omitempty"`
+	Instance           string          `json:"instance,omitempty"`
 }
 
 func (s *summary) print(w io.Writer, format cli.Format) error {
@@ -61,22 +73,26 @@ func (s *summary) print(w io.Writer, format cli.Format) error {
 		fmt.Fprintf(&b, "%s   %s\n", text, note)
 	}
 
-	fmt.Fprintf(&b, "%s\n", style.Bold("A document repository, kept free of duplicates by transactions"))
+	fmt.Fprintf(&b, "%s\n", style.Bold("An index of documents, kept up to date by observers"))
 	fmt.Fprintf(&b, "%s, seed %d\n\n", s.Dir, s.Seed)
-	row("documents", s.Documents, fmt.Sprintf("%s; %d of them duplicates", bytesText(s.Bytes), s.Duplicates))
+	row("documents", s.Documents, fmt.Sprintf("%s, %d links; %d of them duplicates", bytesText(s.Bytes), s.Links, s.Duplicates))
 	if s.Skipped > 0 {
 		row("skipped", s.Skipped, "named above; they do not fit into Bigtable")
 	}
-	row("commits", s.Committed, s.commitsNote())
-	row("conflicts", s.Conflicts, "detected; no write was lost to one")
-	row("retries", s.Retries, "")
-	row("clients killed", s.ClientsKilled, s.killsNote())
+	row("changes", s.Changed+s.Added+s.Deleted, fmt.Sprintf("%d changed, %d added, %d deleted, once all were indexed", s.Changed, s.Added, s.Deleted))
+	row("loaded", s.Committed, "transactions that brought documents in")
+	row("observer runs", s.ObserversRun, fmt.Sprintf("of %d observers", s.Observers))
+	row("  committed", s.ObserversCommitted, fmt.Sprintf("with the acknowledgment of the change; %d more changes collapsed into them", s.Collapsed))
+	row("  conflicts", s.Conflicts, fmt.Sprintf("run again; %d more found another worker to be faster", s.LostRaces))
+	row("workers killed", s.WorkersKilled, s.killsNote())
 	row("locks stranded", s.LocksStranded, "left in the tables by the killed, settled by the others")
-	row("  rolled forward", s.RolledForward, "of transactions that were past their commit point")
-	row("  rolled back", s.RolledBack, "of transactions that were not")
-	verdict("violations", s.Violations, fmt.Sprintf("by the consistency check of %d tables", len(tables)))
-	verdict("mismatches", s.Mismatches, fmt.Sprintf("against a direct computation of all %d cells", s.Cells))
-	row("rate", fmt.Sprintf("%.4g/s", s.PerSecond), fmt.Sprintf("by %d processes with %d transactions each", s.Clients, window))
+	row("  rolled forward", s.RolledForward, "of runs that were past their commit point")
+	row("  rolled back", s.RolledBack, "of runs that were not")
+	verdict("notifications left", s.NotificationsLeft, "everything has percolated")
+	verdict("violations", s.Violations, fmt.Sprintf("by the consistency check of %d tables", len(index.Tables)))
+	verdict("mismatches", s.Mismatches, fmt.Sprintf("against a batch computation of all %d cells, before and after the changes", s.Cells))
+	row("rate", fmt.Sprintf("%.4g/s", s.PerSecond), fmt.Sprintf("documents indexed by %d processes", s.Clients))
+	row("percolation", fmt.Sprintf("%.1f s", s.Percolated), "until the changes were in the index")
 	row("duration", fmt.Sprintf("%.1f s", s.Seconds), "")
 
 	if len(s.Clusters) > 0 {
@@ -90,15 +106,8 @@ func (s *summary) print(w io.Writer, format cli.Format) error {
 	return err
 }
 
-func (s *summary) commitsNote() string {
-	if s.Found == 0 {
-		return "each document in exactly one"
-	}
-	return fmt.Sprintf("each document in exactly one; %d found there, committed by clients killed before they could say so", s.Found)
-}
-
 func (s *summary) killsNote() string {
-	note := fmt.Sprintf("%d before the commit of a primary, %d after it", s.KilledBefore, s.KilledAfter)
+	note := fmt.Sprintf("%d before the commit of a run, %d after it", s.KilledBefore, s.KilledAfter)
 	if s.KilledByOther > 0 {
 		note += fmt.Sprintf("; %d more by somebody else", s.KilledByOther)
 	}
@@ -110,15 +119,15 @@ func (s *summary) next() string {
 	if s.Emulator != "" {
 		return fmt.Sprintf(`  The tables are still there:
     export BIGTABLE_EMULATOR_HOST=%s
-    cbt -project %s -instance %s read %s count=3
-    cbt -project %s -instance %s count %s
-`, s.Emulator, s.Project, s.Instance, dupsTable, s.Project, s.Instance, documentsTable)
+    percctl scan --project %s --instance %s %s --limit 3
+    percctl history --project %s --instance %s %s ROW
+`, s.Emulator, s.Project, s.Instance, index.Serving, s.Project, s.Instance, index.Documents)
 	}
 	return `  The emulator, and the tables with it, ended with the demo. To keep them:
     go tool emulator -port 9000 &
     BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo
-  The transaction is updateDocument in cmd/percctl/internal/demo/documents.go.
-  More clients, more kills, other files: percctl demo --help.
+  The observers are in cmd/percctl/internal/index/observers.go; docs/tutorial.md
+  walks through them. More workers, more kills, other files: percctl demo --help.
 `
 }
 

@@ -6,13 +6,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// strands keeps account of the locks that killed clients left behind, and of
+// strands keeps account of the locks that killed workers left behind, and of
 // what became of them: which of them were seen in the tables, and which were
-// settled by others, who report each one. Locks of clients that are alive are
+// settled by others, who report each one. Locks of workers that are alive are
 // settled by others too, when a reader is faster than the background commit;
 // those were never stranded.
 type strands struct {
@@ -40,20 +41,20 @@ func newStrands() *strands {
 	}
 }
 
-// died records when a client stopped for ever.
+// died records when a worker stopped for ever.
 func (s *strands) died(owner string, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deaths[owner] = at
 }
 
-// find looks for the locks of a client that died.
+// find looks for the locks of a worker that died.
 func (s *strands) find(ctx context.Context, client *txn.Client, owner string) error {
 	locks := map[lockID]txn.Lock{}
-	for _, t := range tables {
+	for _, t := range index.Tables {
 		for l, err := range client.Locks(ctx, t.Name, nil) {
 			if err != nil {
-				return fmt.Errorf("looking for the locks of a killed client: %w", err)
+				return fmt.Errorf("looking for the locks of a killed worker: %w", err)
 			}
 			if l.Owner == owner {
 				locks[lockID{l.Cell, l.StartTS}] = l
@@ -71,7 +72,7 @@ func (s *strands) resolved(r txn.Resolution) {
 	s.settle(r.Lock.Owner, lockID{r.Lock.Cell, r.Lock.StartTS}, settlement{r.Status.State, time.Now()})
 }
 
-// reported takes a client's report.
+// reported takes a worker's report.
 func (s *strands) reported(r *resolvedReport) error {
 	cell, err := txn.ParseCell(r.Cell)
 	if err != nil {
@@ -90,8 +91,8 @@ func (s *strands) settle(owner string, id lockID, how settlement) {
 	s.settled[owner][id] = how
 }
 
-// count returns how many locks of dead clients were rolled forward and back.
-// A lock that was found, and settled by a client that was killed before it
+// count returns how many locks of dead workers were rolled forward and back.
+// A lock that was found, and settled by a worker that was killed before it
 // could say so, is counted by its transaction's fate. It is called when no lock
 // is left.
 func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back int, err error) {

@@ -9,16 +9,16 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// recoverTimeout bounds the end of the recovery: killed clients' locks can be
+// recoverTimeout bounds the end of the recovery: killed workers' locks can be
 // settled after lockTTL at the latest.
 const recoverTimeout = 10 * lockTTL
 
-// recoverLocks settles every lock that is left. No client runs any more, so
-// all of them belong to clients that were killed; those killed just now are
+// recoverLocks settles every lock that is left. No worker runs any more, so
+// all of them belong to workers that were killed; those killed just now are
 // taken for alive until their tokens are stale.
 func recoverLocks(ctx context.Context, client *txn.Client) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be settled"))
@@ -27,7 +27,7 @@ func recoverLocks(ctx context.Context, client *txn.Client) error {
 		var left atomic.Int64
 		var g errgroup.Group
 		g.SetLimit(16)
-		for _, t := range tables {
+		for _, t := range index.Tables {
 			for l, err := range client.Locks(ctx, t.Name, nil) {
 				if err != nil {
 					return errors.Join(err, g.Wait())
@@ -52,7 +52,7 @@ func recoverLocks(ctx context.Context, client *txn.Client) error {
 
 // check runs the consistency check over the tables.
 func check(ctx context.Context, client *txn.Client) (violations []string, err error) {
-	for _, t := range tables {
+	for _, t := range index.Tables {
 		for v, err := range client.Check(ctx, t.Name, nil) {
 			if err != nil {
 				return nil, err
@@ -63,18 +63,15 @@ func check(ctx context.Context, client *txn.Client) (violations []string, err er
 	return violations, nil
 }
 
-// compareCommits holds what clients were told against what is in the tables:
-// a document whose commit was acknowledged is there with that commit
-// timestamp. It also counts the commits that are there.
-func compareCommits(docs []document, acknowledged map[int]tso.Timestamp, commits map[string]tso.Timestamp) (mismatches []string, committed int) {
-	distinct := map[tso.Timestamp]bool{}
-	for _, ts := range commits {
-		distinct[ts] = true
-	}
-	for id, d := range docs {
-		if told, there := acknowledged[id], commits[d.path]; told != 0 && told != there {
-			mismatches = append(mismatches, fmt.Sprintf("document %s: its commit at %d was acknowledged, but it is there with %d", d.path, told, there))
+// notifications counts what is left to run.
+func notifications(ctx context.Context, client *txn.Client) (left int, err error) {
+	for _, t := range index.Tables {
+		for _, err := range client.Notifications(ctx, t.Name, nil) {
+			if err != nil {
+				return 0, err
+			}
+			left++
 		}
 	}
-	return mismatches, len(distinct)
+	return left, nil
 }

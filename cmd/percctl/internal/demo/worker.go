@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -16,122 +13,115 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// newWorkerCmd is the command that the coordinator starts its clients with.
+// newWorkerCmd is the command that the coordinator starts its workers with.
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	var at deployment
-	var dir string
 	cmd := &cobra.Command{
 		Use:    "worker",
-		Short:  "A client of percctl demo",
+		Short:  "A worker of percctl demo",
 		Hidden: true,
 		Args:   cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runWorker(cmd.Context(), at, dir, s)
-		},
+		RunE:   func(cmd *cobra.Command, _ []string) error { return runWorker(cmd.Context(), at, s) },
 	}
 	at.flags(cmd.Flags())
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of the documents")
 	return cmd
 }
 
-// A worker is one client: a process with its own connection, token and
-// goroutines, that processes the documents it is given.
-type worker struct {
-	dir    string
-	client *txn.Client
+// reporting is how often a worker tells what it has done.
+const reporting = 100 * time.Millisecond
 
+// A reporter writes reports.
+type reporter struct {
 	mu  sync.Mutex
 	out *json.Encoder
 }
 
-// runWorker serves orders until its input ends: the coordinator has nothing
-// left, or is dead.
-func runWorker(ctx context.Context, at deployment, dir string, s *cli.Streams) error {
+// report writes one line. It can fail only when the coordinator is dead, which
+// the end of the input tells as well.
+func (r *reporter) report(line report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = r.out.Encode(line)
+}
+
+// runWorker runs the observers until its input ends: the coordinator has
+// nothing left to do, or is dead.
+func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	// Ctrl-C goes to every process of the terminal; it is the coordinator's to
-	// handle. Any other signal ends a client like a crash.
+	// handle. Any other signal ends a worker like a crash.
 	signal.Ignore(os.Interrupt)
 	signal.Reset(syscall.SIGTERM)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	w := &worker{dir: dir, out: json.NewEncoder(s.Out)}
+	out := &reporter{out: json.NewEncoder(s.Out)}
+	var client *txn.Client
+	var worker *notify.Worker
+	now := func() stats { return stats{worker.Stats(), client.Stats()} }
 	crash := &crasher{stopped: func(p crashPoint, t time.Time) {
-		w.report(report{Stopped: &stoppedReport{Point: p, At: t}})
+		out.report(report{Stopped: &stoppedReport{Point: p, At: t, Stats: now()}})
 	}}
 	conn, err := at.connect(ctx, crash.dialOptions()...)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	if w.client, err = txn.NewClient(ctx, conn.bigtable, clientConfig(w.resolved)); err != nil {
+	client, err = txn.NewClient(ctx, conn.bigtable, clientConfig(func(r txn.Resolution) {
+		// Told before anything that depends on it.
+		out.report(report{Resolved: &resolvedReport{
+			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
+		}})
+	}))
+	if err != nil {
 		return err
 	}
-	w.report(report{Ready: &readyReport{Owner: w.client.Owner()}})
+	// The secondaries of what is committed. A coordinator that is dead took the
+	// emulator with it.
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		err = errors.Join(err, client.Close(ctx))
+	}()
+	if worker, err = notify.NewWorker(client, workerConfig()); err != nil {
+		return err
+	}
+	if err := index.Handle(worker); err != nil {
+		return err
+	}
+	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
 
-	var running sync.WaitGroup
-	orders := json.NewDecoder(s.In)
-	for {
-		var o order
-		if err = orders.Decode(&o); err != nil {
-			break
-		}
-		if o.Crash != "" {
+	go func() {
+		defer cancel()
+		for orders := json.NewDecoder(s.In); ; {
+			var o order
+			if orders.Decode(&o) != nil {
+				return
+			}
 			crash.arm(o.Crash)
 		}
-		if d := o.Document; d != nil {
-			running.Go(func() { w.process(ctx, d) })
+	}()
+	var reports sync.WaitGroup
+	reports.Go(func() {
+		tick := time.NewTicker(reporting)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-tick.C:
+				st := now()
+				out.report(report{Stats: &st})
+			case <-ctx.Done():
+			}
 		}
-	}
+	})
+	err = worker.Run(ctx)
 	cancel()
-	running.Wait()
-	// The secondaries of what is committed; a coordinator that is dead took
-	// the emulator with it.
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
-	defer cancel()
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return errors.Join(err, w.client.Close(ctx))
-}
-
-// process runs the transaction of one document and acknowledges it.
-func (w *worker) process(ctx context.Context, d *documentOrder) {
-	commitTS, err := w.update(ctx, string(d.Path), d.Hash)
-	switch {
-	case err == nil:
-		w.report(report{Done: &doneReport{ID: d.ID, CommitTS: commitTS, Stats: w.client.Stats()}})
-	case ctx.Err() == nil:
-		w.report(report{Failed: &failedReport{Error: err.Error()}})
-	}
-}
-
-func (w *worker) update(ctx context.Context, path, hash string) (commitTS tso.Timestamp, err error) {
-	contents, err := os.ReadFile(filepath.Join(w.dir, filepath.FromSlash(path)))
-	if err != nil {
-		return 0, err
-	}
-	if digest(contents) != hash {
-		return 0, fmt.Errorf("%s changed while the demo was running; give it a directory at rest", path)
-	}
-	return updateDocument(ctx, w.client, path, contents)
-}
-
-// resolved reports what was settled for others, before anything that depends
-// on it is acknowledged.
-func (w *worker) resolved(r txn.Resolution) {
-	w.report(report{Resolved: &resolvedReport{
-		Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
-	}})
-}
-
-// report writes one line. It can fail only when the coordinator is dead, which
-// the end of the input tells as well.
-func (w *worker) report(r report) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_ = w.out.Encode(r)
+	reports.Wait()
+	last := now()
+	out.report(report{Stats: &last})
+	return err
 }

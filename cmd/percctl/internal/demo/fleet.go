@@ -1,0 +1,238 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const (
+	// landing is how long requests that a killed worker had sent may take to
+	// arrive. Its locks are counted after that, and long before its token is
+	// stale and others roll them back.
+	landing = 250 * time.Millisecond
+	// leaving is how long workers may take to finish by themselves: a little
+	// longer than they give themselves.
+	leaving = 5 * time.Second
+	// maxDeaths is how many workers may be killed by somebody else.
+	maxDeaths = 50
+)
+
+// A fleet is the workers. It kills some of them and starts others in their
+// place. All of it happens in the goroutine of run, but for what strands does.
+type fleet struct {
+	opts     *options
+	at       deployment
+	own      *txn.Client // looks for the locks of killed workers
+	strands  *strands
+	progress *progress
+	stderr   io.Writer
+	// documents and loaded are for the progress, and for when to kill.
+	documents int
+	loaded    atomic.Int64
+	// hurry: everything was loaded; what is left to kill is killed now.
+	hurry atomic.Bool
+	// spared is closed when nobody is left to be killed.
+	spared chan struct{}
+
+	workers []*process
+	started int
+	events  chan event
+	plan    *killPlan
+	scans   errgroup.Group
+
+	killed map[crashPoint]int
+	died   int   // workers killed by somebody else
+	gone   stats // of workers that are gone
+}
+
+// run keeps the workers running until finish is closed, and returns when every
+// one is gone, also after an error.
+func (f *fleet) run(ctx context.Context, finish <-chan struct{}) error {
+	f.plan = newKillPlan(f.opts.kills, f.documents, f.opts.seed)
+	f.events = make(chan event)
+	f.killed = map[crashPoint]int{}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err := f.work(ctx, finish)
+	if err != nil {
+		cancel()
+	}
+	late := f.stop()
+	scan := f.scans.Wait()
+	if err != nil {
+		return err
+	}
+	return errors.Join(late, scan)
+}
+
+func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
+	for range f.opts.workers {
+		if err := f.start(); err != nil {
+			return err
+		}
+	}
+	show := time.NewTicker(f.progress.interval())
+	defer show.Stop()
+	spared := false
+	for {
+		if f.plan.left() == 0 && !spared {
+			spared = true
+			close(f.spared)
+		}
+		f.aim()
+		select {
+		case e := <-f.events:
+			if err := f.handle(ctx, e); err != nil {
+				return err
+			}
+		case <-show.C:
+			f.progress.show(f)
+		case <-finish:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (f *fleet) start() error {
+	f.started++
+	p, err := startProcess(f.started, f.at, f.stderr, f.events)
+	if err != nil {
+		return fmt.Errorf("starting worker %d: %w", f.started, err)
+	}
+	f.workers = append(f.workers, p)
+	return nil
+}
+
+// aim tells a worker to stop when the next kill is due.
+func (f *fleet) aim() {
+	point, due := f.plan.due(f.totals().Worker.Committed, f.hurry.Load())
+	if !due {
+		return
+	}
+	ready := slices.DeleteFunc(slices.Clone(f.workers), func(p *process) bool { return !p.ready() })
+	if len(ready) > 0 {
+		f.plan.victim = ready[f.plan.random.IntN(len(ready))]
+		f.plan.victim.send(order{Crash: point})
+	}
+}
+
+func (f *fleet) handle(ctx context.Context, e event) error {
+	switch r := e.report; {
+	case e.exited:
+		return f.exited(ctx, e.process, e.err)
+	case r.Ready != nil:
+		e.process.owner = r.Ready.Owner
+	case r.Stats != nil:
+		e.process.stats = *r.Stats
+	case r.Resolved != nil:
+		return f.strands.reported(r.Resolved)
+	case r.Stopped != nil:
+		e.process.stopped = r.Stopped
+		e.process.stats = r.Stopped.Stats
+		e.process.kill()
+		f.plan.next++
+		f.plan.victim = nil
+	}
+	return nil
+}
+
+// exited replaces a worker that was killed. What it was at is found by the
+// others: nobody tells them.
+func (f *fleet) exited(ctx context.Context, p *process, err error) error {
+	f.forget(p)
+	if !p.killed() {
+		return fmt.Errorf("worker %d ended too early: %v", p.number, err)
+	}
+	at := time.Now()
+	if s := p.stopped; s != nil {
+		at = s.At
+		f.killed[s.Point]++
+		f.progress.event("killed worker %d (pid %d) %s", p.number, p.cmd.Process.Pid, s.Point)
+	} else {
+		if f.died++; f.died > maxDeaths {
+			return fmt.Errorf("worker %d was killed by somebody else, the %dth one: giving up", p.number, f.died)
+		}
+		f.progress.event("worker %d (pid %d) was killed by somebody else", p.number, p.cmd.Process.Pid)
+		if f.plan.victim == p {
+			f.plan.victim = nil
+		}
+	}
+	if p.owner != "" {
+		f.strands.died(p.owner, at)
+		f.scans.Go(func() error {
+			select {
+			case <-time.After(landing):
+				return f.strands.find(ctx, f.own, p.owner)
+			case <-ctx.Done():
+				return nil
+			}
+		})
+	}
+	return f.start()
+}
+
+func (f *fleet) forget(p *process) {
+	f.workers = slices.DeleteFunc(f.workers, func(other *process) bool { return other == p })
+	f.gone = f.gone.plus(p.stats)
+}
+
+// stop ends the workers' input and waits until they are gone. Those that take
+// too long are killed, which is an error.
+func (f *fleet) stop() error {
+	for _, p := range f.workers {
+		_ = p.stdin.Close()
+	}
+	var err error
+	patience := time.After(leaving)
+	for len(f.workers) > 0 {
+		select {
+		case e := <-f.events:
+			if e.exited {
+				f.forget(e.process)
+				if e.err != nil {
+					err = errors.Join(err, fmt.Errorf("worker %d did not end cleanly: %w", e.process.number, e.err))
+				}
+			} else if e.report.Stopped == nil {
+				err = errors.Join(err, f.handle(context.Background(), e))
+			}
+		case <-patience:
+			for _, p := range f.workers {
+				p.kill()
+			}
+		}
+	}
+	return err
+}
+
+// totals are what all workers have done, as far as they told.
+func (f *fleet) totals() stats {
+	sum := f.gone
+	for _, p := range f.workers {
+		sum = sum.plus(p.stats)
+	}
+	return sum
+}
+
+// plus adds what the summary tells.
+func (s stats) plus(o stats) stats {
+	s.Worker.Runs += o.Worker.Runs
+	s.Worker.Committed += o.Worker.Committed
+	s.Worker.Collapsed += o.Worker.Collapsed
+	s.Worker.Conflicts += o.Worker.Conflicts
+	s.Worker.LostRaces += o.Worker.LostRaces
+	s.Worker.Failed += o.Worker.Failed
+	s.Worker.Found += o.Worker.Found
+	s.Worker.Hinted += o.Worker.Hinted
+	return s
+}
