@@ -6,6 +6,8 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +29,7 @@ func seq(docs map[string]string) iter.Seq2[Document, error] {
 
 func newEnv(t *testing.T) *txntest.Env {
 	t.Helper()
-	env := txntest.New(t)
+	env := txntest.New(t, txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	for _, spec := range Tables {
 		env.InitTable(spec)
 	}
@@ -46,6 +48,7 @@ func runWorkers(t *testing.T, env *txntest.Env, n int, onEvent func(notify.Event
 	for range n {
 		w, err := notify.NewWorker(env.NewClient(txn.Config{}), notify.Config{
 			Finder:  &notify.Scanner{MinInterval: 10 * time.Millisecond, MaxInterval: 50 * time.Millisecond},
+			Backoff: txn.Backoff{Min: 5 * time.Millisecond, Max: time.Second}, // of conflicts, too
 			OnEvent: onEvent,
 		})
 		if err != nil {
@@ -101,6 +104,80 @@ func link(to ...string) (contents string) {
 	return contents
 }
 
+// TestChain has changes percolate through all observers, and looks at the table
+// that is served.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	env := newEnv(t)
+	runWorkers(t, env, 2, nil)
+	docs := maps.Clone(small)
+	for _, step := range []struct {
+		what    string
+		changes []Document
+		serving map[string]string // in-links; duplicates behind a bar
+	}{
+		{"loaded", nil, map[string]string{"b.html": "d.html,x.html|a.html", "x.html": "|y.html", "d.html": "|"}},
+		{"a link to the canonical document is removed, and there are as many to its duplicate",
+			[]Document{{Name: "y.html", Contents: []byte("no link")}},
+			map[string]string{"a.html": "d.html,x.html|b.html", "x.html": "|", "y.html": "|", "d.html": "|"}},
+		{"the canonical document is deleted", []Document{{Name: "a.html", Deleted: true}},
+			map[string]string{"b.html": "x.html|", "x.html": "|", "y.html": "|", "d.html": "|"}},
+		{"it comes back", []Document{{Name: "a.html", Contents: []byte(small["a.html"])}},
+			map[string]string{"a.html": "d.html,x.html|b.html", "x.html": "|", "y.html": "|", "d.html": "|"}},
+		{"a linking document becomes a duplicate: links come from its canonical document",
+			[]Document{{Name: "c.html", Contents: []byte(small["d.html"])}},
+			map[string]string{"a.html": "c.html,x.html|b.html", "x.html": "|", "y.html": "|", "c.html": "|d.html"}},
+		{"everything is deleted", []Document{{Name: "a.html", Deleted: true}, {Name: "b.html", Deleted: true}, {Name: "c.html", Deleted: true}, {Name: "d.html", Deleted: true}, {Name: "x.html", Deleted: true}, {Name: "y.html", Deleted: true}},
+			map[string]string{}},
+	} {
+		changes := step.changes
+		if changes == nil {
+			for d := range seq(small) {
+				changes = append(changes, d)
+			}
+		}
+		for _, d := range changes {
+			if delete(docs, d.Name); !d.Deleted {
+				docs[d.Name] = string(d.Contents)
+			}
+		}
+		load(t, env.Client, documents(changes))
+		got := settle(t, env.Client)
+		served := map[string]string{}
+		for cell, value := range got {
+			column := txn.Column{Family: cell.Family, Qualifier: cell.Qualifier}
+			list := strings.Join(decodeNames(value), ",")
+			switch {
+			case cell.Table != Serving:
+			case column == docInlinks:
+				served[cell.Row] = list + served[cell.Row]
+			case column == docDuplicates:
+				served[cell.Row] += "|" + list
+			}
+		}
+		if !maps.Equal(served, step.serving) {
+			t.Errorf("%s: served is %q, want %q", step.what, served, step.serving)
+		}
+		want, err := Compute(seq(docs))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range Compare(got, want.State) {
+			t.Errorf("%s: %s", step.what, m)
+		}
+	}
+}
+
+func documents(all []Document) iter.Seq2[Document, error] {
+	return func(yield func(Document, error) bool) {
+		for _, d := range all {
+			if !yield(d, nil) {
+				return
+			}
+		}
+	}
+}
+
 // TestRandomChanges changes a handful of documents at random while several
 // workers run the observers, so that they get in each other's way as much as
 // they can. Whatever the order, the tables end as the batch computation has
@@ -126,13 +203,7 @@ func TestRandomChanges(t *testing.T) {
 					docs[name] = string(d.Contents)
 				}
 			}
-			load(t, env.Client, func(yield func(Document, error) bool) {
-				for d := range maps.Values(changes) {
-					if !yield(d, nil) {
-						return
-					}
-				}
-			})
+			load(t, env.Client, documents(slices.Collect(maps.Values(changes))))
 		}
 		want, err := Compute(seq(docs))
 		if err != nil {
