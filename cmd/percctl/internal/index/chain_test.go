@@ -47,7 +47,7 @@ func runWorkers(t *testing.T, env *txntest.Env, n int, onEvent func(notify.Event
 	done := make(chan error, n)
 	for range n {
 		w, err := notify.NewWorker(env.NewClient(txn.Config{}), notify.Config{
-			Finder:  &notify.Scanner{MinInterval: 10 * time.Millisecond, MaxInterval: 50 * time.Millisecond},
+			Finder:  &notify.Scanner{MinInterval: 100 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
 			Backoff: txn.Backoff{Min: 5 * time.Millisecond, Max: time.Second}, // of conflicts, too
 			OnEvent: onEvent,
 		})
@@ -192,8 +192,8 @@ func TestRandomChanges(t *testing.T) {
 	// where they were.
 	contents := []string{"", link("a.html"), link("b.html", "c.html"), link("a.html", "d.html"), link("e.html")}
 	docs := map[string]string{}
-	for round := range 12 {
-		for range 8 { // no wait in between
+	for round := range 6 {
+		for range 6 { // no wait in between
 			changes := map[string]Document{}
 			for range 3 {
 				name := names[random.IntN(len(names))]
