@@ -119,9 +119,10 @@ func (s *summary) next() string {
 	if s.Emulator != "" {
 		return fmt.Sprintf(`  The tables are still there:
     export BIGTABLE_EMULATOR_HOST=%s
-    percctl scan --project %s --instance %s %s --limit 3
-    percctl history --project %s --instance %s %s ROW
-`, s.Emulator, s.Project, s.Instance, index.Serving, s.Project, s.Instance, index.Documents)
+    export PERCCTL_PROJECT=%s PERCCTL_INSTANCE=%s
+    percctl scan %s --limit 3
+    percctl history %s ROW
+`, s.Emulator, s.Project, s.Instance, index.Serving, index.Documents)
 	}
 	return `  The emulator, and the tables with it, ended with the demo. To keep them:
     go tool emulator -port 9000 &
