@@ -37,7 +37,7 @@ type options struct {
 const (
 	maxWorkers = 64
 	maxKills   = 1000
-	// defaultLimit makes a run of half a minute on two cores.
+	// defaultLimit makes a run of less than a minute on two idle cores.
 	defaultLimit = 2000
 	// loaders is how many loader transactions are under way at a time.
 	loaders = 8

@@ -41,7 +41,6 @@ func Compute(documents iter.Seq2[Document, error]) (*Result, error) {
 	type page struct {
 		hash, canonical string
 		links           []string
-		inlinks         []string // names of the documents that link here
 	}
 	pages := map[string]*page{}
 	clusters := map[string][]string{} // names by hash
