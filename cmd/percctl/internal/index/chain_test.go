@@ -27,9 +27,13 @@ func seq(docs map[string]string) iter.Seq2[Document, error] {
 	}
 }
 
+// config has secondaries be there when a commit returns, and short waits: there is
+// much to wait for here.
+var config = txn.Config{SyncSecondaries: true, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
+
 func newEnv(t *testing.T) *txntest.Env {
 	t.Helper()
-	env := txntest.New(t, txntest.WithConfig(txn.Config{SyncSecondaries: true}))
+	env := txntest.New(t, txntest.WithConfig(config))
 	for _, spec := range Tables {
 		env.InitTable(spec)
 	}
@@ -46,7 +50,7 @@ func runWorkers(t *testing.T, env *txntest.Env, n int, onEvent func(notify.Event
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, n)
 	for range n {
-		w, err := notify.NewWorker(env.NewClient(txn.Config{}), notify.Config{
+		w, err := notify.NewWorker(env.NewClient(config), notify.Config{
 			Finder:  &notify.Scanner{MinInterval: 100 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
 			Backoff: txn.Backoff{Min: 5 * time.Millisecond, Max: time.Second}, // of conflicts, too
 			OnEvent: onEvent,
@@ -72,9 +76,9 @@ func runWorkers(t *testing.T, env *txntest.Env, n int, onEvent func(notify.Event
 // settle waits until nothing is left to run and returns the tables.
 func settle(t *testing.T, client *txn.Client) State {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	asOf, err := notify.Wait(ctx, client, notify.WaitConfig{})
+	asOf, err := notify.Wait(ctx, client, notify.WaitConfig{Backoff: txn.Backoff{Max: 50 * time.Millisecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
