@@ -53,7 +53,7 @@ Commands find Bigtable by --project and --instance, by the environment, or by
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found
 something or work is left, 5 unavailable or timed out, 130 interrupted.`,
 		Example: `  percctl demo                  # an index of real files, by observers in workers that are killed
-  percctl demo --limit 2000 -o json
+  percctl demo --limit 500 -o json
   percctl lock list --all       # what do clients hold, and what becomes of it?
   percctl check --all           # is what is stored consistent?
   percctl doctor                # is everything as it should be, and if not, what mends it?

@@ -37,8 +37,9 @@ type options struct {
 const (
 	maxWorkers = 64
 	maxKills   = 1000
-	// defaultLimit makes a run of less than a minute on two idle cores.
-	defaultLimit = 2000
+	// defaultLimit makes a run of half a minute on two cores, and takes all files
+	// of the Go tool chain that are linked to or have duplicates.
+	defaultLimit = 1000
 	// loaders is how many loader transactions are under way at a time.
 	loaders = 8
 	// listed is how many violations and mismatches are told one by one.
