@@ -89,7 +89,7 @@ func (b *background) send(t *table, q *bulkQueue) {
 		b.mu.Unlock()
 
 		failed := b.try(t, batch)
-		b.client.hintApplied(batch, failed)
+		b.client.applied(batch, failed)
 		if len(failed) > 0 {
 			// An error here is the end of b.ctx, after which drop drops it all.
 			_ = pause.wait(b.ctx, 0)
@@ -133,6 +133,7 @@ func (b *background) drop(t *table, q *bulkQueue) {
 			continue
 		}
 		dropped++
+		m.secondaries.fail(m.err)
 		if m.err != nil {
 			last = m.err
 		}
@@ -144,6 +145,7 @@ func (b *background) drop(t *table, q *bulkQueue) {
 	b.cells -= before - countOps(keep)
 	b.checkIdle()
 	b.client.counters.backgroundDropped.Add(int64(dropped))
+	b.client.metrics.dropped.Add(context.Background(), int64(dropped))
 	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", last)
 }
 

@@ -34,6 +34,8 @@ type Client struct {
 	fates      *fateCache
 	counters   counters
 	hints      hintWatchers
+	trace      tracing
+	metrics    metrics
 	made       time.Time
 	// oracleAhead is how far the oracle's time is ahead of the time since made,
 	// in microseconds; 0: not known yet.
@@ -61,7 +63,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 	c := &Client{
 		bt:     bt,
 		cfg:    cfg,
-		log:    cfg.Logger,
+		log:    withTraceIDs(cfg.Logger),
 		oracle: cfg.Oracle,
 		tables: map[string]*table{},
 		idle:   make(chan struct{}),
@@ -69,16 +71,23 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		fates:  newFateCache(),
 		made:   time.Now(),
 		holds:  newHolds(),
+		trace:  newTracing(cfg),
+	}
+	if c.metrics, err = newMetrics(cfg); err != nil {
+		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
 	c.metadata = c.newTable(cfg.MetadataTable)
 	if err := c.checkMetadata(ctx); err != nil {
 		return nil, err
 	}
+	c.background = newBackground(c)
+	if err := c.metrics.watch(c.background); err != nil {
+		return nil, fmt.Errorf("txn: metrics: %w", err)
+	}
 	if c.oracle == nil {
 		c.ownOracle = tso.NewDirect(c.metadata.api, tso.DirectConfig{RPCTimeout: cfg.RPCTimeout, Logger: cfg.Logger})
 		c.oracle = c.ownOracle
 	}
-	c.background = newBackground(c)
 	c.token = newToken(c)
 	c.safePoint.keep()
 	return c, nil
@@ -146,7 +155,11 @@ func (c *Client) Tables(ctx context.Context) ([]string, error) {
 // Timestamp asks the oracle for a timestamp.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	c.counters.timestamps.Add(1)
-	ts, err := c.oracle.Timestamp(ctx)
+	began := time.Now()
+	sctx, span := c.trace.begin(ctx, "timestamp", "")
+	ts, err := c.oracle.Timestamp(sctx)
+	span.end(err)
+	c.metrics.timestamp(ctx, began, err)
 	if err != nil {
 		return 0, fmt.Errorf("txn: timestamp oracle: %w", err)
 	}
@@ -205,7 +218,7 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, ended(ctx, "closing with transactions that were neither committed nor rolled back", nil))
 	}
-	errs = append(errs, c.background.close(ctx))
+	errs = append(errs, c.background.close(ctx), c.metrics.close())
 	c.safePoint.close()
 	c.token.close(ctx)
 	if c.ownOracle != nil {

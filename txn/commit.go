@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"cloud.google.com/go/bigtable"
-	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -28,13 +28,16 @@ type commit struct {
 	heartbeat   *heartbeat
 }
 
-func (c *commit) run(ctx context.Context) (tso.Timestamp, error) {
+func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
+	c.traceParent = traceParent(ctx) // the transaction's
+	ctx, span := c.client.trace.begin(ctx, "commit", "")
+	defer func() { span.end(err) }()
 	c.client.token.ensure(ctx)
-	c.traceParent = traceParent(ctx)
 
 	c.heartbeat = startHeartbeat(ctx, c)
 	defer c.heartbeat.stop()
 	if err := c.prewriteAll(ctx); err != nil {
+		c.client.trace.conflict(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
@@ -84,14 +87,10 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 	if len(c.notified) == 0 {
 		return nil
 	}
-	return c.client.writeNotifications(ctx, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
-}
-
-// traceParent is the W3C trace context of the caller, for the locks.
-func traceParent(ctx context.Context) string {
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carrier)
-	return carrier["traceparent"]
+	ctx, span := c.client.trace.begin(ctx, "notify", "")
+	err := c.client.writeNotifications(ctx, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
+	span.end(err)
+	return err
 }
 
 // commitPrimary sends the commit point: one conditional mutation of the
@@ -104,7 +103,12 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) erro
 	m := bigtable.NewMutation()
 	c.addRow(m, row, commitTS)
 	p := &primaryCommit{client: c.client, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
+	ctx, span := c.client.trace.begin(ctx, "commit primary", row.table.name)
 	err := p.run(ctx)
+	if err == nil && span.on() {
+		span.AddEvent("commit point", trace.WithAttributes(attrCommitTS.Int64(int64(commitTS))))
+	}
+	span.end(err)
 	if errors.Is(err, ErrConflict) {
 		// Rolled back, and nothing else: after any other error the commit may
 		// stand.
@@ -127,10 +131,11 @@ func (c *commit) addRow(m *bigtable.Mutation, row *rowWrites, commitTS tso.Times
 // meets it.
 func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
 	byTable := map[*table][]rowMutation{}
+	span := c.client.trace.secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed(), startTS: c.startTS})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed(), startTS: c.startTS, secondaries: span})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
@@ -138,9 +143,13 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		}
 		// The queue is full: the one who fills it helps to empty it.
 		failed, err := t.apply(ctx, muts)
-		c.client.hintApplied(muts, failed)
+		c.client.applied(muts, failed)
 		if err != nil {
-			c.client.background.add(t, failed)
+			if !c.client.background.add(t, failed) {
+				for _, m := range failed {
+					m.secondaries.fail(m.err)
+				}
+			}
 			c.client.log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}

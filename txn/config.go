@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -101,7 +103,24 @@ type Config struct {
 	// Defaults to nil.
 	OnResolve func(Resolution)
 
-	// Logger receives what an operator should know.
+	// TracerProvider makes the spans of transactions, reads and commits; what a
+	// transaction that records none costs is one question to its tracer.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// TraceRowKeys lets spans name row keys. Tables, families and qualifiers they
+	// always name; values never.
+	// Defaults to false.
+	TraceRowKeys bool
+
+	// MeterProvider makes the client's metrics.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
+
+	// Logger receives what an operator should know, with the ids of the trace that
+	// it belongs to: errors that somebody has to act on, warnings about what the
+	// client could not do and somebody else will, and, at the debug level, every
+	// conflict with its cells.
 	// Defaults to a logger that drops everything.
 	Logger *slog.Logger
 }

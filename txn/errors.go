@@ -202,6 +202,11 @@ func (e *rpcError) Error() string {
 
 func (e *rpcError) Unwrap() []error { return e.errs }
 
+// ErrorType is the name of the gRPC status for telemetry.
+func (e *rpcError) ErrorType() string {
+	return status.Code(e.errs[len(e.errs)-1]).String()
+}
+
 func wrapRPC(ctx context.Context, op, table string, err error) error {
 	if err == nil {
 		return nil

@@ -97,9 +97,9 @@ func (c *Client) SubscribeNotifications(ctx context.Context, columns []ObservedC
 	})
 }
 
-// hintApplied tells the watchers of the cells in muts, but for those that
-// failed.
-func (c *Client) hintApplied(muts, failed []rowMutation) {
+// applied tells the watchers of the cells in muts, but for those that failed, and
+// the spans of their commits.
+func (c *Client) applied(muts, failed []rowMutation) {
 	skip := map[string]bool{}
 	for _, m := range failed {
 		skip[m.row] = true
@@ -107,6 +107,7 @@ func (c *Client) hintApplied(muts, failed []rowMutation) {
 	for _, m := range muts {
 		if !skip[m.row] {
 			c.hint(m.hints...)
+			m.secondaries.done(1)
 		}
 	}
 }

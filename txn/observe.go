@@ -88,8 +88,11 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 	column := s.observed[cell.Column()]
 	o := &Observation{Cell: cell, StartTS: t.startTS, Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	slices.Sort(o.Observers)
+	ctx, span := t.client.trace.begin(t.within(ctx), "read", cell.Table)
 	value, present, err := o.read(ctx, t.client, tbl)
-	if err = t.client.afterRead(ctx, t.startTS, err); err != nil {
+	err = t.client.afterRead(ctx, t.startTS, err)
+	span.end(err)
+	if err != nil {
 		return nil, err
 	}
 	t.remember(cell, value, present)

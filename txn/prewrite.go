@@ -18,7 +18,7 @@ import (
 // the first failure no further row is sent, but those under way are awaited
 // rather than cancelled: a cancelled prewrite may still land after the abort,
 // and would hold others up until its ttl.
-func (c *commit) prewriteAll(ctx context.Context) error {
+func (c *commit) prewriteAll(ctx context.Context) (err error) {
 	var parts []*rowWrites
 	for _, row := range c.rows {
 		row.touched = true
@@ -29,7 +29,15 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 		}
 	}
 	if len(parts) == 1 {
-		return c.prewriteRow(ctx, parts[0])
+		return c.prewriteTraced(ctx, parts[0])
+	}
+	prewrite := c.prewriteTraced
+	if len(parts) > maxPrewriteSpans {
+		var all span
+		ctx, all = c.client.trace.begin(ctx, "prewrite", "")
+		all.set(attrRows.Int(len(parts)))
+		defer func() { all.end(err) }()
+		prewrite = c.prewriteRow
 	}
 	var failed atomic.Bool
 	var g errgroup.Group
@@ -39,7 +47,7 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 			if failed.Load() {
 				return nil // the one that failed returns its error
 			}
-			err := c.prewriteRow(ctx, part)
+			err := prewrite(ctx, part)
 			if err != nil {
 				failed.Store(true)
 			}
@@ -47,6 +55,17 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// maxPrewriteSpans is how many rows of a commit get a span each.
+const maxPrewriteSpans = 16
+
+func (c *commit) prewriteTraced(ctx context.Context, row *rowWrites) error {
+	ctx, span := c.client.trace.begin(ctx, "prewrite", row.table.name)
+	span.set(attrCells.Int(len(row.writes)))
+	err := c.prewriteRow(ctx, row)
+	span.end(err)
+	return err
 }
 
 // prewriteRow locks the cells of one row, or of one part of it, by one

@@ -108,7 +108,7 @@ func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSe
 	if err != nil || len(found) == 0 {
 		return p, err
 	}
-	known, err := c.traces(ctx, found)
+	known, err := c.evidence(ctx, found)
 	if err != nil {
 		return nil, err
 	}
@@ -221,19 +221,19 @@ func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
 	return found
 }
 
-// A trace is what is known of a transaction in all tables.
-type trace struct {
+// Evidence is what is known of a transaction in all tables.
+type evidence struct {
 	committed tso.Timestamp
 	at        Cell // a cell that says so, or that is locked
 	locked    *Lock
 }
 
 // traces looks through the locks and records of all tables.
-func (c *Client) traces(ctx context.Context, of []Repair) (map[tso.Timestamp]*trace, error) {
-	known := map[tso.Timestamp]*trace{}
+func (c *Client) evidence(ctx context.Context, of []Repair) (map[tso.Timestamp]*evidence, error) {
+	known := map[tso.Timestamp]*evidence{}
 	oldest := of[0].StartTS
 	for _, r := range of {
-		known[r.StartTS] = &trace{}
+		known[r.StartTS] = &evidence{}
 		oldest = min(oldest, r.StartTS)
 	}
 	tables, err := c.Tables(ctx)
@@ -270,7 +270,7 @@ func (c *Client) traces(ctx context.Context, of []Repair) (map[tso.Timestamp]*tr
 }
 
 // judgeRepair says whether what is known of the transaction allows the repair.
-func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *trace, now tso.Timestamp) (bool, error) {
+func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
@@ -297,7 +297,7 @@ func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *trace, now t
 	return c.judgeRedundant(ctx, r, known)
 }
 
-func (c *Client) judgeRedundant(ctx context.Context, r *Repair, known *trace) (bool, error) {
+func (c *Client) judgeRedundant(ctx context.Context, r *Repair, known *evidence) (bool, error) {
 	if known.locked == nil || known.locked.StartTS != r.StartTS {
 		r.Why = "its lock is gone meanwhile"
 		return false, nil
@@ -415,5 +415,5 @@ func (c *Client) stillRedundant(ctx context.Context, t *table, r Repair) (bool, 
 	if err != nil {
 		return false, err
 	}
-	return c.judgeRedundant(ctx, &r, &trace{locked: l})
+	return c.judgeRedundant(ctx, &r, &evidence{locked: l})
 }

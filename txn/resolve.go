@@ -24,7 +24,14 @@ func waitNever(*Lock) bool  { return false }
 // is alive. walkPast reports that the transaction committed after ts: its lock
 // is no obstacle, and is cleaned up behind.
 func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
+	ctx, span := c.trace.resolve(ctx, l)
+	began := time.Now()
 	s, err := c.decide(ctx, l, ts, true, waitAlways)
+	c.metrics.waited(ctx, l.Cell.Table, began)
+	defer func() {
+		span.set(attrAction.String(resolution(s, ts)))
+		span.end(err)
+	}()
 	if err != nil || s.lockGone {
 		return false, err
 	}
@@ -44,7 +51,14 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 // older transaction waits, and the younger one fails at once (wait-die); clear
 // is false then.
 func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp) (clear bool, err error) {
+	ctx, span := c.trace.resolve(ctx, l)
+	began := time.Now()
 	s, err := c.decide(ctx, l, ts, true, func(l *Lock) bool { return ts < l.StartTS })
+	c.metrics.waited(ctx, l.Cell.Table, began)
+	defer func() {
+		span.set(attrAction.String(resolution(s, 0)))
+		span.end(err)
+	}()
 	switch {
 	case err != nil:
 		return false, err
@@ -210,7 +224,24 @@ func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
 	}
 }
 
+// resolution is the low-cardinality name of what became of a lock that was met
+// by a read at ts; 0: by anybody else.
+func resolution(s Status, ts tso.Timestamp) string {
+	switch {
+	case s.lockGone:
+		return "gone"
+	case s.State == StateCommitted && ts > 0 && s.CommitTS > ts:
+		return "walked past"
+	case s.State == StateCommitted:
+		return "rolled forward"
+	case s.State == StateRolledBack:
+		return "rolled back"
+	}
+	return "left"
+}
+
 func (c *Client) resolved(l *Lock, s Status) {
+	c.metrics.resolved(l, resolution(s, 0))
 	if s.State == StateCommitted {
 		c.counters.rolledForward.Add(1)
 		if l.Observed {

@@ -32,8 +32,11 @@ func (t *table) timeout(ctx context.Context) (context.Context, context.CancelFun
 func (t *table) readRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	rctx, cancel := t.timeout(ctx)
 	defer cancel()
+	began := time.Now()
 	r, err := t.api.ReadRow(rctx, row, bigtable.RowFilter(f))
-	return r, wrapRPC(ctx, "read", t.name, err)
+	err = wrapRPC(ctx, "read", t.name, err)
+	t.client.metrics.operation(ctx, "ReadRow", t.name, began, err)
+	return r, err
 }
 
 // readRows calls fn for each row until it returns false. The deadline is for
@@ -41,7 +44,10 @@ func (t *table) readRow(ctx context.Context, row string, f bigtable.Filter) (big
 func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
 	rctx, cancel := t.timeout(ctx)
 	defer cancel()
-	return wrapRPC(ctx, "read", t.name, t.api.ReadRows(rctx, rows, fn, opts...))
+	began := time.Now()
+	err := wrapRPC(ctx, "read", t.name, t.api.ReadRows(rctx, rows, fn, opts...))
+	t.client.metrics.operation(ctx, "ReadRows", t.name, began, err)
+	return err
 }
 
 // checkAndMutate is one CheckAndMutateRow. Unless permanent(err), an error
@@ -49,8 +55,11 @@ func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 func (t *table) checkAndMutate(ctx context.Context, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {
 	rctx, cancel := t.timeout(ctx)
 	defer cancel()
+	began := time.Now()
 	err = t.api.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
-	return matched, wrapRPC(ctx, "conditional mutation", t.name, err)
+	err = wrapRPC(ctx, "conditional mutation", t.name, err)
+	t.client.metrics.operation(ctx, "CheckAndMutateRow", t.name, began, err)
+	return matched, err
 }
 
 // A rowMutation is an unconditional, idempotent mutation of one row: every
@@ -67,6 +76,8 @@ type rowMutation struct {
 	// not sent any more once the safe point is there. 0 where that does not
 	// matter.
 	startTS tso.Timestamp
+	// secondaries is the span of the commit that it belongs to; nil: none.
+	secondaries *secondaries
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// err is why the mutation is not known to be applied.
@@ -114,10 +125,12 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 	}
 	// ApplyBulk can return an error with some entries applied: all of them
 	// count as failed then, and are done again.
+	began := time.Now()
 	errs, bulkErr := t.api.ApplyBulk(rctx, rows, ms)
+	bulkErr = wrapRPC(ctx, "bulk mutation", t.name, bulkErr)
+	t.client.metrics.operation(ctx, "MutateRows", t.name, began, bulkErr)
 	if bulkErr != nil {
-		err = wrapRPC(ctx, "bulk mutation", t.name, bulkErr)
-		return append(failed, failAll(muts, err)...), err
+		return append(failed, failAll(muts, bulkErr)...), bulkErr
 	}
 	for i, e := range errs {
 		if e != nil {

@@ -72,7 +72,9 @@ func (t *token) ensure(ctx context.Context) {
 	}
 	if t.starting == nil {
 		t.starting = make(chan struct{})
-		go t.start(context.WithoutCancel(ctx), t.starting)
+		// The token outlives the transaction that is the first to need it, and is no
+		// part of its trace.
+		go t.start(context.Background(), t.starting)
 	}
 	starting := t.starting
 	t.mu.Unlock()

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -27,6 +29,10 @@ type Txn struct {
 	begun   time.Time // for the part of the locks' ttl that is over at commit
 	buffer  buffer
 	hold    *hold // keeps garbage collection below startTS
+
+	span       span // not on where nothing records
+	parentSpan trace.SpanID
+	requests   atomic.Int64 // to Bigtable
 
 	mu   sync.Mutex
 	done bool
@@ -46,20 +52,29 @@ type knownValue struct {
 // Rollback may be deferred. Most callers want [Client.Update], which runs a
 // transaction again after a conflict.
 func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
+	return c.begin(ctx, 1, opts)
+}
+
+func (c *Client) begin(ctx context.Context, attempt int, opts []TxnOption) (*Txn, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
-	begun := time.Now() // before the timestamp: overstates the age, never the rest of the ttl
-	ts, err := c.Timestamp(ctx)
-	if err != nil {
-		c.leave()
-		return nil, err
-	}
-	c.counters.begun.Add(1)
-	t := &Txn{client: c, startTS: ts, begun: begun, hold: c.holds.add(ts)}
+	// Before the timestamp: overstates the age, never the rest of the ttl.
+	t := &Txn{client: c, begun: time.Now()}
 	for _, o := range opts {
 		o(&t.opts)
 	}
+	t.span = c.trace.transaction(ctx, t.opts.name, attempt)
+	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
+	var err error
+	if t.startTS, err = c.Timestamp(t.within(ctx)); err != nil {
+		t.span.end(err)
+		c.leave()
+		return nil, err
+	}
+	t.hold = c.holds.add(t.startTS)
+	t.span.set(attrStartTS.Int64(int64(t.startTS)))
+	c.counters.begun.Add(1)
 	return t, nil
 }
 
@@ -99,6 +114,7 @@ func (t *Txn) alive() error {
 // cannot fail; after Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
 	if t.finish() == nil {
+		t.over(context.Background(), outcomeRolledBack, 0, nil)
 		t.end()
 	}
 }
@@ -129,37 +145,57 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		return 0, err
 	}
 	defer t.end()
-	ts, err := t.commit(ctx)
+	ctx = t.within(ctx)
+	ts, rows, err := t.commit(ctx)
+	outcome := outcomeFailed
 	switch {
+	case err == nil && rows == 0:
+		outcome = outcomeReadOnly
 	case err == nil:
+		outcome = outcomeCommitted
+		t.span.set(attrCommitTS.Int64(int64(ts)))
 	case errors.Is(err, ErrConflict):
+		outcome = outcomeConflict
 		t.client.counters.conflicts.Add(1)
+		t.client.conflicted(ctx, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
+		outcome = outcomeUndetermined
 		t.client.counters.undetermined.Add(1)
 	}
+	t.over(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
 		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
 	}
 	return ts, err
 }
 
-func (t *Txn) commit(ctx context.Context) (tso.Timestamp, error) {
+// over ends the transaction's span and measures it.
+func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
+	t.span.set(attrOutcome.String(outcome), attrRows.Int(rows))
+	t.span.end(err)
+	t.client.metrics.transaction(ctx, t, outcome, rows)
+}
+
+// commit returns how many rows are written as well.
+func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err error) {
 	if t.buffer.err != nil {
-		return 0, t.buffer.err
+		return 0, 0, t.buffer.err
 	}
 	notified, err := t.notifications(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if t.onlyReads() {
-		return t.onlyNotify(ctx, notified)
+		ts, err = t.onlyNotify(ctx, notified)
+		return ts, 0, err
 	}
 	rows, err := t.collect(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.cell, rows: rows, notified: notified}
-	return c.run(ctx)
+	ts, err = c.run(ctx)
+	return ts, len(rows), err
 }
 
 // onlyReads reports whether nothing is buffered but the locks that a

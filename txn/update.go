@@ -35,7 +35,7 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 	pause := c.cfg.Backoff.start()
 	wasTooOld := false
 	for attempt := 1; ; attempt++ {
-		ts, o, err := c.attempt(ctx, f, opts)
+		ts, o, err := c.attempt(ctx, attempt, f, opts)
 		if err == nil {
 			return ts, nil
 		}
@@ -55,17 +55,18 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", attempt), err)
 		}
 		c.counters.retries.Add(1)
+		c.metrics.retry(ctx, o.name)
 	}
 }
 
-func (c *Client) attempt(ctx context.Context, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
-	tx, err := c.Begin(ctx, opts...)
+func (c *Client) attempt(ctx context.Context, attempt int, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
+	tx, err := c.begin(ctx, attempt, opts)
 	if err != nil {
 		return 0, txnOptions{}, err
 	}
 	defer tx.Rollback() // f may panic
 	var ts tso.Timestamp
-	if err = f(ctx, tx); err == nil {
+	if err = f(tx.within(ctx), tx); err == nil {
 		ts, err = tx.Commit(ctx)
 	}
 	// Of this transaction, not of some snapshot that f has taken.

@@ -85,8 +85,10 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	if err != nil {
 		return nil, err
 	}
+	ctx, span := v.traced(ctx)
 	r, err := v.client.visibleRow(ctx, t, row, o.sel, v.ts)
 	err = v.client.afterRead(ctx, v.ts, err)
+	span.end(err)
 	if err != nil || v.txn == nil {
 		return r, err
 	}
@@ -133,7 +135,11 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if v.txn != nil {
 		s.overlay = v.txn.buffer.overlay(v.name, set.contains, o.sel)
 	}
-	return s.run(ctx, yield)
+	ctx, span := v.traced(ctx)
+	err = s.run(ctx, yield)
+	span.set(attrRows.Int(s.given))
+	span.end(err)
+	return err
 }
 
 // promote turns the point reads of a serializable transaction into lock-only
@@ -151,6 +157,14 @@ func (v *View) promote(keys []string, sel selection) error {
 		}
 	}
 	return nil
+}
+
+// traced begins the span of a read.
+func (v *View) traced(ctx context.Context) (context.Context, span) {
+	if v.txn != nil {
+		return v.client.trace.begin(v.txn.within(ctx), "read", v.name)
+	}
+	return v.client.trace.read(ctx, v.name, v.ts)
 }
 
 func (v *View) open(ctx context.Context) (*table, error) {

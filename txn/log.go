@@ -1,0 +1,41 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"go.opentelemetry.io/otel/trace"
+)
+
+// withTraceIDs returns a logger that names the trace and span that a record
+// belongs to.
+func withTraceIDs(l *slog.Logger) *slog.Logger { return slog.New(traceHandler{l.Handler()}) }
+
+type traceHandler struct{ slog.Handler }
+
+func (h traceHandler) Handle(ctx context.Context, r slog.Record) error {
+	if sc := trace.SpanContextFromContext(ctx); sc.IsValid() {
+		r.AddAttrs(slog.String("trace_id", sc.TraceID().String()), slog.String("span_id", sc.SpanID().String()))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h traceHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return traceHandler{h.Handler.WithAttrs(attrs)}
+}
+
+func (h traceHandler) WithGroup(name string) slog.Handler {
+	return traceHandler{h.Handler.WithGroup(name)}
+}
+
+// conflicted records a transaction that failed because of another one: the
+// metric, and the collision log, which names the cells.
+func (c *Client) conflicted(ctx context.Context, name string, err error) {
+	c.metrics.conflict(ctx, err)
+	var e *ConflictError
+	if !errors.As(err, &e) || !c.log.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	c.log.DebugContext(ctx, "collision", "transaction", name, "cell", e.Cell, "reason", e.Reason, "start_ts", e.StartTS, "conflict_ts", e.ConflictTS)
+}

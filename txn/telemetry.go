@@ -1,0 +1,232 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file makes the spans of transactions (docs/observability.md lists them).
+// Where nothing records, nothing is made: a transaction asks the tracer once,
+// and everything below it asks its parent.
+
+// scope names this library to OpenTelemetry.
+const scope = "github.com/percolator-bigtable/percolator/txn"
+
+// The attributes of spans, events and metrics that are not OpenTelemetry's own.
+const (
+	attrName       = attribute.Key("percolator.transaction.name")
+	attrStartTS    = attribute.Key("percolator.start_ts")
+	attrCommitTS   = attribute.Key("percolator.commit_ts")
+	attrReadTS     = attribute.Key("percolator.read_ts")
+	attrAttempt    = attribute.Key("percolator.attempt")
+	attrOutcome    = attribute.Key("percolator.outcome")
+	attrRows       = attribute.Key("percolator.rows")
+	attrCells      = attribute.Key("percolator.cells")
+	attrFamily     = attribute.Key("percolator.family")
+	attrQualifier  = attribute.Key("percolator.qualifier")
+	attrRow        = attribute.Key("percolator.row")
+	attrReason     = attribute.Key("percolator.conflict.reason")
+	attrConflictTS = attribute.Key("percolator.conflict.ts")
+	attrAction     = attribute.Key("percolator.lock.action")
+	attrLockTS     = attribute.Key("percolator.lock.start_ts")
+	attrLockOwner  = attribute.Key("percolator.lock.owner")
+	attrLocks      = attribute.Key("percolator.locks")
+)
+
+// The outcomes of a transaction.
+const (
+	outcomeCommitted    = "committed"
+	outcomeReadOnly     = "read only"
+	outcomeRolledBack   = "rolled back"
+	outcomeConflict     = "conflict"
+	outcomeUndetermined = "undetermined"
+	outcomeFailed       = "failed"
+)
+
+// tracing makes spans.
+type tracing struct {
+	tracer trace.Tracer
+	// rowKeys lets spans name rows.
+	rowKeys bool
+}
+
+func newTracing(cfg Config) tracing {
+	provider := cfg.TracerProvider
+	if provider == nil {
+		provider = otel.GetTracerProvider()
+	}
+	return tracing{provider.Tracer(scope), cfg.TraceRowKeys}
+}
+
+// A span is a part of the work on a trace. The zero span is none: nothing
+// records.
+type span struct{ trace.Span }
+
+func (s span) on() bool { return s.Span != nil }
+
+// end ends the span, with the error that it ended in.
+func (s span) end(err error) {
+	if !s.on() {
+		return
+	}
+	if err != nil {
+		// Not the error's text: it may name rows.
+		s.SetStatus(codes.Error, errorType(err))
+		s.SetAttributes(semconv.ErrorTypeKey.String(errorType(err)))
+	}
+	s.End()
+}
+
+func (s span) set(attrs ...attribute.KeyValue) {
+	if s.on() {
+		s.SetAttributes(attrs...)
+	}
+}
+
+// root begins a span whether or not its parent records.
+func (t tracing) root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, span) {
+	sctx, s := t.tracer.Start(ctx, name, opts...)
+	if !s.IsRecording() {
+		return ctx, span{}
+	}
+	return sctx, span{s}
+}
+
+// begin begins a request, or a group of them, as part of what records already.
+// Its name is the operation and the table, which may be empty.
+func (t tracing) begin(ctx context.Context, operation, table string) (context.Context, span) {
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		return ctx, span{}
+	}
+	return t.root(ctx, spanName(operation, table), request(operation, table)...)
+}
+
+// read begins a read outside of a transaction, which may be a trace of its own.
+func (t tracing) read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, span) {
+	ctx, s := t.root(ctx, spanName("read", table), request("read", table)...)
+	s.set(attrReadTS.Int64(int64(ts)))
+	return ctx, s
+}
+
+func spanName(operation, table string) string {
+	if table == "" {
+		return operation
+	}
+	return operation + " " + table
+}
+
+func request(operation, table string) []trace.SpanStartOption {
+	attrs := []attribute.KeyValue{semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBOperationName(operation)}
+	if table != "" {
+		attrs = append(attrs, semconv.DBCollectionName(table))
+	}
+	return []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
+}
+
+// transaction begins the span of one attempt of a transaction.
+func (t tracing) transaction(ctx context.Context, name string, attempt int) span {
+	title := "transaction"
+	if name != "" {
+		title += " " + name
+	}
+	_, s := t.root(ctx, title)
+	if s.on() {
+		s.SetAttributes(attrName.String(name), attrAttempt.Int(attempt))
+	}
+	return s
+}
+
+// within returns ctx with the transaction's span in it, unless the caller has
+// begun spans below it, and with the count of its requests.
+func (t *Txn) within(ctx context.Context) context.Context {
+	ctx = t.client.metrics.counting(ctx, t)
+	if !t.span.on() {
+		return ctx
+	}
+	here, own := trace.SpanContextFromContext(ctx), t.span.SpanContext()
+	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, t.span)
+}
+
+// conflict adds the event of a conflict to whatever span ctx is in.
+func (t tracing) conflict(ctx context.Context, err error) {
+	var c *ConflictError
+	s := trace.SpanFromContext(ctx)
+	if !s.IsRecording() || !errors.As(err, &c) {
+		return
+	}
+	attrs := append(t.cell(c.Cell), attrReason.String(string(c.Reason)), attrStartTS.Int64(int64(c.StartTS)))
+	if c.ConflictTS != 0 {
+		attrs = append(attrs, attrConflictTS.Int64(int64(c.ConflictTS)))
+	}
+	s.AddEvent("conflict", trace.WithAttributes(attrs...))
+}
+
+// cell names a cell's class; its row only when that was asked for.
+func (t tracing) cell(c Cell) []attribute.KeyValue {
+	attrs := []attribute.KeyValue{semconv.DBCollectionName(c.Table), attrFamily.String(c.Family), attrQualifier.String(strings.ToValidUTF8(c.Qualifier, "\uFFFD"))}
+	if t.rowKeys {
+		attrs = append(attrs, attrRow.String(escape(c.Row, false)))
+	}
+	return attrs
+}
+
+// resolve begins the work on another transaction's lock, linked to the trace
+// of the client that left it.
+func (t tracing) resolve(ctx context.Context, l *Lock) (context.Context, span) {
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		return ctx, span{}
+	}
+	opts := append(request("resolve lock", l.Cell.Table), trace.WithAttributes(t.cell(l.Cell)...), trace.WithAttributes(
+		attrLockTS.Int64(int64(l.StartTS)), attrLockOwner.String(l.Owner)))
+	if sc := ParseTraceParent(l.TraceParent); sc.IsValid() {
+		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc}))
+	}
+	return t.root(ctx, spanName("resolve lock", l.Cell.Table), opts...)
+}
+
+// traceParent is the W3C trace context of ctx, for the locks.
+func traceParent(ctx context.Context) string {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return ""
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier["traceparent"]
+}
+
+// ParseTraceParent reads the trace context that a lock or a notification
+// carries; what is empty or no traceparent gives an invalid one.
+func ParseTraceParent(s string) trace.SpanContext {
+	if s == "" {
+		return trace.SpanContext{}
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": s})
+	return trace.SpanContextFromContext(ctx)
+}
+
+// errorType is the low-cardinality name of an error.
+func errorType(err error) string {
+	var typed interface{ ErrorType() string }
+	switch {
+	case errors.As(err, &typed):
+		return typed.ErrorType()
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "deadline_exceeded"
+	}
+	return "other"
+}

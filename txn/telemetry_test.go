@@ -1,0 +1,255 @@
+package txn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// traced is a client's environment whose spans are recorded.
+func traced(t *testing.T, cfg txn.Config) (*txntest.Env, *tracetest.SpanRecorder, trace.Tracer) {
+	recorder, provider := recording()
+	cfg.TracerProvider = provider
+	return newTraced(t, cfg), recorder, provider.Tracer("test")
+}
+
+func recording() (*tracetest.SpanRecorder, trace.TracerProvider) {
+	recorder := tracetest.NewSpanRecorder()
+	return recorder, sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+}
+
+func newTraced(t *testing.T, cfg txn.Config) *txntest.Env {
+	env := txntest.New(t, txntest.WithConfig(cfg))
+	env.CreateTable("accounts", "bal")
+	return env
+}
+
+// tree draws the spans below parent: names, with those attributes and events
+// that do not differ from run to run.
+func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
+	var out strings.Builder
+	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
+		return a.StartTime().Compare(b.StartTime())
+	})
+	for _, s := range spans {
+		if s.Parent().SpanID() != parent {
+			continue
+		}
+		fmt.Fprintf(&out, "%s%s", indent, s.Name())
+		for _, a := range s.Attributes() {
+			switch a.Key {
+			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "error.type":
+				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.Emit())
+			}
+		}
+		for _, e := range s.Events() {
+			fmt.Fprintf(&out, " [%s]", e.Name)
+		}
+		if len(s.Links()) > 0 {
+			fmt.Fprintf(&out, " links=%d", len(s.Links()))
+		}
+		out.WriteString("\n" + tree(spans, s.SpanContext().SpanID(), indent+"  "))
+	}
+	return out.String()
+}
+
+func TestTraceOfACommit(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{SyncSecondaries: true})
+	ctx, root := tracer.Start(t.Context(), "request")
+	_, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		accounts := tx.Table("accounts")
+		if _, _, err := accounts.Get(ctx, "bob", "bal", "usd"); err != nil {
+			return err
+		}
+		accounts.Set("bob", "bal", "usd", []byte("secret value"))
+		accounts.Set("joe", "bal", "usd", []byte("secret value"))
+		return nil
+	}, txn.WithName("transfer"))
+	root.End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `transaction transfer attempt=1 outcome=committed rows=2
+  timestamp
+  read accounts
+  commit
+    prewrite accounts
+    prewrite accounts
+    timestamp
+    commit primary accounts [commit point]
+    commit secondaries rows=1
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range recorder.Ended() {
+		if text := fmt.Sprint(s.Attributes(), s.Events(), s.Status()); strings.Contains(text, "secret") || strings.Contains(text, "bob") {
+			t.Errorf("span %s tells a value or a row key: %s", s.Name(), text)
+		}
+	}
+}
+
+// A transaction begun by hand has no context of its own to hand over.
+func TestTraceOfATransactionByHand(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{})
+	ctx, root := tracer.Start(t.Context(), "request")
+	tx, err := env.Client.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tx.Table("accounts").Get(ctx, "bob", "bal", "usd"); err != nil {
+		t.Fatal(err)
+	}
+	inner, part := tracer.Start(ctx, "part")
+	if _, _, err := tx.Table("accounts").Get(inner, "joe", "bal", "usd"); err != nil {
+		t.Fatal(err)
+	}
+	part.End()
+	tx.Rollback()
+	root.End()
+	want := `transaction attempt=1 outcome=rolled back rows=0
+  timestamp
+  read accounts
+part
+  read accounts
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestTraceOfManyRows(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{SyncSecondaries: true})
+	ctx, root := tracer.Start(t.Context(), "request")
+	if _, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		for i := range 17 {
+			tx.Table("accounts").Set(fmt.Sprint(i), "bal", "usd", nil)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	root.End()
+	want := `transaction attempt=1 outcome=committed rows=17
+  timestamp
+  commit
+    prewrite rows=17
+    timestamp
+    commit primary accounts [commit point]
+    commit secondaries rows=16
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestTraceOfAConflict(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{})
+	ctx, root := tracer.Start(t.Context(), "request")
+	tx, err := env.Client.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Table("accounts").Set("bob", "bal", "usd", nil)
+	commitTS, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", nil)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+		t.Fatalf("%v, want a conflict", err)
+	}
+	root.End()
+	want := `transaction attempt=1 outcome=conflict rows=1 error.type=conflict
+  timestamp
+  commit error.type=conflict [conflict]
+    prewrite accounts error.type=conflict
+`
+	spans := recorder.Ended()
+	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range spans {
+		for _, e := range s.Events() {
+			if e.Name != "conflict" {
+				continue
+			}
+			got := attribute.NewSet(e.Attributes...)
+			for key, want := range map[attribute.Key]string{
+				"db.collection.name": "accounts", "percolator.family": "bal", "percolator.qualifier": "usd",
+				"percolator.start_ts": fmt.Sprint(int64(tx.StartTS())), "percolator.conflict.ts": fmt.Sprint(int64(commitTS)),
+				"percolator.conflict.reason": "write",
+			} {
+				if v, _ := got.Value(key); v.Emit() != want {
+					t.Errorf("%s is %q, want %q", key, v.Emit(), want)
+				}
+			}
+		}
+	}
+}
+
+// A reader that cleans up behind a crashed client leads to that client's trace.
+func TestTraceOfAResolution(t *testing.T) {
+	recorder, provider := recording()
+	cfg := txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond, TracerProvider: provider}
+	env, tracer := newTraced(t, cfg), provider.Tracer("test")
+	faults := txntest.NewFaults(t)
+	commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
+	dying := env.NewClient(cfg, faults.DialOptions()...)
+	ctx, victim := tracer.Start(t.Context(), "victim")
+	ctx, cancel := context.WithCancel(ctx)
+	tx, err := dying.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Table("accounts").Set("bob", "bal", "usd", nil)
+	go func() {
+		<-commit.Fired()
+		faults.Kill()
+		cancel()
+	}()
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrUndetermined) {
+		t.Fatalf("%v, want an undetermined commit", err)
+	}
+	victim.End()
+
+	ctx, root := tracer.Start(t.Context(), "reader")
+	snapshot, err := env.Client.Snapshot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := snapshot.Table("accounts").Get(ctx, "bob", "bal", "usd"); err != nil {
+		t.Fatal(err)
+	}
+	root.End()
+	want := `read accounts
+  resolve lock accounts lock.action=rolled back links=1
+`
+	// How often the oracle is asked depends on how long the lock lasts.
+	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" })
+	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range recorder.Ended() {
+		for _, l := range s.Links() {
+			if l.SpanContext.TraceID() != victim.SpanContext().TraceID() {
+				t.Errorf("the resolution is linked to trace %v, not to the owner's, %v", l.SpanContext.TraceID(), victim.SpanContext().TraceID())
+			}
+		}
+	}
+}
