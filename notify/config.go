@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -82,6 +85,14 @@ type Config struct {
 	// quickly and may be called concurrently.
 	// Defaults to nil.
 	OnEvent func(Event)
+
+	// TracerProvider makes the spans of runs.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the worker's metrics.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
 
 	// Logger receives what an operator should know.
 	// Defaults to a logger that drops everything.

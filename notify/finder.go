@@ -48,6 +48,7 @@ func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (tak
 		return false
 	}
 	w.counters.found.Add(1)
+	w.telemetry.took("scan")
 	return true
 }
 

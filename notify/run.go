@@ -190,6 +190,8 @@ func (r *run) do(ctx context.Context) {
 	h := r.handler
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
+	ctx, span := r.worker.telemetry.begin(ctx, h)
+	defer r.end(span)
 	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
@@ -200,6 +202,7 @@ func (r *run) do(ctx context.Context) {
 		r.outcome, r.err = Unknown, err
 		return
 	}
+	link(span, r.seen)
 	if r.outcome = r.need(); r.outcome != "" {
 		return
 	}
@@ -344,6 +347,11 @@ func (r *run) tell() {
 			}
 		}
 	}
+	var triggers []txn.Trigger
+	if r.seen != nil {
+		triggers = r.seen.Triggers
+	}
+	r.worker.telemetry.measure(e, triggers)
 	r.worker.event(e)
 }
 

@@ -17,11 +17,12 @@ import (
 // A Worker runs observers. Any number of workers in any number of processes may
 // run the same observers; each change is acknowledged once (paper §2.4).
 type Worker struct {
-	client   *txn.Client
-	cfg      Config
-	locker   locker
-	cleaner  *cleaner
-	counters counters
+	client    *txn.Client
+	cfg       Config
+	locker    locker
+	cleaner   *cleaner
+	counters  counters
+	telemetry telemetry
 
 	slots   chan struct{} // one for each observer that may run
 	later   timers
@@ -75,6 +76,9 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	}
 	if w.locker, err = newLocker(client, cfg); err != nil {
 		return nil, err
+	}
+	if w.telemetry, err = newTelemetry(cfg); err != nil {
+		return nil, fmt.Errorf("notify: metrics: %w", err)
 	}
 	w.cleaner = newCleaner(w)
 	w.orphans.worker = w
@@ -168,6 +172,11 @@ func (w *Worker) Run(ctx context.Context) error {
 	runs, cancelRuns := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRuns()
 	w.start(ctx, runs)
+	stopMeasuring, err := w.watchLanes()
+	if err != nil {
+		w.cfg.Logger.WarnContext(ctx, "measuring the backlog failed", "error", err)
+	}
+	defer stopMeasuring()
 	stopHints := w.watch(ctx)
 	w.find(ctx)
 	stopHints()
@@ -274,6 +283,7 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 			return false
 		}
 		w.counters.hinted.Add(1)
+		w.telemetry.took("hint")
 		return true
 	})
 }

@@ -1,0 +1,166 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// scope names this library to OpenTelemetry.
+const scope = "github.com/percolator-bigtable/percolator/notify"
+
+// The attributes of spans and metrics that are not OpenTelemetry's own.
+const (
+	attrObserver  = attribute.Key("percolator.observer")
+	attrOutcome   = attribute.Key("percolator.outcome")
+	attrColumn    = attribute.Key("percolator.column")
+	attrChangeTS  = attribute.Key("percolator.change_ts")
+	attrCollapsed = attribute.Key("percolator.collapsed")
+	attrHops      = attribute.Key("percolator.hops")
+	attrSource    = attribute.Key("percolator.source")
+)
+
+// telemetry is what a worker tells OpenTelemetry (docs/observability.md).
+type telemetry struct {
+	tracer trace.Tracer
+	meter  metric.Meter
+
+	executions metric.Int64Counter
+	duration   metric.Float64Histogram
+	lag        metric.Float64Histogram
+	collapsed  metric.Int64Counter
+	found      metric.Int64Counter
+	scanned    metric.Int64Counter
+	backlog    metric.Int64ObservableGauge
+}
+
+func newTelemetry(cfg Config) (t telemetry, err error) {
+	tracers, meters := cfg.TracerProvider, cfg.MeterProvider
+	if tracers == nil {
+		tracers = otel.GetTracerProvider()
+	}
+	if meters == nil {
+		meters = otel.GetMeterProvider()
+	}
+	t.tracer, t.meter = tracers.Tracer(scope), meters.Meter(scope)
+	var errs []error
+	note := func(err error) { errs = append(errs, err) }
+	t.executions, err = t.meter.Int64Counter("percolator.observer.executions", metric.WithUnit("{run}"), metric.WithDescription("Looks at a cell for an observer, by how they ended."))
+	note(err)
+	t.duration, err = t.meter.Float64Histogram("percolator.observer.duration", metric.WithUnit("s"), metric.WithDescription("Duration of runs of observers, commit included."), metric.WithExplicitBucketBoundaries(.001, .005, .01, .05, .1, .5, 1, 5, 10, 60))
+	note(err)
+	t.lag, err = t.meter.Float64Histogram("percolator.observer.lag", metric.WithUnit("s"), metric.WithDescription("From the oldest change that a run handled to the run's commit, in oracle time."), metric.WithExplicitBucketBoundaries(.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800))
+	note(err)
+	t.collapsed, err = t.meter.Int64Counter("percolator.observer.collapsed", metric.WithUnit("{change}"), metric.WithDescription("Changes that were handled along with a newer one."))
+	note(err)
+	t.found, err = t.meter.Int64Counter("percolator.notifications.found", metric.WithUnit("{notification}"), metric.WithDescription("Notifications that a worker took, by what told it of them."))
+	note(err)
+	t.scanned, err = t.meter.Int64Counter("percolator.scan.rows", metric.WithUnit("{row}"), metric.WithDescription("Cells with notifications that the scan read."))
+	note(err)
+	t.backlog, err = t.meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithUnit("{cell}"), metric.WithDescription("Cells that wait in this worker for an observer."))
+	note(err)
+	return t, errors.Join(errs...)
+}
+
+// watch measures the lanes until stop is called.
+func (w *Worker) watchLanes() (stop func(), err error) {
+	t := &w.telemetry
+	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for col, l := range w.lanes {
+			o.ObserveInt64(t.backlog, int64(len(l.queue)), metric.WithAttributes(semconv.DBCollectionName(col.Table), attrColumn.String(col.column().String())))
+		}
+		return nil
+	}, t.backlog)
+	if err != nil {
+		return func() {}, err
+	}
+	return func() { _ = r.Unregister() }, nil
+}
+
+// begin begins the span of a run: a trace of its own, because what caused it
+// was over when it committed, and may be many.
+func (t *telemetry) begin(ctx context.Context, h *handler) (context.Context, trace.Span) {
+	return t.tracer.Start(ctx, "observe "+h.id, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(attrObserver.String(h.id), semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBCollectionName(h.column.Table), attrColumn.String(h.column.column().String())))
+}
+
+// link links a run to what triggered it, one link for each change.
+func link(span trace.Span, o *txn.Observation) {
+	if !span.IsRecording() {
+		return
+	}
+	hops := 0
+	for _, trigger := range o.Triggers {
+		hops = max(hops, trigger.Hops)
+		if sc := txn.ParseTraceParent(trigger.TraceParent); sc.IsValid() {
+			span.AddLink(trace.Link{SpanContext: sc})
+		}
+	}
+	span.SetAttributes(attrChangeTS.Int64(int64(o.ChangeTS)), attrCollapsed.Int(max(0, len(o.Triggers)-1)), attrHops.Int(hops))
+}
+
+// end ends the span of a run.
+func (r *run) end(span trace.Span) {
+	span.SetAttributes(attrOutcome.String(string(r.outcome)))
+	switch r.outcome {
+	case Failed, Unknown:
+		// Not the error's text, which is the application's: it may hold anything.
+		span.SetStatus(codes.Error, string(r.outcome))
+		span.SetAttributes(semconv.ErrorTypeKey.String(errorType(r.err)))
+	}
+	span.End()
+}
+
+func errorType(err error) string {
+	var typed interface{ ErrorType() string }
+	if errors.As(err, &typed) {
+		return typed.ErrorType()
+	}
+	return "other"
+}
+
+// measure records how a look at a cell ended.
+func (t *telemetry) measure(e Event, triggers []txn.Trigger) {
+	ctx := context.Background()
+	observer := attrObserver.String(e.Observer)
+	if t.executions.Enabled(ctx) {
+		t.executions.Add(ctx, 1, metric.WithAttributes(observer, attrOutcome.String(string(e.Outcome))))
+	}
+	if e.Outcome == Acknowledged || e.Outcome == Waiting {
+		return
+	}
+	if t.duration.Enabled(ctx) {
+		t.duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(observer, attrOutcome.String(string(e.Outcome))))
+	}
+	if e.Outcome != Committed {
+		return
+	}
+	if e.Collapsed > 0 && t.collapsed.Enabled(ctx) {
+		t.collapsed.Add(ctx, int64(e.Collapsed), metric.WithAttributes(observer))
+	}
+	if len(triggers) > 0 && t.lag.Enabled(ctx) {
+		lag := time.Duration(e.CommitTS-triggers[0].TS) * time.Microsecond
+		t.lag.Record(ctx, lag.Seconds(), metric.WithAttributes(observer))
+	}
+}
+
+func (t *telemetry) took(source string) {
+	if ctx := context.Background(); t.found.Enabled(ctx) {
+		t.found.Add(ctx, 1, metric.WithAttributes(attrSource.String(source)))
+	}
+}
+
+func (t *telemetry) read(cells int) {
+	if ctx := context.Background(); t.scanned.Enabled(ctx) {
+		t.scanned.Add(ctx, int64(cells))
+	}
+}
