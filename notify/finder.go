@@ -36,6 +36,7 @@ type Search struct {
 
 // offer puts what a finder has found into its lane.
 func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (taken bool) {
+	w.telemetry.scannedCell()
 	l := w.lanes[columnOf(n.Cell)]
 	if l == nil {
 		w.orphans.found(ctx, n)

@@ -64,7 +64,7 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	note(err)
 	t.found, err = t.meter.Int64Counter("percolator.notifications.found", metric.WithUnit("{notification}"), metric.WithDescription("Notifications that a worker took, by what told it of them."))
 	note(err)
-	t.scanned, err = t.meter.Int64Counter("percolator.scan.rows", metric.WithUnit("{row}"), metric.WithDescription("Cells with notifications that the scan read."))
+	t.scanned, err = t.meter.Int64Counter("percolator.scan.cells", metric.WithUnit("{cell}"), metric.WithDescription("Cells with notifications that the scan read."))
 	note(err)
 	t.backlog, err = t.meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithUnit("{cell}"), metric.WithDescription("Cells that wait in this worker for an observer."))
 	note(err)
@@ -159,8 +159,8 @@ func (t *telemetry) took(source string) {
 	}
 }
 
-func (t *telemetry) read(cells int) {
+func (t *telemetry) scannedCell() {
 	if ctx := context.Background(); t.scanned.Enabled(ctx) {
-		t.scanned.Add(ctx, int64(cells))
+		t.scanned.Add(ctx, 1)
 	}
 }
