@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -181,6 +183,7 @@ type run struct {
 	commitTS tso.Timestamp
 	outcome  Outcome
 	err      error
+	span     trace.Span // ended by tell
 }
 
 // do looks at the cell and, if there is something to do, runs the observer and
@@ -190,8 +193,7 @@ func (r *run) do(ctx context.Context) {
 	h := r.handler
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	ctx, span := r.worker.telemetry.begin(ctx, h)
-	defer r.end(span)
+	ctx, r.span = r.worker.telemetry.begin(ctx, h)
 	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
@@ -202,7 +204,7 @@ func (r *run) do(ctx context.Context) {
 		r.outcome, r.err = Unknown, err
 		return
 	}
-	link(span, r.seen)
+	link(r.span, r.seen)
 	if r.outcome = r.need(); r.outcome != "" {
 		return
 	}
@@ -282,6 +284,7 @@ func (r *run) ownAck(c *txn.ConflictError) bool {
 // settle does what the outcome asks for. retry: look again at once.
 func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool) {
 	w, id := r.worker, r.handler.id
+	runs = trace.ContextWithSpan(runs, r.span)
 	if r.outcome == Unknown {
 		r.findOut(runs)
 	}
@@ -352,6 +355,7 @@ func (r *run) tell() {
 		triggers = r.seen.Triggers
 	}
 	r.worker.telemetry.measure(e, triggers)
+	r.end(r.span)
 	r.worker.event(e)
 }
 

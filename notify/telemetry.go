@@ -38,9 +38,11 @@ type telemetry struct {
 	duration   metric.Float64Histogram
 	lag        metric.Float64Histogram
 	collapsed  metric.Int64Counter
+	letters    metric.Int64Counter
 	found      metric.Int64Counter
 	scanned    metric.Int64Counter
 	backlog    metric.Int64ObservableGauge
+	scanner    [4]metric.Int64ObservableCounter // in the order of ScannerStats
 }
 
 func newTelemetry(cfg Config) (t telemetry, err error) {
@@ -62,12 +64,23 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	note(err)
 	t.collapsed, err = t.meter.Int64Counter("percolator.observer.collapsed", metric.WithUnit("{change}"), metric.WithDescription("Changes that were handled along with a newer one."))
 	note(err)
+	t.letters, err = t.meter.Int64Counter("percolator.observer.dead_letters", metric.WithUnit("{change}"), metric.WithDescription("Changes that were given up and became dead letters."))
+	note(err)
 	t.found, err = t.meter.Int64Counter("percolator.notifications.found", metric.WithUnit("{notification}"), metric.WithDescription("Notifications that a worker took, by what told it of them."))
 	note(err)
 	t.scanned, err = t.meter.Int64Counter("percolator.scan.cells", metric.WithUnit("{cell}"), metric.WithDescription("Cells with notifications that the scan read."))
 	note(err)
 	t.backlog, err = t.meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithUnit("{cell}"), metric.WithDescription("Cells that wait in this worker for an observer."))
 	note(err)
+	for i, c := range []struct{ name, unit, description string }{
+		{"percolator.scan.sweeps", "{sweep}", "Sweeps of this worker's scanner over all tables."},
+		{"percolator.scan.pieces", "{piece}", "Pieces of tables that the scanner read, each one request or more."},
+		{"percolator.scan.rows", "{row}", "Rows with notifications that the scanner was given by Bigtable."},
+		{"percolator.scan.teleports", "{jump}", "Jumps of the scanner away from other workers."},
+	} {
+		t.scanner[i], err = t.meter.Int64ObservableCounter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.description))
+		note(err)
+	}
 	return t, errors.Join(errs...)
 }
 
@@ -78,8 +91,14 @@ func (w *Worker) watchLanes() (stop func(), err error) {
 		for col, l := range w.lanes {
 			o.ObserveInt64(t.backlog, int64(len(l.queue)), metric.WithAttributes(semconv.DBCollectionName(col.Table), attrColumn.String(col.column().String())))
 		}
+		if s, ok := w.cfg.Finder.(*Scanner); ok {
+			stats := s.Stats()
+			for i, n := range []int64{stats.Sweeps, stats.Pieces, stats.Notifications, stats.Teleports} {
+				o.ObserveInt64(t.scanner[i], n)
+			}
+		}
 		return nil
-	}, t.backlog)
+	}, t.backlog, t.scanner[0], t.scanner[1], t.scanner[2], t.scanner[3])
 	if err != nil {
 		return func() {}, err
 	}
@@ -112,7 +131,7 @@ func link(span trace.Span, o *txn.Observation) {
 func (r *run) end(span trace.Span) {
 	span.SetAttributes(attrOutcome.String(string(r.outcome)))
 	switch r.outcome {
-	case Failed, Unknown:
+	case Failed, Unknown, Parked:
 		// Not the error's text, which is the application's: it may hold anything.
 		span.SetStatus(codes.Error, string(r.outcome))
 		span.SetAttributes(semconv.ErrorTypeKey.String(errorType(r.err)))
@@ -125,7 +144,7 @@ func errorType(err error) string {
 	if errors.As(err, &typed) {
 		return typed.ErrorType()
 	}
-	return "other"
+	return "_OTHER" // OpenTelemetry's word for it
 }
 
 // measure records how a look at a cell ended.
@@ -137,6 +156,9 @@ func (t *telemetry) measure(e Event, triggers []txn.Trigger) {
 	}
 	if e.Outcome == Acknowledged || e.Outcome == Waiting {
 		return
+	}
+	if e.Outcome == Parked && t.letters.Enabled(ctx) {
+		t.letters.Add(ctx, 1, metric.WithAttributes(observer))
 	}
 	if t.duration.Enabled(ctx) {
 		t.duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(observer, attrOutcome.String(string(e.Outcome))))

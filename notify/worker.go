@@ -68,6 +68,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	if cfg.Finder == nil {
 		cfg.Finder = &Scanner{}
 	}
+	cfg.Logger = txn.WithTraceIDs(cfg.Logger)
 	w := &Worker{
 		client:   client,
 		cfg:      cfg,

@@ -1,12 +1,17 @@
 package tso
 
-import "context"
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/trace"
+)
 
 // batch is the callers who share one reservation, in the order of their
 // arrival. Direct's mutex guards it.
 type batch struct {
 	waiters []*waiter
 	live    int64              // waiters neither answered nor gone
+	origin  trace.SpanContext  // the span of the first of them that is recorded
 	cancel  context.CancelFunc // ends the reservation; nil before it is sent
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -48,6 +50,14 @@ type ClientConfig struct {
 	// Defaults to the global providers of OpenTelemetry.
 	Telemetry []otelgrpc.Option
 
+	// TracerProvider makes the spans of requests for timestamps.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the metrics of the oracle.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
+
 	// DialOptions are added to those of each connection.
 	// Defaults to none.
 	DialOptions []grpc.DialOption
@@ -80,6 +90,7 @@ type ClientStats struct {
 type Client struct {
 	cfg     ClientConfig
 	log     *slog.Logger
+	tel     telemetry
 	servers []*remote
 
 	forming atomic.Pointer[callers]
@@ -148,6 +159,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	cfg.AttemptTimeout = cmp.Or(cfg.AttemptTimeout, time.Second)
 	c := &Client{cfg: cfg, log: discard(cfg.Logger), wake: make(chan struct{}, 1)}
 	c.hints.queue = newHintQueue()
+	c.tel = newTelemetry(roleClient, cfg.TracerProvider, cfg.MeterProvider, c.log)
 	c.forming.Store(newCallers())
 	for _, address := range cfg.Addresses {
 		if slices.ContainsFunc(c.servers, func(r *remote) bool { return r.address == address }) {
@@ -185,6 +197,9 @@ func (c *Client) Timestamp(ctx context.Context) (Timestamp, error) {
 			continue // the next one is there already
 		}
 		if place == 0 {
+			if sc, ok := origin(ctx); ok {
+				b.origin.Store(&sc)
+			}
 			select {
 			case c.wake <- struct{}{}:
 			default:
@@ -281,8 +296,14 @@ func (c *Client) work() {
 }
 
 // fill gets the timestamps for a batch of n, in ranges of MaxCount.
-func (c *Client) fill(b *callers, n int64) error {
+func (c *Client) fill(b *callers, n int64) (err error) {
 	start := time.Now()
+	var from trace.SpanContext
+	if sc := b.origin.Load(); sc != nil {
+		from = *sc
+	}
+	_, span := c.tel.request(c.ctx, "request timestamps", from, n)
+	defer func() { end(span, err) }()
 	for left := n; left > 0; left -= MaxCount {
 		count := min(left, MaxCount)
 		first, err := c.ask(count, start, func() bool { return b.abandoned(n) })

@@ -3,6 +3,8 @@ package tso
 import (
 	"context"
 	"sync/atomic"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // sealed is the bit of callers.joined that says that nobody may join any more.
@@ -16,6 +18,8 @@ const sealed = 1 << 62
 type callers struct {
 	joined atomic.Int64
 	gone   atomic.Int64 // of those, how many do not wait any more
+	// origin is the span of the first caller, if that is recorded and was quick.
+	origin atomic.Pointer[trace.SpanContext]
 
 	done chan struct{} // closed when the fields below may be read
 	err  error

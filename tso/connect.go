@@ -59,7 +59,7 @@ var errSlow = errors.New("tso: no answer in time")
 // The time counts from start.
 func (c *Client) ask(count int64, start time.Time, abandoned func() bool) (Timestamp, error) {
 	patience := min(c.cfg.AttemptTimeout, max(c.cfg.Timeout-time.Since(start), 1))
-	first, hint, err := c.askServer(count, patience)
+	first, hint, err := c.attempt(count, patience)
 	if err == nil {
 		return first, nil
 	}
@@ -109,7 +109,7 @@ func (c *Client) ask(count int64, start time.Time, abandoned func() bool) (Times
 		}
 		c.turnTo(next)
 		patience = min(c.cfg.AttemptTimeout, left)
-		if first, hint, err = c.askServer(count, patience); err == nil {
+		if first, hint, err = c.attempt(count, patience); err == nil {
 			c.lastErr.Store(nil)
 			c.log.Info("tso: a server answers again", "address", c.servers[next].address, "after", time.Since(start), "attempts", attempts+1)
 			return first, nil
@@ -123,6 +123,7 @@ func (c *Client) turnTo(next int) {
 		c.hangUp()
 		c.leader.Store(int32(next))
 		c.failovers.Add(1)
+		c.tel.failedOver()
 	}
 }
 
@@ -152,6 +153,14 @@ func (c *Client) noteFailure(at int, err error) {
 	c.failures.Add(1)
 	text := c.servers[at].address + ": " + strings.TrimPrefix(err.Error(), "tso: ")
 	c.lastErr.Store(&text)
+}
+
+// attempt is askServer, measured.
+func (c *Client) attempt(count int64, patience time.Duration) (first Timestamp, hint string, err error) {
+	began := time.Now()
+	first, hint, err = c.askServer(count, patience)
+	c.tel.answered(nil, began, count, err)
+	return first, hint, err
 }
 
 // askServer sends one request to servers[leader] and waits for its answer, as

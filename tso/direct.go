@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // DirectConfig configures a [Direct] oracle. The zero value is ready to use.
@@ -39,6 +41,14 @@ type DirectConfig struct {
 	// Defaults to 1 minute.
 	MaxStep time.Duration
 
+	// TracerProvider makes the spans of requests for timestamps.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the metrics of the oracle.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
+
 	// Logger receives warnings about retries and wrong clocks.
 	// Defaults to no logging.
 	Logger *slog.Logger
@@ -61,6 +71,7 @@ type Direct struct {
 	log *slog.Logger
 	row *oracleRow
 	res *reserver // used by the one running worker only
+	tel telemetry
 
 	worker sync.WaitGroup // the running worker, if any
 
@@ -89,7 +100,8 @@ func NewDirect(table bigtable.TableAPI, cfg DirectConfig) *Direct {
 		timeout: cmp.Or(max(cfg.RPCTimeout, 0), 10*time.Second),
 	}
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	return &Direct{log: log, row: row, res: &reserver{
+	tel := newTelemetry(roleDirect, cfg.TracerProvider, cfg.MeterProvider, log)
+	return &Direct{log: log, row: row, tel: tel, res: &reserver{
 		row:     row,
 		clock:   cfg.Clock,
 		maxStep: Timestamp(cmp.Or(max(cfg.MaxStep, 0), time.Minute).Microseconds()),
@@ -108,7 +120,7 @@ func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, d.expired(err)
 	}
-	w, err := d.join()
+	w, err := d.join(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -149,7 +161,7 @@ func (d *Direct) Stats() DirectStats {
 // join enters the caller into the batch that forms, and sees to a worker.
 // Never into the one in flight: its range may be below timestamps which this
 // caller, or somebody who told it something, has received since it was sent.
-func (d *Direct) join() (*waiter, error) {
+func (d *Direct) join(ctx context.Context) (*waiter, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -159,6 +171,9 @@ func (d *Direct) join() (*waiter, error) {
 		d.forming = &batch{}
 	}
 	w := d.forming.add()
+	if sc, ok := origin(ctx); ok && !d.forming.origin.IsValid() {
+		d.forming.origin = sc
+	}
 	if !d.running {
 		d.running = true
 		d.worker.Go(d.work)
@@ -213,7 +228,10 @@ func (d *Direct) serveNext() bool {
 	d.mu.Unlock()
 
 	for failures := 1; n > 0; failures++ {
-		last, err := d.res.reserve(ctx, n)
+		began := time.Now()
+		rctx, span := d.tel.request(ctx, "reserve timestamps", b.origin, n)
+		last, err := d.res.reserve(rctx, n)
+		d.tel.answered(span, began, n, err)
 		if !d.answer(b, last, n, err) {
 			return true
 		}

@@ -54,6 +54,7 @@ type leadership struct {
 	address  string
 	onChange func(leading bool) // called with mu held
 
+	tel  telemetry
 	wake chan struct{} // look at the row, or write, now
 
 	// Used by run alone.
@@ -158,7 +159,9 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 				pause = min(pause, left)
 				break
 			}
-			h, ok, err := l.takeOver(ctx, row)
+			tctx, span := l.tel.takeOver(ctx, row.lease.epoch+1)
+			h, ok, err := l.takeOver(tctx, row)
+			tookOver(span, ok, err)
 			if ok {
 				return h, true
 			}

@@ -14,6 +14,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
@@ -88,6 +90,14 @@ type ServerConfig struct {
 	// Defaults to the global providers of OpenTelemetry.
 	Telemetry []otelgrpc.Option
 
+	// TracerProvider makes the spans of changes of leadership.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the metrics of the server.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
+
 	// Logger receives changes of leadership and warnings.
 	// Defaults to no logging.
 	Logger *slog.Logger
@@ -150,6 +160,7 @@ func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
 		onChange: s.changed,
 		wake:     make(chan struct{}, 1),
 		changed:  make(chan struct{}),
+		tel:      newTelemetry(roleServer, cfg.TracerProvider, cfg.MeterProvider, s.log),
 	}
 	s.changed(false)
 	s.health.SetServingStatus(LiveService, healthpb.HealthCheckResponse_SERVING)
@@ -196,13 +207,18 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		reflection.Register(server)
 	}
 
+	stopObserving, err := s.observe()
+	if err != nil {
+		s.log.WarnContext(ctx, "tso: making metrics failed", "error", err)
+	}
+	defer stopObserving()
 	electing, stop := context.WithCancel(ctx)
 	defer stop()
 	var running sync.WaitGroup
 	running.Go(func() { s.lead.run(electing) })
 	failed := make(chan error, 1)
 	running.Go(func() { failed <- server.Serve(lis) })
-	var err error
+	err = nil
 	select {
 	case <-ctx.Done():
 	case err = <-failed:

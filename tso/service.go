@@ -37,6 +37,7 @@ func (s *Server) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequ
 				return status.FromContextError(ctx.Err()).Err()
 			}
 			res.First, res.Count, res.NotLeader = 0, 0, s.lead.refusal(err)
+			s.lead.tel.refused(err)
 		} else {
 			res.First, res.Count, res.NotLeader = int64(first), req.Count, nil
 		}

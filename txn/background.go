@@ -145,7 +145,7 @@ func (b *background) drop(t *table, q *bulkQueue) {
 	b.cells -= before - countOps(keep)
 	b.checkIdle()
 	b.client.counters.backgroundDropped.Add(int64(dropped))
-	b.client.metrics.dropped.Add(context.Background(), int64(dropped))
+	b.client.metrics.gaveUp(dropped)
 	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", last)
 }
 

@@ -63,7 +63,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 	c := &Client{
 		bt:     bt,
 		cfg:    cfg,
-		log:    withTraceIDs(cfg.Logger),
+		log:    WithTraceIDs(cfg.Logger),
 		oracle: cfg.Oracle,
 		tables: map[string]*table{},
 		idle:   make(chan struct{}),
@@ -82,10 +82,11 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 	}
 	c.background = newBackground(c)
 	if err := c.metrics.watch(c.background); err != nil {
+		c.background.cancel()
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
 	if c.oracle == nil {
-		c.ownOracle = tso.NewDirect(c.metadata.api, tso.DirectConfig{RPCTimeout: cfg.RPCTimeout, Logger: cfg.Logger})
+		c.ownOracle = tso.NewDirect(c.metadata.api, tso.DirectConfig{RPCTimeout: cfg.RPCTimeout, Logger: c.log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
 		c.oracle = c.ownOracle
 	}
 	c.token = newToken(c)

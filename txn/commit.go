@@ -161,6 +161,8 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 // (design §4, "Abort by the owner").
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
+	ctx, span := c.client.trace.begin(ctx, "roll back", "")
+	defer span.end(nil) // what fails here is somebody else's to do
 	byTable := map[*table][]rowMutation{}
 	for _, row := range c.rows {
 		if !row.touched {

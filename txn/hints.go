@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
@@ -100,12 +102,13 @@ func (c *Client) SubscribeNotifications(ctx context.Context, columns []ObservedC
 // applied tells the watchers of the cells in muts, but for those that failed, and
 // the spans of their commits.
 func (c *Client) applied(muts, failed []rowMutation) {
-	skip := map[string]bool{}
+	// Not by row: a batch holds those of several transactions.
+	skip := map[*bigtable.Mutation]bool{}
 	for _, m := range failed {
-		skip[m.row] = true
+		skip[m.mut] = true
 	}
 	for _, m := range muts {
-		if !skip[m.row] {
+		if !skip[m.mut] {
 			c.hint(m.hints...)
 			m.secondaries.done(1)
 		}

@@ -28,6 +28,8 @@ func (c *Client) LocksOf(ctx context.Context, table string, rs bigtable.RowSet, 
 
 func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f bigtable.Filter) iter.Seq2[Lock, error] {
 	return func(yield func(Lock, error) bool) {
+		met, now := 0, c.OracleNow()
+		ctx, span := c.trace.call(ctx, "list locks", name)
 		err := c.pages(ctx, name, rs, func(*table) bigtable.Filter { return interleave(f) }, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				for _, item := range raw[LockFamily] {
@@ -40,7 +42,9 @@ func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f b
 						err = derr
 					} else {
 						l = decoded
+						c.metrics.listed(l, now)
 					}
+					met++
 					if !yield(*l, err) {
 						return false, nil
 					}
@@ -48,6 +52,8 @@ func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f b
 			}
 			return true, nil
 		})
+		span.set(attrLocks.Int(met))
+		span.end(err)
 		if err != nil {
 			yield(Lock{}, err)
 		}
@@ -104,7 +110,7 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 // primary's prewrite may still be on the way. Resolving a lock that is gone is
 // harmless; where nothing is left that tells its transaction's fate, the Status
 // is StateUnknown.
-func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
+func (c *Client) Resolve(ctx context.Context, l Lock) (s Status, err error) {
 	if err := checkCell(l.Cell); err != nil {
 		return Status{}, err
 	}
@@ -115,12 +121,17 @@ func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
 		return Status{}, err
 	}
 	defer c.leave()
+	ctx, span := c.trace.settle(ctx, &l)
+	defer func() {
+		span.set(attrAction.String(resolution(s, 0)))
+		span.end(err)
+	}()
 	now, err := c.Timestamp(ctx)
 	if err != nil {
 		return Status{}, err
 	}
 	// The lock may have been listed long ago, and be kept alive since.
-	s, err := c.decide(ctx, &l, now, false, waitNever)
+	s, err = c.decide(ctx, &l, now, false, waitNever)
 	if err != nil || !s.final() {
 		return s, err
 	}
@@ -131,6 +142,11 @@ func (c *Client) Resolve(ctx context.Context, l Lock) (Status, error) {
 // the deployment, as Resolve does, and returns the transaction's status and
 // how many locks it met.
 func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS tso.Timestamp) (s Status, locks int, err error) {
+	ctx, span := c.trace.call(ctx, "resolve transaction", "")
+	defer func() {
+		span.set(attrStartTS.Int64(int64(startTS)), attrLocks.Int(locks), attrAction.String(resolution(s, 0)))
+		span.end(err)
+	}()
 	tables, err := c.Tables(ctx)
 	if err != nil {
 		return Status{}, 0, err

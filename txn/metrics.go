@@ -34,7 +34,10 @@ type metrics struct {
 	lockWait    metric.Float64Histogram
 	resolutions metric.Int64Counter
 	dropped     metric.Int64Counter
+	strandedAge metric.Float64Histogram
 
+	oldest   *oldest
+	age      metric.Float64ObservableGauge
 	queue    metric.Int64ObservableGauge
 	meter    metric.Meter
 	watching metric.Registration
@@ -74,6 +77,11 @@ func newMetrics(cfg Config) (m metrics, err error) {
 		resolutions: counter("percolator.lock.resolutions", "{cell}", "Cells settled on behalf of other transactions."),
 		dropped:     counter("percolator.background.dropped", "{row}", "Rows of background work that were given up and left to whoever meets their locks."),
 	}
+	m.strandedAge, err = meter.Float64Histogram("percolator.lock.stranded.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of locks whose owner was found dead."), metric.WithExplicitBucketBoundaries(1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600))
+	errs = append(errs, err)
+	m.oldest = &oldest{}
+	m.age, err = meter.Float64ObservableGauge("percolator.lock.oldest.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of the oldest stranded lock that was met in the last minute or two; 0: none."))
+	errs = append(errs, err)
 	m.meter = meter
 	m.queue, err = meter.Int64ObservableGauge("percolator.background.queue", metric.WithUnit("{change}"), metric.WithDescription("Changes of cells that wait for background work."))
 	return m, errors.Join(append(errs, err)...)
@@ -83,8 +91,9 @@ func newMetrics(cfg Config) (m metrics, err error) {
 func (m *metrics) watch(b *background) (err error) {
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(m.queue, int64(b.queued()))
+		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
 		return nil
-	}, m.queue)
+	}, m.queue, m.age)
 	return err
 }
 

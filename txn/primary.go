@@ -120,7 +120,7 @@ var errNoTrace = errors.New("the primary holds no trace of the transaction: its 
 // commit is not sent any more. It may be
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
-func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
+func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, err error) {
 	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
 		return Status{}, invalid("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
 	}
@@ -131,11 +131,16 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 		return Status{}, err
 	}
 	defer c.leave()
+	ctx, span := c.trace.call(ctx, "settle", u.Primary.Table)
+	defer func() {
+		span.set(attrStartTS.Int64(int64(u.StartTS)), attrCommitTS.Int64(int64(u.CommitTS)), attrAction.String(resolution(s, 0)))
+		span.end(err)
+	}()
 	t, err := c.table(ctx, u.Primary.Table)
 	if err != nil {
 		return Status{}, u.because(err)
 	}
-	s, err := t.fate(ctx, u.Primary, u.StartTS)
+	s, err = t.fate(ctx, u.Primary, u.StartTS)
 	if err != nil {
 		return Status{}, u.because(err)
 	}

@@ -145,6 +145,7 @@ func (c *Client) judge(ctx context.Context, t *table, l *Lock, s Status, asOf ts
 	if !c.dead(ctx, judged, asOf) {
 		return s, judged.ExpiresTS(), nil
 	}
+	c.metrics.stranded(judged, asOf)
 	rolledBack, err := t.rollBackPrimary(ctx, l.Primary, l.StartTS, s.State, asOf)
 	if rolledBack.final() && s.Lock != nil {
 		c.resolved(s.Lock, rolledBack)

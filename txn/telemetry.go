@@ -93,13 +93,18 @@ func (s span) set(attrs ...attribute.KeyValue) {
 	}
 }
 
-// root begins a span whether or not its parent records.
+// root begins a span whether or not its parent records. Where a sampler has
+// decided against it, the context that is returned says so: what the Bigtable
+// client and gRPC begin below it must not become traces of their own.
 func (t tracing) root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, span) {
 	sctx, s := t.tracer.Start(ctx, name, opts...)
-	if !s.IsRecording() {
-		return ctx, span{}
+	switch {
+	case s.IsRecording():
+		return sctx, span{s}
+	case s.SpanContext().Equal(trace.SpanContextFromContext(ctx)):
+		return ctx, span{} // there is no SDK
 	}
-	return sctx, span{s}
+	return sctx, span{}
 }
 
 // begin begins a request, or a group of them, as part of what records already.
@@ -113,8 +118,10 @@ func (t tracing) begin(ctx context.Context, operation, table string) (context.Co
 
 // read begins a read outside of a transaction, which may be a trace of its own.
 func (t tracing) read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, span) {
-	ctx, s := t.root(ctx, spanName("read", table), request("read", table)...)
-	s.set(attrReadTS.Int64(int64(ts)))
+	ctx, s := t.root(ctx, spanName("read", table), clientKind)
+	if s.on() {
+		s.set(append(requestAttrs("read", table), attrReadTS.Int64(int64(ts)))...)
+	}
 	return ctx, s
 }
 
@@ -125,39 +132,62 @@ func spanName(operation, table string) string {
 	return operation + " " + table
 }
 
-func request(operation, table string) []trace.SpanStartOption {
+var clientKind = trace.WithSpanKind(trace.SpanKindClient)
+
+func requestAttrs(operation, table string) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBOperationName(operation)}
 	if table != "" {
 		attrs = append(attrs, semconv.DBCollectionName(table))
 	}
-	return []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...)}
+	return attrs
 }
 
-// transaction begins the span of one attempt of a transaction.
-func (t tracing) transaction(ctx context.Context, name string, attempt int) span {
+func request(operation, table string) []trace.SpanStartOption {
+	return []trace.SpanStartOption{clientKind, trace.WithAttributes(requestAttrs(operation, table)...)}
+}
+
+// An attempt is one run of a function given to Update.
+type attempt struct {
+	number int
+	// earlier is the span of the attempt before.
+	earlier trace.SpanContext
+}
+
+// transaction begins the span of one attempt of a transaction. carried is what
+// has to be in the contexts of its requests: the span, also one that does not
+// record; nil where there is no SDK.
+func (t tracing) transaction(ctx context.Context, name string, a *attempt) (s span, carried trace.Span) {
 	title := "transaction"
 	if name != "" {
 		title += " " + name
 	}
-	_, s := t.root(ctx, title)
-	if s.on() {
-		s.SetAttributes(attrName.String(name), attrAttempt.Int(attempt))
+	var opts []trace.SpanStartOption
+	if a.earlier.IsValid() {
+		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: a.earlier}))
 	}
-	return s
+	sctx, s := t.root(ctx, title, opts...)
+	if sctx == ctx {
+		return span{}, nil
+	}
+	if s.on() {
+		s.SetAttributes(attrName.String(name), attrAttempt.Int(a.number))
+		a.earlier = s.SpanContext()
+	}
+	return s, trace.SpanFromContext(sctx)
 }
 
 // within returns ctx with the transaction's span in it, unless the caller has
 // begun spans below it, and with the count of its requests.
 func (t *Txn) within(ctx context.Context) context.Context {
 	ctx = t.client.metrics.counting(ctx, t)
-	if !t.span.on() {
+	if t.carried == nil {
 		return ctx
 	}
-	here, own := trace.SpanContextFromContext(ctx), t.span.SpanContext()
+	here, own := trace.SpanContextFromContext(ctx), t.carried.SpanContext()
 	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, t.span)
+	return trace.ContextWithSpan(ctx, t.carried)
 }
 
 // conflict adds the event of a conflict to whatever span ctx is in.
@@ -172,6 +202,14 @@ func (t tracing) conflict(ctx context.Context, err error) {
 		attrs = append(attrs, attrConflictTS.Int64(int64(c.ConflictTS)))
 	}
 	s.AddEvent("conflict", trace.WithAttributes(attrs...))
+}
+
+// retry adds the event of a function's next run to the caller's span.
+func (t tracing) retry(ctx context.Context, name string, next int, err error) {
+	s := trace.SpanFromContext(ctx)
+	if s.IsRecording() {
+		s.AddEvent("retry", trace.WithAttributes(attrName.String(name), attrAttempt.Int(next), semconv.ErrorTypeKey.String(errorType(err))))
+	}
 }
 
 // cell names a cell's class; its row only when that was asked for.
@@ -189,17 +227,38 @@ func (t tracing) resolve(ctx context.Context, l *Lock) (context.Context, span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, span{}
 	}
-	opts := append(request("resolve lock", l.Cell.Table), trace.WithAttributes(t.cell(l.Cell)...), trace.WithAttributes(
-		attrLockTS.Int64(int64(l.StartTS)), attrLockOwner.String(l.Owner)))
+	return t.settle(ctx, l)
+}
+
+// settle is resolve for an operator's call, which may be a trace of its own.
+func (t tracing) settle(ctx context.Context, l *Lock) (context.Context, span) {
+	opts := []trace.SpanStartOption{clientKind}
 	if sc := ParseTraceParent(l.TraceParent); sc.IsValid() {
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc}))
 	}
-	return t.root(ctx, spanName("resolve lock", l.Cell.Table), opts...)
+	ctx, s := t.root(ctx, spanName("resolve lock", l.Cell.Table), opts...)
+	if s.on() {
+		s.SetAttributes(semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBOperationName("resolve lock"))
+		s.SetAttributes(t.cell(l.Cell)...)
+		s.SetAttributes(attrLockTS.Int64(int64(l.StartTS)), attrLockOwner.String(l.Owner))
+	}
+	return ctx, s
 }
 
-// traceParent is the W3C trace context of ctx, for the locks.
+// call begins an operator's call about one transaction or one table, which may
+// be a trace of its own.
+func (t tracing) call(ctx context.Context, operation, table string) (context.Context, span) {
+	ctx, s := t.root(ctx, spanName(operation, table), clientKind)
+	if s.on() {
+		s.SetAttributes(requestAttrs(operation, table)...)
+	}
+	return ctx, s
+}
+
+// traceParent is the W3C trace context of ctx, for the locks; empty when
+// nobody records the trace, so that no link leads to nothing.
 func traceParent(ctx context.Context) string {
-	if !trace.SpanContextFromContext(ctx).IsValid() {
+	if !trace.SpanContextFromContext(ctx).IsSampled() {
 		return ""
 	}
 	carrier := propagation.MapCarrier{}
@@ -228,5 +287,5 @@ func errorType(err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "deadline_exceeded"
 	}
-	return "other"
+	return "_OTHER" // OpenTelemetry's word for it
 }

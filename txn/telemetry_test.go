@@ -51,7 +51,7 @@ func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) str
 		fmt.Fprintf(&out, "%s%s", indent, s.Name())
 		for _, a := range s.Attributes() {
 			switch a.Key {
-			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "error.type":
+			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "percolator.locks", "error.type":
 				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.Emit())
 			}
 		}
@@ -84,11 +84,13 @@ func TestTraceOfACommit(t *testing.T) {
 	}
 	want := `transaction transfer attempt=1 outcome=committed rows=2
   timestamp
+    reserve timestamps
   read accounts
   commit
     prewrite accounts
     prewrite accounts
     timestamp
+      reserve timestamps
     commit primary accounts [commit point]
     commit secondaries rows=1
 `
@@ -122,6 +124,7 @@ func TestTraceOfATransactionByHand(t *testing.T) {
 	root.End()
 	want := `transaction attempt=1 outcome=rolled back rows=0
   timestamp
+    reserve timestamps
   read accounts
 part
   read accounts
@@ -145,9 +148,11 @@ func TestTraceOfManyRows(t *testing.T) {
 	root.End()
 	want := `transaction attempt=1 outcome=committed rows=17
   timestamp
+    reserve timestamps
   commit
     prewrite rows=17
     timestamp
+      reserve timestamps
     commit primary accounts [commit point]
     commit secondaries rows=16
 `
@@ -177,8 +182,10 @@ func TestTraceOfAConflict(t *testing.T) {
 	root.End()
 	want := `transaction attempt=1 outcome=conflict rows=1 error.type=conflict
   timestamp
+    reserve timestamps
   commit error.type=conflict [conflict]
     prewrite accounts error.type=conflict
+    roll back
 `
 	spans := recorder.Ended()
 	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
@@ -241,7 +248,7 @@ func TestTraceOfAResolution(t *testing.T) {
   resolve lock accounts lock.action=rolled back links=1
 `
 	// How often the oracle is asked depends on how long the lock lasts.
-	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" })
+	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" || s.Name() == "reserve timestamps" })
 	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}

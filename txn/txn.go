@@ -30,7 +30,8 @@ type Txn struct {
 	buffer  buffer
 	hold    *hold // keeps garbage collection below startTS
 
-	span       span // not on where nothing records
+	span       span       // not on where nothing records
+	carried    trace.Span // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
 	requests   atomic.Int64 // to Bigtable
 
@@ -52,10 +53,10 @@ type knownValue struct {
 // Rollback may be deferred. Most callers want [Client.Update], which runs a
 // transaction again after a conflict.
 func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
-	return c.begin(ctx, 1, opts)
+	return c.begin(ctx, &attempt{number: 1}, opts)
 }
 
-func (c *Client) begin(ctx context.Context, attempt int, opts []TxnOption) (*Txn, error) {
+func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
@@ -64,16 +65,18 @@ func (c *Client) begin(ctx context.Context, attempt int, opts []TxnOption) (*Txn
 	for _, o := range opts {
 		o(&t.opts)
 	}
-	t.span = c.trace.transaction(ctx, t.opts.name, attempt)
+	t.span, t.carried = c.trace.transaction(ctx, t.opts.name, a)
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	var err error
 	if t.startTS, err = c.Timestamp(t.within(ctx)); err != nil {
-		t.span.end(err)
+		t.over(ctx, outcomeFailed, 0, err)
 		c.leave()
 		return nil, err
 	}
 	t.hold = c.holds.add(t.startTS)
-	t.span.set(attrStartTS.Int64(int64(t.startTS)))
+	if t.span.on() {
+		t.span.set(attrStartTS.Int64(int64(t.startTS)))
+	}
 	c.counters.begun.Add(1)
 	return t, nil
 }
@@ -153,7 +156,9 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		outcome = outcomeReadOnly
 	case err == nil:
 		outcome = outcomeCommitted
-		t.span.set(attrCommitTS.Int64(int64(ts)))
+		if t.span.on() {
+			t.span.set(attrCommitTS.Int64(int64(ts)))
+		}
 	case errors.Is(err, ErrConflict):
 		outcome = outcomeConflict
 		t.client.counters.conflicts.Add(1)
@@ -171,8 +176,10 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 
 // over ends the transaction's span and measures it.
 func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
-	t.span.set(attrOutcome.String(outcome), attrRows.Int(rows))
-	t.span.end(err)
+	if t.span.on() {
+		t.span.set(attrOutcome.String(outcome), attrRows.Int(rows))
+		t.span.end(err)
+	}
 	t.client.metrics.transaction(ctx, t, outcome, rows)
 }
 

@@ -34,8 +34,9 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 	limit := c.cfg.MaxAttempts
 	pause := c.cfg.Backoff.start()
 	wasTooOld := false
-	for attempt := 1; ; attempt++ {
-		ts, o, err := c.attempt(ctx, attempt, f, opts)
+	var run attempt
+	for run.number = 1; ; run.number++ {
+		ts, o, err := c.attempt(ctx, &run, f, opts)
 		if err == nil {
 			return ts, nil
 		}
@@ -48,19 +49,20 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 		switch {
 		case !again || errors.Is(err, ErrUndetermined):
 			return 0, err
-		case limit > 0 && attempt >= limit:
-			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", attempt, err)
+		case limit > 0 && run.number >= limit:
+			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
 		if pause.wait(ctx, 0) != nil {
-			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", attempt), err)
+			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
 		c.counters.retries.Add(1)
 		c.metrics.retry(ctx, o.name)
+		c.trace.retry(ctx, o.name, run.number+1, err)
 	}
 }
 
-func (c *Client) attempt(ctx context.Context, attempt int, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
-	tx, err := c.begin(ctx, attempt, opts)
+func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
+	tx, err := c.begin(ctx, run, opts)
 	if err != nil {
 		return 0, txnOptions{}, err
 	}

@@ -1,0 +1,176 @@
+package txn_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A rerun is told to the caller's span, and leads to the attempt before.
+func TestTraceOfARetry(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{})
+	ctx, root := tracer.Start(t.Context(), "request")
+	attempts := 0
+	if _, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		if attempts++; attempts == 1 {
+			return &txn.ConflictError{Cell: txn.Cell{Table: "accounts", Row: "bob", Family: "bal", Qualifier: "usd"}, Reason: txn.ConflictWrite}
+		}
+		return nil
+	}, txn.WithName("transfer")); err != nil {
+		t.Fatal(err)
+	}
+	root.End()
+	var spans []sdktrace.ReadOnlySpan
+	for _, s := range recorder.Ended() {
+		if s.Name() == "transaction transfer" {
+			spans = append(spans, s)
+		}
+		if s.Name() == "request" && (len(s.Events()) != 1 || s.Events()[0].Name != "retry") {
+			t.Errorf("events of the caller's span: %v", s.Events())
+		}
+	}
+	if len(spans) != 2 || len(spans[1].Links()) != 1 || !spans[1].Links()[0].SpanContext.Equal(spans[0].SpanContext()) {
+		t.Fatalf("the second attempt does not lead to the first: %v", spans)
+	}
+}
+
+// What a sampler decided for a transaction holds for everything below it: no
+// library begins traces of its own under a transaction that is not recorded.
+func TestSampledOut(t *testing.T) {
+	recorder := tracetest.NewSpanRecorder()
+	first := &firstRoot{}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder), sdktrace.WithSampler(sdktrace.ParentBased(first)))
+	var rpcs atomic.Int64
+	count := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if method == "/google.bigtable.v2.Bigtable/CheckAndMutateRow" {
+			rpcs.Add(1)
+			_, s := provider.Tracer("library").Start(ctx, method)
+			s.End()
+		}
+		return invoker(ctx, method, req, reply, cc, opts...)
+	})
+	env := txntest.New(t, txntest.WithConfig(txn.Config{TokenTTL: -1, TracerProvider: provider}), txntest.WithDialOptions(count))
+	env.CreateTable("accounts", "bal")
+	tx, err := env.Client.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Table("accounts").Set("bob", "bal", "usd", nil)
+	rpcs.Store(0)
+	first.drop = true
+	tx2, err := env.Client.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.drop = false
+	recorded := len(recorder.Ended())
+	tx2.Table("accounts").Set("joe", "bal", "usd", nil)
+	if _, err := tx2.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := rpcs.Load(); n < 2 {
+		t.Errorf("%d requests passed the interceptor, want 2 or more", n)
+	}
+	if got := recorder.Ended()[recorded:]; len(got) > 0 {
+		t.Errorf("spans below a transaction that was sampled out: %v", names(got))
+	}
+	tx.Rollback()
+}
+
+// firstRoot drops roots while drop is set.
+type firstRoot struct{ drop bool }
+
+func (f *firstRoot) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	if f.drop {
+		return sdktrace.NeverSample().ShouldSample(p)
+	}
+	return sdktrace.AlwaysSample().ShouldSample(p)
+}
+
+func (f *firstRoot) Description() string { return "firstRoot" }
+
+func names(spans []sdktrace.ReadOnlySpan) []string {
+	var all []string
+	for _, s := range spans {
+		all = append(all, s.Name())
+	}
+	return all
+}
+
+// What an operator calls is traced without a caller's span, too.
+func TestTraceOfOperatorsCalls(t *testing.T) {
+	recorder, provider := recording()
+	cfg := txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond}
+	env := newTraced(t, cfg)
+	faults := txntest.NewFaults(t)
+	commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
+	ctx, cancel := context.WithCancel(t.Context())
+	ctx, victim := provider.Tracer("test").Start(ctx, "victim")
+	dying := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond, TracerProvider: provider}, faults.DialOptions()...)
+	tx, err := dying.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Table("accounts").Set("bob", "bal", "usd", nil)
+	go func() {
+		<-commit.Fired()
+		faults.Kill()
+		cancel()
+	}()
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrUndetermined) {
+		t.Fatalf("%v, want an undetermined commit", err)
+	}
+	recorder.Reset()
+
+	cfg.TracerProvider = provider
+	operator := env.NewClient(cfg)
+	var primary txn.Cell
+	for l, err := range operator.Locks(t.Context(), "accounts", nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		primary = l.Primary
+	}
+	for locks := 1; locks > 0; { // until its ttl is over
+		var s txn.Status
+		if s, locks, err = operator.ResolveTransaction(t.Context(), primary, tx.StartTS()); err != nil {
+			t.Fatal(err)
+		}
+		if s.State == txn.StateRolledBack {
+			break
+		}
+		recorder.Reset()
+	}
+	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool {
+		return s.Name() == "timestamp" || s.Name() == "reserve timestamps"
+	})
+	// The list of locks is the caller's while it lasts.
+	want := `resolve transaction locks=1 lock.action=rolled back
+  list locks accounts locks=1
+  resolve lock accounts lock.action=rolled back links=1
+  list locks scratch locks=0
+`
+	if diff := cmp.Diff(want, tree(spans, trace.SpanID{}, "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range spans {
+		for _, l := range s.Links() {
+			if l.SpanContext.TraceID() != victim.SpanContext().TraceID() {
+				t.Errorf("%s is linked to trace %v, not to the owner's", s.Name(), l.SpanContext.TraceID())
+			}
+		}
+	}
+	victim.End()
+}
