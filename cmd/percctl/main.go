@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/benchcmd"
@@ -19,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
@@ -27,7 +30,18 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Main(os.Args[1:], cli.System(), commands()...))
+	os.Exit(run())
+}
+
+func run() int {
+	s := cli.System()
+	stop, err := telemetry.Start(context.Background(), s.Err)
+	if err != nil {
+		fmt.Fprintf(s.Err, "percctl: %v\n", err)
+		return cli.ExitUsage
+	}
+	defer stop()
+	return cli.Main(os.Args[1:], s, commands()...)
 }
 
 // commands are all there are, and the help topics.

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 )
 
 // A process is a worker as the coordinator sees it. Only the fleet's goroutine
@@ -39,6 +41,7 @@ func startProcess(number int, at deployment, stderr io.Writer, events chan<- eve
 	p := &process{number: number}
 	p.cmd = exec.Command(self, append([]string{"demo", "worker"}, at.args()...)...)
 	p.cmd.Args[0] = os.Args[0]
+	p.cmd.Env = telemetry.ChildEnv(number)
 	p.cmd.Stderr = stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err

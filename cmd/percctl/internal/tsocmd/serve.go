@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
 )
 
 type serveOptions struct {
@@ -62,7 +63,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 			return cli.Usagef("--advertise is %q; it has to be host:port", opts.advertise)
 		}
 	}
-	log := slog.New(slog.NewTextHandler(s.Err, nil))
+	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(s.Err, nil)))
 	cfg := tso.ServerConfig{
 		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,
 	}
