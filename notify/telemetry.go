@@ -42,7 +42,7 @@ type telemetry struct {
 	found      metric.Int64Counter
 	scanned    metric.Int64Counter
 	backlog    metric.Int64ObservableGauge
-	scanner    [4]metric.Int64ObservableCounter // in the order of ScannerStats
+	scanner    [3]metric.Int64ObservableCounter // sweeps, pieces, teleports
 }
 
 func newTelemetry(cfg Config) (t telemetry, err error) {
@@ -75,7 +75,6 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	for i, c := range []struct{ name, unit, description string }{
 		{"percolator.scan.sweeps", "{sweep}", "Sweeps of this worker's scanner over all tables."},
 		{"percolator.scan.pieces", "{piece}", "Pieces of tables that the scanner read, each one request or more."},
-		{"percolator.scan.rows", "{row}", "Rows with notifications that the scanner was given by Bigtable."},
 		{"percolator.scan.teleports", "{jump}", "Jumps of the scanner away from other workers."},
 	} {
 		t.scanner[i], err = t.meter.Int64ObservableCounter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.description))
@@ -93,12 +92,12 @@ func (w *Worker) watchLanes() (stop func(), err error) {
 		}
 		if s, ok := w.cfg.Finder.(*Scanner); ok {
 			stats := s.Stats()
-			for i, n := range []int64{stats.Sweeps, stats.Pieces, stats.Notifications, stats.Teleports} {
+			for i, n := range []int64{stats.Sweeps, stats.Pieces, stats.Teleports} {
 				o.ObserveInt64(t.scanner[i], n)
 			}
 		}
 		return nil
-	}, t.backlog, t.scanner[0], t.scanner[1], t.scanner[2], t.scanner[3])
+	}, t.backlog, t.scanner[0], t.scanner[1], t.scanner[2])
 	if err != nil {
 		return func() {}, err
 	}

@@ -30,10 +30,10 @@ import (
 )
 
 func main() {
-	os.Exit(run())
+	os.Exit(execute())
 }
 
-func run() int {
+func execute() int {
 	s := cli.System()
 	stop, err := telemetry.Start(context.Background(), s.Err)
 	if err != nil {
