@@ -1,0 +1,313 @@
+package telemetry_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	dashboardPath = root + "docs/deploy/grafana-dashboard.json"
+	alertsPath    = root + "docs/deploy/prometheus-alerts.yaml"
+)
+
+// dashboard reads the expressions of the dashboard by the titles of panels.
+func dashboard(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(dashboardPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Panels []struct {
+			Title   string
+			Type    string
+			Targets []struct{ Expr, LegendFormat string }
+		}
+		Templating struct {
+			List []struct{ Type, Query string }
+		}
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatalf("%s: %v", dashboardPath, err)
+	}
+	all := map[string][]string{}
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			all[p.Title] = append(all[p.Title], target.Expr)
+			for _, m := range regexp.MustCompile(`{{(\w+)}}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+				if !strings.Contains(target.Expr, m[1]) {
+					t.Errorf("panel %q: its legend has %s, which is not in %s", p.Title, m[1], target.Expr)
+				}
+			}
+		}
+		if p.Type != "row" && len(all[p.Title]) == 0 {
+			t.Errorf("panel %q has no expression", p.Title)
+		}
+	}
+	for _, v := range d.Templating.List {
+		if m := regexp.MustCompile(`^label_values\((.+), (\w+)\)$`).FindStringSubmatch(v.Query); m != nil {
+			all["variable"] = append(all["variable"], "sum by ("+m[2]+") ("+m[1]+")")
+		} else if v.Type == "query" {
+			t.Errorf("variable's query %q is not understood", v.Query)
+		}
+	}
+	return all
+}
+
+// alerts reads the conditions of the alerts by their names.
+func alerts(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(alertsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr string
+				Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &f); err != nil {
+		t.Fatalf("%s: %v", alertsPath, err)
+	}
+	all := map[string]string{}
+	for _, g := range f.Groups {
+		for _, r := range g.Rules {
+			all[r.Alert] = r.Expr
+			for _, a := range r.Annotations {
+				for _, m := range regexp.MustCompile(`\$labels\.(\w+)`).FindAllStringSubmatch(a, -1) {
+					if !strings.Contains(r.Expr, m[1]) {
+						t.Errorf("alert %s: its text has %s, which is not in %s", r.Alert, m[1], r.Expr)
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Words of PromQL that are used, and the labels that Prometheus adds itself.
+var (
+	words   = setOf("sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "by")
+	targets = setOf("job", "instance")
+)
+
+var (
+	strs      = regexp.MustCompile(`"[^"]*"`)
+	ranges    = regexp.MustCompile(`\[[^\]]*\]`)
+	grouping  = regexp.MustCompile(`\bby \(([^)]*)\)`)
+	selection = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^}]*)\})?`)
+)
+
+// wrong says what an expression names that nothing exposes. It knows no more of
+// PromQL than these expressions need, and refuses words that it does not know.
+func wrong(expr string, exposed map[string]map[string]bool) (problems []string) {
+	expr = ranges.ReplaceAllString(strs.ReplaceAllString(expr, `""`), "")
+	labels := map[string]bool{}
+	for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
+		for l := range strings.SplitSeq(m[1], ",") {
+			labels[strings.TrimSpace(l)] = true
+		}
+	}
+	expr = grouping.ReplaceAllString(expr, "by ")
+	series := 0
+	known := setOf(list(targets)...)
+	for _, m := range selection.FindAllStringSubmatch(expr, -1) {
+		if words[m[1]] {
+			continue
+		}
+		if exposed[m[1]] == nil {
+			problems = append(problems, "nothing exposes "+m[1])
+			continue
+		}
+		series++
+		for l := range exposed[m[1]] {
+			known[l] = true
+		}
+		for matcher := range strings.SplitSeq(m[2], ",") {
+			name := strings.TrimRight(strings.TrimSpace(strings.SplitN(matcher, "=", 2)[0]), "!")
+			if name != "" && !exposed[m[1]][name] && !targets[name] {
+				problems = append(problems, m[1]+" has no label "+name)
+			}
+		}
+	}
+	if series == 0 {
+		problems = append(problems, "it names no series")
+	}
+	for l := range labels {
+		if !known[l] {
+			problems = append(problems, "no series of it has the label "+l)
+		}
+	}
+	return problems
+}
+
+// TestExpressions holds the dashboard and the alerts against what Prometheus
+// would scrape from a scene of everything.
+func TestExpressions(t *testing.T) {
+	s := newScene(t)
+	s.play()
+	used := ""
+	for panel, exprs := range dashboard(t) {
+		for _, expr := range exprs {
+			used += expr
+			for _, p := range wrong(expr, s.exposed) {
+				t.Errorf("dashboard, %s: %s: %s", panel, p, expr)
+			}
+		}
+	}
+	for name, expr := range alerts(t) {
+		for _, p := range wrong(expr, s.exposed) {
+			t.Errorf("alert %s: %s: %s", name, p, expr)
+		}
+	}
+	for name := range s.exposed {
+		base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(name, "")
+		if !strings.Contains(used, base) && base != "target_info" {
+			t.Errorf("the dashboard shows nothing of %s", name)
+		}
+	}
+	if alerts := alerts(t); len(alerts) < 5 {
+		t.Errorf("%d alerts", len(alerts))
+	}
+}
+
+// The check above has to find what is wrong.
+func TestWrongExpressions(t *testing.T) {
+	exposed := map[string]map[string]bool{"a_total": setOf("x"), "b_bucket": setOf("le", "y")}
+	for expr, problems := range map[string]int{
+		`sum by (x) (rate(a_total{x="1", job=~"$job"}[5m])) > 0.5`:              0,
+		`histogram_quantile(0.9, sum by (le, y) (rate(b_bucket[$__interval])))`: 0,
+		`sum(a)`:                      2,
+		`sum by (z) (a_total)`:        1,
+		`sum by (x) (a_total{y="x"})`: 1,
+		`avg(a_total)`:                1,
+		`1`:                           1,
+	} {
+		if got := wrong(expr, exposed); len(got) != problems {
+			t.Errorf("%s: %q, want %d problems", expr, got, problems)
+		}
+	}
+}
+
+// TestPrometheus has a real Prometheus scrape a scene that goes on, and evaluate
+// every expression, where PERCOLATOR_PROMETHEUS and PERCOLATOR_PROMTOOL name the
+// programs. docs/observability.md has the command.
+func TestPrometheus(t *testing.T) {
+	program, tool := os.Getenv("PERCOLATOR_PROMETHEUS"), os.Getenv("PERCOLATOR_PROMTOOL")
+	if program == "" || tool == "" {
+		return // the test above is what can be had without
+	}
+	if out, err := exec.Command(tool, "check", "rules", alertsPath).CombinedOutput(); err != nil {
+		t.Fatalf("promtool: %v\n%s", err, out)
+	} else {
+		t.Logf("%s", out)
+	}
+	s := newScene(t)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	s.must(err)
+	server := &http.Server{Handler: promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}), ReadHeaderTimeout: time.Second}
+	go func() { _ = server.Serve(lis) }()
+	defer func() { _ = server.Close() }()
+	dir, free := t.TempDir(), freeAddress(t)
+	rules, err := filepath.Abs(alertsPath)
+	s.must(err)
+	s.must(os.WriteFile(filepath.Join(dir, "prometheus.yml"), fmt.Appendf(nil, `
+global: {scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}
+rule_files: [%q]
+scrape_configs:
+  - job_name: percolator
+    static_configs: [{targets: [%q]}]
+`, rules, lis.Addr().String()), 0o600))
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, program, "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+free)
+	s.must(cmd.Start())
+	defer func() { cancel(); _ = cmd.Wait() }()
+
+	open := map[string]string{} // expressions without data so far, and where they are
+	for panel, exprs := range dashboard(t) {
+		for _, e := range exprs {
+			e = strings.NewReplacer("$__rate_interval", "30s", "$job", ".*").Replace(e)
+			open[e] = "dashboard, " + panel
+		}
+	}
+	for name, e := range alerts(t) {
+		// What is compared; whether it is too much is not the point here.
+		open[regexp.MustCompile(` [<>] [0-9.]+$`).ReplaceAllString(e, "")] = "alert " + name
+	}
+	all := len(open)
+	for deadline := time.Now().Add(90 * time.Second); len(open) > 0; {
+		s.play()
+		for expr := range open {
+			n, err := query(ctx, free, expr)
+			if err != nil && time.Now().After(deadline) {
+				t.Errorf("%s: %v", expr, err)
+			}
+			if n > 0 {
+				delete(open, expr)
+			}
+		}
+		if time.Now().After(deadline) {
+			for expr, where := range open {
+				t.Errorf("%s: no data for %s", where, expr)
+			}
+			return
+		}
+	}
+	t.Logf("%d expressions have data", all)
+}
+
+func freeAddress(t *testing.T) string {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lis.Close() }()
+	return lis.Addr().String()
+}
+
+// query evaluates an expression and returns how many series have a number.
+func query(ctx context.Context, address, expr string) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/query?query="+url.QueryEscape(expr), nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	var answer struct {
+		Status, Error string
+		Data          struct{ Result []struct{ Value [2]any } }
+	}
+	if err := json.NewDecoder(res.Body).Decode(&answer); err != nil {
+		return 0, err
+	}
+	if answer.Status != "success" {
+		return 0, fmt.Errorf("%s", answer.Error)
+	}
+	n := 0
+	for _, r := range answer.Data.Result {
+		if r.Value[1] != "NaN" {
+			n++
+		}
+	}
+	return n, nil
+}
