@@ -15,6 +15,8 @@ import (
 
 	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/exporters/stdout/stdoutmetric"
+	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -69,17 +71,17 @@ func Start(ctx context.Context, stderr io.Writer) (stop func(), err error) {
 	}
 	var exporter sdktrace.SpanExporter
 	if traces {
-		if exporter, err = autoexport.NewSpanExporter(ctx); err != nil {
-			return nil, fmt.Errorf("telemetry: OTEL_TRACES_EXPORTER: %w", err)
+		if exporter, err = newSpanExporter(ctx, stderr); err != nil {
+			return nil, fmt.Errorf("telemetry: OTEL_TRACES_EXPORTER=%s: %w; it can be otlp, console or none", os.Getenv("OTEL_TRACES_EXPORTER"), err)
 		}
 	}
 	if metrics {
-		reader, err := autoexport.NewMetricReader(ctx)
+		reader, err := newMetricReader(ctx, stderr)
 		if err != nil {
 			if exporter != nil {
 				err = errors.Join(err, exporter.Shutdown(ctx))
 			}
-			return nil, fmt.Errorf("telemetry: OTEL_METRICS_EXPORTER: %w", err)
+			return nil, fmt.Errorf("telemetry: OTEL_METRICS_EXPORTER=%s: %w; it can be otlp, prometheus, console or none", os.Getenv("OTEL_METRICS_EXPORTER"), err)
 		}
 		provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(about))
 		otel.SetMeterProvider(provider)
@@ -96,6 +98,26 @@ func Start(ctx context.Context, stderr io.Writer) (stop func(), err error) {
 		stops = append(stops, provider.Shutdown)
 	}
 	return stop, nil
+}
+
+// Console exporters write to standard error: standard output is for data.
+
+func newSpanExporter(ctx context.Context, stderr io.Writer) (sdktrace.SpanExporter, error) {
+	if os.Getenv("OTEL_TRACES_EXPORTER") == "console" {
+		return stdouttrace.New(stdouttrace.WithWriter(stderr))
+	}
+	return autoexport.NewSpanExporter(ctx)
+}
+
+func newMetricReader(ctx context.Context, stderr io.Writer) (sdkmetric.Reader, error) {
+	if os.Getenv("OTEL_METRICS_EXPORTER") == "console" {
+		exporter, err := stdoutmetric.New(stdoutmetric.WithWriter(stderr))
+		if err != nil {
+			return nil, err
+		}
+		return sdkmetric.NewPeriodicReader(exporter), nil
+	}
+	return autoexport.NewMetricReader(ctx)
 }
 
 // wanted reports whether a signal is to be exported.

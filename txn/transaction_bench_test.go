@@ -1,0 +1,45 @@
+package txn_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// benchTransfer reads two rows and writes them.
+func benchTransfer(ctx context.Context, c *txn.Client) error {
+	_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		accounts := tx.Table("accounts")
+		for _, row := range []string{"bob", "joe"} {
+			if _, _, err := accounts.Get(ctx, row, "bal", "usd"); err != nil {
+				return err
+			}
+			accounts.Set(row, "bal", "usd", []byte("1"))
+		}
+		return nil
+	}, txn.WithName("transfer"))
+	return err
+}
+
+// BenchmarkTransaction is a transaction of two rows, against an emulator in this
+// process, with what Config does by default. Old versions are removed now and
+// then: the emulator gets slower with them.
+func BenchmarkTransaction(b *testing.B) {
+	env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
+	env.CreateTable("accounts", "bal")
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		if n%50 == 49 {
+			b.StopTimer()
+			if err := env.Admin.DropAllRows(b.Context(), "accounts"); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+		if err := benchTransfer(b.Context(), env.Client); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
