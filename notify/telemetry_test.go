@@ -67,11 +67,18 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 	if err := w.Handle("first", input, o, notify.MaxAttempts(1)); err != nil {
 		t.Fatal(err)
 	}
-	stop := start(t, w)
+	// Whatever the worker is run in is not what caused its runs.
+	ctx, service := working.Tracer("test").Start(t.Context(), "service")
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
 	<-ended
-	if err := stop(); err != nil {
+	stop()
+	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+	service.End()
 	return writers, recorder.Ended()
 }
 

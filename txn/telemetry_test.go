@@ -197,6 +197,9 @@ func TestTraceOfAConflict(t *testing.T) {
 				continue
 			}
 			got := attribute.NewSet(e.Attributes...)
+			if got.HasValue("percolator.row") {
+				t.Error("the event names the row, which nobody asked for")
+			}
 			for key, want := range map[attribute.Key]string{
 				"db.collection.name": "accounts", "percolator.family": "bal", "percolator.qualifier": "usd",
 				"percolator.start_ts": fmt.Sprint(int64(tx.StartTS())), "percolator.conflict.ts": fmt.Sprint(int64(commitTS)),

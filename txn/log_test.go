@@ -1,0 +1,69 @@
+package txn_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// The collision log names both transactions, the cell and the trace, at the
+// debug level; above it a conflict is no event.
+func TestCollisionLog(t *testing.T) {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo} {
+		var out bytes.Buffer
+		provider := sdktrace.NewTracerProvider()
+		env := txntest.New(t, txntest.WithConfig(txn.Config{TracerProvider: provider, Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level}))}))
+		env.CreateTable("accounts", "bal")
+		ctx, root := provider.Tracer("test").Start(t.Context(), "request")
+		tx, err := env.Client.Begin(ctx, txn.WithName("transfer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Table("accounts").Set("bob", "bal", "usd", []byte("secret"))
+		other, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("accounts").Set("bob", "bal", "usd", []byte("secret"))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+			t.Fatalf("%v, want a conflict", err)
+		}
+		root.End()
+		want := fmt.Sprintf("level=DEBUG msg=collision transaction=transfer cell=accounts/bob/bal:usd reason=write start_ts=%d conflict_ts=%d trace_id=%s span_id=", tx.StartTS(), other, root.SpanContext().TraceID())
+		if level == slog.LevelDebug != strings.Contains(out.String(), want) || strings.Contains(out.String(), "secret") {
+			t.Errorf("at level %v the log is\n%swant in it\n%s", level, out.String(), want)
+		}
+	}
+}
+
+// A wrapped logger keeps what it was given, and a record's other holders do not
+// see what is added.
+func TestWithTraceIDs(t *testing.T) {
+	var out bytes.Buffer
+	provider := sdktrace.NewTracerProvider()
+	ctx, span := provider.Tracer("test").Start(t.Context(), "request")
+	defer span.End()
+	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(&out, nil))).With("a", 1).WithGroup("g")
+	log.InfoContext(ctx, "in a trace", "b", 2)
+	log.Info("in none", "b", 2)
+	id := span.SpanContext()
+	for _, want := range []string{
+		fmt.Sprintf(`msg="in a trace" a=1 g.b=2 g.trace_id=%s g.span_id=%s`, id.TraceID(), id.SpanID()),
+		"msg=\"in none\" a=1 g.b=2\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %s in\n%s", want, out.String())
+		}
+	}
+}
