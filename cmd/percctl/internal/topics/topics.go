@@ -57,6 +57,11 @@ anew for each command, with a small deployment to look at.
 BIGTABLE_EMULATOR_HOST, the address of an emulator, comes before credentials and
 endpoints; any project and instance will do then.
 
+Traces and metrics are exported as OpenTelemetry's variables say, and by default
+not at all: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_EXPORTER (otlp, console, none),
+OTEL_METRICS_EXPORTER (otlp, prometheus, console, none), and the others of its SDK.
+OTEL_EXPORTER_PROMETHEUS_HOST and _PORT say where Prometheus scrapes a service.
+
 NO_COLOR, set to anything, turns colours off; they are only on at a terminal.`
 
 const formatting = `-o, --output chooses how a command prints its data to standard output. Progress,

@@ -93,10 +93,11 @@ func (p picture) svg() []byte {
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", width, height)
 	text(&b, 20, 30, `font-size="18" font-weight="bold" fill="#202124"`, p.title)
 	text(&b, 20, 52, `fill="#5f6368"`, p.subtitle)
-	for i := range 6 {
-		at := first.Add(total * time.Duration(i) / 5)
+	step := tick(total)
+	for d := time.Duration(0); d <= total; d += step {
+		at := first.Add(d)
 		fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#e3e6ea"/>`+"\n", x(at), top-12, x(at), height-30)
-		text(&b, x(at), top-18, `fill="#5f6368" font-size="11" text-anchor="middle"`, short(at.Sub(first)))
+		text(&b, x(at), top-18, `fill="#5f6368" font-size="11" text-anchor="middle"`, short(d))
 	}
 	for i, l := range lines {
 		y := top + lineHeight*i
@@ -142,6 +143,17 @@ func (p picture) svg() []byte {
 	return b.Bytes()
 }
 
+// tick is a round part of a duration, about a fifth.
+func tick(total time.Duration) time.Duration {
+	for unit := time.Microsecond; ; unit *= 10 {
+		for _, n := range []time.Duration{1, 2, 5} {
+			if total <= 6*n*unit {
+				return n * unit
+			}
+		}
+	}
+}
+
 func text(b *bytes.Buffer, x, y float64, style, s string) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, style, html.EscapeString(s))
 }
@@ -160,7 +172,9 @@ func colour(name string) string {
 
 func short(d time.Duration) string {
 	switch {
-	case d >= 100*time.Millisecond:
+	case d == 0:
+		return "0"
+	case d >= 100*time.Millisecond || d >= time.Millisecond && d%time.Millisecond == 0:
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	case d >= time.Millisecond:
 		return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)

@@ -89,6 +89,11 @@ func stuck(ctx context.Context, method string, req, reply any, cc *grpc.ClientCo
 
 // write commits transfers, which the observer's column sees.
 func write(ctx context.Context, c *txn.Client) error {
+	for _, t := range []string{accounts, ledger} {
+		if err := c.OpenTable(ctx, t); err != nil {
+			return err
+		}
+	}
 	for n := range changes {
 		if _, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 			for _, row := range []string{"bob", "joe"} {
