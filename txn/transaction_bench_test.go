@@ -43,3 +43,22 @@ func BenchmarkTransaction(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSnapshotRead is a read of one cell outside of a transaction.
+func BenchmarkSnapshotRead(b *testing.B) {
+	env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
+	env.CreateTable("accounts", "bal")
+	if err := benchTransfer(b.Context(), env.Client); err != nil {
+		b.Fatal(err)
+	}
+	snapshot, err := env.Client.Snapshot(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := snapshot.Table("accounts").Get(b.Context(), "bob", "bal", "usd"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
