@@ -52,7 +52,7 @@ func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) str
 		for _, a := range s.Attributes() {
 			switch a.Key {
 			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "percolator.locks", "error.type":
-				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.Emit())
+				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.String())
 			}
 		}
 		for _, e := range s.Events() {
@@ -205,8 +205,8 @@ func TestTraceOfAConflict(t *testing.T) {
 				"percolator.start_ts": fmt.Sprint(int64(tx.StartTS())), "percolator.conflict.ts": fmt.Sprint(int64(commitTS)),
 				"percolator.conflict.reason": "write",
 			} {
-				if v, _ := got.Value(key); v.Emit() != want {
-					t.Errorf("%s is %q, want %q", key, v.Emit(), want)
+				if v, _ := got.Value(key); v.String() != want {
+					t.Errorf("%s is %q, want %q", key, v.String(), want)
 				}
 			}
 		}
