@@ -184,7 +184,10 @@ func newAdopter(admin *bigtable.AdminClient, bt *bigtable.Client, cfg *AdoptConf
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{bt: bt, cfg: config, log: config.Logger}
+	c := &Client{bt: bt, cfg: config, log: config.Logger, trace: newTracing(config)}
+	if c.metrics, err = newMetrics(config); err != nil {
+		return nil, fmt.Errorf("txn: metrics: %w", err)
+	}
 	return &adopter{cfg: cfg, admin: admin, bt: bt, requests: c, table: c.newTable(cfg.Table), meta: c.newTable(cfg.MetadataTable)}, nil
 }
 
