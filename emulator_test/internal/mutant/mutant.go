@@ -1,0 +1,139 @@
+// Package mutant plants bugs. A mutant is a small change of the library's
+// source that removes one protection of the protocol, or commits one of the
+// mistakes that others have shipped. The test suite has to notice each of them:
+// that is the proof that it can fail.
+//
+// Mutants are data (emulator_test/testdata/mutants, one file each) and are laid
+// over the source by go's -overlay flag, so that no build but that of their own
+// test run ever holds one.
+package mutant
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+// Dir is where the mutants are, in the module.
+const Dir = "emulator_test/testdata/mutants"
+
+// A Mutant is one planted bug.
+type Mutant struct {
+	// Name is the file's, without .txtar.
+	Name string
+	// Why is what goes wrong with it.
+	Why string
+	// Class is what it stands for: a number is that of a bug that others have
+	// shipped (docs/testing.md lists them); "-" is a protection of ours.
+	Class string
+	// Runs are the tests that are tried first.
+	Runs  []Run
+	Edits []Edit
+}
+
+// A Run names tests of one package.
+type Run struct {
+	Package string // "./txn"
+	Tests   string // for go test -run; "." is all of them
+}
+
+// An Edit replaces text that stands exactly once in a file.
+type Edit struct {
+	File     string // in the module, with slashes
+	Old, New string
+}
+
+// Load reads the mutants of the module at root, in order of their names.
+func Load(root string) ([]Mutant, error) {
+	files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(Dir), "*.txtar"))
+	if err != nil {
+		return nil, err
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("mutant: no mutants in %s below %s", Dir, root)
+	}
+	slices.Sort(files)
+	var all []Mutant
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		m, err := Parse(strings.TrimSuffix(filepath.Base(f), ".txtar"), b)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+// separator stands between the old text and the new one.
+const separator = "====\n"
+
+// Parse reads one mutant: what goes wrong, then "class:" and "run:" lines, then
+// a file for each edit with the old text, a line ====, and the new text.
+func Parse(name string, b []byte) (Mutant, error) {
+	fail := func(format string, args ...any) (Mutant, error) {
+		return Mutant{}, fmt.Errorf("mutant %s: %s", name, fmt.Sprintf(format, args...))
+	}
+	a := txtar.Parse(b)
+	m := Mutant{Name: name}
+	var why []string
+	for line := range strings.SplitSeq(string(a.Comment), "\n") {
+		key, value, _ := strings.Cut(line, ": ")
+		switch key {
+		case "class":
+			m.Class = value
+		case "run":
+			pkg, tests, ok := strings.Cut(value, " ")
+			if !ok {
+				return fail("%q is not of the form run: PACKAGE TESTS", line)
+			}
+			m.Runs = append(m.Runs, Run{pkg, tests})
+		default:
+			why = append(why, line)
+		}
+	}
+	m.Why = strings.Join(strings.Fields(strings.Join(why, " ")), " ")
+	for _, f := range a.Files {
+		old, mutated, ok := strings.Cut(string(f.Data), separator)
+		if !ok {
+			return fail("the edit of %s has no line ====", f.Name)
+		}
+		m.Edits = append(m.Edits, Edit{f.Name, strings.TrimSuffix(old, "\n"), strings.TrimSuffix(mutated, "\n")})
+	}
+	if m.Why == "" || m.Class == "" || len(m.Runs) == 0 || len(m.Edits) == 0 {
+		return fail("it needs a text, a class, a run and an edit")
+	}
+	return m, nil
+}
+
+// ErrStale says that a mutant does not fit the source any more.
+var ErrStale = errors.New("stale mutant")
+
+// Apply returns the changed files of the module at root, by path.
+func (m Mutant) Apply(root string) (map[string]string, error) {
+	changed := map[string]string{}
+	for _, e := range m.Edits {
+		path := filepath.Join(root, filepath.FromSlash(e.File))
+		text, ok := changed[path]
+		if !ok {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return nil, fmt.Errorf("mutant %s: %w: %w", m.Name, ErrStale, err)
+			}
+			text = string(b)
+		}
+		if n := strings.Count(text, e.Old); n != 1 {
+			return nil, fmt.Errorf("mutant %s: %w: the text to replace stands %d times in %s instead of once:\n%s", m.Name, ErrStale, n, e.File, e.Old)
+		}
+		changed[path] = strings.Replace(text, e.Old, e.New, 1)
+	}
+	return changed, nil
+}

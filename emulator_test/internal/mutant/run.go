@@ -1,0 +1,200 @@
+package mutant
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Verdict says what became of a mutant.
+type Verdict string
+
+// The verdicts.
+const (
+	Caught   Verdict = "caught"
+	Survived Verdict = "survived"
+	// Broken: it does not fit the source, or does not compile. That is an error
+	// of the mutant's, and no success of the suite's.
+	Broken Verdict = "broken"
+)
+
+// A Result is one mutant's.
+type Result struct {
+	Mutant  string  `json:"mutant"`
+	Class   string  `json:"class"`
+	Why     string  `json:"why"`
+	Verdict Verdict `json:"verdict"`
+	// Test that caught it.
+	Test string `json:"test,omitempty"`
+	// Seconds that tests ran until it was caught, and, with Build, that
+	// compiling them took.
+	Seconds float64 `json:"seconds"`
+	Build   float64 `json:"build_seconds"`
+	// Detail is the end of the output of what caught it, or the error.
+	Detail string `json:"detail,omitempty"`
+}
+
+// A Runner runs the suite against mutants of one module.
+type Runner struct {
+	// Root of the module.
+	Root string
+	// Limit is how long tests may run against one mutant.
+	Limit time.Duration
+	// Short leaves out the whole packages that follow a mutant's own tests.
+	Short bool
+}
+
+// rest are the packages whose tests have to notice a change of a package, when
+// those that a mutant names did not.
+var rest = map[string][]string{
+	"txn":    {"./txn", "./notify", "./emulator_test"},
+	"notify": {"./notify", "./emulator_test"},
+	"tso":    {"./tso"},
+}
+
+// Run runs the tests until one fails.
+func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
+	result = Result{Mutant: m.Name, Class: m.Class, Why: m.Why}
+	broken := func(err error) Result {
+		result.Verdict, result.Detail = Broken, err.Error()
+		return result
+	}
+	changed, err := m.Apply(r.Root)
+	if err != nil {
+		return broken(err)
+	}
+	dir, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return broken(err)
+	}
+	defer os.RemoveAll(dir)
+	overlay, err := writeOverlay(dir, changed)
+	if err != nil {
+		return broken(err)
+	}
+	runs := m.Runs
+	if !r.Short {
+		pkg, _, _ := strings.Cut(m.Edits[0].File, "/")
+		for _, p := range rest[pkg] {
+			runs = append(slices.Clip(runs), Run{p, "."})
+		}
+	}
+	left := r.Limit
+	binaries := map[string]string{}
+	for _, run := range runs {
+		binary := binaries[run.Package]
+		if binary == "" {
+			began := time.Now()
+			binary = filepath.Join(dir, fmt.Sprintf("test%d", len(binaries)))
+			// -vet=off: a mutant may well be bad style.
+			build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, run.Package)
+			build.Dir = r.Root
+			out, err := build.CombinedOutput()
+			result.Build += time.Since(began).Seconds()
+			if err != nil {
+				return broken(fmt.Errorf("it does not compile: %w\n%s", err, out))
+			}
+			binaries[run.Package] = binary
+		}
+		began := time.Now()
+		caught, test, detail, err := r.test(ctx, binary, run, left)
+		took := time.Since(began)
+		left -= took
+		result.Seconds += took.Seconds()
+		switch {
+		case err != nil:
+			return broken(err)
+		case caught:
+			result.Verdict, result.Test, result.Detail = Caught, strings.TrimPrefix(run.Package, "./")+" "+test, detail
+			return result
+		case left <= 0:
+			result.Verdict = Survived
+			result.Detail = fmt.Sprintf("no test failed within %v", r.Limit)
+			return result
+		}
+	}
+	result.Verdict = Survived
+	return result
+}
+
+func writeOverlay(dir string, changed map[string]string) (string, error) {
+	replace := map[string]string{}
+	for path, text := range changed {
+		to := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return "", err
+		}
+		replace[path] = to
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	return overlay, os.WriteFile(overlay, b, 0o600)
+}
+
+// test runs the tests of one package. A test that goes on past the limit is
+// stopped, and has not caught anything.
+func (r Runner) test(ctx context.Context, binary string, run Run, limit time.Duration) (caught bool, test, detail string, err error) {
+	tctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(tctx, binary, "-test.run", run.Tests, "-test.failfast", "-test.count=1", "-test.timeout", (limit + time.Minute).String())
+	cmd.Dir = filepath.Join(r.Root, filepath.FromSlash(run.Package))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = 5 * time.Second
+	err = cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil && bytes.Contains(out.Bytes(), []byte("no tests to run")):
+		return false, "", "", nil
+	case err == nil, tctx.Err() != nil && ctx.Err() == nil:
+		return false, "", "", nil
+	case ctx.Err() != nil:
+		return false, "", "", ctx.Err()
+	case !errors.As(err, &exit):
+		return false, "", "", err
+	}
+	return true, failedTest(out.String()), tail(out.String()), nil
+}
+
+var (
+	failLine  = regexp.MustCompile(`(?m)^( *)--- FAIL: (\S+)`)
+	panicLine = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*)$`)
+)
+
+// failedTest names the first test that failed, the innermost one.
+func failedTest(out string) string {
+	name, depth := "", -1
+	for _, m := range failLine.FindAllStringSubmatch(out, -1) {
+		if len(m[1]) <= depth {
+			break
+		}
+		name, depth = m[2], len(m[1])
+	}
+	if name == "" {
+		if p := panicLine.FindString(out); p != "" {
+			return p
+		}
+		return "exit without a test's failure"
+	}
+	return name
+}
+
+func tail(out string) string {
+	const most = 2000
+	if len(out) > most {
+		out = "…" + out[len(out)-most:]
+	}
+	return strings.ToValidUTF8(out, "")
+}

@@ -1,0 +1,168 @@
+// Command mutate runs the test suite against planted bugs and says which test
+// catches each, and how fast:
+//
+//	go run ./emulator_test/mutate            all of them, about half an hour
+//	go run ./emulator_test/mutate -only 'tso|marker'
+//	go run ./emulator_test/mutate -part -budget 60s   a part that changes daily
+//	go run ./emulator_test/mutate -list
+//
+// It ends with status 1 when a mutant survives, or is broken: does not fit the
+// source any more, or does not compile. The source itself is not touched.
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/internal/mutant"
+)
+
+type options struct {
+	only   string
+	list   bool
+	part   bool
+	seed   uint64
+	budget time.Duration
+	limit  time.Duration
+	output string
+	file   string
+}
+
+func main() {
+	var o options
+	day := uint64(time.Now().Unix() / (24 * 60 * 60))
+	flag.StringVar(&o.only, "only", "", "`regexp` that chooses mutants by name")
+	flag.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
+	flag.BoolVar(&o.part, "part", false, "run a part only, in an order that -seed decides, until -budget is used up, with the tests that each mutant names")
+	flag.Uint64Var(&o.seed, "seed", day, "order of -part; changes daily")
+	flag.DurationVar(&o.budget, "budget", time.Minute, "how long -part may take, roughly")
+	flag.DurationVar(&o.limit, "limit", time.Minute, "how long tests may run against one mutant")
+	flag.StringVar(&o.output, "o", "table", "`format`: table, json or markdown")
+	flag.StringVar(&o.file, "json", "", "`file` to write the results to as JSON, besides")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, o, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	mutants, err := mutant.Load(root)
+	if err != nil {
+		return err
+	}
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return err
+	}
+	mutants = slices.DeleteFunc(mutants, func(m mutant.Mutant) bool { return !only.MatchString(m.Name) })
+	if len(mutants) == 0 {
+		return fmt.Errorf("no mutant is named like %q", o.only)
+	}
+	if o.list {
+		for _, m := range mutants {
+			fmt.Fprintf(stdout, "%s\t%s\n", m.Name, m.Why)
+		}
+		return nil
+	}
+	if o.part {
+		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
+		fmt.Fprintf(stderr, "a part of %d mutants; the same again: go run ./emulator_test/mutate -part -seed %d -budget %v\n", len(mutants), o.seed, o.budget)
+	}
+	began := time.Now()
+	var results []mutant.Result
+	var longest time.Duration
+	for _, m := range mutants {
+		if o.part && len(results) > 0 && time.Since(began)+longest > o.budget {
+			break
+		}
+		each := time.Now()
+		r := mutant.Runner{Root: root, Limit: o.limit, Short: o.part}.Run(ctx, m)
+		longest = max(longest, time.Since(each))
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		results = append(results, r)
+		fmt.Fprintf(stderr, "%3d/%d %-34s %s %s (%.1f s, built in %.1f s)\n", len(results), len(mutants), r.Mutant, r.Verdict, r.Test, r.Seconds, r.Build)
+		if r.Verdict != mutant.Caught {
+			fmt.Fprintln(stderr, r.Detail)
+		}
+	}
+	slices.SortFunc(results, func(a, b mutant.Result) int { return cmp.Compare(a.Mutant, b.Mutant) })
+	if o.file != "" {
+		b, err := json.MarshalIndent(results, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.file, append(b, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := print(stdout, o.output, results); err != nil {
+		return err
+	}
+	bad := 0
+	for _, r := range results {
+		if r.Verdict != mutant.Caught {
+			bad++
+		}
+	}
+	fmt.Fprintf(stderr, "%d of %d caught in %v\n", len(results)-bad, len(results), time.Since(began).Round(time.Second))
+	if bad > 0 {
+		return fmt.Errorf("%d mutants were not caught", bad)
+	}
+	return nil
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	mod := strings.TrimSpace(string(out))
+	if err == nil && (mod == "" || mod == os.DevNull) {
+		err = errors.New("not in the module")
+	}
+	return filepath.Dir(mod), err
+}
+
+func print(w io.Writer, format string, results []mutant.Result) error {
+	switch format {
+	case "json":
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(results)
+	case "markdown":
+		fmt.Fprintf(w, "| Mutant | Class | What goes wrong | Caught by | Seconds |\n|---|---|---|---|---|\n")
+		for _, r := range results {
+			fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f |\n", r.Mutant, r.Class, r.Why, strings.ReplaceAll(cmp.Or(r.Test, "**"+string(r.Verdict)+"**"), "|", `\|`), r.Seconds)
+		}
+		return nil
+	case "table":
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "MUTANT\tCLASS\tVERDICT\tSECONDS\tTEST")
+		for _, r := range results {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%.1f\t%s\n", r.Mutant, r.Class, r.Verdict, r.Seconds, r.Test)
+		}
+		return t.Flush()
+	}
+	return fmt.Errorf("unknown format %q; there are table, json and markdown", format)
+}
