@@ -1,0 +1,82 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const appendKeys = 5
+
+// Append reads and appends to a few hot lists, several a transaction, in one
+// table.
+func Append(name string, level history.Level, options ...txn.TxnOption) *Workload {
+	const table = "lists"
+	get := func(ctx context.Context, tx *txn.Txn, key string) ([]int64, error) {
+		v, ok, err := tx.Table(table).Get(ctx, key, "f", "list")
+		if err != nil || !ok {
+			return nil, err
+		}
+		var list []int64
+		for s := range strings.SplitSeq(string(v), ",") {
+			n, err := strconv.ParseInt(s, 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, n)
+		}
+		return list, nil
+	}
+	run := func(ctx context.Context, w *Worker, plan []history.Op) error {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
+			var done []history.Op
+			for _, o := range plan {
+				list, err := get(ctx, tx, o.Key)
+				if err != nil {
+					return done, err
+				}
+				if o.F == history.Read {
+					o.State = history.List(list...)
+				} else {
+					var b strings.Builder
+					for _, n := range list {
+						fmt.Fprintf(&b, "%d,", n)
+					}
+					tx.Table(table).Set(o.Key, "f", "list", fmt.Appendf(nil, "%s%d", b.String(), o.N))
+				}
+				done = append(done, o)
+			}
+			return done, nil
+		})
+	}
+	key := func(i int) string { return "k" + strconv.Itoa(i) }
+	return &Workload{
+		Name:    name,
+		Tables:  []txn.TableSpec{{Name: table, Families: []string{"f"}}},
+		Level:   level,
+		Options: options,
+		Setup:   func(context.Context, *Worker) error { return nil },
+		Step: func(ctx context.Context, w *Worker) error {
+			var plan []history.Op
+			for range 1 + w.Rand.IntN(4) {
+				o := history.Op{F: history.Read, Key: key(w.Rand.IntN(appendKeys))}
+				if w.Rand.IntN(2) == 0 {
+					o.F, o.N = history.Append, w.nextElement()
+				}
+				plan = append(plan, o)
+			}
+			return run(ctx, w, plan)
+		},
+		ReadAll: func(ctx context.Context, w *Worker) error {
+			var plan []history.Op
+			for i := range appendKeys {
+				plan = append(plan, history.Op{F: history.Read, Key: key(i)})
+			}
+			return run(ctx, w, plan)
+		},
+	}
+}

@@ -1,0 +1,132 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const observedRows = 12
+
+// Observers writes documents whose observer keeps a list of the changes that it
+// was run for, and a chain of two further columns. In the end every list is
+// strictly increasing (no change had two effects), its last entry is the last
+// change (none was lost), and the end of the chain has the last value.
+func Observers() *Workload {
+	const table = "docs"
+	at := func(i int) register { return register{table, "doc" + strconv.Itoa(i), "d", "in"} }
+	in := notify.Column{Table: table, Family: "d", Qualifier: "in"}
+	middle := notify.Column{Table: table, Family: "d", Qualifier: "mid"}
+	// Both read their own column and write the next.
+	first := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		tbl := tx.Table(table)
+		v, _, err := tbl.Get(ctx, cell.Row, "d", "in")
+		if err != nil {
+			return err
+		}
+		seen, _, err := tbl.Get(ctx, cell.Row, "d", "seen")
+		if err != nil {
+			return err
+		}
+		tbl.Set(cell.Row, "d", "seen", fmt.Appendf(seen, "%d,", notify.TriggerOf(ctx).ChangeTS))
+		tbl.Set(cell.Row, "d", "mid", v)
+		return nil
+	})
+	second := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		v, _, err := tx.Table(table).Get(ctx, cell.Row, "d", "mid")
+		if err == nil {
+			tx.Table(table).Set(cell.Row, "d", "out", v)
+		}
+		return err
+	})
+	return &Workload{
+		Name: "observers",
+		Tables: []txn.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
+			{Family: "d", Qualifier: "in"}, {Family: "d", Qualifier: "mid"}}}},
+		Level: history.SnapshotIsolation,
+		Setup: func(ctx context.Context, w *Worker) error {
+			// Before the first change: whoever writes one sets notify cells, and the
+			// registry is what says whose acknowledgments count.
+			for id, col := range map[string]string{"first": "in", "second": "mid"} {
+				if err := w.Client.RegisterObserver(ctx, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		Handle: func(w *notify.Worker) error {
+			if err := w.Handle("first", in, first); err != nil {
+				return err
+			}
+			return w.Handle("second", middle, second)
+		},
+		Step: func(ctx context.Context, w *Worker) error {
+			rows := w.Rand.Perm(observedRows)[:1+w.Rand.IntN(3)]
+			values := make([]int64, len(rows))
+			for i := range values {
+				values[i] = w.nextElement()
+			}
+			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for i, row := range rows {
+					ops = append(ops, at(row).set(tx, values[i]))
+				}
+				return ops, nil
+			})
+		},
+		ReadAll: func(ctx context.Context, w *Worker) error {
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for i := range observedRows {
+					_, _, op, err := at(i).get(ctx, tx)
+					if err != nil {
+						return ops, err
+					}
+					ops = append(ops, op)
+				}
+				return ops, nil
+			})
+		},
+		Verify: verifyObserved,
+	}
+}
+
+func verifyObserved(ctx context.Context, c *txn.Client) (wrong []string, err error) {
+	s, err := c.Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for row, err := range s.Table("docs").ReadRows(ctx, nil) {
+		if err != nil {
+			return nil, err
+		}
+		cells := map[string]bigtable.ReadItem{}
+		for _, item := range row["d"] {
+			cells[strings.TrimPrefix(item.Column, "d:")] = item
+		}
+		if in, out := string(cells["in"].Value), string(cells["out"].Value); in != out {
+			wrong = append(wrong, fmt.Sprintf("row %s: the chain ends in %q, the document is %q", row.Key(), out, in))
+		}
+		last := int64(0)
+		for s := range strings.SplitSeq(strings.TrimSuffix(string(cells["seen"].Value), ","), ",") {
+			n, err := strconv.ParseInt(s, 10, 64)
+			if err != nil {
+				wrong = append(wrong, fmt.Sprintf("row %s: the list of changes is %q", row.Key(), cells["seen"].Value))
+				break
+			}
+			if n <= last {
+				wrong = append(wrong, fmt.Sprintf("row %s: the change at %d had two effects", row.Key(), n))
+			}
+			last = n
+		}
+		if change := int64(cells["in"].Timestamp); last != change {
+			wrong = append(wrong, fmt.Sprintf("row %s: the last change is at %d, the last one observed at %d", row.Key(), change, last))
+		}
+	}
+	return wrong, nil
+}

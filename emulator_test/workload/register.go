@@ -1,0 +1,185 @@
+package workload
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A register is a cell that holds a unique number.
+type register struct{ table, row, family, qualifier string }
+
+func (r register) key() string { return r.table + "/" + r.row }
+
+func (r register) get(ctx context.Context, tx *txn.Txn) (n int64, ok bool, op history.Op, err error) {
+	op = history.Op{F: history.Read, Key: r.key()}
+	v, ok, err := tx.Table(r.table).Get(ctx, r.row, r.family, r.qualifier)
+	if err != nil || !ok {
+		return 0, false, op, err
+	}
+	if n, err = strconv.ParseInt(string(v), 10, 64); err == nil {
+		op.State = history.Number(n)
+	}
+	return n, true, op, err
+}
+
+func (r register) set(tx *txn.Txn, n int64) history.Op {
+	tx.Table(r.table).Set(r.row, r.family, r.qualifier, strconv.AppendInt(nil, n, 10))
+	return history.Op{F: history.Write, Key: r.key(), N: n}
+}
+
+func (r register) lock(tx *txn.Txn) history.Op {
+	tx.Table(r.table).Lock(r.row, r.family, r.qualifier)
+	return history.Op{F: history.Lock, Key: r.key()}
+}
+
+const registers = 12
+
+// Register reads and overwrites few registers in two tables, several a
+// transaction, blindly or after reading them, and locks some.
+func Register() *Workload {
+	tables := []string{"left", "right"}
+	at := func(i int) register {
+		return register{tables[i%2], "r" + strconv.Itoa(i), "f", "n"}
+	}
+	return &Workload{
+		Name:   "register",
+		Tables: []txn.TableSpec{{Name: tables[0], Families: []string{"f"}}, {Name: tables[1], Families: []string{"f"}}},
+		Level:  history.SnapshotIsolation,
+		Setup:  func(context.Context, *Worker) error { return nil },
+		Step: func(ctx context.Context, w *Worker) error {
+			type action struct {
+				r    register
+				kind int
+				n    int64
+			}
+			var plan []action
+			used := map[int]bool{}
+			for range 1 + w.Rand.IntN(5) {
+				i := w.Rand.IntN(registers)
+				a := action{r: at(i), kind: w.Rand.IntN(5)}
+				if used[i] && a.kind != 0 {
+					continue
+				}
+				if a.kind != 0 {
+					used[i] = true
+				}
+				if a.kind == 1 || a.kind == 2 {
+					a.n = w.nextElement()
+				}
+				plan = append(plan, a)
+			}
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
+				var done []history.Op
+				for _, a := range plan {
+					if a.kind != 1 { // 1 is a blind write
+						_, _, op, err := a.r.get(ctx, tx)
+						if err != nil {
+							return done, err
+						}
+						done = append(done, op)
+					}
+					switch a.kind {
+					case 1, 2:
+						done = append(done, a.r.set(tx, a.n))
+					case 3:
+						done = append(done, a.r.lock(tx))
+					}
+				}
+				return done, nil
+			})
+		},
+		ReadAll: func(ctx context.Context, w *Worker) error {
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for i := range registers {
+					_, _, op, err := at(i).get(ctx, tx)
+					if err != nil {
+						return ops, err
+					}
+					ops = append(ops, op)
+				}
+				return ops, nil
+			})
+		},
+	}
+}
+
+const (
+	skewPairs = 4
+	// A stored value is unique, and even for off duty.
+	onDuty = 1
+)
+
+// Skew takes one of two doctors off duty if the other one is on: write skew, if
+// the other's cell were not locked. In every snapshot one of each pair is on
+// duty.
+func Skew() *Workload {
+	at := func(pair, which int) register {
+		return register{"duty", strconv.Itoa(pair) + string(rune('a'+which)), "f", "on"}
+	}
+	value := func(w *Worker, on int64) int64 { return 2*w.nextElement() + on }
+	readPairs := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+		for pair := range skewPairs {
+			sum := int64(0)
+			for which := range 2 {
+				n, ok, op, err := at(pair, which).get(ctx, tx)
+				if err != nil {
+					return ops, err
+				}
+				ops = append(ops, op)
+				if ok {
+					sum += n % 2
+				}
+			}
+			if sum == 0 {
+				return ops, broken("nobody of pair %d is on duty at %d: write skew", pair, tx.StartTS())
+			}
+		}
+		return ops, nil
+	}
+	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, readPairs) }
+	return &Workload{
+		Name:   "skew",
+		Tables: []txn.TableSpec{{Name: "duty", Families: []string{"f"}}},
+		Level:  history.Serializable,
+		Setup: func(ctx context.Context, w *Worker) error {
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for pair := range skewPairs {
+					for which := range 2 {
+						ops = append(ops, at(pair, which).set(tx, value(w, onDuty)))
+					}
+				}
+				return ops, nil
+			})
+		},
+		Step: func(ctx context.Context, w *Worker) error {
+			if w.Rand.IntN(4) == 0 {
+				return readAll(ctx, w)
+			}
+			pair, which := w.Rand.IntN(skewPairs), w.Rand.IntN(2)
+			mine, other := at(pair, which), at(pair, 1-which)
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				n, _, op, err := mine.get(ctx, tx)
+				if err != nil {
+					return ops, err
+				}
+				ops = append(ops, op)
+				if n%2 != onDuty {
+					return append(ops, mine.set(tx, value(w, onDuty))), nil
+				}
+				o, _, op, err := other.get(ctx, tx)
+				if err != nil {
+					return ops, err
+				}
+				ops = append(ops, op)
+				if o%2 != onDuty {
+					return ops, nil
+				}
+				return append(ops, mine.set(tx, value(w, 0)), other.lock(tx)), nil
+			})
+		},
+		ReadAll: readAll,
+	}
+}

@@ -1,0 +1,138 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const setSlots = 150
+
+// Sets adds elements to a set, a row each, and reads the whole set by a scan: no
+// element may be missing, come twice, or be there before its time (phantoms).
+func Sets() *Workload {
+	const table = "sets"
+	key := func(i int) register { return register{table, fmt.Sprintf("e%03d", i), "f", "n"} }
+	scan := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+		seen := map[string]int64{}
+		last := ""
+		for row, err := range tx.Table(table).ReadRows(ctx, nil) {
+			if err != nil {
+				return nil, err
+			}
+			if row.Key() <= last {
+				return ops, broken("a scan at %d returned row %q after %q", tx.StartTS(), row.Key(), last)
+			}
+			last = row.Key()
+			if seen[last], err = strconv.ParseInt(string(row["f"][0].Value), 10, 64); err != nil {
+				return nil, err
+			}
+		}
+		for i := range setSlots {
+			op := history.Op{F: history.Read, Key: key(i).key()}
+			if n, ok := seen[key(i).row]; ok {
+				op.State = history.Number(n)
+			}
+			ops = append(ops, op)
+		}
+		return ops, nil
+	}
+	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, scan) }
+	return &Workload{
+		Name:   "sets",
+		Tables: []txn.TableSpec{{Name: table, Families: []string{"f"}}},
+		Level:  history.SnapshotIsolation,
+		Setup:  func(context.Context, *Worker) error { return nil },
+		Step: func(ctx context.Context, w *Worker) error {
+			if w.Rand.IntN(5) == 0 {
+				return readAll(ctx, w)
+			}
+			add := map[int]int64{}
+			for range 1 + w.Rand.IntN(4) {
+				add[w.Rand.IntN(setSlots)] = w.nextElement()
+			}
+			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for i, n := range add {
+					ops = append(ops, key(i).set(tx, n))
+				}
+				return ops, nil
+			})
+		},
+		ReadAll: readAll,
+	}
+}
+
+const indexItems = 10
+
+// Index keeps a table of items and an index of it by value, which has to match
+// in every snapshot, row for row.
+func Index() *Workload {
+	const items, index = "items", "index"
+	item := func(i int) register { return register{items, "item" + strconv.Itoa(i), "f", "n"} }
+	entry := func(n int64, r register) string { return fmt.Sprintf("%020d %s", n, r.row) }
+	compare := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+		want := map[string]bool{}
+		for i := range indexItems {
+			n, ok, op, err := item(i).get(ctx, tx)
+			if err != nil {
+				return ops, err
+			}
+			ops = append(ops, op)
+			if ok {
+				want[entry(n, item(i))] = true
+			}
+		}
+		for row, err := range tx.Table(index).ReadRows(ctx, nil) {
+			if err != nil {
+				return ops, err
+			}
+			if !want[row.Key()] {
+				return ops, broken("the index has %q at %d, the items do not", row.Key(), tx.StartTS())
+			}
+			delete(want, row.Key())
+		}
+		if len(want) > 0 {
+			return ops, broken("the index lacks %q at %d", slices.Sorted(maps.Keys(want)), tx.StartTS())
+		}
+		return ops, nil
+	}
+	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, compare) }
+	return &Workload{
+		Name:   "index",
+		Tables: []txn.TableSpec{{Name: items, Families: []string{"f"}}, {Name: index, Families: []string{"f"}}},
+		Level:  history.SnapshotIsolation,
+		Setup:  func(context.Context, *Worker) error { return nil },
+		Step: func(ctx context.Context, w *Worker) error {
+			if w.Rand.IntN(4) == 0 {
+				return readAll(ctx, w)
+			}
+			chosen := w.Rand.Perm(indexItems)[:1+w.Rand.IntN(2)]
+			values := make([]int64, len(chosen))
+			for i := range values {
+				values[i] = w.nextElement()
+			}
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+				for i, c := range chosen {
+					r := item(c)
+					was, ok, op, err := r.get(ctx, tx)
+					if err != nil {
+						return ops, err
+					}
+					ops = append(ops, op)
+					if ok {
+						tx.Table(index).Delete(entry(was, r), "f", "q")
+					}
+					tx.Table(index).Set(entry(values[i], r), "f", "q", nil)
+					ops = append(ops, r.set(tx, values[i]))
+				}
+				return ops, nil
+			})
+		},
+		ReadAll: readAll,
+	}
+}
