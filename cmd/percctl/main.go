@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/soak"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
@@ -47,7 +48,7 @@ func execute() int {
 // commands are all there are, and the help topics.
 func commands() []cli.Command {
 	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
-	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -95,10 +94,11 @@ func unavailable(kind string) error {
 func (c *Chaos) sendLater(pause time.Duration, send func(context.Context) error) error {
 	go func() {
 		defer c.late.Done()
-		time.Sleep(pause)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		_ = send(ctx)
+		if rest(ctx, pause) == nil {
+			_ = send(ctx)
+		}
 	}()
 	return status.Errorf(codes.DeadlineExceeded, "injected fault: %s", FaultDelay)
 }
@@ -240,7 +240,7 @@ func (s *chaosStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if res, ok := m.(*btpb.MutateRowsResponse); ok && err == nil {
 		for _, i := range s.kept {
-			res.Entries = append(res.Entries, &btpb.MutateRowsResponse_Entry{Index: i, Status: &rpcstatus.Status{Code: int32(codes.Unavailable), Message: "injected fault: " + FaultPartial}})
+			res.Entries = append(res.Entries, &btpb.MutateRowsResponse_Entry{Index: i, Status: status.New(codes.Unavailable, "injected fault: "+FaultPartial).Proto()})
 		}
 		s.kept = nil
 	}

@@ -1,0 +1,268 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Short, so that what killed clients leave is settled many times in a history.
+const (
+	lockTTL  = time.Second
+	tokenTTL = 500 * time.Millisecond
+	lease    = 500 * time.Millisecond
+	// longest is the longest pause of a request: past the ttl of locks.
+	longest = 1500 * time.Millisecond
+)
+
+func clientConfig() txn.Config {
+	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, RPCTimeout: 3 * time.Second, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
+}
+
+func workerConfig() notify.Config {
+	return notify.Config{
+		Finder:  &notify.Scanner{MinInterval: 20 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
+		LockTTL: time.Second, Timeout: 5 * time.Second, DrainTimeout: 3 * time.Second,
+		Backoff:     txn.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond},
+		MaxAttempts: 1 << 30, // faults are no reason to give a change up
+	}
+}
+
+func (sp spec) emulator(ctx context.Context, send func(message)) error {
+	e, err := txntest.StartEmulator(sp.Listen)
+	if err != nil {
+		return err
+	}
+	address := e.Addr()
+	send(message{Ready: &address})
+	<-ctx.Done()
+	return nil // with all its connections
+}
+
+// clock returns the process's clock: right, or wrong by up to an hour and
+// jumping, and counts the jumps.
+func (sp spec) clock(jumps *atomic.Int64) func() time.Time {
+	if !sp.Clock {
+		return time.Now
+	}
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(sp.Seed, 3))
+	var offset time.Duration
+	var until time.Time
+	return func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		now := time.Now()
+		if now.After(until) {
+			until = now.Add(time.Duration(rnd.Int64N(int64(500 * time.Millisecond))))
+			offset = time.Duration(rnd.Int64N(int64(2*time.Hour))) - time.Hour
+			if rnd.IntN(3) == 0 {
+				offset /= 3600 // a second: what no check of steps finds strange
+			}
+			jumps.Add(1)
+		}
+		return now.Add(offset)
+	}
+}
+
+func (sp spec) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
+	conn, err := txntest.Dial(sp.Emulator, opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	return txntest.Open(ctx, conn, sp.Project, sp.Instance)
+}
+
+func (sp spec) oracle(ctx context.Context, send func(message)) error {
+	bt, _, err := sp.open(ctx)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", sp.Listen)
+	if err != nil {
+		return err
+	}
+	var jumps atomic.Int64
+	s, err := tso.NewServer(bt.OpenTable(txn.DefaultMetadataTable), tso.ServerConfig{Lease: lease, Clock: sp.clock(&jumps)})
+	if err != nil {
+		return err
+	}
+	address := l.Addr().String()
+	send(message{Ready: &address})
+	go every(ctx, func() { send(message{Faults: count(faultClock, jumps.Swap(0))}) })
+	return s.Serve(ctx, l)
+}
+
+func count(kind string, n int64) map[string]int {
+	if n == 0 {
+		return nil
+	}
+	return map[string]int{kind: int(n)}
+}
+
+// every calls f a few times a second until ctx ends.
+func every(ctx context.Context, f func()) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			f()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// timestamps is an oracle of a process, and how many timestamps it handed out.
+type timestamps struct {
+	tso.Oracle
+	close func() error
+	count func() uint64
+}
+
+func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps, error) {
+	if len(sp.Oracles) > 0 {
+		c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
+		if err != nil {
+			return nil, err
+		}
+		return &timestamps{c, c.Close, func() uint64 { return c.Stats().Timestamps }}, nil
+	}
+	d := tso.NewDirect(bt.OpenTable(txn.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps)})
+	return &timestamps{d, d.Close, func() uint64 { return d.Stats().Timestamps }}, nil
+}
+
+// client runs workers, and observers where the workload has some.
+func (sp spec) client(ctx context.Context, send func(message)) error {
+	load := workload.Named(sp.Workload)
+	if load == nil {
+		return fmt.Errorf("no workload %q", sp.Workload)
+	}
+	chaos := workload.NewChaos(sp.Seed, sp.Chaos, longest)
+	bt, _, err := sp.open(ctx, chaos.DialOptions()...)
+	if err != nil {
+		return err
+	}
+	var jumps, deadlines atomic.Int64
+	oracle, err := sp.timestamps(bt, &jumps)
+	if err != nil {
+		return err
+	}
+	cfg := clientConfig()
+	cfg.Oracle = oracle
+	cfg.OnResolve = func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) }
+	client, err := newClient(ctx, bt, cfg)
+	if err != nil {
+		return err
+	}
+	owner := client.Owner()
+	send(message{Ready: &owner})
+
+	var observers *notify.Worker
+	var observing sync.WaitGroup
+	if load.Handle != nil {
+		if observers, err = notify.NewWorker(client, workerConfig()); err != nil {
+			return err
+		}
+		if err := load.Handle(observers); err != nil {
+			return err
+		}
+		observing.Go(func() { observe(ctx, observers, send) })
+	}
+	var given uint64
+	var acknowledged int64
+	var reporting sync.Mutex
+	report := func() {
+		reporting.Lock()
+		defer reporting.Unlock()
+		m := message{Faults: chaos.Fired()}
+		for kind, n := range map[string]int64{faultClock: jumps.Swap(0), faultDeadline: deadlines.Swap(0)} {
+			if n > 0 {
+				m.Faults[kind] += int(n)
+			}
+		}
+		now := oracle.count()
+		m.Timestamps, given = int64(now-given), now
+		if observers != nil {
+			s := observers.Stats()
+			m.Observed, acknowledged = s.Committed+s.Collapsed-acknowledged, s.Committed+s.Collapsed
+		}
+		send(m)
+	}
+	go every(ctx, report)
+
+	var working sync.WaitGroup
+	for i := range sp.Workers {
+		w := &workload.Worker{
+			Client: client, Rand: rand.New(rand.NewPCG(sp.Seed, uint64(10+i))),
+			Record:  func(r history.Record) { send(message{Record: &r}) },
+			Process: sp.Process + i, Stride: sp.Stride, Options: load.Options,
+		}
+		working.Go(func() { sp.work(ctx, load, w, &deadlines, send) })
+	}
+	working.Wait()
+	observing.Wait()
+	chaos.Heal()
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	err = client.Close(cctx)
+	report()
+	return errors.Join(err, oracle.close())
+}
+
+// newClient tries again what a fault has kept from working.
+func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.Client, error) {
+	for {
+		c, err := txn.NewClient(ctx, bt, cfg)
+		if err == nil || ctx.Err() != nil || errors.Is(err, txn.ErrInvalid) {
+			return c, err
+		}
+	}
+}
+
+// observe runs the observers until ctx ends. Registering them may fail under
+// faults.
+func observe(ctx context.Context, w *notify.Worker, send func(message)) {
+	for ctx.Err() == nil {
+		err := w.Run(ctx)
+		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, txn.ErrObserver) {
+			send(message{Problem: fmt.Sprintf("observers: %v", err)})
+			return
+		}
+	}
+}
+
+// work runs one worker until ctx ends. Some of its callers give up early.
+func (sp spec) work(ctx context.Context, load *workload.Workload, w *workload.Worker, deadlines *atomic.Int64, send func(message)) {
+	for ctx.Err() == nil {
+		// What is under way when the soak ends is finished.
+		step, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		if sp.Chaos > 0 && w.Rand.IntN(16) == 0 {
+			cancel()
+			step, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Duration(1+w.Rand.IntN(20))*time.Millisecond)
+			deadlines.Add(1)
+		}
+		err := load.Step(step, w)
+		cancel()
+		if err != nil {
+			send(message{Problem: fmt.Sprintf("process %d: %v", w.Process, err)})
+			<-time.After(100 * time.Millisecond)
+		}
+	}
+}
