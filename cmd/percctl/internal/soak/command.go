@@ -156,7 +156,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
 	for i := 0; (o.histories == 0 || i < o.histories) && (o.histories == 1 || time.Since(began) < o.duration); i++ {
 		load := loads[i%len(loads)]
-		served := o.oracle == "served" || o.oracle == "both" && (i/len(loads)+i)%2 == 1
+		served := o.oracle == "served" || o.oracle == "both" && o.seedOf(i)%2 == 1
 		r, err := runEpisode(ctx, o, load, served, o.seedOf(i), o.each)
 		if err != nil {
 			return fmt.Errorf("history %d (%s, seed %d): %w", i+1, load.Name, o.seedOf(i), err)

@@ -1,0 +1,141 @@
+package emulator_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// oneSweep is a Finder that looks once, so that a worker's requests always have
+// the same numbers.
+type oneSweep struct{ row string }
+
+func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
+	for n, err := range s.Client.Notifications(ctx, "left", bigtable.RowList{f.row}) {
+		if err != nil {
+			break
+		}
+		s.Offer(ctx, n, func() {})
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// observing returns a worker whose observer keeps a list of the changes that it
+// was run for in the same row, and a copy in another table.
+func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
+	t.Helper()
+	cfg.NoHints, cfg.NoLocks = true, true
+	w, err := notify.NewWorker(c, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.Handle("count", notify.Column{Table: "left", Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		seen, _, err := tx.Table("left").Get(ctx, cell.Row, "f", "seen")
+		if err != nil {
+			return err
+		}
+		seen = fmt.Appendf(seen, "%d,", notify.TriggerOf(ctx).ChangeTS)
+		tx.Table("left").Set(cell.Row, "f", "seen", seen)
+		tx.Table("right").Set(cell.Row, "f", "seen", seen)
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// TestCrashOfObserver kills a worker before and after every request of an
+// observer's run. Another worker takes over; in the end the change was observed,
+// with one committed effect, in both tables.
+func TestCrashOfObserver(t *testing.T) {
+	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
+		if err := a.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+			t.Fatal(err)
+		}
+		change := func(row string) string {
+			ts, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("left").Set(row, "f", "in", []byte("v"))
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			return ts.String() + ","
+		}
+		work := func(row string) func(context.Context, *txn.Client) {
+			return func(ctx context.Context, c *txn.Client) {
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				done := make(chan struct{}, 1)
+				w := observing(t, c, notify.Config{Concurrency: 1, Finder: oneSweep{row}, DrainTimeout: time.Second, OnEvent: func(notify.Event) {
+					select {
+					case done <- struct{}{}:
+					default:
+					}
+				}})
+				ended := make(chan struct{})
+				go func() { defer close(ended); _ = w.Run(ctx) }()
+				select {
+				case <-done:
+					<-time.After(100 * time.Millisecond) // virtual: for the notification to be removed
+				case <-ctx.Done():
+				}
+				cancel()
+				<-ended
+			}
+		}
+		change("dry")
+		steps := crash{t: t, env: env}.run(work("dry"))
+		for _, s := range []txntest.Step{txntest.StepRead, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries} {
+			if !slices.Contains(steps, s) {
+				t.Fatalf("the requests of a run are %v", steps)
+			}
+		}
+		want := map[string]string{}
+		for at := 1; at <= len(steps); at++ {
+			for _, after := range []bool{false, true} {
+				row := fmt.Sprintf("%02d-%v", at, after)
+				want[row] = change(row)
+				crash{t: t, env: env, at: at, after: after}.run(work(row))
+			}
+		}
+		<-time.After(crashTTL + time.Second) // virtual
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		other := observing(t, b, notify.Config{Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond}})
+		go func() { done <- other.Run(ctx) }()
+		if _, err := notify.Wait(ctx, a, notify.WaitConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		s, err := a.Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row, change := range want {
+			for _, table := range crashTables {
+				v, _, err := s.Table(table).Get(t.Context(), row, "f", "seen")
+				if err != nil || string(v) != change {
+					t.Errorf("worker dead at %s of %v: table %s has %q, %v; want the one change %q", row, steps, table, v, err, strings.TrimSuffix(change, ","))
+				}
+			}
+		}
+		t.Logf("%d crashes, at each of %v", len(want), steps)
+	})
+}

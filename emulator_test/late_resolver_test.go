@@ -1,0 +1,74 @@
+package emulator_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestLateRollForwardAfterCollection delays a resolver's roll-forward until
+// others have rolled the cell forward, overwritten it, and collected the version.
+// It must not bring the record of a collected version back, whose data is gone:
+// the roll-forward is conditional on the lock. (Hazards 9 and 11. The collection
+// is done by hand here.)
+func TestLateRollForwardAfterCollection(t *testing.T) {
+	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
+		cells := []txn.Cell{{Table: "left", Row: "p", Family: "f", Qualifier: "q"}, {Table: "right", Row: "s", Family: "f", Qualifier: "q"}}
+		set := func(c *txn.Client, value string) (start, commit bigtable.Timestamp) {
+			t.Helper()
+			tx, err := c.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, cell := range cells {
+				tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, []byte(value))
+			}
+			ts, err := tx.Commit(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			return tx.StartTS().Cell(), ts.Cell()
+		}
+		// A client that dies before its secondary is committed.
+		faults := txntest.NewFaults(t)
+		dead := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, faults.DialOptions()...)
+		dies := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		start, commit := set(dead, "1")
+		<-dies.Fired()
+		faults.Kill()
+
+		// The resolver whose roll-forward is late.
+		slow := txntest.NewFaults(t)
+		late := slow.OnStep(txntest.StepRollForward, txntest.Delay)
+		resolver := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, slow.DialOptions()...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		for l, err := range resolver.Locks(ctx, "right", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = resolver.Resolve(ctx, l)
+		}
+		<-late.Fired()
+
+		set(b, "2") // rolls the secondary forward, and writes over it
+		m := bigtable.NewMutation()
+		m.DeleteTimestampRange(txn.WriteFamily, "f:q", commit, commit+1000)
+		m.DeleteTimestampRange("f", "q", start, start+1000)
+		for _, cell := range cells {
+			if err := env.Bigtable.OpenTable(cell.Table).Apply(t.Context(), cell.Row, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		late.Release()
+		synctest.Wait()
+		env.Check()
+	})
+}
