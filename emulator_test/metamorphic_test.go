@@ -1,0 +1,334 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+var (
+	metamorphics    = flag.Int("metamorphics", 25, "how many histories TestMetamorphic runs, each under several options")
+	metamorphicSeed = flag.Uint64("metamorphic-seed", 0, "seed of the first of them; 0: by chance")
+)
+
+// An action is one step of a history in which transactions overlap, one step at a
+// time.
+type action struct {
+	kind  string // begin, get, row, set, delete, lock, commit, rollback
+	txn   int
+	key   int
+	value string
+}
+
+const metamorphicKeys = 8 // of four rows in two tables, two columns each
+
+func metamorphicCell(key int) txn.Cell {
+	return txn.Cell{Table: crashTables[key%2], Row: fmt.Sprintf("row%d", key/4), Family: "f", Qualifier: fmt.Sprintf("q%d", key/2%2)}
+}
+
+// plan makes a random history: up to three transactions under way at a time.
+func plan(rnd *rand.Rand) (actions []action) {
+	var open []int
+	next := 0
+	for range 60 {
+		if len(open) == 0 || len(open) < 3 && rnd.IntN(6) == 0 {
+			actions = append(actions, action{kind: "begin", txn: next})
+			open = append(open, next)
+			next++
+			continue
+		}
+		i := rnd.IntN(len(open))
+		a := action{txn: open[i], key: rnd.IntN(metamorphicKeys)}
+		switch n := rnd.IntN(20); {
+		case n < 6:
+			a.kind = "get"
+		case n < 7:
+			a.kind = "row"
+		case n < 11:
+			a.kind, a.value = "set", fmt.Sprintf("v%d", len(actions))
+		case n < 13:
+			a.kind = "delete"
+		case n < 15:
+			a.kind = "lock"
+		case n < 16:
+			a.kind = "rollback"
+		default:
+			a.kind = "commit"
+		}
+		if a.kind == "commit" || a.kind == "rollback" {
+			open = slices.Delete(open, i, i+1)
+		}
+		actions = append(actions, a)
+	}
+	for _, x := range open {
+		actions = append(actions, action{kind: "commit", txn: x})
+	}
+	return actions
+}
+
+// expect runs the history on a model of snapshot isolation, in memory, and
+// returns what each step has to show.
+func expect(actions []action, serializable bool) (out []string) {
+	type version struct {
+		at    int
+		value string // "absent" when deleted
+		locks bool   // lock-only: no value
+	}
+	versions := make([][]version, metamorphicKeys)
+	type transaction struct {
+		start int
+		own   map[int]string // value, absent, or "" for a lock
+		reads map[int]bool
+	}
+	txns := map[int]*transaction{}
+	read := func(t *transaction, key int) string {
+		if v, ok := t.own[key]; ok && v != "" {
+			return v
+		}
+		v := "absent"
+		for _, ver := range versions[key] {
+			if ver.at <= t.start && !ver.locks {
+				v = ver.value
+			}
+		}
+		return v
+	}
+	for now, a := range actions {
+		t := txns[a.txn]
+		switch a.kind {
+		case "begin":
+			txns[a.txn] = &transaction{start: now, own: map[int]string{}, reads: map[int]bool{}}
+		case "get":
+			if v, ok := t.own[a.key]; !ok || v == "" {
+				t.reads[a.key] = true
+			}
+			out = append(out, read(t, a.key))
+		case "row":
+			if serializable {
+				out = append(out, "refused")
+				continue
+			}
+			var row []string
+			for key := range metamorphicKeys {
+				if c, d := metamorphicCell(key), metamorphicCell(a.key); c.Table == d.Table && c.Row == d.Row {
+					if v := read(t, key); v != "absent" {
+						row = append(row, c.Qualifier+"="+v)
+					}
+				}
+			}
+			out = append(out, strings.Join(row, " "))
+		case "set":
+			t.own[a.key] = a.value
+		case "delete":
+			t.own[a.key] = "absent"
+		case "lock":
+			if _, ok := t.own[a.key]; !ok {
+				t.own[a.key] = ""
+			}
+		case "commit":
+			writes := t.own
+			if serializable && len(writes) > 0 {
+				for key := range t.reads {
+					if _, ok := writes[key]; !ok {
+						writes[key] = ""
+					}
+				}
+			}
+			conflict := false
+			for key := range writes {
+				for _, v := range versions[key] {
+					conflict = conflict || v.at > t.start
+				}
+			}
+			if conflict {
+				out = append(out, "conflict")
+				continue
+			}
+			for key, v := range writes {
+				versions[key] = append(versions[key], version{now, v, v == ""})
+			}
+			out = append(out, "committed")
+		}
+	}
+	return out
+}
+
+// perform runs the history for real.
+func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions []action, opts []txn.TxnOption) (out []string) {
+	txns := map[int]*txn.Txn{}
+	for _, a := range actions {
+		tx, c := txns[a.txn], metamorphicCell(a.key)
+		switch a.kind {
+		case "begin":
+			tx, err := clients[a.txn%len(clients)].Begin(ctx, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			txns[a.txn] = tx
+		case "get":
+			v, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
+			switch {
+			case err != nil:
+				out = append(out, err.Error())
+			case !ok:
+				out = append(out, "absent")
+			default:
+				out = append(out, string(v))
+			}
+		case "row":
+			row, err := tx.Table(c.Table).ReadRow(ctx, c.Row)
+			switch {
+			case errors.Is(err, txn.ErrSerializableScan):
+				out = append(out, "refused")
+				continue
+			case err != nil:
+				t.Fatal(err)
+			}
+			var items []string
+			for _, item := range row["f"] {
+				items = append(items, strings.TrimPrefix(item.Column, "f:")+"="+string(item.Value))
+			}
+			out = append(out, strings.Join(items, " "))
+		case "set":
+			tx.Table(c.Table).Set(c.Row, c.Family, c.Qualifier, []byte(a.value))
+		case "delete":
+			tx.Table(c.Table).Delete(c.Row, c.Family, c.Qualifier)
+		case "lock":
+			tx.Table(c.Table).Lock(c.Row, c.Family, c.Qualifier)
+		case "rollback":
+			tx.Rollback()
+		case "commit":
+			switch _, err := tx.Commit(ctx); {
+			case err == nil:
+				out = append(out, "committed")
+			case errors.Is(err, txn.ErrConflict):
+				out = append(out, "conflict")
+			default:
+				out = append(out, err.Error())
+			}
+		}
+	}
+	return out
+}
+
+// randomConfig is a configuration that must not change what anybody sees.
+func randomConfig(rnd *rand.Rand) txn.Config {
+	return txn.Config{
+		LockTTL:         []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
+		TokenTTL:        []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
+		Parallelism:     []int{1, 2, 0}[rnd.IntN(3)],
+		SyncSecondaries: rnd.IntN(2) == 0,
+		BackgroundCells: []int{1, 10, 0}[rnd.IntN(3)],
+		SchemaMaxAge:    []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
+	}
+}
+
+// servedOracle switches the deployment to the served oracle and starts a server,
+// over a pipe.
+func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
+	meta := env.Bigtable.OpenTable(txn.DefaultMetadataTable)
+	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
+		t.Fatal(err)
+	}
+	s, err := tso.NewServer(meta, tso.ServerConfig{Address: "passthrough:///oracle"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe := bufconn.Listen(1 << 16)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, pipe) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return func() tso.Oracle {
+		c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"passthrough:///oracle"}, DialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) })}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+}
+
+// A lateOracle is known after the configuration is made.
+type lateOracle struct{ tso.Oracle }
+
+// TestMetamorphic runs random histories of overlapping transactions under random
+// options: each step shows the same under all of them, and what the model says.
+func TestMetamorphic(t *testing.T) {
+	first := *metamorphicSeed
+	if first == 0 {
+		first = rand.Uint64N(1_000_000_000) + 1
+	}
+	counts := map[string]int{}
+	for i := range uint64(*metamorphics) {
+		seed := first + i
+		actions := plan(rand.New(rand.NewPCG(seed, 0)))
+		for variant := range uint64(3) {
+			rnd := rand.New(rand.NewPCG(seed, 1+variant))
+			serializable, served := rnd.IntN(2) == 0, rnd.IntN(2) == 0
+			var opts []txn.TxnOption
+			if serializable {
+				opts = append(opts, txn.Serializable())
+			}
+			cfgs := []txn.Config{randomConfig(rnd), randomConfig(rnd)}
+			synctest.Test(t, func(t *testing.T) {
+				own := &lateOracle{}
+				newEnv := []txntest.Option{txntest.Embedded(), txntest.WithoutCheck()} // it is done below
+				if served {
+					newEnv = append(newEnv, txntest.WithConfig(txn.Config{Oracle: own}))
+				}
+				env := txntest.New(t, newEnv...)
+				for _, table := range crashTables {
+					env.CreateTable(table, "f")
+				}
+				oracle := func() tso.Oracle { return nil }
+				if served {
+					oracle = servedOracle(t, env)
+					own.Oracle = oracle()
+				}
+				var clients []*txn.Client
+				for _, cfg := range cfgs {
+					cfg.Oracle = oracle()
+					clients = append(clients, env.NewClient(cfg))
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				got := perform(ctx, t, clients, actions, opts)
+				if d := cmp.Diff(expect(actions, serializable), got); d != "" {
+					t.Errorf("seed %d, variant %d, serializable %v, served %v, %+v (-want +got):\n%s", seed, variant, serializable, served, cfgs, d)
+				}
+				for _, s := range got {
+					counts[s]++
+				}
+				synctest.Wait()
+				env.Check()
+			})
+			if t.Failed() {
+				t.Fatalf("again: go test ./emulator_test -run TestMetamorphic -metamorphics 1 -metamorphic-seed %d", seed)
+			}
+		}
+	}
+	t.Logf("%d histories from seed %d: %d commits, %d conflicts", *metamorphics, first, counts["committed"], counts["conflict"])
+}
