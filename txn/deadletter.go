@@ -87,28 +87,36 @@ func (c *Client) Park(ctx context.Context, d DeadLetter) error {
 func (c *Client) DeadLetters(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
 		err := c.metadataRows(ctx, deadRowPrefix, deadQualifier, func(r bigtable.Row, value []byte) (bool, error) {
-			var m recordpb.DeadLetter
-			if err := proto.Unmarshal(value, &m); err != nil {
-				return false, fmt.Errorf("txn: %w: dead letter %q in table %q does not parse: %w", ErrCorrupt, r.Key(), c.metadata.name, err)
+			d, err := decodeDeadLetter(c.metadata.name, r.Key(), value)
+			if err != nil {
+				return false, err
 			}
-			if err := checkFormat(&m, fmt.Sprintf("dead letter %q in table %q", r.Key(), c.metadata.name)); err != nil {
-				return false, fmt.Errorf("txn: %w", err)
-			}
-			return yield(DeadLetter{
-				Cell:        Cell{m.Table, string(m.Row), m.GetColumn().GetFamily(), string(m.GetColumn().GetQualifier())},
-				Observer:    m.Observer,
-				ChangeTS:    tso.Timestamp(m.ChangeTs),
-				Attempts:    int(m.Attempts),
-				FirstTS:     tso.Timestamp(m.FirstTs),
-				ParkedTS:    tso.Timestamp(m.ParkedTs),
-				Error:       m.Error,
-				TraceParent: m.TraceParent,
-			}, nil), nil
+			return yield(d, nil), nil
 		})
 		if err != nil {
 			yield(DeadLetter{}, err)
 		}
 	}
+}
+
+func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
+	var m recordpb.DeadLetter
+	if err := proto.Unmarshal(value, &m); err != nil {
+		return DeadLetter{}, fmt.Errorf("txn: %w: dead letter %q in table %q does not parse: %w", ErrCorrupt, key, table, err)
+	}
+	if err := checkFormat(&m, fmt.Sprintf("dead letter %q in table %q", key, table)); err != nil {
+		return DeadLetter{}, fmt.Errorf("txn: %w", err)
+	}
+	return DeadLetter{
+		Cell:        Cell{m.Table, string(m.Row), m.GetColumn().GetFamily(), string(m.GetColumn().GetQualifier())},
+		Observer:    m.Observer,
+		ChangeTS:    tso.Timestamp(m.ChangeTs),
+		Attempts:    int(m.Attempts),
+		FirstTS:     tso.Timestamp(m.FirstTs),
+		ParkedTS:    tso.Timestamp(m.ParkedTs),
+		Error:       m.Error,
+		TraceParent: m.TraceParent,
+	}, nil
 }
 
 // metadataRows calls fn with the rows of a prefix of the metadata table and the

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -141,8 +142,12 @@ func readCbtrc() (map[string]string, error) {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }()
+	return parseCbtrc(path, file)
+}
+
+func parseCbtrc(path string, r io.Reader) (map[string]string, error) {
 	rc := map[string]string{}
-	lines := bufio.NewScanner(file)
+	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
