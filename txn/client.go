@@ -37,6 +37,7 @@ type Client struct {
 	trace      tracing
 	metrics    metrics
 	made       time.Time
+	admitted   chan struct{} // holds one token for each commit under way
 	// oracleAhead is how far the oracle's time is ahead of the time since made,
 	// in microseconds; 0: not known yet.
 	oracleAhead atomic.Int64
@@ -72,6 +73,8 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		made:   time.Now(),
 		holds:  newHolds(),
 		trace:  newTracing(cfg),
+
+		admitted: make(chan struct{}, cfg.MaxCommits),
 	}
 	if c.metrics, err = newMetrics(cfg); err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)

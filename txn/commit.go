@@ -32,6 +32,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = traceParent(ctx) // the transaction's
 	ctx, span := c.client.trace.begin(ctx, "commit", "")
 	defer func() { span.end(err) }()
+	leave, err := c.client.admit(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
 	c.client.token.ensure(ctx)
 
 	c.heartbeat = startHeartbeat(ctx, c)

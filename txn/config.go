@@ -67,6 +67,11 @@ type Config struct {
 	// Defaults to 64.
 	Parallelism int
 
+	// MaxCommits bounds the commits that this client has under way at a time.
+	// Those beyond wait for their turn; they hold no locks yet.
+	// Defaults to 256.
+	MaxCommits int
+
 	// SyncSecondaries makes Commit wait until the secondaries are committed
 	// too, instead of leaving them to the background.
 	// Defaults to false.
@@ -178,6 +183,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"MaxAttempts", &c.MaxAttempts, 0},
 		{"Parallelism", &c.Parallelism, 64},
+		{"MaxCommits", &c.MaxCommits, 256},
 		{"BackgroundCells", &c.BackgroundCells, 100_000},
 	} {
 		if *n.value < 0 {

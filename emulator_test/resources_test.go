@@ -1,0 +1,232 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+var atOnce = flag.Int("at-once", 3000, "how many transactions TestManyTransactions has under way at once")
+
+// TestManyTransactions has thousands of transactions under way at once in one
+// process. All commit, with few questions to the oracle, and what they needed is
+// given back.
+func TestManyTransactions(t *testing.T) {
+	transactions := *atOnce
+	faults := txntest.NewFaults(t)
+	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...))
+	env.CreateTable("a", "f")
+	if err := env.Client.OpenTable(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	faults.Reset()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var begun, all sync.WaitGroup
+	var committed, failed atomic.Int64
+	goroutines := runtime.NumGoroutine()
+	begun.Add(transactions)
+	start := make(chan struct{})
+	for i := range transactions {
+		all.Go(func() {
+			tx, err := env.Client.Begin(ctx)
+			begun.Done()
+			if err != nil {
+				failed.Add(1)
+				return
+			}
+			defer tx.Rollback()
+			<-start // until all have begun
+			tx.Table("a").Set("row"+strconv.Itoa(i), "f", "q", []byte("v"))
+			if _, err := tx.Commit(ctx); err != nil {
+				if failed.Add(1) <= 3 {
+					t.Errorf("a commit failed: %v", err)
+				}
+				return
+			}
+			committed.Add(1)
+		})
+	}
+	begun.Wait()
+	close(start)
+	all.Wait()
+	if committed.Load() != int64(transactions) || failed.Load() != 0 {
+		t.Errorf("%d committed, %d failed", committed.Load(), failed.Load())
+	}
+	count := faults.Count()
+	t.Logf("requests: %v", count)
+	if n := count[txntest.StepPrewrite] + count[txntest.StepCommit]; n > 2*transactions+transactions/10 {
+		t.Errorf("%d prewrites and commits for %d transactions", n, transactions)
+	}
+	if n := count[txntest.StepOracle]; n > transactions {
+		t.Errorf("%d questions to the oracle for %d timestamps", n, 2*transactions)
+	}
+	if now := runtime.NumGoroutine(); now > goroutines+200 {
+		t.Errorf("%d goroutines, %d before", now, goroutines)
+	}
+}
+
+// TestCommitsAreAdmitted keeps commits beyond Config.MaxCommits from taking locks.
+// Without a bound, 10,000 at once keep one another from getting done within their
+// ttl: they send tens of thousands of heartbeats, and hardly any commits.
+func TestCommitsAreAdmitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1, MaxCommits: 2}, faults.DialOptions()...)
+		held := faults.On("commit", func(c txntest.Call) bool { return c.Step == txntest.StepCommit }, txntest.Hold, 2)
+		results := make(chan error, 5)
+		for i := range cap(results) {
+			tx := beginSet(t, c, "v", "r"+strconv.Itoa(i))
+			go func() {
+				_, err := tx.Commit(t.Context())
+				results <- err
+			}()
+			synctest.Wait()
+		}
+		if n := faults.Count()[txntest.StepPrewrite]; n != 2 {
+			t.Errorf("%d prewrites with two commits under way", n)
+		}
+		// Who gives up waiting has not begun.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := beginSet(t, c, "v", "r9").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrUndetermined) {
+			t.Errorf("waiting for a place: %v", err)
+		}
+		held.Release()
+		for range cap(results) {
+			if err := <-results; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := faults.Count()[txntest.StepPrewrite]; n != cap(results) {
+			t.Errorf("%d prewrites of %d commits", n, cap(results))
+		}
+	})
+}
+
+// TestDeadBackend commits until Bigtable stops answering secondaries, and goes on
+// committing: the queue stays within its bound, every commit ends, and Close gives
+// up in time.
+func TestDeadBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1, BackgroundCells: 100, RPCTimeout: time.Second, BackgroundTimeout: 10 * time.Second}, faults.DialOptions()...)
+		dead := faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.Hold, 0)
+		most := 0
+		for i := range 200 {
+			tx := beginSet(t, c, "v", "p"+strconv.Itoa(i))
+			tx.Table("a").Set("s"+strconv.Itoa(i), "f", "q", []byte("v"))
+			if _, err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			most = max(most, int(c.Stats().BackgroundCells))
+		}
+		<-dead.Fired()
+		if most > 100 {
+			t.Errorf("%d changes were queued, 100 are allowed", most)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := c.Close(ctx); err == nil && most > 0 {
+			t.Error("Close told nothing of what is left")
+		}
+		dead.Release()
+	})
+}
+
+// TestNoLeaksOfWorkersAndOracles starts and ends everything that has goroutines
+// of its own, and what fails to start.
+func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("left", "f")
+	env.CreateTable("right", "f")
+	client := env.NewClient(txn.Config{})
+	if _, err := client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("left").Set("r", "f", "in", nil)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Notify(t.Context(), txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
+		t.Fatal(err)
+	}
+	before := goleak.IgnoreCurrent()
+	for name, run := range map[string]func(context.Context) error{
+		"a worker that is cancelled": func(ctx context.Context) error {
+			ctx, cancel := context.WithCancel(ctx)
+			events := make(chan struct{}, 100)
+			w := observing(t, client, notify.Config{Finder: &notify.Scanner{MinInterval: time.Millisecond}, OnEvent: func(notify.Event) {
+				select {
+				case events <- struct{}{}:
+				default:
+				}
+			}})
+			done := make(chan error, 1)
+			go func() { done <- w.Run(ctx) }()
+			<-events
+			cancel()
+			return <-done
+		},
+		"a worker that cannot register": func(ctx context.Context) error {
+			w := observing(t, client, notify.Config{})
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			if err := w.Run(ctx); err == nil {
+				t.Error("it ran")
+			}
+			return nil
+		},
+		"a client of no oracle": func(ctx context.Context) error {
+			c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"127.0.0.1:1"}, Timeout: 50 * time.Millisecond})
+			if err != nil {
+				return err
+			}
+			if _, err := c.Timestamp(ctx); err == nil {
+				t.Error("a timestamp from nowhere")
+			}
+			return c.Close()
+		},
+		"oracles that cannot be made": func(context.Context) error {
+			if _, err := tso.NewClient(tso.ClientConfig{}); err == nil {
+				t.Error("a client of no address")
+			}
+			if _, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"127.0.0.1:1", "\x00:://"}}); err == nil {
+				t.Log("gRPC takes any address")
+			}
+			if _, err := tso.NewServer(env.Bigtable.OpenTable("percolator"), tso.ServerConfig{Lease: 1}); err == nil {
+				t.Error("a server with a lease of a nanosecond")
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+			goleak.VerifyNone(t, before)
+		})
+	}
+}
