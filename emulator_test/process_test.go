@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -155,13 +156,30 @@ func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
 		}()
 	}
 	for range s.Workers {
-		if err := <-errs; err != nil {
-			return err
+		select {
+		case err := <-errs:
+			if err != nil {
+				return err
+			}
+		case <-abandoned(stop):
+			return errors.New("stopped, and not killed: the test is gone")
 		}
 	}
 	cctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return client.Close(cctx)
+}
+
+// abandoned is closed some time after the end of the standard input, when a process
+// that has reached its stop has nobody left to kill it.
+func abandoned(stop <-chan struct{}) <-chan struct{} {
+	over := make(chan struct{})
+	go func() {
+		<-stop
+		<-time.After(time.Minute)
+		close(over)
+	}()
+	return over
 }
 
 // recorder collects the history of a test.

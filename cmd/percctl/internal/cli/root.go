@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,13 @@ func Main(args []string, s *Streams, commands ...Command) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
 	if err != nil {
-		fmt.Fprintf(s.Err, "%s: %v\n", cmd.CommandPath(), err)
+		// It may carry what is stored, or what somebody had pasted.
+		for i, line := range strings.Split(err.Error(), "\n") {
+			if i == 0 {
+				line = cmd.CommandPath() + ": " + line
+			}
+			fmt.Fprintln(s.Err, Line(line))
+		}
 	}
 	if code == ExitUsage {
 		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", cmd.CommandPath())
