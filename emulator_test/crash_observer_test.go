@@ -139,3 +139,58 @@ func TestCrashOfObserver(t *testing.T) {
 		t.Logf("%d crashes, at each of %v", len(want), steps)
 	})
 }
+
+// TestCrashWithWeakNotification kills a client before and after each request of a
+// transaction with a weak notification: when it is committed, the notification is
+// there, since nobody could write it for a dead client.
+func TestCrashWithWeakNotification(t *testing.T) {
+	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
+		if err := a.RegisterObserver(t.Context(), "right", txn.Column{Family: "f", Qualifier: "bell"}, "count", true); err != nil {
+			t.Fatal(err)
+		}
+		ring := func(row string) func(context.Context, *txn.Client) {
+			return func(ctx context.Context, c *txn.Client) {
+				tx, err := c.Begin(ctx)
+				if err != nil {
+					return
+				}
+				tx.Table("left").Set(row, "f", "q", []byte("new"))
+				tx.Table("right").Notify(row, "f", "bell")
+				_, _ = tx.Commit(ctx)
+			}
+		}
+		steps := crash{t: t, env: env}.run(ring("dry"))
+		committed := 0
+		for at := 1; at <= len(steps); at++ {
+			for _, after := range []bool{false, true} {
+				row := fmt.Sprintf("%02d-%v", at, after)
+				crash{t: t, env: env, at: at, after: after}.run(ring(row))
+				<-time.After(crashTTL + time.Second) // virtual
+				s, err := b.Snapshot(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, ok, err := s.Table("left").Get(t.Context(), row, "f", "q")
+				if err != nil {
+					t.Fatal(err)
+				}
+				rung := false
+				for n, err := range b.Notifications(t.Context(), "right", bigtable.RowList{row}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					rung = rung || len(n.Triggers) > 0
+				}
+				if ok && !rung {
+					t.Errorf("dead at request %d of %v, after: %v: committed without its notification", at, steps, after)
+				}
+				if ok {
+					committed++
+				}
+			}
+		}
+		if committed == 0 || committed == 2*len(steps) {
+			t.Errorf("%d of %d are committed", committed, 2*len(steps))
+		}
+	})
+}
