@@ -2,6 +2,7 @@ package emulator_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -113,6 +114,36 @@ func TestRepeatingOracle(t *testing.T) {
 		}
 		if v, ok, err := s.Table("a").Get(t.Context(), "r1", "f", "q"); ok || err != nil {
 			t.Errorf("read %q, %v", v, err)
+		}
+	})
+}
+
+// TestWaitSeesLocks has a client that died after its commit point, so that its
+// change of an observed cell has no notify cell yet, only a lock. Wait must not
+// take that for finished.
+func TestWaitSeesLocks(t *testing.T) {
+	crashEnv(t, func(t *testing.T, env *txntest.Env, a, _ *txn.Client) {
+		if err := a.RegisterObserver(t.Context(), "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+			t.Fatal(err)
+		}
+		change := func(ctx context.Context, c *txn.Client) {
+			tx, err := c.Begin(ctx)
+			if err != nil {
+				return
+			}
+			tx.Table("left").Set("p", "f", "q", nil)
+			tx.Table("right").Set("s", "f", "in", nil)
+			_, _ = tx.Commit(ctx)
+		}
+		const secondaries = 6 // oracle, two prewrites, oracle, commit
+		steps := crash{t: t, env: env, at: secondaries}.run(change)
+		if last := steps[len(steps)-1]; last != txntest.StepSecondaries {
+			t.Fatalf("died at %s of %v", last, steps)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*crashTTL)
+		defer cancel()
+		if ts, err := notify.Wait(ctx, a, notify.WaitConfig{}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("finished as of %d, %v, with a change that nobody has observed", ts, err)
 		}
 	})
 }
