@@ -72,3 +72,40 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 		env.Check()
 	})
 }
+
+// TestWalkPastWaitsForNothing has a reader meet the lock of a transaction that
+// committed after the reader's timestamp. The read goes on at once; rolling the lock
+// forward is done behind it, and here never gets through.
+func TestWalkPastWaitsForNothing(t *testing.T) {
+	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
+		faults := txntest.NewFaults(t)
+		dead := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, faults.DialOptions()...)
+		dies := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		tx, err := dead.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Table("left").Set("p", "f", "q", []byte("new"))
+		tx.Table("right").Set("s", "f", "q", []byte("new"))
+		slow := txntest.NewFaults(t)
+		behind := slow.OnStep(txntest.StepRollForward, txntest.Hold)
+		reader := env.NewClient(txn.Config{TokenTTL: -1}, slow.DialOptions()...)
+		s, err := reader.Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-dies.Fired()
+		faults.Kill()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if v, ok, err := s.Table("right").Get(ctx, "s", "f", "q"); ok || err != nil {
+			t.Errorf("read %q, %v; want absent, at once", v, err)
+		}
+		<-behind.Fired()
+		behind.Release()
+		synctest.Wait()
+	})
+}
