@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	simulations    = flag.Int("simulations", 24, "how many histories TestSimulation makes")
+	simulations    = flag.Int("simulations", 12, "how many histories TestSimulation makes")
 	simulationSeed = flag.Uint64("simulation-seed", 0, "seed of the first of them; 0: by chance")
 )
 
