@@ -32,7 +32,13 @@ func workerConfig() notify.Config {
 
 // runObservers is a client process that runs observers until stop is closed.
 func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop <-chan struct{}) error {
-	w, err := newChain(client, workerConfig())
+	cfg := workerConfig()
+	var err error
+	// Without a service they are not the default.
+	if cfg.Locks, _, err = client.AdvisoryLocks(); err != nil {
+		return err
+	}
+	w, err := newChain(client, cfg)
 	if err != nil {
 		return err
 	}

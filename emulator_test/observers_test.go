@@ -166,7 +166,7 @@ func cleaned(t *testing.T, c *txn.Client) {
 // To die at another one looks like dying before the next of these.
 func onData(c txntest.Call) bool {
 	switch c.Step {
-	case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepOther:
+	case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepSafePoint, txntest.StepOther:
 		return false
 	}
 	return true
@@ -205,6 +205,7 @@ func TestWorkerDiesAtEachRequest(t *testing.T) {
 					case <-time.After(3 * time.Second):
 						over = true
 					}
+					synctest.Wait()
 					faults.Kill()
 					cancel()
 					if err := <-done; err != nil && over {
@@ -266,6 +267,7 @@ func TestWriterDiesAtEachRequest(t *testing.T) {
 					case <-time.After(time.Second):
 						over = true
 					}
+					synctest.Wait() // what is to be applied is, and its response held
 					faults.Kill()
 					cancel()
 					<-written
@@ -324,7 +326,11 @@ func TestObserverRequestFaults(t *testing.T) {
 					faults := txntest.NewFaults(t)
 					rule := faults.On(string(step), func(c txntest.Call) bool { return c.Step == step }, action, 2)
 					c := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: 5 * time.Second, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
-					runChain(t, c, notify.Config{LockTTL: 5 * time.Second})
+					locks, _, err := c.AdvisoryLocks() // without a service they are not the default
+					if err != nil {
+						t.Fatal(err)
+					}
+					runChain(t, c, notify.Config{LockTTL: 5 * time.Second, Locks: locks})
 					chainDone(t.Context(), t, env.Client, documents)
 					<-rule.Fired()
 					rule.Release()
