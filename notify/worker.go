@@ -269,24 +269,50 @@ func (w *Worker) start(ctx, runs context.Context) {
 	w.cleaner.start(runs)
 }
 
-// watch has the client's hints put into the lanes.
+// watch has hints put into the lanes: of this process, and, where the oracle
+// carries them, of others.
 func (w *Worker) watch(ctx context.Context) (stop func()) {
 	if w.cfg.NoHints {
 		return func() {}
 	}
-	return w.client.WatchNotifications(func(cell txn.Cell) bool {
-		l := w.lanes[columnOf(cell)]
-		if l == nil || ctx.Err() != nil {
-			return false
+	stopWatching := w.client.WatchNotifications(func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
+	sctx, cancel := context.WithCancel(ctx)
+	var subscribed sync.WaitGroup
+	subscribed.Go(func() {
+		err := w.client.SubscribeNotifications(sctx, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
+		if err != nil && sctx.Err() == nil {
+			w.cfg.Logger.WarnContext(ctx, "hints from other processes are not to be had; the scan finds what they would have told of", "error", err)
 		}
-		if !l.offer(ctx, task{cell: cell}, false) {
-			w.counters.hintsDropped.Add(1)
-			return false
-		}
-		w.counters.hinted.Add(1)
-		w.telemetry.took("hint")
-		return true
 	})
+	return func() {
+		stopWatching()
+		cancel()
+		subscribed.Wait()
+	}
+}
+
+// hinted reports whether there is room for a cell that a hint told of.
+func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
+	l := w.lanes[columnOf(cell)]
+	if l == nil || ctx.Err() != nil {
+		return false
+	}
+	if !l.offer(ctx, task{cell: cell}, false) {
+		w.counters.hintsDropped.Add(1)
+		return false
+	}
+	w.counters.hinted.Add(1)
+	w.telemetry.took("hint")
+	return true
+}
+
+// columns returns those that have observers here.
+func (w *Worker) columns() []txn.ObservedColumn {
+	var all []txn.ObservedColumn
+	for col := range w.handlers {
+		all = append(all, txn.ObservedColumn{Table: col.Table, Column: col.column()})
+	}
+	return all
 }
 
 // find has the finder look for notifications until ctx ends. A finder that
