@@ -82,6 +82,7 @@ backlog_growth_per_second.`,
 	return cmd
 }
 
+// A figure7Report is what percctl bench observers figure7 prints.
 type figure7Report struct {
 	Documents  int     `json:"documents"`
 	Batch      float64 `json:"batch_seconds"`
@@ -99,6 +100,7 @@ const (
 	batched     = "batch"
 )
 
+// A point is one rate, incremental or batched; its quantiles are of the delays.
 type point struct {
 	Kind    string  `json:"kind"`
 	Rate    float64 `json:"documents_per_second"`

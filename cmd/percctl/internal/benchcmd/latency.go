@@ -64,6 +64,7 @@ rows_passed_per_change that the scans passed over.`,
 	return cmd
 }
 
+// A latencyReport is what percctl bench observers latency prints.
 type latencyReport struct {
 	Rate     float64       `json:"change_rate_per_second"`
 	Interval float64       `json:"scan_interval_seconds"`
@@ -72,6 +73,8 @@ type latencyReport struct {
 	Lines    []latencyLine `json:"lines"`
 }
 
+// A latencyLine is one size of the table, with hints or without; its quantiles
+// are of the delays.
 type latencyLine struct {
 	Rows    int  `json:"rows"`
 	Hints   bool `json:"hints"`

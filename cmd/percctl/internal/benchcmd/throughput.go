@@ -68,6 +68,7 @@ requests_per_change to Bigtable.`,
 	return cmd
 }
 
+// A throughputReport is what percctl bench observers throughput prints.
 type throughputReport struct {
 	Rows    int              `json:"rows"`
 	Changes int              `json:"changes"`
@@ -77,6 +78,7 @@ type throughputReport struct {
 	Lines   []throughputLine `json:"lines"`
 }
 
+// A throughputLine is one combination of workers, advisory locks and jumps.
 type throughputLine struct {
 	Workers   int     `json:"workers"`
 	Locks     bool    `json:"locks"`
@@ -85,7 +87,7 @@ type throughputLine struct {
 	Rate      float64 `json:"changes_per_second"`
 	LostRaces int64   `json:"lost_races"`
 	Conflicts int64   `json:"conflicts"`
-	Vain      float64 `json:"vain_seconds"`
+	Vain      float64 `json:"vain_seconds"` // of runs that lost to another or conflicted
 	VainShare float64 `json:"vain_share"`
 	Looks     int64   `json:"looks"`
 	Left      int64   `json:"left_to_others"`

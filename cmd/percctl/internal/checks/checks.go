@@ -105,15 +105,14 @@ func skip(format string, args ...any) error { return errSkip(fmt.Sprintf(format,
 func Tables() []Check { return []Check{schema, families, policies, adoptions} }
 
 // All are the checks of a deployment, in the order in which they are printed.
-// One file holds a group of them; those of garbage collection come after the
-// locks.
+// One file holds a group of them.
 func All() []Check {
 	return []Check{
 		metadataTable, appProfile, singleRow, permissions,
 		oracleMode, clock,
 		schema, families, policies, adoptions,
-		locks,
-		workers, rawWrites, consistency,
+		locks, garbage,
+		workers, observers, rawWrites, consistency,
 	}
 }
 

@@ -65,8 +65,8 @@ var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: f
 }}
 
 func signed(d time.Duration) string {
-	if d < 0 {
+	if d <= -time.Millisecond { // what is shown as 0 has no sign
 		return cli.Duration(d)
 	}
-	return "+" + cli.Duration(d)
+	return "+" + cli.Duration(max(d, 0))
 }

@@ -28,7 +28,8 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Short: "Check a whole deployment, and say how to mend what is found",
 		Long: `Check a whole deployment: app profile, permissions, the oracle and its clock,
 schema records, families and garbage-collection policies of all tables, stranded
-locks, clients that died, writes that went past transactions, and the consistency
+locks, garbage collection, clients that died, observers that nobody runs or that
+are behind, dead letters, writes that went past transactions, and the consistency
 of a sample of rows. Of each finding it says what it is, why it matters, and the
 command that mends it. It changes nothing; what cannot be checked here, on an
 emulator or without permission, is skipped and says so.
@@ -45,7 +46,7 @@ Exit status 4: there are errors or warnings. 1: a check could not be made.`,
 		},
 	}
 	o.flags.Add(cmd, 10*time.Minute)
-	cmd.Flags().IntVar(&o.rows, "rows", 1000, "rows of each table to look at for raw writes and violations, and at most so many locks")
+	cmd.Flags().IntVar(&o.rows, "rows", 1000, "rows of each table to look at for raw writes and violations, and at most so many locks, notifications and dead letters")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }

@@ -58,6 +58,7 @@ type sent struct {
 	Cells    []sentCell `json:"cells"`
 }
 
+// A sentCell is one cell, with the observers that it is for.
 type sentCell struct {
 	Cell      string   `json:"cell"`
 	Observers []string `json:"observers"`

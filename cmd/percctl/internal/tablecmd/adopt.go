@@ -25,6 +25,8 @@ type adoptOptions struct {
 	sample        int
 	yes, dryRun   bool
 	format        cli.Format
+	cbt           bool
+	terraform     bool
 
 	columns []txn.Column
 }
@@ -48,9 +50,14 @@ has a policy, or a cell stands at 1e17 µs or above, where those of transactions
 do. --scan looks at all rows for such cells, without it at a sample. Exit status
 4: it is refused. What was interrupted goes on when it is run again. percctl table
 unadopt undoes it while no transaction has written. docs/adoption.md goes through
-an adoption step by step.`,
+an adoption step by step.
+
+--print-cbt and --print-terraform change nothing, and print what adds the families
+and clears the policies, for tables that are looked after elsewhere; percctl table
+adopt finds that done, and writes the schema record.`,
 		Example: `  percctl table adopt users --dry-run
-  percctl table adopt users --clear-policies --scan --yes`,
+  percctl table adopt users --clear-policies --scan --yes
+  percctl table adopt users --clear-policies --print-cbt`,
 		Args: cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.table = args[0]
@@ -66,6 +73,8 @@ an adoption step by step.`,
 	f.BoolVar(&o.whole, "scan", false, "look at all rows for cells that could be taken for those of transactions, instead of a sample")
 	f.IntVar(&o.sample, "sample", 20_000, "rows to look at without --scan")
 	f.StringArrayVar(&o.observed, "observed", nil, "columns whose commits set notify cells, family:qualifier, separated by commas")
+	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that add the families and clear the policies, and change nothing")
+	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table with them, and change nothing")
 	addConfirmation(cmd, &o.yes, &o.dryRun)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
@@ -81,6 +90,9 @@ func addConfirmation(cmd *cobra.Command, yes, dryRun *bool) {
 func (o *adoptOptions) parse() error {
 	if o.sample <= 0 {
 		return cli.Usagef("--sample %d: it has to be positive", o.sample)
+	}
+	if err := checkPrint(o.cbt, o.terraform, o.format); err != nil {
+		return err
 	}
 	for _, name := range session.List(o.observed) {
 		c, err := txn.ParseColumn(name)
@@ -190,6 +202,9 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	s.Progress.End()
 	a := o.result(plan)
+	if (o.cbt || o.terraform) && len(plan.Refusals) == 0 {
+		return o.print(a)
+	}
 	if o.dryRun || plan.Adopted || len(plan.Refusals) > 0 {
 		if err := cli.Print(o.streams.Out, o.format, a, a.text); err != nil {
 			return err
@@ -217,4 +232,30 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	a.Adopted, a.AdoptedTS, a.AdoptedTime = plan.Adopted, plan.AdoptedTS, cli.Time(plan.AdoptedTS)
 	return cli.Print(o.streams.Out, o.format, a, a.text)
+}
+
+// print prints what makes the table ready for its schema record.
+func (o *adoptOptions) print(a *adoption) error {
+	if o.terraform {
+		d := &description{Project: a.Project, Instance: a.Instance, Table: a.Table}
+		for _, f := range a.Families {
+			d.Families = append(d.Families, describedFamily{Name: f.Name})
+		}
+		for _, name := range a.Create {
+			d.Families = append(d.Families, describedFamily{Name: name})
+		}
+		return d.printTerraform(o.streams.Out, "adopt")
+	}
+	w := o.streams.Out
+	cbt := fmt.Sprintf("cbt -project %s -instance %s", a.Project, a.Instance)
+	for _, f := range a.Families {
+		if f.Clear {
+			fmt.Fprintf(w, "%s setgcpolicy %s %s never\n", cbt, a.Table, f.Name)
+		}
+	}
+	for _, name := range a.Create {
+		printFamily(w, cbt, a.Table, name)
+	}
+	_, err := fmt.Fprintf(w, "# then the schema record: percctl table adopt %s --project %s --instance %s\n", a.Table, a.Project, a.Instance)
+	return err
 }

@@ -42,11 +42,11 @@ schema record is written by percctl table init or adopt in any case.`,
 		Args: cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.table = args[0]
-			switch {
-			case o.sample < 0:
+			if o.sample < 0 {
 				return cli.Usagef("--sample %d: it has to be positive, or 0 for no sample", o.sample)
-			case o.cbt && o.terraform, (o.cbt || o.terraform) && o.format != cli.Table:
-				return cli.Usagef("--print-cbt, --print-terraform and --output: give one of them")
+			}
+			if err := checkPrint(o.cbt, o.terraform, o.format); err != nil {
+				return err
 			}
 			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
 		},
@@ -58,6 +58,13 @@ schema record is written by percctl table init or adopt in any case.`,
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
 	return cmd
+}
+
+func checkPrint(cbt, terraform bool, format cli.Format) error {
+	if cbt && terraform || (cbt || terraform) && format != cli.Table {
+		return cli.Usagef("--print-cbt, --print-terraform and --output: give one of them")
+	}
+	return nil
 }
 
 // A description is what percctl table describe prints.
@@ -130,7 +137,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 	case o.cbt:
 		return out.printCbt(o.streams.Out)
 	case o.terraform:
-		return out.printTerraform(o.streams.Out)
+		return out.printTerraform(o.streams.Out, "init")
 	}
 	if o.sample > 0 {
 		if out.Sample, err = sampleRows(ctx, s, o.table, o.sample); err != nil {
@@ -262,15 +269,20 @@ func (d *description) printCbt(w io.Writer) error {
 	cbt := fmt.Sprintf("cbt -project %s -instance %s", d.Project, d.Instance)
 	fmt.Fprintf(w, "%s createtable %s\n", cbt, d.Table)
 	for _, f := range d.Families {
-		// createfamily sets no policy in Cloud Bigtable; never says so.
-		fmt.Fprintf(w, "%s createfamily %s %s\n%s setgcpolicy %s %s never\n", cbt, d.Table, f.Name, cbt, d.Table, f.Name)
+		printFamily(w, cbt, d.Table, f.Name)
 	}
 	_, err := fmt.Fprintf(w, "# then the schema record: percctl table init %s --project %s --instance %s\n", d.Table, d.Project, d.Instance)
 	return err
 }
 
-func (d *description) printTerraform(w io.Writer) error {
-	fmt.Fprintf(w, "# No google_bigtable_gc_policy belongs to any of its families. The schema record\n# is written by: percctl table init %s --project %s --instance %s\n", d.Table, d.Project, d.Instance)
+func printFamily(w io.Writer, cbt, table, family string) {
+	// createfamily sets no policy in Cloud Bigtable; never says so.
+	fmt.Fprintf(w, "%s createfamily %s %s\n%s setgcpolicy %s %s never\n", cbt, table, family, cbt, table, family)
+}
+
+// printTerraform names the command, init or adopt, that writes the schema record.
+func (d *description) printTerraform(w io.Writer, command string) error {
+	fmt.Fprintf(w, "# No google_bigtable_gc_policy belongs to any of its families. The schema record\n# is written by: percctl table %s %s --project %s --instance %s\n", command, d.Table, d.Project, d.Instance)
 	fmt.Fprintf(w, "resource \"google_bigtable_table\" %q {\n  project       = %q\n  instance_name = %q\n  name          = %q\n", strings.NewReplacer(".", "_").Replace(d.Table), d.Project, d.Instance, d.Table)
 	for _, f := range d.Families {
 		fmt.Fprintf(w, "\n  column_family {\n    family = %q\n  }\n", f.Name)

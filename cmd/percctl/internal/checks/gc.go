@@ -1,0 +1,56 @@
+package checks
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// behindAfter is how many retentions old a safe point may be: one is what it is
+// behind by when a run has chosen it, the other one the time until the next.
+const behindAfter = 2
+
+var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+	s, err := env.Client.GCStatus(ctx)
+	if err != nil {
+		return err
+	}
+	judgeGC(r, s)
+	return nil
+}}
+
+// judgeGC says what is wrong with garbage collection.
+func judgeGC(r *Result, s *txn.GCStatus) {
+	since := func(ts tso.Timestamp) string { return cli.Duration(time.Duration(s.Now-ts) * time.Microsecond) }
+	retention := s.Retention
+	if s.SafePoint == 0 || retention == 0 {
+		retention = txn.DefaultRetention
+	}
+	retained := s.Now - tso.Timestamp(retention.Microseconds())
+	const why = "reads below the safe point are refused, and every version above it stays: tables grow, and reads of rows that change often get slower"
+	running := s.Lease.Owner != ""
+	switch {
+	case s.SafePoint == 0:
+		r.Detail = "nothing was ever collected: every version is kept (percctl gc run)"
+	default:
+		r.Detail = fmt.Sprintf("the safe point is %s old, for a retention of %s", since(s.SafePoint), cli.Duration(retention))
+		if !running && s.SafePoint < s.Now-behindAfter*tso.Timestamp(retention.Microseconds()) {
+			r.find(Warning, "safe point", fmt.Sprintf("it is %s old, at a retention of %s", since(s.SafePoint), cli.Duration(retention)), why,
+				"percctl gc run --watch, as a service; percctl gc status")
+		}
+	}
+	if !running && (s.Run.Phase == txn.GCFence || s.Run.Phase == txn.GCCollect) {
+		r.find(Warning, "last run", fmt.Sprintf("it was interrupted, and last seen %s ago, by %s", since(s.Run.UpdatedTS), s.Run.Owner),
+			"what it had not come to stays; what it did stays done", "percctl gc run goes on where it stopped")
+	}
+	for _, h := range s.Holds {
+		if h.OldestTS <= retained {
+			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), cli.Stamp(h.OldestTS)),
+				"it keeps the safe point below what the retention allows, until it ends or txn.Config.MaxHold is over", "end the transaction, or the process; percctl gc status")
+		}
+	}
+}

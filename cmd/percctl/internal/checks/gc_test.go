@@ -1,0 +1,50 @@
+package checks
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// TestJudgeGC: each thing that keeps garbage is told, and nothing else.
+func TestJudgeGC(t *testing.T) {
+	t.Parallel()
+	now := tso.FromTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
+	before := func(d time.Duration) tso.Timestamp { return now - tso.Timestamp(d.Microseconds()) }
+	const day = 24 * time.Hour
+	held := func(age time.Duration) []txn.GCHold {
+		return []txn.GCHold{{Host: "h", PID: 7, OldestTS: before(age)}}
+	}
+	for name, test := range map[string]struct {
+		status txn.GCStatus
+		want   string // the subjects of the findings
+	}{
+		"never":               {txn.GCStatus{}, ""},
+		"never, held":         {txn.GCStatus{Holds: held(25 * time.Hour)}, "pid 7 on h"},
+		"collected":           {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, ""},
+		"before the next":     {txn.GCStatus{SafePoint: before(2 * day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, ""},
+		"behind":              {txn.GCStatus{SafePoint: before(2*day + time.Second), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, "safe point"},
+		"behind, at work":     {txn.GCStatus{SafePoint: before(3 * day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCCollect}, Lease: tso.Holder{Owner: "x"}}, ""},
+		"interrupted":         {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCCollect, UpdatedTS: before(time.Hour)}}, "last run"},
+		"interrupted, fence":  {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCFence, UpdatedTS: before(time.Hour)}}, "last run"},
+		"open, and young":     {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}, Holds: held(23 * time.Hour)}, ""},
+		"held, own retention": {txn.GCStatus{SafePoint: before(time.Hour), Retention: time.Hour, Run: txn.GCRunStatus{Phase: txn.GCDone}, Holds: held(61 * time.Minute)}, "pid 7 on h"},
+	} {
+		test.status.Now = now
+		r := &Result{Check: garbage.Name}
+		judgeGC(r, &test.status)
+		var subjects []string
+		for _, f := range r.Findings {
+			subjects = append(subjects, f.Subject)
+			if f.Severity != Warning || f.What == "" || f.Why == "" || !strings.Contains(f.Fix, "percctl gc") {
+				t.Errorf("%s: %+v", name, f)
+			}
+		}
+		if got := strings.Join(subjects, ", "); got != test.want || r.Detail == "" {
+			t.Errorf("%s: found %q, detail %q; want %q", name, got, r.Detail, test.want)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package checks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// oldNotification is how old a change may be that an observer has still to see:
+// workers find one within about a minute, and retry a failed one every ten at
+// the latest.
+const oldNotification = tso.Timestamp(10 * time.Minute / time.Microsecond)
+
+// observers looks for observers that nobody runs, and for what they are behind
+// with; it ends after a number of notifications of each table, or at its timeout.
+var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+	clients, err := env.Client.Workers(ctx)
+	if err != nil {
+		return err
+	}
+	now, err := env.Client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	registered := 0
+	for _, table := range env.Tables {
+		columns, err := env.Client.Observed(ctx, table)
+		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
+			continue // another check says so
+		}
+		if err != nil {
+			return fmt.Errorf("table %s: %w", table, err)
+		}
+		for _, col := range columns {
+			registered += len(col.Observers)
+			for _, id := range col.Observers {
+				if !slices.ContainsFunc(clients, func(w txn.Worker) bool { return w.State == txn.OwnerFresh && slices.Contains(w.Observers, id) }) {
+					r.find(Warning, id, fmt.Sprintf("no live worker runs it, and it is registered for %s/%s", table, col.Column),
+						"changes of the column wait for it, and their notifications are kept", "start its workers; if it is gone for good, percctl observer remove "+table+" "+id)
+				}
+			}
+		}
+		if len(columns) == 0 {
+			continue
+		}
+		if err := oldNotifications(ctx, env, r, table, now); err != nil {
+			return fmt.Errorf("table %s: %w", table, err)
+		}
+	}
+	r.Detail = cli.Count(registered, "observer") + " registered"
+	return deadLetters(ctx, env, r)
+}}
+
+// oldNotifications finds what observers of a table are behind with.
+func oldNotifications(ctx context.Context, env *Env, r *Result, table string, now tso.Timestamp) error {
+	looked, old, oldest := 0, 0, now
+	for seen, err := range env.Client.Observations(ctx, table, nil) {
+		if unreadable(err) {
+			break // another check says so
+		}
+		if err != nil {
+			return err
+		}
+		if ts := waitsSince(&seen); ts != 0 && ts+oldNotification < now {
+			old++
+			oldest = min(oldest, ts)
+		}
+		if looked++; looked >= env.Rows {
+			break
+		}
+	}
+	if old == 0 {
+		return nil
+	}
+	count := cli.Count(old, "notification")
+	if looked >= env.Rows {
+		count = "at least " + count
+	}
+	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, cli.Duration(time.Duration(oldNotification)*time.Microsecond), cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
+		"observers have not come to these changes, or fail at them", "percctl notify list "+table+" --older-than 10m says why; docs/operations.md")
+	return nil
+}
+
+// waitsSince is the oldest change that an observer has still to handle; 0: there
+// is none. What was given up is a dead letter, and waits for nobody.
+func waitsSince(seen *txn.Observation) tso.Timestamp {
+	var oldest tso.Timestamp
+	for _, id := range seen.Observers {
+		f, failed := seen.Failures[id]
+		if !seen.Pending(id) || failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == txn.Never {
+			continue
+		}
+		for _, t := range seen.Triggers {
+			if t.TS > seen.Acks[id] && (oldest == 0 || t.TS < oldest) {
+				oldest = t.TS
+			}
+		}
+	}
+	return oldest
+}
+
+// deadLetters counts what was given up, by observer.
+func deadLetters(ctx context.Context, env *Env, r *Result) error {
+	looked, count := 0, map[string]int{}
+	for d, err := range env.Client.DeadLetters(ctx) {
+		if unreadable(err) {
+			r.find(Warning, "dead letters", err.Error(), "another version of the library has written it, or it is damaged", "percctl version on all machines")
+			break
+		}
+		if err != nil {
+			return err
+		}
+		count[d.Observer]++
+		if looked++; looked >= env.Rows {
+			break
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(count)) {
+		what := cli.Count(count[id], "dead letter")
+		if looked >= env.Rows {
+			what = "at least " + what
+		}
+		r.find(Warning, id, what, "changes that it has failed at too often, and that are without effect", "percctl notify list --dead --observer "+id+"; when the cause is mended, percctl notify replay --observer "+id)
+	}
+	return nil
+}
