@@ -84,7 +84,7 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		return nil, err
 	}
 	c.background = newBackground(c)
-	if err := c.metrics.watch(c.background); err != nil {
+	if err := c.metrics.watch(c); err != nil {
 		c.background.cancel()
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}

@@ -247,6 +247,13 @@ func (c *Client) RunGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
 		return nil, err
 	}
 	defer c.leave()
+	ctx, span := c.trace.call(ctx, "collect garbage", "")
+	report, err := c.runGC(ctx, cfg, span)
+	span.end(err)
+	return report, err
+}
+
+func (c *Client) runGC(ctx context.Context, cfg GCConfig, s span) (*GCReport, error) {
 	begun := time.Now()
 	lease, ctx, err := c.takeGCLease(ctx)
 	if err != nil {
@@ -254,9 +261,10 @@ func (c *Client) RunGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
 	}
 	defer lease.release(ctx)
 	r := newGCRun(c, cfg, lease.owner)
-	err = r.run(ctx)
+	err = lease.explain(ctx, r.run(ctx))
 	r.report.Elapsed = time.Since(begun)
-	return r.report, lease.explain(ctx, err)
+	c.metrics.gc.end(ctx, s, r.report, err)
+	return r.report, err
 }
 
 // PlanGC says what RunGC would reclaim now, and changes nothing. It reads every

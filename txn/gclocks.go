@@ -38,6 +38,7 @@ func (r *gcRun) resolveLocks(ctx context.Context, tables []string) error {
 		case blocked.Count == 0:
 			return nil
 		case time.Since(began) >= r.cfg.LockWait:
+			r.client.metrics.gc.lock(ctx, "left", blocked.Count)
 			return blocked
 		}
 		tables = left
@@ -112,10 +113,13 @@ func (r *gcRun) settle(ctx context.Context, l *Lock) (live bool, err error) {
 	r.locks.Lock()
 	defer r.locks.Unlock()
 	n := &r.report.Locks
+	action := "gone"
 	switch {
 	case s.State == StateCommitted:
+		action = "rolled forward"
 		n.RolledForward++
 	case s.State == StateRolledBack:
+		action = "rolled back"
 		n.RolledBack++
 	case s.lockGone:
 		n.Gone++
@@ -123,5 +127,6 @@ func (r *gcRun) settle(ctx context.Context, l *Lock) (live bool, err error) {
 		return true, nil
 	}
 	n.Found++
+	r.client.metrics.gc.lock(ctx, action, 1)
 	return false, nil
 }

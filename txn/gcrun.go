@@ -111,10 +111,10 @@ func (r *gcRun) run(ctx context.Context) error {
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
 		return err
 	}
-	if err := r.fence(ctx, published); err != nil {
+	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
 	}
-	if err := r.resolveLocks(ctx, tables); err != nil {
+	if err := r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.resolveLocks(ctx, tables) }); err != nil {
 		return err
 	}
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
@@ -210,7 +210,7 @@ func (r *gcRun) collectFrom(ctx context.Context, tables []string, table, row str
 		if name == table {
 			after = row
 		}
-		if err := r.table(ctx, name, after, r.collectPage); err != nil {
+		if err := r.phase(ctx, "collect", name, func(ctx context.Context) error { return r.table(ctx, name, after, r.collectPage) }); err != nil {
 			return err
 		}
 	}
@@ -261,6 +261,9 @@ func (r *gcRun) table(ctx context.Context, name, after string, do func(context.C
 		done := GCTable{Rows: int64(len(page))}
 		if err := do(ctx, t, page, &done); err != nil {
 			return err
+		}
+		if !r.report.DryRun {
+			r.client.metrics.gc.page(ctx, name, done)
 		}
 		after = page[len(page)-1].Key()
 		counts.add(done)

@@ -35,6 +35,7 @@ type metrics struct {
 	resolutions metric.Int64Counter
 	dropped     metric.Int64Counter
 	strandedAge metric.Float64Histogram
+	gc          gcMetrics
 
 	oldest   *oldest
 	age      metric.Float64ObservableGauge
@@ -79,6 +80,8 @@ func newMetrics(cfg Config) (m metrics, err error) {
 	}
 	m.strandedAge, err = meter.Float64Histogram("percolator.lock.stranded.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of locks whose owner was found dead."), metric.WithExplicitBucketBoundaries(1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600))
 	errs = append(errs, err)
+	m.gc, err = newGCMetrics(meter)
+	errs = append(errs, err)
 	m.oldest = &oldest{}
 	m.age, err = meter.Float64ObservableGauge("percolator.lock.oldest.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of the oldest stranded lock that was met in the last minute or two; 0: none."))
 	errs = append(errs, err)
@@ -88,12 +91,13 @@ func newMetrics(cfg Config) (m metrics, err error) {
 }
 
 // watch measures what is there rather than what happens, until close.
-func (m *metrics) watch(b *background) (err error) {
+func (m *metrics) watch(c *Client) (err error) {
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(m.queue, int64(b.queued()))
+		o.ObserveInt64(m.queue, int64(c.background.queued()))
 		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
+		m.gc.observe(o, c)
 		return nil
-	}, m.queue, m.age)
+	}, m.queue, m.age, m.gc.age)
 	return err
 }
 

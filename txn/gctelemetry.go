@@ -1,0 +1,128 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// This file holds the metrics and spans of garbage collection.
+
+// attrSafePoint is the safe point that a run collects up to.
+const attrSafePoint = attribute.Key("percolator.safe_point")
+
+// The outcomes of a run, besides outcomeFailed.
+const (
+	gcOutcomeDone        = "done"
+	gcOutcomeNothing     = "nothing to do"
+	gcOutcomeBlocked     = "blocked"
+	gcOutcomeLost        = "lease lost"
+	gcOutcomeInterrupted = "interrupted"
+)
+
+// gcMetrics are the instruments of garbage collection.
+type gcMetrics struct {
+	age      metric.Float64ObservableGauge // every client has it
+	duration metric.Float64Histogram
+	versions metric.Int64Counter
+	cells    metric.Int64Counter
+	bytes    metric.Int64Counter
+	locks    metric.Int64Counter
+}
+
+func newGCMetrics(meter metric.Meter) (m gcMetrics, err error) {
+	var errs []error
+	counter := func(name, unit, description string) metric.Int64Counter {
+		n, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		errs = append(errs, err)
+		return n
+	}
+	m = gcMetrics{
+		versions: counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
+		cells:    counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
+		bytes:    counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
+		locks:    counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what became of them."),
+	}
+	// From a run with nothing to do, over the fence of two minutes, to large tables.
+	m.duration, err = meter.Float64Histogram("percolator.gc.run.duration", metric.WithUnit("s"), metric.WithDescription("Duration of runs of garbage collection."), metric.WithExplicitBucketBoundaries(1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600))
+	errs = append(errs, err)
+	m.age, err = meter.Float64ObservableGauge("percolator.gc.safe_point.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of the safe point that this client goes by; nothing before the first one."))
+	return m, errors.Join(append(errs, err)...)
+}
+
+// observe reads the age of the safe point, without any request.
+func (m *gcMetrics) observe(o metric.Observer, c *Client) {
+	p, now := c.safePoint.view.Load().ts, c.OracleNow()
+	if p > 0 && now > 0 {
+		o.ObserveFloat64(m.age, (time.Duration(now-p) * time.Microsecond).Seconds())
+	}
+}
+
+// page counts what was removed from some rows of a table.
+func (m *gcMetrics) page(ctx context.Context, table string, done GCTable) {
+	ctx = context.WithoutCancel(ctx) // what was removed counts
+	for _, c := range []struct {
+		counter metric.Int64Counter
+		n       int64
+	}{{m.versions, done.Versions}, {m.cells, done.Cells}, {m.bytes, done.Bytes}} {
+		if c.n > 0 && c.counter.Enabled(ctx) {
+			c.counter.Add(ctx, c.n, metric.WithAttributes(semconv.DBCollectionName(table)))
+		}
+	}
+}
+
+func (m *gcMetrics) lock(ctx context.Context, action string, n int64) {
+	if ctx = context.WithoutCancel(ctx); n > 0 && m.locks.Enabled(ctx) {
+		m.locks.Add(ctx, n, metric.WithAttributes(attrAction.String(action)))
+	}
+}
+
+// end tells how a run ended.
+func (m *gcMetrics) end(ctx context.Context, s span, report *GCReport, err error) {
+	outcome := gcOutcome(report, err)
+	if s.on() {
+		s.set(attrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), attrRows.Int64(report.Total.Rows))
+	}
+	if ctx = context.WithoutCancel(ctx); m.duration.Enabled(ctx) {
+		m.duration.Record(ctx, report.Elapsed.Seconds(), metric.WithAttributes(attrOutcome.String(outcome)))
+	}
+}
+
+func gcOutcome(report *GCReport, err error) string {
+	var blocked *GCBlockedError
+	var busy *GCBusyError
+	switch {
+	case err == nil && report.Nothing:
+		return gcOutcomeNothing
+	case err == nil:
+		return gcOutcomeDone
+	case errors.As(err, &busy):
+		return gcOutcomeLost
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return gcOutcomeInterrupted
+	case errors.As(err, &blocked):
+		return gcOutcomeBlocked
+	}
+	return outcomeFailed
+}
+
+// phase traces a part of a run as one span. What is below it is no span of its
+// own: there are as many requests as pages of rows.
+func (r *gcRun) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
+	ctx, s := r.client.trace.begin(ctx, name, table)
+	if s.on() {
+		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
+	}
+	before := r.report.Total.Rows
+	err := do(ctx)
+	if table != "" {
+		s.set(attrRows.Int64(r.report.Total.Rows - before))
+	}
+	s.end(err)
+	return err
+}
