@@ -29,7 +29,8 @@ func NewCommand(s *cli.Streams) *cobra.Command {
 Transactions take their timestamps either straight from the oracle's row in
 Bigtable (direct mode, the default, nothing to run) or from servers that reserve
 ranges of them there (served mode): percctl tso serve, two or more of them, of
-which one leads. percctl tso mode shows and changes which of the two it is.
+which one leads. percctl tso mode shows and changes which of the two it is, percctl
+tso advance repairs a row that was lost or restored from a backup.
 
 Bigtable is found by --project and --instance, PERCCTL_PROJECT and
 PERCCTL_INSTANCE, or ~/.cbtrc; BIGTABLE_EMULATOR_HOST names an emulator.
@@ -42,7 +43,7 @@ docs/oracle.md says what is guaranteed, what can fail and what to do then.`,
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newBenchCmd(s), newBenchClientCmd(s))
+	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s), newBenchCmd(s), newBenchClientCmd(s))
 	return cmd
 }
 

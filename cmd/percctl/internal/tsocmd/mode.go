@@ -75,6 +75,7 @@ type rowReport struct {
 	Leader   string        `json:"leader,omitempty"`
 	Address  string        `json:"address,omitempty"`
 	Lease    float64       `json:"lease_seconds,omitempty"`
+	To       tso.Timestamp `json:"advance_to,omitempty"`
 	Changed  *bool         `json:"changed,omitempty"`
 }
 
@@ -174,6 +175,9 @@ func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
 		} else {
 			t.row("leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
 		}
+	}
+	if r.To != 0 {
+		t.row("advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
 	}
 	if r.Changed != nil {
 		t.row("changed", fmt.Sprint(*r.Changed))

@@ -65,6 +65,12 @@ func TestUsage(t *testing.T) {
 		{`"hello" is not valid`, []string{"decode", "hello"}},
 		{"negative", []string{"decode", "--", "-5"}},
 		{"takes one timestamp", []string{"decode"}},
+		{"--to is missing", []string{"advance"}},
+		{`"hello" is not valid`, []string{"advance", "--to", "hello"}},
+		{"ahead of this machine's clock, and there is no way back", []string{"advance", "--to", "2200-01-01T00:00:00Z"}},
+		{"--timeout is 0s", []string{"advance", "--to", "2026-11-20T05:30:00Z", "--timeout", "0s"}},
+		{"unexpected argument", []string{"advance", "2026-11-20T05:30:00Z"}},
+		{"no Bigtable instance", []string{"advance", "--to", "2026-11-20T05:30:00Z", "--project", ""}},
 		{"--callers is 0", []string{"bench", "--callers", "0"}},
 		{"--servers is 17", []string{"bench", "--servers", "17"}},
 		{"--duration is 1ns", []string{"bench", "--duration", "1ns"}},
@@ -147,6 +153,42 @@ func TestModeNowStatus(t *testing.T) {
 	if err := json.Unmarshal([]byte(expect(t, cli.ExitOK, "", "", "now", "-o", "json")), &second); err != nil || second.Timestamp <= first.Timestamp {
 		t.Errorf("%d after %d, %v", second.Timestamp, first.Timestamp, err)
 	}
+}
+
+// TestAdvance: a plan first, then the row is above, in whichever mode, and never
+// lower.
+func TestAdvance(t *testing.T) {
+	deployment(t)
+	to := tso.FromTime(time.Now().Add(20 * time.Minute))
+	at := to.String()
+	expect(t, cli.ExitNotFound, "", "percctl table init", "advance", "--to", at, "--metadata-table", "none")
+	expect(t, cli.ExitUsage, "", "add --yes", "advance", "--to", at)
+	expect(t, cli.ExitOK, `"mode":"none"`, "becomes one in direct mode", "advance", "--to", at, "--dry-run", "-o", "json")
+	expect(t, cli.ExitOK, `"mode":"none"`, "", "mode", "-o", "json") // nothing was changed
+	expect(t, cli.ExitOK, `"mode":"direct","limit":`+at, "becomes one in direct mode", "advance", "--to", at, "--yes", "-o", "json")
+	above := func(ts tso.Timestamp) {
+		t.Helper()
+		var r struct{ Timestamp tso.Timestamp }
+		if err := json.Unmarshal([]byte(expect(t, cli.ExitOK, "", "", "now", "-o", "json")), &r); err != nil || r.Timestamp <= ts {
+			t.Errorf("%d, %v; advanced to %d", r.Timestamp, err, ts)
+		}
+	}
+	above(to)
+	expect(t, cli.ExitOK, `"changed":false`, "", "advance", "--to", at, "--yes", "-o", "json")
+	expect(t, cli.ExitOK, "changed", "", "advance", "--to", "2026-11-20T05:30:00Z", "--yes")
+	above(to)
+
+	expect(t, cli.ExitOK, "", "", "mode", "served", "--yes")
+	stop := serve(t)
+	above(to)
+	to += 60_000_000
+	expect(t, cli.ExitFailed, "", "renews its lease", "advance", "--to", to.String(), "--yes")
+	stop()
+	expect(t, cli.ExitOK, `"advance_to":`+to.String()+`,"changed":false`, "mode served", "advance", "--to", to.String(), "--dry-run", "-o", "json")
+	expect(t, cli.ExitOK, `"changed":true`, "timestamps go on above "+to.String(), "advance", "--to", to.String(), "--yes", "-o", "json")
+	stop = serve(t)
+	defer stop()
+	above(to)
 }
 
 // TestStatusOfHints: what the leader counts.
