@@ -131,6 +131,8 @@ var printedBy = []struct{ path, types, command string }{
 	{"inspect/text.go", "", "percctl lock list, percctl lock show, percctl txn status"},
 	{"gccmd/text.go", "report", "percctl gc plan, percctl gc run"},
 	{"gccmd/status.go", "status runStatus", "percctl gc status"},
+	{"picture/picture.go", "Picture Locks Notifications Workers DeadLetter", "percctl top"},
+	{"picture/rates.go", "Rates", "percctl top"},
 	{"lockcmd/plan.go", "plan tally", "percctl lock resolve --dry-run"},
 	{"lockcmd/resolver.go", "result", "percctl lock resolve"},
 	{"txncmd/explain.go", "explanation cell stored", "percctl txn explain"},

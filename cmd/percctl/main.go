@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/soak"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
@@ -48,7 +49,7 @@ func execute() int {
 // commands are all there are, and the help topics.
 func commands() []cli.Command {
 	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd, topcmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

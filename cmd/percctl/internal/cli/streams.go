@@ -33,6 +33,16 @@ func Width(w io.Writer) int {
 	return 80
 }
 
+// Height is the number of lines of the terminal w; 24 when it does not say.
+func Height(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if _, height, err := term.GetSize(int(f.Fd())); err == nil && height > 0 {
+			return height
+		}
+	}
+	return 24
+}
+
 // A Style colours text, or does not: on anything but a terminal, and where
 // NO_COLOR is set (https://no-color.org).
 type Style struct{ on bool }

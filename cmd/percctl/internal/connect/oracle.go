@@ -27,23 +27,32 @@ func (f *OracleFlags) Add(flags *pflag.FlagSet) {
 // Client returns a client of the servers, or of the leader that the oracle's
 // row names. It has to be closed.
 func (f *OracleFlags) Client(leader string) (*tso.Client, error) {
+	cfg, err := f.ClientConfig(leader)
+	if err != nil {
+		return nil, err
+	}
+	return tso.NewClient(cfg)
+}
+
+// ClientConfig is what Client makes its client of.
+func (f *OracleFlags) ClientConfig(leader string) (tso.ClientConfig, error) {
 	addresses := []string{leader}
 	if f.Servers != "" {
 		addresses = strings.Split(f.Servers, ",")
 	}
 	for i, a := range addresses {
 		if addresses[i] = strings.TrimSpace(a); !strings.Contains(a, ":") {
-			return nil, cli.Usagef("--oracle %s: %q has no port; it has to be host:port", f.Servers, a)
+			return tso.ClientConfig{}, cli.Usagef("--oracle %s: %q has no port; it has to be host:port", f.Servers, a)
 		}
 	}
 	cfg := tso.ClientConfig{Addresses: addresses}
 	if files := (tso.TLSFiles{CA: f.CA, Cert: f.Cert, Key: f.Key}); files != (tso.TLSFiles{}) {
 		var err error
 		if cfg.Credentials, err = files.Client(); err != nil {
-			return nil, cli.Usagef("--oracle-ca, --oracle-cert, --oracle-key: %w", err)
+			return cfg, cli.Usagef("--oracle-ca, --oracle-cert, --oracle-key: %w", err)
 		}
 	}
-	return tso.NewClient(cfg)
+	return cfg, nil
 }
 
 // AddEmbedded adds --embedded to a command.

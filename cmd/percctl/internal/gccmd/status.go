@@ -70,13 +70,17 @@ type runStatus struct {
 	Bytes     int64         `json:"bytes"`
 }
 
-func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
+// Status is what gc status prints.
+type Status = status
+
+// NewStatus reads the state of garbage collection.
+func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 	g, err := s.Client().GCStatus(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	st := &status{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance,
+		Project: s.Connect.Project, Instance: s.Connect.Instance,
 		SafePoint: g.SafePoint, SafePointTime: cli.Time(g.SafePoint), PublishedTS: g.PublishedTS, Retention: g.Retention.Seconds(), Now: g.Now,
 		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes},
 		Lease: g.Lease.Owner, LeaseLeft: g.Lease.Left.Seconds(), Holds: g.Holds,
@@ -87,10 +91,23 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	if g.SafePoint > 0 {
 		st.AgeSeconds = (time.Duration(g.Now-g.SafePoint) * time.Microsecond).Seconds()
 	}
+	return st, nil
+}
+
+// Interrupted: a run did not come to its end, and nobody goes on with it.
+func (st *status) Interrupted() bool {
+	return st.Lease == "" && (st.Run.Phase == txn.GCFence || st.Run.Phase == txn.GCCollect)
+}
+
+func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
+	st, err := NewStatus(ctx, s)
+	if err != nil {
+		return err
+	}
 	if err := cli.Print(o.streams.Out, o.format, st, st.text); err != nil {
 		return err
 	}
-	if g.Lease.Owner == "" && (g.Run.Phase == txn.GCFence || g.Run.Phase == txn.GCCollect) {
+	if st.Interrupted() {
 		return session.Foundf("a run was interrupted, and nobody goes on with it: percctl gc run")
 	}
 	return nil
@@ -99,38 +116,47 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 func (st *status) text(w io.Writer) error {
 	fmt.Fprintf(w, "project %s, instance %s\n", st.Project, st.Instance)
 	t := cli.NewTable(w)
+	for _, row := range st.Facts() {
+		cli.WriteRow(t, row[:]...)
+	}
+	return t.Flush()
+}
+
+// Facts are what is to be said of it for people: a name and words each.
+func (st *status) Facts() (facts [][2]string) {
+	add := func(name, words string) { facts = append(facts, [2]string{name, words}) }
 	if st.SafePoint == 0 {
-		cli.WriteRow(t, "safe point", "none: garbage was never collected")
+		add("safe point", "none: garbage was never collected")
 	} else {
-		cli.WriteRow(t, "safe point", cli.Stamp(st.SafePoint))
-		cli.WriteRow(t, "age", age(st.Now, st.SafePoint))
-		cli.WriteRow(t, "published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
+		add("safe point", cli.Stamp(st.SafePoint))
+		add("age", age(st.Now, st.SafePoint))
+		add("published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
 	}
 	switch r := st.Run; r.Phase {
 	case txn.GCNone:
-		cli.WriteRow(t, "last run", "none")
+		add("last run", "none")
 	case txn.GCDone:
-		cli.WriteRow(t, "last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
 	case txn.GCFence:
-		cli.WriteRow(t, "last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
 	default:
-		cli.WriteRow(t, "last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
 		at := "before the first row"
 		if r.Table != "" {
 			at = fmt.Sprintf("table %s, row %s", r.Table, r.Row)
 		}
-		cli.WriteRow(t, "position", at)
+		add("position", at)
 	}
 	if r := st.Run; r.Phase != txn.GCNone {
-		cli.WriteRow(t, "reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
+		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
 	}
 	if st.Lease == "" {
-		cli.WriteRow(t, "collecting", "nobody")
+		add("collecting", "nobody")
 	} else {
-		cli.WriteRow(t, "collecting", cli.Line(st.Lease))
+		add("collecting", cli.Line(st.Lease))
 	}
 	for _, h := range st.Holds {
-		cli.WriteRow(t, "held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), age(st.Now, h.OldestTS)))
+		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), age(st.Now, h.OldestTS)))
 	}
-	return t.Flush()
+	return facts
 }

@@ -206,12 +206,12 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.ObservedColumn, e *edited) error {
 	b := &observer{Observer: o.id}
 	k := key{o.table, col.Column, o.id}
-	list := &listOptions{}
+	want := &Want{}
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return err
 	}
-	if err := list.count(ctx, s, []string{o.table}, map[key]*observer{k: b}, now); err != nil {
+	if _, err := want.count(ctx, s, []string{o.table}, map[key]*observer{k: b}, now); err != nil {
 		return err
 	}
 	s.Progress.End()

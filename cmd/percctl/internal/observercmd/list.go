@@ -2,6 +2,7 @@ package observercmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -21,6 +22,20 @@ type listOptions struct {
 	flags   session.Flags
 	tables  session.Tables
 	format  cli.Format
+}
+
+// Observer is an observer as list prints it.
+type Observer = observer
+
+// A Want says what Survey is to look at.
+type Want struct {
+	// Tables are those whose observers are surveyed; without names, all.
+	Tables session.Tables
+	// Limit is how many notifications to read at most. Defaults to all.
+	Limit int
+	// Seen and Dead, where they are set, get what is counted.
+	Seen func(txn.Observation)
+	Dead func(txn.DeadLetter)
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
@@ -71,10 +86,13 @@ type key struct {
 	id     string
 }
 
-func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	observed, err := session.AllObserved(ctx, s, o.tables.Names...)
+// Survey returns the registered observers with their backlogs, in order of
+// tables and columns; more says that there are notifications beyond the limit.
+// Columns that have no observer come with an empty id.
+func Survey(ctx context.Context, s *session.Session, want Want) (found []Observer, more bool, err error) {
+	observed, err := session.AllObserved(ctx, s, want.Tables.Names...)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	all := map[key]*observer{}
 	var order []key
@@ -93,30 +111,39 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
-	if err := o.count(ctx, s, slices.Compact(tables), all, now); err != nil {
-		return err
+	if more, err = want.count(ctx, s, slices.Compact(tables), all, now); err != nil {
+		return nil, false, err
 	}
-	s.Progress.End()
-	list := newList(o)
 	for _, k := range order {
 		b := all[k]
 		if b.OldestTS != 0 {
 			b.Oldest, b.Lag = cli.Time(b.OldestTS), (time.Duration(max(now-b.OldestTS, 0)) * time.Microsecond).Seconds()
 		}
-		if err := list.Add(*b); err != nil {
+		found = append(found, *b)
+	}
+	return found, more, nil
+}
+
+func (o *listOptions) run(ctx context.Context, s *session.Session) error {
+	all, _, err := Survey(ctx, s, Want{Tables: o.tables})
+	if err != nil {
+		return err
+	}
+	s.Progress.End()
+	list := newList(o)
+	n := 0
+	for _, b := range all {
+		if b.Observer != "" {
+			n++
+		}
+		if err := list.Add(b); err != nil {
 			return err
 		}
 	}
 	if err := list.End(); err != nil {
 		return err
-	}
-	n := len(order)
-	for _, k := range order {
-		if k.id == "" {
-			n--
-		}
 	}
 	_, err = fmt.Fprintf(o.streams.Err, "%s\n", cli.Count(n, "observer"))
 	return err
@@ -130,14 +157,21 @@ func kind(weak bool) string {
 }
 
 // count fills in backlogs, dead letters and workers.
-func (o *listOptions) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) error {
-	n := 0
-	err := o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+func (want *Want) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) (more bool, err error) {
+	n, errFull := 0, errors.New("full")
+	err = want.Tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
 		for seen, err := range s.Client().Observations(ctx, table, rows) {
 			if err != nil {
 				return err
 			}
+			if want.Limit > 0 && n == want.Limit {
+				more = true
+				return errFull
+			}
 			n++
+			if want.Seen != nil {
+				want.Seen(seen)
+			}
 			s.Progress.Set("reading table %s: %s so far", table, cli.Count(n, "notification"))
 			for _, id := range seen.Observers {
 				if b := all[key{table, seen.Cell.Column(), id}]; b != nil {
@@ -150,12 +184,15 @@ func (o *listOptions) count(ctx context.Context, s *session.Session, tables []st
 		}
 		return nil
 	})
-	if err != nil {
-		return err
+	if err != nil && !errors.Is(err, errFull) {
+		return false, err
 	}
 	for d, err := range s.Client().DeadLetters(ctx) {
 		if err != nil {
-			return err
+			return false, err
+		}
+		if want.Dead != nil {
+			want.Dead(d)
 		}
 		if b := all[key{d.Cell.Table, d.Cell.Column(), d.Observer}]; b != nil {
 			b.Dead++
@@ -163,7 +200,7 @@ func (o *listOptions) count(ctx context.Context, s *session.Session, tables []st
 	}
 	workers, err := s.Client().Workers(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, b := range all {
 		running, stale := 0, tso.Timestamp(0)
@@ -186,7 +223,7 @@ func (o *listOptions) count(ctx context.Context, s *session.Session, tables []st
 			b.words = "none"
 		}
 	}
-	return nil
+	return more, nil
 }
 
 // add counts a notification that the observer has still to see.
@@ -223,16 +260,22 @@ func newList(o *listOptions) *cli.List[observer] {
 			}
 			return [][]string{{b.Column, b.Observer, b.Kind, strconv.Itoa(b.Pending), strconv.Itoa(b.Failing), strconv.FormatFloat(b.Lag, 'f', 6, 64), oldest, b.Oldest, strconv.Itoa(b.Dead), strconv.Itoa(b.Workers)}}
 		},
-		TableHeader: []string{"COLUMN", "OBSERVER", "KIND", "PENDING", "FAILING", "LAG", "DEAD", "LIVE WORKERS"},
-		TableRows: func(b observer) [][]string {
-			lag, id := "-", b.Observer
-			if b.OldestTS != 0 {
-				lag = cli.Duration(time.Duration(b.Lag * float64(time.Second)))
-			}
-			if id == "" {
-				id = "-"
-			}
-			return [][]string{{b.Column, id, b.Kind, strconv.Itoa(b.Pending), strconv.Itoa(b.Failing), lag, strconv.Itoa(b.Dead), b.words}}
-		},
+		TableHeader: TableHeader,
+		TableRows:   func(b observer) [][]string { return [][]string{b.TableRow()} },
 	}
+}
+
+// TableHeader names the columns of TableRow.
+var TableHeader = []string{"COLUMN", "OBSERVER", "KIND", "PENDING", "FAILING", "LAG", "DEAD", "LIVE WORKERS"}
+
+// TableRow is the observer for people.
+func (b observer) TableRow() []string {
+	lag, id := "-", b.Observer
+	if b.OldestTS != 0 {
+		lag = cli.Duration(time.Duration(b.Lag * float64(time.Second)))
+	}
+	if id == "" {
+		id = "-"
+	}
+	return []string{b.Column, id, b.Kind, strconv.Itoa(b.Pending), strconv.Itoa(b.Failing), lag, strconv.Itoa(b.Dead), b.words}
 }

@@ -11,7 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
@@ -111,9 +113,11 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 			}
 		}
 	}
-	if err := askServers(ctx, &r, servers, opts); err != nil {
+	creds, err := opts.client.tls.client()
+	if err != nil {
 		return err
 	}
+	r.ask(ctx, servers, creds, opts.client.timeout)
 	if opts.format == cli.JSON {
 		if err := json.NewEncoder(s.Out).Encode(r); err != nil {
 			return err
@@ -150,17 +154,47 @@ func readRow(ctx context.Context, opts *statusOptions) (tso.RowState, error) {
 	return tso.ReadRow(ctx, table, tso.RowConfig{})
 }
 
-func askServers(ctx context.Context, r *statusReport, servers []string, opts *statusOptions) error {
-	r.Servers = make([]serverReport, len(servers))
-	creds, err := opts.client.tls.client()
+// Report is what tso status prints.
+type Report = statusReport
+
+// A RowReport is the oracle's row as it is printed.
+type RowReport = rowReport
+
+// A ServerReport is what one server says of itself.
+type ServerReport = serverReport
+
+// Look reads the oracle's row and asks the servers that the flags name, or the
+// one that leads. Each answer that is missing says why.
+func Look(ctx context.Context, meta bigtable.TableAPI, flags *connect.OracleFlags) (*Report, error) {
+	r := &Report{Servers: []serverReport{}}
+	state, err := tso.ReadRow(ctx, meta, tso.RowConfig{})
 	if err != nil {
-		return err
+		return nil, err
 	}
+	row := newRowReport(state)
+	r.Row = &row
+	if state.Mode != tso.ModeServed || (state.Address == "" && flags.Servers == "") {
+		return r, nil
+	}
+	cfg, err := flags.ClientConfig(state.Address)
+	if err != nil {
+		return nil, err
+	}
+	r.ask(ctx, cfg.Addresses, cfg.Credentials, answerTimeout)
+	return r, nil
+}
+
+// answerTimeout is how long one server is waited for.
+const answerTimeout = 3 * time.Second
+
+// ask asks the servers.
+func (r *statusReport) ask(ctx context.Context, servers []string, creds credentials.TransportCredentials, timeout time.Duration) {
+	r.Servers = make([]serverReport, len(servers))
 	var wg sync.WaitGroup
 	for i, address := range servers {
 		wg.Go(func() {
 			// One that hangs must not keep the others' answers.
-			ctx, cancel := context.WithTimeout(ctx, min(opts.client.timeout, 3*time.Second))
+			ctx, cancel := context.WithTimeout(ctx, min(timeout, answerTimeout))
 			defer cancel()
 			st, err := tso.ServerStatus(ctx, tso.ClientConfig{Addresses: []string{address}, Credentials: creds})
 			r.Servers[i] = newServerReport(address, st, err)
@@ -172,7 +206,6 @@ func askServers(ctx context.Context, r *statusReport, servers []string, opts *st
 			r.Leader = s.Address
 		}
 	}
-	return nil
 }
 
 func newServerReport(address string, st tso.Status, err error) serverReport {

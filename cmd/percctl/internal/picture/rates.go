@@ -1,0 +1,68 @@
+package picture
+
+import (
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
+)
+
+// Rates are what changed between two frames, by the second. What cannot be seen
+// is null.
+type Rates struct {
+	Seconds       float64  `json:"seconds"`               // between the frames
+	Timestamps    *float64 `json:"timestamps_per_second"` // of a served oracle, as all to hints
+	Requests      *float64 `json:"oracle_requests_per_second"`
+	Writes        *float64 `json:"oracle_bigtable_writes_per_second"`
+	Hints         *float64 `json:"hints_per_second"`              // of commits that leave notifications
+	LocksSeen     *float64 `json:"locks_seen_per_second"`         // that were not in the frame before; null beyond the limit, as below
+	LocksGone     *float64 `json:"locks_gone_per_second"`         // that are not there any more
+	PendingChange *float64 `json:"pending_change_per_second"`     // net
+	DeadChange    float64  `json:"dead_letter_change_per_second"` // net
+}
+
+// Leader is what the leading server says of itself; nil when none does.
+func (p *Picture) Leader() *tsocmd.ServerReport {
+	for i, s := range p.Oracle.Servers {
+		if s.Error == "" && s.Leading {
+			return &p.Oracle.Servers[i]
+		}
+	}
+	return nil
+}
+
+// Since sets the picture's rates from the one before.
+func (p *Picture) Since(before *Picture) {
+	if before == nil {
+		return
+	}
+	r := &Rates{Seconds: p.taken.Sub(before.taken).Seconds()}
+	if r.Seconds < time.Millisecond.Seconds() {
+		return
+	}
+	rate := func(n float64) *float64 { n /= r.Seconds; return &n }
+	now, then := p.Leader(), before.Leader()
+	// Counters begin anew with the process.
+	if now != nil && then != nil && now.Address == then.Address && now.Server == then.Server && now.Uptime > then.Uptime && now.Requests >= then.Requests && now.Timestamps >= then.Timestamps {
+		r.Timestamps = rate(float64(now.Timestamps - then.Timestamps))
+		r.Requests = rate(float64(now.Requests - then.Requests))
+		r.Writes = rate(float64(now.BigtableWrite - then.BigtableWrite))
+		r.Hints = rate(float64(now.Hints.Received - then.Hints.Received))
+	}
+	if !p.Locks.More && !before.Locks.More {
+		r.LocksSeen, r.LocksGone = rate(newIn(p.locks, before.locks)), rate(newIn(before.locks, p.locks))
+	}
+	if !p.Notifications.More && !before.Notifications.More {
+		r.PendingChange = rate(float64(p.Notifications.Pending - before.Notifications.Pending))
+	}
+	r.DeadChange = *rate(float64(p.Notifications.Dead - before.Notifications.Dead))
+	p.Rates = r
+}
+
+func newIn(all, others map[lockID]bool) (n float64) {
+	for id := range all {
+		if !others[id] {
+			n++
+		}
+	}
+	return n
+}
