@@ -133,6 +133,7 @@ var printedBy = []struct{ path, types, command string }{
 	{"gccmd/status.go", "status runStatus", "percctl gc status"},
 	{"picture/picture.go", "Picture Locks Notifications Workers DeadLetter", "percctl top"},
 	{"picture/rates.go", "Rates", "percctl top"},
+	{"consolecmd/command.go", "started", "percctl console"},
 	{"lockcmd/plan.go", "plan tally", "percctl lock resolve --dry-run"},
 	{"lockcmd/resolver.go", "result", "percctl lock resolve"},
 	{"txncmd/explain.go", "explanation cell stored", "percctl txn explain"},

@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/doctorcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
@@ -49,7 +50,7 @@ func execute() int {
 // commands are all there are, and the help topics.
 func commands() []cli.Command {
 	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd, topcmd.NewCmd,
+		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd, topcmd.NewCmd, consolecmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

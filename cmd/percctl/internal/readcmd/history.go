@@ -73,15 +73,32 @@ type event struct {
 	Words    string          `json:"words"`
 }
 
-func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.table); err != nil {
-		return err
+// Event is one stored cell as history prints it.
+type Event = event
+
+// Timeline returns what is stored in a row, in order of timestamps.
+func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Event, error) {
+	if err := s.Use(ctx, table); err != nil {
+		return nil, err
 	}
-	versions, err := s.Client().History(ctx, o.table, o.row)
+	versions, err := s.Client().History(ctx, table, row)
+	if err != nil {
+		return nil, err
+	}
+	fates := newFates(versions)
+	events := make([]event, len(versions))
+	for i, v := range versions {
+		events[i] = newEvent(v, fates)
+	}
+	return events, nil
+}
+
+func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
+	events, err := Timeline(ctx, s, o.table, o.row)
 	if err != nil {
 		return err
 	}
-	if len(versions) == 0 {
+	if len(events) == 0 {
 		return session.NotFoundf("table %s has nothing in row %s", o.table, session.Row(o.row))
 	}
 	list := &cli.List[event]{
@@ -92,9 +109,8 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 			return [][]string{{e.TS.String(), e.Time, e.Column, e.Words}}
 		},
 	}
-	fates := newFates(versions)
-	for _, v := range versions {
-		if err := list.Add(newEvent(v, fates)); err != nil {
+	for _, e := range events {
+		if err := list.Add(e); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,167 @@
+// Package consolecmd is percctl console: a deployment as a small web page for
+// this machine.
+package consolecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+)
+
+// pageTimeout is the default of --timeout, which bounds one page.
+const pageTimeout = 30 * time.Second
+
+type options struct {
+	streams *cli.Streams
+	flags   session.Flags
+	picture picture.Options
+	listen  string
+	refresh time.Duration
+	format  cli.Format
+}
+
+// NewCmd returns the console command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	o := &options{streams: s}
+	cmd := &cobra.Command{
+		Use:   "console [TABLE…]",
+		Short: "Show a deployment as a web page, on this machine alone",
+		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0): locks by transaction
+with what becomes of them, observers' lag and dead letters, the oracle, garbage
+collection, and the history of a row. Without TABLE, all tables of the deployment.
+The page's address is printed once it can be opened; /picture.json there is what
+percctl top -o json prints.
+
+It changes nothing, and has nothing to press that does. Everybody on this machine
+can read it, and nobody else: it listens on loopback addresses alone, and answers
+only where the browser asks for one, so that no other site can read it by a name
+that it points here. There is no login: do not forward the port to others.
+
+Each page that is loaded reads the locks and notifications of the tables, at most
+once a second; see percctl top for what that costs. --timeout bounds one page.`,
+		Example: `  percctl console
+  percctl console --listen 127.0.0.1:0 --refresh 30s
+  percctl console --embedded`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.picture.Tables.Names = args
+			if err := o.check(); err != nil {
+				return err
+			}
+			return o.run(cmd.Context())
+		},
+	}
+	o.flags.Add(cmd, pageTimeout)
+	o.picture.Tables.Range.Add(cmd)
+	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any)")
+	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "how often the page loads itself again (0: never)")
+	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "at most so many locks, and notifications, in a page")
+	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", 100, "look at so many transactions with locks, the oldest")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	return cmd
+}
+
+func (o *options) check() error {
+	switch {
+	case o.refresh < 0 || (o.refresh > 0 && o.refresh < time.Second):
+		return cli.Usagef("--refresh %v: it has to be at least 1s, or 0 for never", o.refresh)
+	case o.picture.Locks <= 0:
+		return cli.Usagef("--limit %d: it has to be positive", o.picture.Locks)
+	case o.picture.Transactions <= 0:
+		return cli.Usagef("--transactions %d: it has to be positive", o.picture.Transactions)
+	}
+	o.picture.Notifications = o.picture.Locks
+	if err := checkListen(o.listen); err != nil {
+		return err
+	}
+	_, err := o.picture.Tables.Range.Range()
+	return err
+}
+
+// checkListen refuses what others than this machine can reach.
+func checkListen(listen string) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return cli.Usagef("--listen %s: it has to be host:port: %w", listen, err)
+	}
+	if !loopback(host) {
+		return cli.Usagef("--listen %s: it has to be a loopback address such as 127.0.0.1 or [::1]: the page has no login", listen)
+	}
+	return nil
+}
+
+// loopback: a host is this machine, and no name that somebody else resolves.
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || (ip != nil && ip.IsLoopback())
+}
+
+// started is printed when the page can be opened.
+type started struct {
+	Project  string `json:"project"`
+	Instance string `json:"instance"`
+	URL      string `json:"url"`
+}
+
+func (o *options) run(ctx context.Context) error {
+	k, err := picture.Keep(ctx, &o.flags)
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	// What does not work at all is said here, and not on a page.
+	src := &live{keeper: k, options: o.picture}
+	p, err := src.Picture(ctx)
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	lis, err := lc.Listen(ctx, "tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("--listen %s: %w", o.listen, err)
+	}
+	// localhost is what this machine says that it is.
+	if a, ok := lis.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
+		_ = lis.Close()
+		return cli.Usagef("--listen %s: it is %s here, which is no loopback address", o.listen, lis.Addr())
+	}
+	server := &http.Server{
+		Handler: newHandler(src, o.refresh), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(lis) }()
+	up := started{p.Project, p.Instance, "http://" + lis.Addr().String() + "/"}
+	if err := cli.Print(o.streams.Out, o.format, up, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, up.URL)
+		return err
+	}); err != nil {
+		_ = server.Close()
+		<-ended
+		return err
+	}
+	fmt.Fprintf(o.streams.Err, "showing project %s, instance %s; Ctrl-C ends it\n", p.Project, p.Instance)
+	select {
+	case <-ctx.Done():
+		_ = server.Close() // it only reads: nothing is lost
+		<-ended
+		return nil // Ctrl-C is how it ends
+	case err := <-ended:
+		return err
+	}
+}
+
+// errNotFound: there is nothing in the row.
+var errNotFound = errors.New("nothing is stored in this row")
