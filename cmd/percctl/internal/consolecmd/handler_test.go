@@ -25,11 +25,10 @@ const hostile = "<script>alert(1)</script>\x1b[31m\u202e\"'"
 
 // fake is a source with hostile contents; it counts what it is asked.
 type fake struct {
-	err          error
-	asked        int
-	table, row   string
-	events       int
-	transactions int
+	err        error
+	asked      int
+	table, row string
+	events     int
 }
 
 func (f *fake) Picture(context.Context) (*picture.Picture, error) {
