@@ -50,7 +50,7 @@ func execute() int {
 // commands are all there are, and the help topics.
 func commands() []cli.Command {
 	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd, topcmd.NewCmd, consolecmd.NewCmd,
+		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

@@ -14,7 +14,7 @@ func FuzzCbtrc(f *testing.F) {
 	f.Add("project = p\ninstance=i\n# comment\n\ncreds = /a=b\n")
 	f.Add("no equals\x1b[2J")
 	f.Fuzz(func(t *testing.T, text string) {
-		rc, err := parseCbtrc("/home/user/.cbtrc", strings.NewReader(text))
+		rc, err := parseCbtrc(".cbtrc", strings.NewReader(text))
 		var coded *cli.Error
 		switch {
 		case errors.As(err, &coded):
