@@ -1,0 +1,97 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// numbers are the points of garbage collection's metrics, by name and the value of
+// their one attribute; of a histogram the count.
+func numbers(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
+	t.Helper()
+	var rm metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &rm); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, sm := range rm.ScopeMetrics {
+		for _, m := range sm.Metrics {
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					for _, kv := range p.Attributes.ToSlice() {
+						all[m.Name+" "+kv.Value.String()] = float64(p.Value)
+					}
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					for _, kv := range p.Attributes.ToSlice() {
+						all[m.Name+" "+kv.Value.String()] = float64(p.Count)
+					}
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					all[m.Name] = p.Value
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestGCMetrics: a run that a live transaction blocks, and the next one.
+func TestGCMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		cfg := txn.Config{TokenTTL: -1, LockTTL: time.Hour, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(cfg))
+		env.InitTable(txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+		faults := txntest.NewFaults(t)
+		died := faults.OnStep(txntest.StepCommit, txntest.Crash)
+		dying := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: time.Hour}, faults.DialOptions()...)
+		ctx, cancel := context.WithCancel(t.Context())
+		tx, err := dying.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Table("accounts").Set("bob", "bal", "usd", []byte("1"))
+		ended := make(chan error, 1)
+		go func() { _, err := tx.Commit(ctx); ended <- err }()
+		<-died.Fired()
+		faults.Kill()
+		cancel()
+		<-ended
+		if _, ok := numbers(t, reader)["percolator.gc.safe_point.age"]; ok {
+			t.Error("the age of a safe point that there is not")
+		}
+		time.Sleep(20 * time.Minute) // virtual
+		var blocked *txn.GCBlockedError
+		if _, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
+			t.Fatalf("not blocked: %v", err)
+		}
+		time.Sleep(time.Hour)
+		runGC(t, env.Client, txn.GCConfig{})
+		got := numbers(t, reader)
+		for name, want := range map[string]float64{
+			"percolator.gc.locks left": 1, "percolator.gc.locks rolled back": 1,
+			"percolator.gc.run.duration blocked": 1, "percolator.gc.run.duration done": 1,
+		} {
+			if got[name] != want {
+				t.Errorf("%s is %v, want %v", name, got[name], want)
+			}
+		}
+		// The retention and the fence.
+		if age := time.Duration(got["percolator.gc.safe_point.age"] * float64(time.Second)); age < retention || age > retention+5*time.Minute {
+			t.Errorf("the safe point is %v old", age)
+		}
+	})
+}
