@@ -70,6 +70,9 @@ func TestGCMetrics(t *testing.T) {
 		faults.Kill()
 		cancel()
 		<-ended
+		if _, err := env.Client.Timestamp(t.Context()); err != nil { // it knows the time
+			t.Fatal(err)
+		}
 		if _, ok := numbers(t, reader)["percolator.gc.safe_point.age"]; ok {
 			t.Error("the age of a safe point that there is not")
 		}
