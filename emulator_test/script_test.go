@@ -166,7 +166,7 @@ func (s *script) command(fields []string) string {
 		}
 		c.Client = s.env.NewClient(cfg, c.faults.DialOptions()...)
 		// Longer than any script; what would wait for ever fails instead.
-		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 24*time.Hour)
+		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 2*time.Hour)
 		s.clients[pos[0]] = c
 	case "fault":
 		return s.arm(pos, opts)
