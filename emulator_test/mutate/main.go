@@ -48,7 +48,7 @@ func main() {
 	day := uint64(time.Now().Unix() / (24 * 60 * 60))
 	flag.StringVar(&o.only, "only", "", "`regexp` that chooses mutants by name")
 	flag.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
-	flag.BoolVar(&o.part, "part", false, "run a part only, in an order that -seed decides, until -budget is used up, with the tests that each mutant names")
+	flag.BoolVar(&o.part, "part", false, "run a part only, in an order that -seed decides, until -budget is used up")
 	flag.Uint64Var(&o.seed, "seed", day, "order of -part; changes daily")
 	flag.DurationVar(&o.budget, "budget", time.Minute, "how long -part may take, roughly")
 	flag.DurationVar(&o.limit, "limit", time.Minute, "how long tests may run against one mutant")
@@ -98,7 +98,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 			break
 		}
 		each := time.Now()
-		r := mutant.Runner{Root: root, Limit: o.limit, Short: o.part}.Run(ctx, m)
+		r := mutant.Runner{Root: root, Limit: o.limit}.Run(ctx, m)
 		longest = max(longest, time.Since(each))
 		if err := ctx.Err(); err != nil {
 			return err

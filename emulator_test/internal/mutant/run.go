@@ -49,8 +49,6 @@ type Runner struct {
 	Root string
 	// Limit is how long tests may run against one mutant.
 	Limit time.Duration
-	// Short leaves out the whole packages that follow a mutant's own tests.
-	Short bool
 }
 
 // rest are the packages whose tests have to notice a change of a package, when
@@ -81,12 +79,12 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 	if err != nil {
 		return broken(err)
 	}
+	// The tests that it names first, and then all of its package's: some
+	// mutants are caught by one schedule of goroutines and not by another.
 	runs := m.Runs
-	if !r.Short {
-		pkg, _, _ := strings.Cut(m.Edits[0].File, "/")
-		for _, p := range rest[pkg] {
-			runs = append(slices.Clip(runs), Run{p, "."})
-		}
+	pkg, _, _ := strings.Cut(m.Edits[0].File, "/")
+	for _, p := range rest[pkg] {
+		runs = append(slices.Clip(runs), Run{p, "."})
 	}
 	left := r.Limit
 	binaries := map[string]string{}
