@@ -213,10 +213,11 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 // OpenInstance connects to the service that administers instances, which says
 // what app profiles are. The client has to be closed.
 func (f *Flags) OpenInstance(ctx context.Context) (*bigtable.InstanceAdminClient, error) {
-	if err := f.Resolve(); err != nil {
+	own := *f // doctor's checks read the flags while one of them comes here
+	if err := own.Resolve(); err != nil {
 		return nil, err
 	}
-	return bigtable.NewInstanceAdminClient(ctx, f.Project, f.options(f.adminEndpoint)...)
+	return bigtable.NewInstanceAdminClient(ctx, own.Project, own.options(own.adminEndpoint)...)
 }
 
 // IsEmulator reports whether it is an emulator that commands talk to.
