@@ -54,7 +54,12 @@ func newPlain(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	return env
 }
 
-var adoptA = txn.AdoptConfig{Table: "a", ClearPolicies: true}
+func adoptA(env *txntest.Env) txn.AdoptConfig {
+	return txn.AdoptConfig{
+		Table: "a", ClearPolicies: true,
+		Instance: fmt.Sprintf("projects/%s/instances/%s", env.Project, env.Instance),
+	}
+}
 
 func mustAdopt(t *testing.T, env *txntest.Env, cfg txn.AdoptConfig) {
 	t.Helper()
@@ -109,7 +114,7 @@ func TestAdopt(t *testing.T) {
 	t.Parallel()
 	env := newPlain(t)
 	before, _ := dumpTable(t, env, "a")
-	refused := adoptA
+	refused := adoptA(env)
 	refused.ClearPolicies = false
 	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, refused)
 	if err != nil {
@@ -125,7 +130,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("a refused adoption changed families to %s", families)
 	}
 
-	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA)
+	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +140,7 @@ func TestAdopt(t *testing.T) {
 	if want := (txn.AdoptionFamily{Name: "g", Policy: "(versions() > 5 || age() > 36500d)", Clear: true}); len(plan.Families) != 2 || plan.Families[1] != want {
 		t.Errorf("families %+v, want %+v", plan.Families, want)
 	}
-	if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA, plan); err != nil {
+	if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); err != nil {
 		t.Fatal(err)
 	}
 	after, _ := dumpTable(t, env, "a")
@@ -153,12 +158,12 @@ func TestAdopt(t *testing.T) {
 	checkTable(t, env, "a")
 
 	// Again: nothing to do. Undone: not any more.
-	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA)
+	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil || !plan.Adopted {
 		t.Errorf("%+v, %v", plan, err)
 	}
 	var written *txn.WrittenError
-	if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, time.Minute); !errors.As(err, &written) || written.Cell.Row != "r042" || !errors.Is(err, txn.ErrWritten) {
+	if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), time.Minute); !errors.As(err, &written) || written.Cell.Row != "r042" || !errors.Is(err, txn.ErrWritten) {
 		t.Errorf("undone after a commit: %v", err)
 	}
 	checkTable(t, env, "a")
@@ -174,7 +179,7 @@ func TestAdoptRefusesCellsOfTransactions(t *testing.T) {
 		if err := env.Bigtable.Open("a").Apply(t.Context(), "r077", m); err != nil {
 			t.Fatal(err)
 		}
-		cfg := adoptA
+		cfg := adoptA(env)
 		cfg.WholeScan = whole
 		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
 		if err != nil {
@@ -190,7 +195,7 @@ func TestAdoptRefusesCellsOfTransactions(t *testing.T) {
 func TestAdoptSample(t *testing.T) {
 	t.Parallel()
 	env := newPlain(t)
-	cfg := adoptA
+	cfg := adoptA(env)
 	cfg.SampleRows = 10
 	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
 	if err != nil {
@@ -206,11 +211,11 @@ func TestUndoAdoption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
 		cells, families := dumpTable(t, env, "a")
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0); !errors.Is(err, txn.ErrNotInitialized) {
+		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("undone without an adoption: %v", err)
 		}
-		mustAdopt(t, env, adoptA)
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0); err != nil {
+		mustAdopt(t, env, adoptA(env))
+		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
 			t.Fatal(err)
 		}
 		if c, f := dumpTable(t, env, "a"); c != cells || f != families {
@@ -220,7 +225,7 @@ func TestUndoAdoption(t *testing.T) {
 		if err := c.OpenTable(t.Context(), "a"); !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("opened after the undo: %v", err)
 		}
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		mustSet(t, c, "1", "bob")
 		checkTable(t, env, "a")
 	})
@@ -233,13 +238,13 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 		t.Run(after.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env := newPlain(t)
-				mustAdopt(t, env, adoptA)
+				mustAdopt(t, env, adoptA(env))
 				c := env.NewClient(txn.Config{TokenTTL: -1})
 				if err := c.OpenTable(t.Context(), "a"); err != nil {
 					t.Fatal(err)
 				}
 				undone := inBackground(func() error {
-					return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0)
+					return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 				})
 				pass(after)
 				synctest.Wait()
@@ -267,25 +272,25 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
 		_, families := dumpTable(t, env, "a")
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		interrupt := func() {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := txn.UndoAdoption(ctx, env.Admin, env.Bigtable, adoptA, 0); !errors.Is(err, context.DeadlineExceeded) {
+			if err := txn.UndoAdoption(ctx, env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("an undo that was cut off: %v", err)
 			}
 		}
 		interrupt()
-		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA)
+		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 		if err != nil || !plan.Resumes || plan.Adopted {
 			t.Fatalf("%+v, %v", plan, err)
 		}
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		wantValue(t, takeSnapshot(t, c), "r001", "value 1")
 		interrupt()
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0); err != nil {
+		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
 			t.Fatal(err)
 		}
 		if _, f := dumpTable(t, env, "a"); f != families {
@@ -299,12 +304,12 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 func TestAdoptStopsUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		undone := inBackground(func() error {
-			return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0)
+			return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		})
 		pass(time.Minute)
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		if o := <-undone; o.err == nil || !strings.Contains(o.err.Error(), "adopted it again") {
 			t.Errorf("undo: %v", o.err)
 		}
@@ -327,19 +332,19 @@ func TestAdoptionInterrupted(t *testing.T) {
 		})))
 		_, families := dumpTable(t, env, "a")
 		fail.Store(true)
-		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA)
+		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA, plan); status.Code(err) != codes.Internal && !strings.Contains(err.Error(), "injected") || !failed.Load() {
+		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); status.Code(err) != codes.Internal && !strings.Contains(err.Error(), "injected") || !failed.Load() {
 			t.Fatalf("%v; the fault fired: %v", err, failed.Load())
 		}
-		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA, plan); !errors.Is(err, txn.ErrNotAdoptable) {
+		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); !errors.Is(err, txn.ErrNotAdoptable) {
 			t.Errorf("adopted by a plan that is out of date: %v", err)
 		}
 		fail.Store(false)
-		mustAdopt(t, env, adoptA)
-		mustUndo := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA, 0)
+		mustAdopt(t, env, adoptA(env))
+		mustUndo := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		if _, f := dumpTable(t, env, "a"); f != families || mustUndo != nil {
 			t.Errorf("families %s, want %s; %v", f, families, mustUndo)
 		}

@@ -17,7 +17,7 @@ func TestRawWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t) // rows r000 to r099, before
 		pass(time.Hour)
-		mustAdopt(t, env, adoptA)
+		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		d, err := c.Describe(t.Context(), "a")
 		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {

@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -38,7 +39,13 @@ func (a *adopter) clearPolicy(ctx context.Context, family string) error {
 		return err
 	}
 	i := slices.IndexFunc(infos, func(f bigtable.FamilyInfo) bool { return f.Name == family })
-	if i < 0 || infos[i].GCPolicy != emptyPolicy || a.cfg.Instance == "" {
+	if i < 0 || infos[i].GCPolicy != emptyPolicy {
+		return nil
+	}
+	if a.cfg.Instance == "" {
+		if err := checkPolicy(a.cfg.Table, infos[i]); err != nil {
+			return fmt.Errorf("%w; to clear a policy there, set AdoptConfig.Instance", err)
+		}
 		return nil
 	}
 	// The emulator keeps the empty rule, which arms its collector (design §9).
