@@ -256,7 +256,11 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 // waits any more.
 func TestCrashMatrix(t *testing.T) {
 	points := 0
-	for _, size := range []int{1, 2, 5, 20} {
+	sizes := []int{1, 2, 5, 20}
+	if testing.Short() {
+		sizes = sizes[:2]
+	}
+	for _, size := range sizes {
 		t.Run(fmt.Sprintf("%d cells", size), func(t *testing.T) {
 			crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 				transaction := func(cells []txn.Cell) func(context.Context, *txn.Client) {

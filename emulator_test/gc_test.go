@@ -232,9 +232,13 @@ func stranded(t *testing.T, env *txntest.Env) {
 // TestCollectionKilledAtEveryRequest kills the collector before and after each
 // of its requests; the next one goes on, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
+	stride := 1
+	if testing.Short() {
+		stride = 3
+	}
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
 		resumed := 0
-		for k, more := 1, true; more; k++ {
+		for k, more := 1, true; more; k += stride {
 			synctest.Test(t, func(t *testing.T) {
 				var r *txn.GCReport
 				r, more = collectKilledAt(t, action, k)
