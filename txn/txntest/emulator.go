@@ -59,10 +59,14 @@ func (e *Emulator) Dial(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if e.pipe == nil {
 		return Dial(e.Addr(), opts...)
 	}
+	return dialPipe(e.pipe, opts...)
+}
+
+func dialPipe(pipe *bufconn.Listener, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	opts = append([]grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return e.pipe.DialContext(ctx)
+		return pipe.DialContext(ctx)
 	})}, opts...)
-	return Dial("passthrough:///emulator", opts...)
+	return Dial("passthrough:///pipe", opts...)
 }
 
 // Close ends the emulator.
