@@ -53,7 +53,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 			return done, nil
 		})
 	}
-	key := func(i int) string { return "k" + strconv.Itoa(i) }
+	key := func(w *Worker, i int) string { return w.row("k" + strconv.Itoa(i)) }
 	return &Workload{
 		Name:    name,
 		Tables:  []txn.TableSpec{{Name: table, Families: []string{"f"}}},
@@ -63,7 +63,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		Step: func(ctx context.Context, w *Worker) error {
 			var plan []history.Op
 			for range 1 + w.Rand.IntN(4) {
-				o := history.Op{F: history.Read, Key: key(w.Rand.IntN(appendKeys))}
+				o := history.Op{F: history.Read, Key: key(w, w.Rand.IntN(appendKeys))}
 				if w.Rand.IntN(2) == 0 {
 					o.F, o.N = history.Append, w.nextElement()
 				}
@@ -74,7 +74,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		ReadAll: func(ctx context.Context, w *Worker) error {
 			var plan []history.Op
 			for i := range appendKeys {
-				plan = append(plan, history.Op{F: history.Read, Key: key(i)})
+				plan = append(plan, history.Op{F: history.Read, Key: key(w, i)})
 			}
 			return run(ctx, w, plan)
 		},

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	bankAccounts = 8 // half of them in each table
-	bankInitial  = 100
+	bankAccounts = 8   // half of them in each table
+	bankInitial  = 100 // also of an account that was never written
 	// A stored value is unique and carries its balance.
 	bankScale = 10_000
 )
 
 var bankTables = []string{"checking", "savings"}
 
-func bankKey(i int) string { return bankTables[i%2] + "/" + strconv.Itoa(i) }
+func bankKey(w *Worker, i int) string { return bankTables[i%2] + "/" + w.row(strconv.Itoa(i)) }
 
 // Bank moves money between few accounts in two tables, so that transfers
 // conflict; the sum is the same in every snapshot. The history sees accounts
@@ -28,7 +28,7 @@ func Bank() *Workload {
 		table, row, _ := strings.Cut(key, "/")
 		v, ok, err := tx.Table(table).Get(ctx, row, "bal", "usd")
 		if err != nil || !ok {
-			return 0, history.Op{F: history.Read, Key: key}, err
+			return bankInitial, history.Op{F: history.Read, Key: key}, err
 		}
 		n, err := strconv.ParseInt(string(v), 10, 64)
 		return n, history.Op{F: history.Read, Key: key, State: history.Number(n)}, err
@@ -44,19 +44,19 @@ func Bank() *Workload {
 		to := (from + 1 + w.Rand.IntN(bankAccounts-1)) % bankAccounts
 		amount := 1 + w.Rand.Int64N(20)
 		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
-			a, readA, err := get(ctx, tx, bankKey(from))
+			a, readA, err := get(ctx, tx, bankKey(w, from))
 			if err != nil {
 				return nil, err
 			}
-			b, readB, err := get(ctx, tx, bankKey(to))
+			b, readB, err := get(ctx, tx, bankKey(w, to))
 			if err != nil {
 				return []history.Op{readA}, err
 			}
 			moved := min(amount, a%bankScale)
 			return []history.Op{
 				readA, readB,
-				set(w, tx, bankKey(from), a%bankScale-moved),
-				set(w, tx, bankKey(to), b%bankScale+moved),
+				set(w, tx, bankKey(w, from), a%bankScale-moved),
+				set(w, tx, bankKey(w, to), b%bankScale+moved),
 			}, nil
 		})
 	}
@@ -66,7 +66,7 @@ func Bank() *Workload {
 			sum := int64(0)
 			for i, table := range bankTables {
 				seen := map[string]int64{}
-				for row, err := range tx.Table(table).ReadRows(ctx, nil) {
+				for row, err := range tx.Table(table).ReadRows(ctx, w.rows()) {
 					if err != nil {
 						return nil, err
 					}
@@ -77,10 +77,12 @@ func Bank() *Workload {
 					seen[row.Key()] = n
 				}
 				for a := i; a < bankAccounts; a += 2 {
-					op := history.Op{F: history.Read, Key: bankKey(a)}
-					if n, ok := seen[strconv.Itoa(a)]; ok {
+					op := history.Op{F: history.Read, Key: bankKey(w, a)}
+					if n, ok := seen[w.row(strconv.Itoa(a))]; ok {
 						op.State = history.Number(n)
 						sum += n % bankScale
+					} else {
+						sum += bankInitial
 					}
 					ops = append(ops, op)
 				}
@@ -95,15 +97,7 @@ func Bank() *Workload {
 		Name:   "bank",
 		Tables: []txn.TableSpec{{Name: bankTables[0], Families: []string{"bal"}}, {Name: bankTables[1], Families: []string{"bal"}}},
 		Level:  history.Serializable, // transfers write all they read
-		Setup: func(ctx context.Context, w *Worker) error {
-			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
-				var ops []history.Op
-				for i := range bankAccounts {
-					ops = append(ops, set(w, tx, bankKey(i), bankInitial))
-				}
-				return ops, nil
-			})
-		},
+		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(4) == 0 {
 				return readAll(ctx, w)

@@ -21,7 +21,7 @@ const observedRows = 12
 // change (none was lost), and the end of the chain has the last value.
 func Observers() *Workload {
 	const table = "docs"
-	at := func(i int) register { return register{table, "doc" + strconv.Itoa(i), "d", "in"} }
+	at := func(w *Worker, i int) register { return register{table, w.row("doc" + strconv.Itoa(i)), "d", "in"} }
 	in := notify.Column{Table: table, Family: "d", Qualifier: "in"}
 	middle := notify.Column{Table: table, Family: "d", Qualifier: "mid"}
 	// Both read their own column and write the next.
@@ -75,7 +75,7 @@ func Observers() *Workload {
 			}
 			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i, row := range rows {
-					ops = append(ops, at(row).set(tx, values[i]))
+					ops = append(ops, at(w, row).set(tx, values[i]))
 				}
 				return ops, nil
 			})
@@ -83,7 +83,7 @@ func Observers() *Workload {
 		ReadAll: func(ctx context.Context, w *Worker) error {
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i := range observedRows {
-					_, _, op, err := at(i).get(ctx, tx)
+					_, _, op, err := at(w, i).get(ctx, tx)
 					if err != nil {
 						return ops, err
 					}

@@ -41,8 +41,8 @@ const registers = 12
 // transaction, blindly or after reading them, and locks some.
 func Register() *Workload {
 	tables := []string{"left", "right"}
-	at := func(i int) register {
-		return register{tables[i%2], "r" + strconv.Itoa(i), "f", "n"}
+	at := func(w *Worker, i int) register {
+		return register{tables[i%2], w.row("r" + strconv.Itoa(i)), "f", "n"}
 	}
 	return &Workload{
 		Name:   "register",
@@ -59,7 +59,7 @@ func Register() *Workload {
 			used := map[int]bool{}
 			for range 1 + w.Rand.IntN(5) {
 				i := w.Rand.IntN(registers)
-				a := action{r: at(i), kind: w.Rand.IntN(5)}
+				a := action{r: at(w, i), kind: w.Rand.IntN(5)}
 				if used[i] && a.kind != 0 {
 					continue
 				}
@@ -94,7 +94,7 @@ func Register() *Workload {
 		ReadAll: func(ctx context.Context, w *Worker) error {
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i := range registers {
-					_, _, op, err := at(i).get(ctx, tx)
+					_, _, op, err := at(w, i).get(ctx, tx)
 					if err != nil {
 						return ops, err
 					}
@@ -108,7 +108,8 @@ func Register() *Workload {
 
 const (
 	skewPairs = 4
-	// A stored value is unique, and even for off duty.
+	// A stored value is unique, and even for off duty. A doctor of whom nothing is
+	// stored is on duty.
 	onDuty = 1
 )
 
@@ -116,22 +117,27 @@ const (
 // the other's cell were not locked. In every snapshot one of each pair is on
 // duty.
 func Skew() *Workload {
-	at := func(pair, which int) register {
-		return register{"duty", strconv.Itoa(pair) + string(rune('a'+which)), "f", "on"}
+	at := func(w *Worker, pair, which int) register {
+		return register{"duty", w.row(strconv.Itoa(pair) + string(rune('a'+which))), "f", "on"}
+	}
+	get := func(ctx context.Context, tx *txn.Txn, r register) (int64, history.Op, error) {
+		n, ok, op, err := r.get(ctx, tx)
+		if !ok {
+			n = onDuty
+		}
+		return n, op, err
 	}
 	value := func(w *Worker, on int64) int64 { return 2*w.nextElement() + on }
-	readPairs := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+	readPairs := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
 		for pair := range skewPairs {
 			sum := int64(0)
 			for which := range 2 {
-				n, ok, op, err := at(pair, which).get(ctx, tx)
+				n, op, err := get(ctx, tx, at(w, pair, which))
 				if err != nil {
 					return ops, err
 				}
 				ops = append(ops, op)
-				if ok {
-					sum += n % 2
-				}
+				sum += n % 2
 			}
 			if sum == 0 {
 				return ops, broken("nobody of pair %d is on duty at %d: write skew", pair, tx.StartTS())
@@ -139,29 +145,22 @@ func Skew() *Workload {
 		}
 		return ops, nil
 	}
-	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, readPairs) }
+	readAll := func(ctx context.Context, w *Worker) error {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return readPairs(ctx, w, tx) })
+	}
 	return &Workload{
 		Name:   "skew",
 		Tables: []txn.TableSpec{{Name: "duty", Families: []string{"f"}}},
 		Level:  history.Serializable,
-		Setup: func(ctx context.Context, w *Worker) error {
-			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
-				for pair := range skewPairs {
-					for which := range 2 {
-						ops = append(ops, at(pair, which).set(tx, value(w, onDuty)))
-					}
-				}
-				return ops, nil
-			})
-		},
+		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(4) == 0 {
 				return readAll(ctx, w)
 			}
 			pair, which := w.Rand.IntN(skewPairs), w.Rand.IntN(2)
-			mine, other := at(pair, which), at(pair, 1-which)
+			mine, other := at(w, pair, which), at(w, pair, 1-which)
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
-				n, _, op, err := mine.get(ctx, tx)
+				n, op, err := get(ctx, tx, mine)
 				if err != nil {
 					return ops, err
 				}
@@ -169,7 +168,7 @@ func Skew() *Workload {
 				if n%2 != onDuty {
 					return append(ops, mine.set(tx, value(w, onDuty))), nil
 				}
-				o, _, op, err := other.get(ctx, tx)
+				o, op, err := get(ctx, tx, other)
 				if err != nil {
 					return ops, err
 				}

@@ -11,17 +11,17 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-const setSlots = 150
+const setSlots = 60
 
 // Sets adds elements to a set, a row each, and reads the whole set by a scan: no
 // element may be missing, come twice, or be there before its time (phantoms).
 func Sets() *Workload {
 	const table = "sets"
-	key := func(i int) register { return register{table, fmt.Sprintf("e%03d", i), "f", "n"} }
-	scan := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+	key := func(w *Worker, i int) register { return register{table, w.row(fmt.Sprintf("e%03d", i)), "f", "n"} }
+	scan := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
 		seen := map[string]int64{}
 		last := ""
-		for row, err := range tx.Table(table).ReadRows(ctx, nil) {
+		for row, err := range tx.Table(table).ReadRows(ctx, w.rows()) {
 			if err != nil {
 				return nil, err
 			}
@@ -34,15 +34,17 @@ func Sets() *Workload {
 			}
 		}
 		for i := range setSlots {
-			op := history.Op{F: history.Read, Key: key(i).key()}
-			if n, ok := seen[key(i).row]; ok {
+			op := history.Op{F: history.Read, Key: key(w, i).key()}
+			if n, ok := seen[key(w, i).row]; ok {
 				op.State = history.Number(n)
 			}
 			ops = append(ops, op)
 		}
 		return ops, nil
 	}
-	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, scan) }
+	readAll := func(ctx context.Context, w *Worker) error {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return scan(ctx, w, tx) })
+	}
 	return &Workload{
 		Name:   "sets",
 		Tables: []txn.TableSpec{{Name: table, Families: []string{"f"}}},
@@ -58,7 +60,7 @@ func Sets() *Workload {
 			}
 			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i, n := range add {
-					ops = append(ops, key(i).set(tx, n))
+					ops = append(ops, key(w, i).set(tx, n))
 				}
 				return ops, nil
 			})
@@ -73,21 +75,21 @@ const indexItems = 10
 // in every snapshot, row for row.
 func Index() *Workload {
 	const items, index = "items", "index"
-	item := func(i int) register { return register{items, "item" + strconv.Itoa(i), "f", "n"} }
-	entry := func(n int64, r register) string { return fmt.Sprintf("%020d %s", n, r.row) }
-	compare := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+	item := func(w *Worker, i int) register { return register{items, w.row("item" + strconv.Itoa(i)), "f", "n"} }
+	entry := func(w *Worker, n int64, r register) string { return w.row(fmt.Sprintf("%020d %s", n, r.row)) }
+	compare := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
 		want := map[string]bool{}
 		for i := range indexItems {
-			n, ok, op, err := item(i).get(ctx, tx)
+			n, ok, op, err := item(w, i).get(ctx, tx)
 			if err != nil {
 				return ops, err
 			}
 			ops = append(ops, op)
 			if ok {
-				want[entry(n, item(i))] = true
+				want[entry(w, n, item(w, i))] = true
 			}
 		}
-		for row, err := range tx.Table(index).ReadRows(ctx, nil) {
+		for row, err := range tx.Table(index).ReadRows(ctx, w.rows()) {
 			if err != nil {
 				return ops, err
 			}
@@ -101,7 +103,9 @@ func Index() *Workload {
 		}
 		return ops, nil
 	}
-	readAll := func(ctx context.Context, w *Worker) error { return w.attempt(ctx, compare) }
+	readAll := func(ctx context.Context, w *Worker) error {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return compare(ctx, w, tx) })
+	}
 	return &Workload{
 		Name:   "index",
 		Tables: []txn.TableSpec{{Name: items, Families: []string{"f"}}, {Name: index, Families: []string{"f"}}},
@@ -118,16 +122,16 @@ func Index() *Workload {
 			}
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i, c := range chosen {
-					r := item(c)
+					r := item(w, c)
 					was, ok, op, err := r.get(ctx, tx)
 					if err != nil {
 						return ops, err
 					}
 					ops = append(ops, op)
 					if ok {
-						tx.Table(index).Delete(entry(was, r), "f", "q")
+						tx.Table(index).Delete(entry(w, was, r), "f", "q")
 					}
-					tx.Table(index).Set(entry(values[i], r), "f", "q", nil)
+					tx.Table(index).Set(entry(w, values[i], r), "f", "q", nil)
 					ops = append(ops, r.set(tx, values[i]))
 				}
 				return ops, nil

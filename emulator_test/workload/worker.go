@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -28,11 +29,11 @@ type Workload struct {
 	Level history.Level
 	// Options of every transaction.
 	Options []txn.TxnOption
-	// Setup writes the first state.
+	// Setup is called once, before the first transaction.
 	Setup func(context.Context, *Worker) error
 	// Step is one transaction.
 	Step func(context.Context, *Worker) error
-	// ReadAll is a transaction that reads every key.
+	// ReadAll is a transaction that reads every key of the worker's space.
 	ReadAll func(context.Context, *Worker) error
 	// Handle adds the workload's observers to a worker of its own; nil without
 	// observers.
@@ -73,6 +74,11 @@ type Worker struct {
 	Process, Stride int
 	// Options of every transaction.
 	Options []txn.TxnOption
+	// Space begins every row key, so that workers of two spaces never meet. Long
+	// runs go from one space to the next, because the emulator copies whole rows
+	// and keeps every version. Nothing needs to be set up in a new one.
+	// Defaults to none.
+	Space string
 	// element is the last value that was written under this process number;
 	// values are never written twice.
 	element int64
@@ -80,6 +86,12 @@ type Worker struct {
 
 // elements of one process number; no worker gets that far.
 const elementsOfProcess = 100_000
+
+// row is a row key in the worker's space.
+func (w *Worker) row(name string) string { return w.Space + name }
+
+// rows are all of the worker's space.
+func (w *Worker) rows() bigtable.RowSet { return bigtable.PrefixRange(w.Space) }
 
 func (w *Worker) nextElement() int64 {
 	w.element++

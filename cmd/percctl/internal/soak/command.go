@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,7 +25,8 @@ import (
 type options struct {
 	workload, oracle, faultList, history string
 	duration, each                       time.Duration
-	histories, clients, workers          int
+	histories, parallel                  int
+	clients, workers                     int
 	seed                                 uint64
 	share                                float64
 	format                               cli.Format
@@ -74,10 +76,11 @@ Exit status 4 means that something was found.`,
 	f.StringVar(&o.faultList, "faults", "all", "all, none, or a list of "+strings.Join(faultGroups, ", "))
 	f.StringVar(&o.oracle, "oracle", "both", "direct, served, or both by turns")
 	f.DurationVar(&o.duration, "duration", time.Minute, "how long to begin histories")
-	f.DurationVar(&o.each, "each", 8*time.Second, "how long clients work in each history")
+	f.DurationVar(&o.each, "each", 15*time.Second, "how long clients work in each history")
 	f.IntVar(&o.histories, "histories", 0, "how many histories (0: as many as --duration allows)")
-	f.IntVar(&o.clients, "clients", 3, "client processes at a time")
-	f.IntVar(&o.workers, "workers", 2, "transactions at a time in each client")
+	f.IntVar(&o.parallel, "parallel", 4, "histories at a time, each with an emulator of its own")
+	f.IntVar(&o.clients, "clients", 3, "client processes at a time in each history")
+	f.IntVar(&o.workers, "workers", 8, "transactions at a time in each client")
 	f.Uint64Var(&o.seed, "seed", 0, "make every choice by this number (0: by chance)")
 	f.Float64Var(&o.share, "share", 0.02, "share of requests that get a fault")
 	f.StringVar(&o.history, "history", "", "write the history to this file, as lines of JSON; makes one history of the whole duration")
@@ -112,6 +115,8 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 		return nil, cli.Usagef("--each %v: it has to be positive", o.each)
 	case o.histories < 0:
 		return nil, cli.Usagef("--histories %d: it has to be positive, or 0 for as many as --duration allows", o.histories)
+	case o.parallel < 1 || o.parallel > 64:
+		return nil, cli.Usagef("--parallel %d: it has to be between 1 and 64", o.parallel)
 	case o.clients < 1 || o.clients > 64:
 		return nil, cli.Usagef("--clients %d: it has to be between 1 and 64", o.clients)
 	case o.workers < 1 || o.workers > 64:
@@ -154,20 +159,17 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	fmt.Fprintf(s.Err, "seed %d; %s\n", o.seed, o.replay(o.workload, o.oracle, o.seed, ""))
 	began := time.Now()
 	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
-	for i := 0; (o.histories == 0 || i < o.histories) && (o.histories == 1 || time.Since(began) < o.duration); i++ {
-		load := loads[i%len(loads)]
-		served := o.oracle == "served" || o.oracle == "both" && o.seedOf(i)%2 == 1
-		r, err := runEpisode(ctx, o, load, served, o.seedOf(i), o.each)
-		if err != nil {
-			return fmt.Errorf("history %d (%s, seed %d): %w", i+1, load.Name, o.seedOf(i), err)
-		}
+	if err := o.makeAll(ctx, loads, func(i int, r *result) error {
+		sum.add(r)
+		r.tell(s.Err, i+1, o, time.Since(began))
 		if file != nil {
 			if err := write(file, r.records); err != nil {
 				return fmt.Errorf("writing %s: %w", o.history, err)
 			}
 		}
-		sum.add(r)
-		r.tell(s.Err, i+1, o)
+		return nil
+	}); err != nil {
+		return err
 	}
 	sum.Seconds = time.Since(began).Seconds()
 	sum.finish()
@@ -178,6 +180,45 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", plural(sum.Anomalies, "anomaly", "anomalies"), plural(sum.Violations, "violation", "violations"))}
 	}
 	return nil
+}
+
+// makeAll makes the histories, several at a time, and hands each to done, one at
+// a time. The first error ends them all.
+func (o *options) makeAll(ctx context.Context, loads []*workload.Workload, done func(int, *result) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	began := time.Now()
+	var mu sync.Mutex
+	next := 0
+	var making sync.WaitGroup
+	for range o.parallel {
+		making.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if ctx.Err() != nil || o.histories > 0 && i >= o.histories || o.histories != 1 && time.Since(began) >= o.duration {
+					return
+				}
+				load := loads[i%len(loads)]
+				served := o.oracle == "served" || o.oracle == "both" && o.seedOf(i)%2 == 1
+				r, err := runEpisode(ctx, o, load, served, o.seedOf(i), o.each)
+				if err != nil {
+					cancel(fmt.Errorf("history %d (%s, seed %d): %w", i+1, load.Name, o.seedOf(i), err))
+					return
+				}
+				mu.Lock()
+				err = done(i, r)
+				mu.Unlock()
+				if err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	making.Wait()
+	return context.Cause(ctx)
 }
 
 func plural(n int, one, many string) string {

@@ -44,6 +44,9 @@ type result struct {
 
 	anomalies  []string
 	violations []string
+
+	batches []batch // of timestamps
+	epoch   uint64  // the last term of the oracle's leader that was seen
 }
 
 // An episode is one history while it is made.
@@ -58,6 +61,7 @@ type episode struct {
 	emulator *process
 	oracles  []*process
 	clients  []*process
+	burners  []*process
 	client   *txn.Client
 	next     int // process number
 }
@@ -102,7 +106,9 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 	if e.emulator, err = start(spec{Role: emulatorRole, Listen: "127.0.0.1:0"}, e.handle); err != nil {
 		return nil, err
 	}
-	e.at = spec{Project: "soak", Instance: fmt.Sprintf("history-%d", e.seed), Workload: e.load.Name, Stride: stride, Workers: e.opts.workers, Clock: e.opts.faults.has(faultClock)}
+	e.at = spec{Project: "soak", Instance: fmt.Sprintf("history-%d", e.seed), Workload: e.load.Name, Stride: stride, Workers: e.opts.workers,
+		// As many workers want the same keys as there are in two of each client.
+		Groups: max(1, e.opts.workers/2), Began: time.Now(), Clock: e.opts.faults.has(faultClock), Net: e.opts.faults.has(faultNet)}
 	if e.at.Emulator, err = e.emulator.await(ctx); err != nil {
 		return nil, err
 	}
@@ -141,6 +147,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 			return nil, err
 		}
 	}
+	e.leader(ctx)
 	return own, nil
 }
 
@@ -157,6 +164,15 @@ func (e *episode) serve(ctx context.Context, bt *bigtable.Client) error {
 		}
 		e.oracles = append(e.oracles, p)
 		e.at.Oracles = append(e.at.Oracles, p.owner)
+	}
+	for range 2 {
+		sp := e.at
+		sp.Role = burnerRole
+		p, err := start(sp, e.handle)
+		if err != nil {
+			return err
+		}
+		e.burners = append(e.burners, p)
 	}
 	return nil
 }
@@ -202,6 +218,9 @@ func (e *episode) handle(p *process, m message) {
 		e.faults[kind] += n
 	}
 	e.timestamps += m.Timestamps
+	if m.Batch != nil {
+		e.batches = append(e.batches, *m.Batch)
+	}
 	e.observed += m.Observed
 	if died, ok := e.deaths[m.Settled]; ok && m.Settled != "" {
 		if d := m.At.Sub(died); d > 0 {
@@ -242,13 +261,20 @@ func (e *episode) died(p *process) {
 
 // finish settles everything, reads all keys for the last time, and checks.
 func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
-	for _, p := range slices.Clone(e.clients) {
-		if err := p.finish(30 * time.Second); err != nil {
-			e.violation("%v", err)
-		}
-		e.died(p) // what a client that would not end had under way
+	var ending sync.WaitGroup
+	for _, p := range slices.Concat(e.clients, e.burners) {
+		ending.Go(func() {
+			if err := p.finish(30 * time.Second); err != nil {
+				e.violation("%v", err)
+			}
+			if p.spec.Role == clientRole {
+				e.died(p) // what a client that would not end had under way
+			}
+		})
 	}
-	e.clients = nil
+	ending.Wait()
+	e.clients, e.burners = nil, nil
+	e.leader(ctx)
 	if err := e.observeRest(ctx); err != nil {
 		return fmt.Errorf("observers: %w", err)
 	}
@@ -259,8 +285,13 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		}
 		e.stranded += n
 	}
-	if err := e.load.ReadAll(ctx, own); err != nil {
-		return fmt.Errorf("reading everything: %w", err)
+	for group := range e.at.Groups {
+		for n := range int(time.Since(e.at.Began)/rotation) + 1 {
+			own.Space = space(group, n)
+			if err := e.load.ReadAll(ctx, own); err != nil {
+				return fmt.Errorf("reading everything: %w", err)
+			}
+		}
 	}
 	for _, t := range e.load.Tables {
 		for v, err := range e.client.Check(ctx, t.Name, nil) {
@@ -287,6 +318,11 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 	}
 	for _, a := range e.load.Level.Check(e.records) {
 		e.anomalies = append(e.anomalies, a.String())
+	}
+	if len(e.at.Oracles) > 0 {
+		for _, w := range checkTimestamps(append(batchesOf(e.records), e.batches...)) {
+			e.violation("%s", w)
+		}
 	}
 	return e.client.Close(ctx)
 }
@@ -316,7 +352,7 @@ func (e *episode) observeRest(ctx context.Context) error {
 
 // end kills what still runs.
 func (e *episode) end() {
-	for _, p := range append(append(e.clients, e.oracles...), e.emulator) {
+	for _, p := range slices.Concat(e.clients, e.burners, e.oracles, []*process{e.emulator}) {
 		if p != nil {
 			p.resume()
 			p.kill()

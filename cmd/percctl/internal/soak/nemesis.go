@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // The groups of faults that --faults chooses from, and the kinds of those that
@@ -18,13 +19,23 @@ const (
 	faultRPC    = "rpc"    // single requests
 	faultOracle = "oracle" // SIGKILL and SIGSTOP of the leader of the served oracle
 	faultClock  = "clock"  // clocks of processes that are wrong and jump
+	faultNet    = "net"    // connections of clients
 
 	faultDeadline   = "deadline" // callers that give up
 	faultOracleKill = "oracle-kill"
 	faultOracleStop = "oracle-stop"
 )
 
-var faultGroups = []string{faultKill, faultStop, faultServer, faultRPC, faultOracle, faultClock}
+var faultGroups = []string{faultKill, faultStop, faultServer, faultRPC, faultOracle, faultClock, faultNet}
+
+const (
+	// strikePause is how far apart faults of processes are in one history, on
+	// average, and netPause those of one client's connections.
+	strikePause = 700 * time.Millisecond
+	netPause    = 3 * time.Second
+	// A failover takes about two leases.
+	askLeader = 200 * time.Millisecond
+)
 
 // A faultSet is what --faults chooses.
 type faultSet []string
@@ -53,7 +64,7 @@ func (e *episode) disturb(ctx context.Context) error {
 	over := time.NewTimer(e.length)
 	defer over.Stop()
 	for {
-		pause := time.NewTimer(time.Duration(20+e.rnd.IntN(380)) * time.Millisecond)
+		pause := time.NewTimer(time.Duration(e.rnd.Int64N(int64(2 * strikePause))))
 		select {
 		case <-over.C:
 			pause.Stop()
@@ -97,14 +108,14 @@ func (e *episode) fired(kind string) {
 func (e *episode) strike(ctx context.Context) error {
 	length := func(most time.Duration) time.Duration { return time.Duration(e.rnd.Int64N(int64(most))) }
 	switch n := e.rnd.IntN(100); {
-	case n < 50 && e.opts.faults.has(faultKill):
+	case n < 40 && e.opts.faults.has(faultKill):
 		return e.killClient(ctx)
-	case n >= 50 && n < 65 && e.opts.faults.has(faultStop):
+	case n >= 40 && n < 55 && e.opts.faults.has(faultStop):
 		p := e.clients[e.rnd.IntN(len(e.clients))]
 		e.stopFor(p, faultStop, length(2*lockTTL))
-	case n >= 65 && n < 75 && e.opts.faults.has(faultServer):
+	case n >= 55 && n < 65 && e.opts.faults.has(faultServer):
 		e.stopFor(e.emulator, faultServer, length(500*time.Millisecond))
-	case n >= 75 && e.opts.faults.has(faultOracle) && len(e.oracles) > 0:
+	case n >= 65 && n < 98 && e.opts.faults.has(faultOracle) && len(e.oracles) > 0:
 		return e.strikeOracle(ctx, length)
 	}
 	return nil
@@ -139,16 +150,39 @@ func (e *episode) killClient(ctx context.Context) error {
 	return e.startClient(ctx)
 }
 
+// leader asks the servers which of them leads, and in which term, and counts the
+// changes; -1: none says so.
+func (e *episode) leader(ctx context.Context) (leader int) {
+	leader = -1
+	for i, address := range e.at.Oracles {
+		actx, cancel := context.WithTimeout(ctx, askLeader)
+		s, err := tso.ServerStatus(actx, tso.ClientConfig{Addresses: []string{address}})
+		cancel()
+		if err != nil || !s.Leading {
+			continue
+		}
+		leader = i
+		e.mu.Lock()
+		if e.epoch > 0 && s.Epoch > e.epoch {
+			e.failovers += int(s.Epoch - e.epoch)
+		}
+		e.epoch = max(e.epoch, s.Epoch)
+		e.mu.Unlock()
+	}
+	return leader
+}
+
 // strikeOracle kills one of the servers and starts it again, or stops it past
-// its lease.
+// its lease: the leader, mostly.
 func (e *episode) strikeOracle(ctx context.Context, length func(time.Duration) time.Duration) error {
-	i := e.rnd.IntN(len(e.oracles))
+	i, kill, any := e.rnd.IntN(len(e.oracles)), e.rnd.IntN(2) == 0, e.rnd.IntN(4) == 0
+	stopped := lease + length(2*lease)
+	if leader := e.leader(ctx); leader >= 0 && !any {
+		i = leader
+	}
 	p := e.oracles[i]
-	e.mu.Lock()
-	e.failovers++
-	e.mu.Unlock()
-	if e.rnd.IntN(2) == 0 {
-		e.stopFor(p, faultOracleStop, lease+length(2*lease))
+	if !kill {
+		e.stopFor(p, faultOracleStop, stopped)
 		return nil
 	}
 	e.fired(faultOracleKill)
@@ -164,7 +198,7 @@ func (e *episode) strikeOracle(ctx context.Context, length func(time.Duration) t
 // heal ends the faults: everything that was stopped goes on, and the clients,
 // once told to end, let the requests go that they have kept.
 func (e *episode) heal() {
-	for _, p := range append(append(slices.Clone(e.clients), e.oracles...), e.emulator) {
+	for _, p := range slices.Concat(e.clients, e.oracles, e.burners, []*process{e.emulator}) {
 		p.resume()
 	}
 }

@@ -28,6 +28,7 @@ const (
 	emulatorRole role = "emulator"
 	oracleRole   role = "oracle"
 	clientRole   role = "client"
+	burnerRole   role = "burner"
 )
 
 // A spec tells a process what to do. It ends when its standard input does.
@@ -49,8 +50,14 @@ type spec struct {
 	// Process is the history's process number of the first worker; the others
 	// follow.
 	Process, Stride, Workers int
+	// Groups is how many groups the workers are in: only those of one group, each in
+	// another process, want the same keys. Began is when the history did.
+	Groups int
+	Began  time.Time
 	// Chaos is the share of requests that get a fault.
 	Chaos float64
+	// Net has connections fail.
+	Net bool
 }
 
 // A message is one line from a process.
@@ -66,6 +73,8 @@ type message struct {
 	// Timestamps and Observed count what the client was given, and the changes that
 	// its observers have acknowledged, since the last message.
 	Timestamps, Observed int64 `json:",omitempty"`
+	// Batch is of a burner.
+	Batch *batch `json:",omitempty"`
 	// Problem is something that must not happen.
 	Problem string `json:",omitempty"`
 	At      time.Time
@@ -114,6 +123,8 @@ func (sp spec) run(ctx context.Context, s *cli.Streams) error {
 		return sp.oracle(ctx, send)
 	case clientRole:
 		return sp.client(ctx, send)
+	case burnerRole:
+		return sp.burn(ctx, send)
 	}
 	return fmt.Errorf("unknown role %q", sp.Role)
 }

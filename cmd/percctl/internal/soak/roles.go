@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -25,10 +26,19 @@ import (
 const (
 	lockTTL  = time.Second
 	tokenTTL = 500 * time.Millisecond
-	lease    = 500 * time.Millisecond
+	lease    = 300 * time.Millisecond
 	// longest is the longest pause of a request: past the ttl of locks.
 	longest = 1500 * time.Millisecond
+	// maxStep is how far a clock that is wrong may push oracle time ahead without
+	// being found out. Oracle time stands still until real time has caught up with
+	// it, and the ttl of locks with it.
+	maxStep = 500 * time.Millisecond
+	// rotation is how long the workers of a group keep their keys.
+	rotation = 2500 * time.Millisecond
 )
+
+// space is what the keys of a group begin with after some time.
+func space(group, rotations int) string { return fmt.Sprintf("%d.%d/", group, rotations) }
 
 func clientConfig() txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, RPCTimeout: 3 * time.Second, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
@@ -98,7 +108,7 @@ func (sp spec) oracle(ctx context.Context, send func(message)) error {
 		return err
 	}
 	var jumps atomic.Int64
-	s, err := tso.NewServer(bt.OpenTable(txn.DefaultMetadataTable), tso.ServerConfig{Lease: lease, Clock: sp.clock(&jumps)})
+	s, err := tso.NewServer(bt.OpenTable(txn.DefaultMetadataTable), tso.ServerConfig{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
 	if err != nil {
 		return err
 	}
@@ -144,7 +154,7 @@ func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps
 		}
 		return &timestamps{c, c.Close, func() uint64 { return c.Stats().Timestamps }}, nil
 	}
-	d := tso.NewDirect(bt.OpenTable(txn.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps)})
+	d := tso.NewDirect(bt.OpenTable(txn.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps), MaxStep: maxStep})
 	return &timestamps{d, d.Close, func() uint64 { return d.Stats().Timestamps }}, nil
 }
 
@@ -155,7 +165,8 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		return fmt.Errorf("no workload %q", sp.Workload)
 	}
 	chaos := workload.NewChaos(sp.Seed, sp.Chaos, longest)
-	bt, _, err := sp.open(ctx, chaos.DialOptions()...)
+	network := workload.NewNet(sp.Seed)
+	bt, _, err := sp.open(ctx, append(chaos.DialOptions(), network.DialOption())...)
 	if err != nil {
 		return err
 	}
@@ -168,11 +179,17 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	cfg.Oracle = oracle
 	cfg.OnResolve = func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) }
 	client, err := newClient(ctx, bt, cfg)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil // the history ended before it began to work
+	case err != nil:
 		return err
 	}
 	owner := client.Owner()
 	send(message{Ready: &owner})
+	if sp.Net {
+		go network.Run(ctx, netPause, longest)
+	}
 
 	var observers *notify.Worker
 	var observing sync.WaitGroup
@@ -192,6 +209,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		reporting.Lock()
 		defer reporting.Unlock()
 		m := message{Faults: chaos.Fired()}
+		maps.Copy(m.Faults, network.Fired())
 		for kind, n := range map[string]int64{faultClock: jumps.Swap(0), faultDeadline: deadlines.Swap(0)} {
 			if n > 0 {
 				m.Faults[kind] += int(n)
@@ -214,8 +232,10 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 			Record:  func(r history.Record) { send(message{Record: &r}) },
 			Process: sp.Process + i, Stride: sp.Stride, Options: load.Options,
 		}
-		working.Go(func() { sp.work(ctx, load, w, &deadlines, send) })
+		working.Go(func() { sp.work(ctx, load, w, i%sp.Groups, &deadlines, send) })
 	}
+	<-ctx.Done()
+	network.Heal()
 	working.Wait()
 	observing.Wait()
 	chaos.Heal()
@@ -249,8 +269,9 @@ func observe(ctx context.Context, w *notify.Worker, send func(message)) {
 }
 
 // work runs one worker until ctx ends. Some of its callers give up early.
-func (sp spec) work(ctx context.Context, load *workload.Workload, w *workload.Worker, deadlines *atomic.Int64, send func(message)) {
+func (sp spec) work(ctx context.Context, load *workload.Workload, w *workload.Worker, group int, deadlines *atomic.Int64, send func(message)) {
 	for ctx.Err() == nil {
+		w.Space = space(group, int(time.Since(sp.Began)/rotation))
 		// What is under way when the soak ends is finished.
 		step, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		if sp.Chaos > 0 && w.Rand.IntN(16) == 0 {

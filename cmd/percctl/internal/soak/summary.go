@@ -23,7 +23,7 @@ type summary struct {
 	FaultsFired  int            `json:"faults_fired"`
 	Faults       map[string]int `json:"faults"`
 	Kills        int            `json:"kills"`
-	// OracleFailovers counts the faults of servers of timestamps.
+	// OracleFailovers counts changes of the leader among the servers of timestamps.
 	OracleFailovers int   `json:"oracle_failovers"`
 	Timestamps      int64 `json:"timestamps"`
 	// Observed counts changes that observers have acknowledged.
@@ -36,6 +36,8 @@ type summary struct {
 	RecoveryP99 float64 `json:"recovery_p99_seconds"`
 	Anomalies   int     `json:"anomalies"`
 	Violations  int     `json:"violations"`
+	// Goals of an hour with all faults on 2 cores, and what is reached at this rate.
+	Goals []goal `json:"goals"`
 
 	recovery []time.Duration
 }
@@ -68,6 +70,7 @@ func (s *summary) finish() {
 		s.RecoveryP50 = s.recovery[s.Recovered/2].Seconds()
 		s.RecoveryP99 = s.recovery[s.Recovered*99/100].Seconds()
 	}
+	s.Goals = s.goals()
 }
 
 func (s *summary) text(w io.Writer) error {
@@ -79,20 +82,23 @@ func (s *summary) text(w io.Writer) error {
 	for _, kind := range slices.Sorted(maps.Keys(s.Faults)) {
 		row("  "+kind, "%d", s.Faults[kind])
 	}
-	row("timestamps", "%d, with %d faults of their servers", s.Timestamps, s.OracleFailovers)
+	row("timestamps", "%d, with %d changes of the leading server", s.Timestamps, s.OracleFailovers)
 	row("observed changes", "%d", s.Observed)
 	row("locks of killed clients", "%d settled, half of them within %.2f s, 99 %% within %.2f s; ttl %v", s.Recovered, s.RecoveryP50, s.RecoveryP99, lockTTL)
 	row("anomalies", "%d", s.Anomalies)
 	row("violations", "%d", s.Violations)
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return s.goalsText(w)
 }
 
 // listed is how many findings of a history are told.
 const listed = 5
 
 // tell reports a history, and everything about one in which something was found.
-func (r *result) tell(w io.Writer, number int, o *options) {
-	fmt.Fprintf(w, "%4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
+func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) {
+	fmt.Fprintf(w, "%8v %4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", since.Round(time.Second), number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
 	for _, found := range []struct {
 		what string
 		all  []string

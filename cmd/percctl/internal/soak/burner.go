@@ -1,0 +1,149 @@
+package soak
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file asks a served oracle for more timestamps than transactions do, and
+// holds all of them, those of the history too, against what an oracle promises:
+// none is handed out twice, and one that was asked for after another was received
+// is larger.
+
+const (
+	// A burner asks for burst timestamps at once, every burstPause.
+	burst      = 3000
+	burstPause = 50 * time.Millisecond
+)
+
+// A span is timestamps that follow one another, the last included.
+type span struct{ First, Last int64 }
+
+// A batch is what callers were given who asked at the same time. The times are
+// of one clock for the whole history: before the first asked, and after the last
+// was answered.
+type batch struct {
+	Begun, Ended int64
+	Runs         []span
+}
+
+// batchOf makes a batch of timestamps in any order. A timestamp that comes twice
+// makes two runs that overlap.
+func batchOf(begun, ended int64, all []int64) batch {
+	slices.Sort(all)
+	b := batch{Begun: begun, Ended: ended}
+	for _, ts := range all {
+		if n := len(b.Runs); n > 0 && b.Runs[n-1].Last == ts-1 {
+			b.Runs[n-1].Last = ts
+			continue
+		}
+		b.Runs = append(b.Runs, span{ts, ts})
+	}
+	return b
+}
+
+func (b batch) count() (n int64) {
+	for _, r := range b.Runs {
+		n += r.Last - r.First + 1
+	}
+	return n
+}
+
+// batchesOf are the timestamps of a history's transactions.
+func batchesOf(records []history.Record) (batches []batch) {
+	begun := map[int]int64{}
+	for _, r := range records {
+		if r.Type == history.Invoke {
+			begun[r.Process] = r.Time
+			continue
+		}
+		if r.StartTS == 0 {
+			continue
+		}
+		b := batch{Begun: begun[r.Process], Ended: r.Time, Runs: []span{{r.StartTS, r.StartTS}}}
+		if r.Type == history.Info {
+			b.Ended = math.MaxInt64 // of a dead client, or of what is still under way
+		}
+		if r.CommitTS > r.StartTS {
+			b.Runs = append(b.Runs, span{r.CommitTS, r.CommitTS})
+		}
+		batches = append(batches, b)
+	}
+	return batches
+}
+
+// checkTimestamps returns what is wrong with a history's timestamps.
+func checkTimestamps(batches []batch) (wrong []string) {
+	var runs []span
+	for _, b := range batches {
+		runs = append(runs, b.Runs...)
+	}
+	slices.SortFunc(runs, func(a, b span) int { return cmp.Compare(a.First, b.First) })
+	for i := 1; i < len(runs); i++ {
+		if runs[i].First <= runs[i-1].Last {
+			wrong = append(wrong, fmt.Sprintf("timestamp %d was handed out twice", runs[i].First))
+		}
+	}
+	ended := slices.Clone(batches)
+	slices.SortFunc(ended, func(a, b batch) int { return cmp.Compare(a.Ended, b.Ended) })
+	// highest[i] is the highest timestamp of those that ended first.
+	highest := make([]int64, len(ended)+1)
+	for i, b := range ended {
+		highest[i+1] = max(highest[i], b.Runs[len(b.Runs)-1].Last)
+	}
+	for _, b := range batches {
+		n := sort.Search(len(ended), func(i int) bool { return ended[i].Ended >= b.Begun })
+		if first := b.Runs[0].First; first <= highest[n] {
+			wrong = append(wrong, fmt.Sprintf("timestamp %d was asked for after %d was received", first, highest[n]))
+		}
+	}
+	return wrong
+}
+
+// burn asks for timestamps until ctx ends. Those of each round are checked where
+// they come from too, so that nothing hides between batches.
+func (sp spec) burn(ctx context.Context, send func(message)) error {
+	c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	ready := ""
+	send(message{Ready: &ready})
+	tick := time.NewTicker(burstPause)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		b := sp.round(ctx, c)
+		if len(b.Runs) > 0 {
+			send(message{Batch: &b, Timestamps: b.count()})
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	return c.Close()
+}
+
+func (sp spec) round(ctx context.Context, c *tso.Client) batch {
+	given := make([]int64, burst)
+	begun := time.Now()
+	var asking sync.WaitGroup
+	for i := range given {
+		asking.Go(func() {
+			if ts, err := c.Timestamp(ctx); err == nil {
+				given[i] = int64(ts)
+			}
+		})
+	}
+	asking.Wait()
+	return batchOf(begun.UnixNano(), time.Now().UnixNano(), slices.DeleteFunc(given, func(ts int64) bool { return ts == 0 }))
+}

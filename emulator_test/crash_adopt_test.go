@@ -1,0 +1,146 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// killedAt runs f as an operator whose process dies before (or, with after, behind)
+// its k-th request, and reports whether there was one.
+func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.Context, *bigtable.AdminClient, *bigtable.Client) error) bool {
+	t.Helper()
+	action := txntest.Crash
+	if after {
+		action = txntest.HoldResponse
+	}
+	faults := txntest.NewFaults(t)
+	rule := faults.On("kill", func(c txntest.Call) bool { return c.N == k }, action, 1).Optional()
+	bt, admin := env.Open(faults.DialOptions()...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := inBackground(func() error { return f(ctx, admin, bt) })
+	select {
+	case <-rule.Fired():
+		synctest.Wait() // until the request is applied
+		faults.Kill()
+		cancel()
+		<-ended
+		return true
+	case o := <-ended:
+		if o.err != nil {
+			t.Fatalf("without a crash: %v", o.err)
+		}
+		return false
+	}
+}
+
+// A recovery is what the next operator does; adopted says what the table has to
+// be then.
+var adoptionRecoveries = []struct {
+	name    string
+	adopted bool
+	run     func(*testing.T, *txntest.Env) error
+}{
+	{"a second adoption", true, func(t *testing.T, env *txntest.Env) error { mustAdopt(t, env, adoptA(env)); return nil }},
+	{"an undo", false, func(t *testing.T, env *txntest.Env) error {
+		return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+	}},
+	{"two adoptions at once", true, func(t *testing.T, env *txntest.Env) error {
+		// Either may be told that the other was first.
+		adopt := func() error {
+			plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+			if err != nil {
+				return err
+			}
+			return txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
+		}
+		first, second := inBackground(adopt), inBackground(adopt)
+		if a, b := (<-first).err, (<-second).err; a != nil && b != nil {
+			return errors.Join(a, b)
+		}
+		return nil
+	}},
+}
+
+// adoptionCrashes makes every crash of f, which needs a table that prepare has
+// made, and lets others go on in every way.
+func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f func(context.Context, *txntest.Env, *bigtable.AdminClient, *bigtable.Client) error) {
+	t.Helper()
+	crashes := 0
+	for _, recovery := range adoptionRecoveries {
+		for k, more := 1, true; more; k++ {
+			for _, after := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					env := newPlain(t)
+					cells, families := dumpTable(t, env, "a")
+					if prepare != nil {
+						prepare(t, env)
+					}
+					more = killedAt(t, env, k, after, func(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client) error {
+						return f(ctx, env, admin, bt)
+					})
+					if c, _ := dumpTable(t, env, "a"); c != cells {
+						t.Errorf("plain readers see other cells")
+					}
+					pass(3 * time.Minute) // whoever waits for a dead operator has waited
+					err := recovery.run(t, env)
+					if !recovery.adopted {
+						// Nothing is left to undo where nothing was begun, or all was undone.
+						if err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+							t.Errorf("undo: %v", err)
+						}
+						if c, f := dumpTable(t, env, "a"); c != cells || f != families {
+							t.Errorf("families %s, want %s; the same cells: %v", f, families, c == cells)
+						}
+						return
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					c := env.NewClient(txn.Config{TokenTTL: -1})
+					wantValue(t, takeSnapshot(t, c), "r001", "value 1")
+					mustSet(t, c, "new", "r001")
+					wantValue(t, takeSnapshot(t, c), "r001", "new")
+					checkTable(t, env, "a")
+				})
+				if t.Failed() {
+					t.Fatalf("killed at request %d, after: %v; then %s", k, after, recovery.name)
+				}
+				crashes++
+			}
+		}
+	}
+	if crashes < 30 {
+		t.Errorf("%d crashes", crashes)
+	}
+	t.Logf("%d crashes", crashes)
+}
+
+// TestCrashOfAdoption kills whoever adopts a table before and after every request.
+// Plain readers notice nothing; a second adoption finishes the first, and an undo
+// takes it back with nothing left of it.
+func TestCrashOfAdoption(t *testing.T) {
+	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
+		plan, err := txn.PlanAdoption(ctx, admin, bt, adoptA(env))
+		if err != nil {
+			return err
+		}
+		return txn.Adopt(ctx, admin, bt, adoptA(env), plan)
+	})
+}
+
+// TestCrashOfUndo does the same to an undo.
+func TestCrashOfUndo(t *testing.T) {
+	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
+		func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
+			return txn.UndoAdoption(ctx, admin, bt, adoptA(env), 0)
+		})
+}

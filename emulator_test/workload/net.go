@@ -1,0 +1,204 @@
+package workload
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// The kinds of faults that a Net makes.
+const (
+	FaultReset    = "reset"     // the connection is reset, with whatever is on its way
+	FaultHalfOpen = "half-open" // nothing arrives any more, either way, and nobody is told; reset in the end
+	FaultTrickle  = "trickle"   // a few bytes at a time
+)
+
+// A Net is the network between one client and its servers. Pass DialOption to
+// the client's connection.
+type Net struct {
+	mu    sync.Mutex
+	rnd   *rand.Rand
+	conns map[*netConn]bool
+	fired map[string]int
+	off   bool
+}
+
+// NewNet returns a network without faults. Its choices are made by seed.
+func NewNet(seed uint64) *Net {
+	return &Net{rnd: rand.New(rand.NewPCG(seed, 5)), conns: map[*netConn]bool{}, fired: map[string]int{}}
+}
+
+// DialOption has a connection go over the network.
+func (n *Net) DialOption() grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		return n.Wrap(conn), nil
+	})
+}
+
+// Wrap has a connection go over the network.
+func (n *Net) Wrap(conn net.Conn) net.Conn {
+	c := &netConn{Conn: conn, net: n}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns[c] = true
+	return c
+}
+
+// Fired returns how many faults of each kind there were since the last call.
+func (n *Net) Fired() map[string]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	fired := n.fired
+	n.fired = map[string]int{}
+	return fired
+}
+
+// Strike does one kind of thing, for a while where it takes one, to every
+// connection, and reports whether there was any.
+func (n *Net) Strike(kind string, length time.Duration) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.off || len(n.conns) == 0 {
+		return false
+	}
+	n.fired[kind]++
+	for c := range n.conns {
+		c.strike(kind, length)
+	}
+	return true
+}
+
+// Run strikes every now and then until ctx ends, pause apart on average, for up
+// to longest.
+func (n *Net) Run(ctx context.Context, pause, longest time.Duration) {
+	for {
+		n.mu.Lock()
+		wait := time.Duration(n.rnd.Int64N(int64(2 * pause)))
+		kind := []string{FaultReset, FaultHalfOpen, FaultTrickle}[n.rnd.IntN(3)]
+		length := time.Duration(n.rnd.Int64N(int64(longest)) + 1)
+		n.mu.Unlock()
+		if rest(ctx, wait) != nil {
+			return
+		}
+		n.Strike(kind, length)
+	}
+}
+
+// Heal ends the faults.
+func (n *Net) Heal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.off = true
+	for c := range n.conns {
+		c.heal()
+	}
+}
+
+// netConn is a connection over a Net.
+type netConn struct {
+	net.Conn
+	net *Net
+
+	mu    sync.Mutex
+	kind  string
+	timer *time.Timer
+}
+
+const (
+	// trickle is how many bytes pass at a time, tricklePause how long they take.
+	trickle      = 64
+	tricklePause = time.Millisecond
+)
+
+func (c *netConn) strike(kind string, length time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kind != "" {
+		return
+	}
+	c.kind = kind
+	switch kind {
+	case FaultReset:
+		go c.reset()
+	default:
+		c.timer = time.AfterFunc(length, c.heal)
+	}
+}
+
+// heal ends a fault. What a half-open connection has lost is lost.
+func (c *netConn) heal() {
+	c.mu.Lock()
+	kind := c.kind
+	if kind == FaultTrickle {
+		c.kind = ""
+	}
+	c.mu.Unlock()
+	if kind == FaultHalfOpen {
+		go c.reset()
+	}
+}
+
+func (c *netConn) reset() {
+	if tcp, ok := c.Conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // a reset, and not an orderly end
+	}
+	_ = c.Close()
+}
+
+func (c *netConn) now() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.kind
+}
+
+func (c *netConn) Read(b []byte) (int, error) {
+	for {
+		if c.now() == FaultTrickle && len(b) > trickle {
+			b = b[:trickle]
+			<-time.After(tricklePause)
+		}
+		n, err := c.Conn.Read(b)
+		if err != nil || c.now() != FaultHalfOpen {
+			return n, err
+		}
+	}
+}
+
+func (c *netConn) Write(b []byte) (int, error) {
+	sent := 0
+	for {
+		part := b[sent:]
+		switch c.now() {
+		case FaultHalfOpen:
+			return len(b), nil
+		case FaultTrickle:
+			part = part[:min(len(part), trickle)]
+			<-time.After(tricklePause)
+		}
+		n, err := c.Conn.Write(part)
+		sent += n
+		if err != nil || sent == len(b) {
+			return sent, err
+		}
+	}
+}
+
+func (c *netConn) Close() error {
+	c.net.mu.Lock()
+	delete(c.net.conns, c)
+	c.net.mu.Unlock()
+	c.mu.Lock()
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.mu.Unlock()
+	return c.Conn.Close()
+}
