@@ -25,6 +25,11 @@ import (
 // with rows r000 to r099 in it.
 func newPlain(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	t.Helper()
+	return newPlainRows(t, 100, opts...)
+}
+
+func newPlainRows(t *testing.T, n int, opts ...txntest.Option) *txntest.Env {
+	t.Helper()
 	env := txntest.New(t, append(opts, txntest.Embedded())...)
 	ctx := t.Context()
 	if err := env.Admin.CreateTable(ctx, "a"); err != nil {
@@ -41,7 +46,7 @@ func newPlain(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	}
 	var rows []string
 	var muts []*bigtable.Mutation
-	for i := range 100 {
+	for i := range n {
 		m := bigtable.NewMutation()
 		m.Set("f", "q", bigtable.Now()-1e6, []byte("old"))
 		m.Set("f", "q", bigtable.Now(), fmt.Appendf(nil, "value %d", i))

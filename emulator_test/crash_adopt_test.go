@@ -3,6 +3,7 @@ package emulator_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,31 +43,50 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 	}
 }
 
-// A recovery is what the next operator does; adopted says what the table has to
+func adoptOnce(t *testing.T, env *txntest.Env) error {
+	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	if err != nil {
+		return err
+	}
+	return txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
+}
+
+// unlessUndone runs adopt again after an undo that is so far that it drops
+// families: adopt says so, and it has to be finished first.
+func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
+	err := adopt()
+	if !errors.Is(err, txn.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
+		return err
+	}
+	if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+		return err
+	}
+	return adopt()
+}
+
+// adoptionRecoveries are what the next operator does; adopted says what the table has to
 // be then.
 var adoptionRecoveries = []struct {
 	name    string
 	adopted bool
 	run     func(*testing.T, *txntest.Env) error
 }{
-	{"a second adoption", true, func(t *testing.T, env *txntest.Env) error { mustAdopt(t, env, adoptA(env)); return nil }},
+	{"a second adoption", true, func(t *testing.T, env *txntest.Env) error {
+		return unlessUndone(t, env, func() error { return adoptOnce(t, env) })
+	}},
 	{"an undo", false, func(t *testing.T, env *txntest.Env) error {
 		return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 	}},
 	{"two adoptions at once", true, func(t *testing.T, env *txntest.Env) error {
-		// Either may be told that the other was first.
-		adopt := func() error {
-			plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
-			if err != nil {
-				return err
+		return unlessUndone(t, env, func() error {
+			first := inBackground(func() error { return adoptOnce(t, env) })
+			second := inBackground(func() error { return adoptOnce(t, env) })
+			// Either may be told that the other was first.
+			if a, b := (<-first).err, (<-second).err; a != nil && b != nil {
+				return errors.Join(a, b)
 			}
-			return txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
-		}
-		first, second := inBackground(adopt), inBackground(adopt)
-		if a, b := (<-first).err, (<-second).err; a != nil && b != nil {
-			return errors.Join(a, b)
-		}
-		return nil
+			return nil
+		})
 	}},
 }
 
@@ -79,7 +99,12 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 		for k, more := 1, true; more; k++ {
 			for _, after := range []bool{false, true} {
 				synctest.Test(t, func(t *testing.T) {
-					env := newPlain(t)
+					defer func() {
+						if t.Failed() {
+							t.Logf("killed at request %d, after: %v; then %s", k, after, recovery.name)
+						}
+					}()
+					env := newPlainRows(t, 3)
 					cells, families := dumpTable(t, env, "a")
 					if prepare != nil {
 						prepare(t, env)
@@ -111,9 +136,6 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 					wantValue(t, takeSnapshot(t, c), "r001", "new")
 					checkTable(t, env, "a")
 				})
-				if t.Failed() {
-					t.Fatalf("killed at request %d, after: %v; then %s", k, after, recovery.name)
-				}
 				crashes++
 			}
 		}
