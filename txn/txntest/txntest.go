@@ -60,6 +60,7 @@ type options struct {
 	server   []grpc.ServerOption
 	dial     []grpc.DialOption
 	unsafe   bool
+	shortcut *shortcut // nil without
 }
 
 // An Option changes what New makes.
@@ -101,12 +102,21 @@ func New(t testing.TB, opts ...Option) *Env {
 	if host := emulatorHost(); host != "" && !e.opts.embedded {
 		e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return Dial(host, opts...) }
 	} else {
-		emulator, err := StartEmulator("", e.opts.server...)
+		server := e.opts.server
+		if e.opts.shortcut != nil {
+			server = append(server, e.opts.shortcut.serverOptions()...)
+		}
+		emulator, err := StartEmulator("", server...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(emulator.Close)
 		e.dial = emulator.Dial
+		if short := e.opts.shortcut; short != nil {
+			e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+				return emulator.Dial(append(opts, short.dialOptions()...)...)
+			}
+		}
 	}
 	// Env.Bigtable and Env.Admin are for looking at the tables: no faults there.
 	e.Bigtable, e.Admin = e.Open()

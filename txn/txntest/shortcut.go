@@ -1,0 +1,164 @@
+package txntest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// WithoutTransport has requests for data call the emulator's methods, without
+// HTTP/2 in between, which is most of what a request costs. Interceptors see the
+// same requests and answers. It implies [Embedded], and leaves out the
+// interceptors of WithServerOptions once the first request was made. For
+// simulations of very many requests.
+func WithoutTransport() Option {
+	return func(o *options) { o.shortcut, o.embedded = &shortcut{}, true }
+}
+
+// shortcut leads from a client to the emulator's methods. It finds them out by
+// the first request, which goes the long way.
+type shortcut struct {
+	server atomic.Value // of btpb.BigtableServer
+	// one request at a time: the emulator has races of its own.
+	one sync.Mutex
+}
+
+func (s *shortcut) serverOptions() []grpc.ServerOption {
+	found := func(srv any) {
+		if b, ok := srv.(btpb.BigtableServer); ok {
+			s.server.CompareAndSwap(nil, b)
+		}
+	}
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			found(info.Server)
+			return handle(ctx, req)
+		}),
+		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			found(srv)
+			return handle(srv, ss)
+		}),
+	}
+}
+
+// dialOptions come last, so that other interceptors see the requests first.
+func (s *shortcut) dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.unary), grpc.WithChainStreamInterceptor(s.stream)}
+}
+
+func (s *shortcut) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	server, ok := s.server.Load().(btpb.BigtableServer)
+	if !ok {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	if err := ctx.Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	s.one.Lock()
+	defer s.one.Unlock()
+	var res proto.Message
+	var err error
+	switch r := req.(type) {
+	case *btpb.MutateRowRequest:
+		res, err = server.MutateRow(ctx, proto.CloneOf(r))
+	case *btpb.CheckAndMutateRowRequest:
+		res, err = server.CheckAndMutateRow(ctx, proto.CloneOf(r))
+	case *btpb.ReadModifyWriteRowRequest:
+		res, err = server.ReadModifyWriteRow(ctx, proto.CloneOf(r))
+	default:
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	if err != nil {
+		return status.Convert(err).Err()
+	}
+	proto.Merge(reply.(proto.Message), res)
+	return nil
+}
+
+func (s *shortcut) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	server, ok := s.server.Load().(btpb.BigtableServer)
+	if ok && (method == btpb.Bigtable_ReadRows_FullMethodName || method == btpb.Bigtable_MutateRows_FullMethodName) {
+		return &shortStream{ctx: ctx, to: s, server: server}, nil
+	}
+	return streamer(ctx, desc, cc, method, opts...)
+}
+
+// shortStream is one request with a streamed answer. It is carried out when its
+// client has sent all, and its whole answer kept.
+type shortStream struct {
+	ctx    context.Context
+	to     *shortcut
+	server btpb.BigtableServer
+
+	request proto.Message
+	answer  []proto.Message
+	err     error
+}
+
+func (s *shortStream) SendMsg(m any) error {
+	s.request = proto.Clone(m.(proto.Message))
+	return nil
+}
+
+func (s *shortStream) CloseSend() error {
+	if err := s.ctx.Err(); err != nil {
+		s.err = status.FromContextError(err).Err()
+		return nil
+	}
+	s.to.one.Lock()
+	defer s.to.one.Unlock()
+	switch r := s.request.(type) {
+	case *btpb.ReadRowsRequest:
+		s.err = s.server.ReadRows(r, &grpc.GenericServerStream[btpb.ReadRowsRequest, btpb.ReadRowsResponse]{ServerStream: keeping{s}})
+	case *btpb.MutateRowsRequest:
+		s.err = s.server.MutateRows(r, &grpc.GenericServerStream[btpb.MutateRowsRequest, btpb.MutateRowsResponse]{ServerStream: keeping{s}})
+	default:
+		s.err = errors.New("txntest: a stream without a request")
+	}
+	return nil
+}
+
+func (s *shortStream) RecvMsg(m any) error {
+	if err := s.ctx.Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	if len(s.answer) == 0 {
+		if s.err != nil {
+			return status.Convert(s.err).Err()
+		}
+		return io.EOF
+	}
+	next := s.answer[0]
+	s.answer = s.answer[1:]
+	to := m.(proto.Message)
+	if to.ProtoReflect().Descriptor() != next.ProtoReflect().Descriptor() {
+		return nil // of somebody who only waits for the end
+	}
+	proto.Merge(to, next)
+	return nil
+}
+
+func (s *shortStream) Context() context.Context     { return s.ctx }
+func (s *shortStream) Header() (metadata.MD, error) { return nil, nil }
+func (s *shortStream) Trailer() metadata.MD         { return nil }
+
+// keeping is the server's side of a shortStream.
+type keeping struct{ *shortStream }
+
+func (k keeping) SendMsg(m any) error {
+	k.answer = append(k.answer, m.(proto.Message))
+	return nil
+}
+
+func (k keeping) RecvMsg(any) error            { return io.EOF }
+func (k keeping) SetHeader(metadata.MD) error  { return nil }
+func (k keeping) SendHeader(metadata.MD) error { return nil }
+func (k keeping) SetTrailer(metadata.MD)       {}
