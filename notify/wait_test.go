@@ -261,6 +261,53 @@ func TestWaitBesideLoad(t *testing.T) {
 	}
 }
 
+// TestWaitBesideHotRow: a row in which a lock stands whenever Wait looks, each time
+// another one, holds Wait up until the first of them is gone, and not for ever:
+// it looks for locks of its own timestamp alone.
+func TestWaitBesideHotRow(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", true) // weak: every lock counts
+		locks := 0
+		// lock leaves a lock in the row until what it returns is called.
+		lock := func() (commit func()) {
+			locks++
+			faults := txntest.NewFaults(t)
+			held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("docs").Set("hot", "d", "other"+strconv.Itoa(locks), []byte("v"))
+					return nil
+				})
+				done <- err
+			}()
+			<-held.Fired()
+			return func() {
+				held.Release()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		commit := lock()
+		_, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{Progress: func(txn.Unfinished) {
+			last := commit
+			if commit = func() {}; locks < 10 {
+				commit = lock()
+			}
+			last()
+		}})
+		if err != nil {
+			t.Error(err)
+		}
+		commit()
+		if locks != 2 {
+			t.Errorf("Wait went on until the %dth lock of the row", locks)
+		}
+	})
+}
+
 // TestWaitNeverEarly: chains across rows and tables under load of everything at
 // once. Whenever Wait returns, each chain that was begun before it was called is
 // complete at the timestamp it returns.
