@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -57,9 +58,23 @@ func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 }
 
 // TestCrashOfObserver kills a worker before and after every request of an
-// observer's run. Another worker takes over; in the end the change was observed,
-// with one committed effect, in both tables.
+// observer's run. Others take over; in the end the change was observed, with one
+// committed effect, in both tables.
 func TestCrashOfObserver(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		workers int
+		resolve bool // an operator settles the locks first
+	}{
+		{"another worker", 1, false},
+		{"two workers at once", 2, false},
+		{"an operator, then a worker", 1, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) { observersKilled(t, tc.workers, tc.resolve) })
+	}
+}
+
+func observersKilled(t *testing.T, workers int, resolve bool) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		if err := a.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 			t.Fatal(err)
@@ -113,16 +128,27 @@ func TestCrashOfObserver(t *testing.T) {
 			}
 		}
 		<-time.After(crashTTL + time.Second) // virtual
+		if resolve {
+			for _, table := range crashTables {
+				if _, err := workload.ResolveAll(t.Context(), a, table); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		other := observing(t, b, notify.Config{Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond}})
-		go func() { done <- other.Run(ctx) }()
+		done := make(chan error, workers)
+		for i := range workers {
+			other := observing(t, []*txn.Client{b, a}[i], notify.Config{Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond}})
+			go func() { done <- other.Run(ctx) }()
+		}
 		if _, err := notify.Wait(ctx, a, notify.WaitConfig{}); err != nil {
 			t.Fatal(err)
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+		for range workers {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
 		}
 		s, err := a.Snapshot(t.Context())
 		if err != nil {

@@ -227,7 +227,7 @@ func locksLeft(ctx context.Context, t *testing.T, c *txn.Client, cells []txn.Cel
 // alive.
 func crashEnv(t *testing.T, f func(t *testing.T, env *txntest.Env, a, b *txn.Client)) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		for _, table := range crashTables {
 			env.CreateTable(table, "f")
 		}

@@ -16,6 +16,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -229,9 +230,69 @@ func stranded(t *testing.T, env *txntest.Env) {
 	mustSet(t, env.Client, "6", "bob")
 }
 
+// afterCollector are the ways in which others go on after a collector has died.
+var afterCollector = []struct {
+	name string
+	run  func(*testing.T, *txntest.Env) *txn.GCReport
+}{
+	{"another collector", func(t *testing.T, env *txntest.Env) *txn.GCReport {
+		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txn.GCConfig{})
+	}},
+	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *txn.GCReport {
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		for _, table := range []string{"a", "b"} {
+			if _, err := workload.ResolveAll(t.Context(), c, table); err != nil {
+				t.Error(err)
+			}
+		}
+		return runGC(t, c, txn.GCConfig{})
+	}},
+	{"two collectors at once", func(t *testing.T, env *txntest.Env) *txn.GCReport {
+		reports := make([]*txn.GCReport, 2)
+		var running sync.WaitGroup
+		for i := range reports {
+			running.Go(func() {
+				r, err := env.NewClient(txn.Config{TokenTTL: -1}).RunGC(t.Context(), txn.GCConfig{Retention: retention})
+				var busy *txn.GCBusyError
+				switch {
+				case err == nil:
+					reports[i] = r
+				case !errors.As(err, &busy):
+					t.Error(err)
+				}
+			})
+		}
+		running.Wait()
+		var newest *txn.GCReport
+		for _, r := range reports {
+			switch {
+			case newest == nil:
+				newest = r
+			case r != nil: // one after the other
+				resumed := newest.Resumed || r.Resumed
+				if r.SafePoint > newest.SafePoint {
+					newest = r
+				}
+				newest.Resumed = resumed
+			}
+		}
+		if newest == nil {
+			t.Fatal("neither collector got to work")
+		}
+		return newest
+	}},
+}
+
 // TestCollectionKilledAtEveryRequest kills the collector before and after each
-// of its requests; the next one goes on, and the result is the same.
+// of its requests; others go on, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
+	for _, after := range afterCollector {
+		t.Run(after.name, func(t *testing.T) { collectorsKilled(t, after.run) })
+	}
+}
+
+func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txn.GCReport) {
+	crashes := 0
 	stride := 1
 	if testing.Short() {
 		stride = 3
@@ -241,7 +302,8 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 		for k, more := 1, true; more; k += stride {
 			synctest.Test(t, func(t *testing.T) {
 				var r *txn.GCReport
-				r, more = collectKilledAt(t, action, k)
+				r, more = collectKilledAt(t, action, k, goOn)
+				crashes++
 				if r.Resumed {
 					resumed++
 				}
@@ -254,11 +316,12 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 			t.Errorf("%d of the killed runs were resumed", resumed)
 		}
 	}
+	t.Logf("%d crashes", crashes)
 }
 
 // collectKilledAt reports whether there was a k-th request.
-func collectKilledAt(t *testing.T, action txntest.Action, k int) (r *txn.GCReport, fired bool) {
-	env := newGCEnv(t)
+func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *txn.GCReport) (r *txn.GCReport, fired bool) {
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	stranded(t, env)
 	faults := txntest.NewFaults(t)
 	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
@@ -293,8 +356,8 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int) (r *txn.GCRepor
 	cancel()
 	closeNow(c)
 	pass(time.Minute) // the lease
+	r = goOn(t, env)
 	next := env.NewClient(txn.Config{TokenTTL: -1})
-	r = runGC(t, next, txn.GCConfig{})
 	if !r.Finished {
 		t.Errorf("%+v", r)
 	}
