@@ -183,7 +183,7 @@ type run struct {
 	commitTS tso.Timestamp
 	outcome  Outcome
 	err      error
-	span     trace.Span // ended by tell
+	span     trace.Span // ended by tell; nil until there is something to see
 }
 
 // do looks at the cell and, if there is something to do, runs the observer and
@@ -193,8 +193,13 @@ func (r *run) do(ctx context.Context) {
 	h := r.handler
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	ctx, r.span = r.worker.telemetry.begin(ctx, h)
-	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id)}, h.txnOptions...)...)
+	// Most looks find nothing to do. A trace begins where one does, or where it
+	// has to settle what somebody left.
+	begin := func(ctx context.Context) context.Context {
+		ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
+		return ctx
+	}
+	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id), txn.TraceLater(begin)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
 		return
@@ -204,8 +209,12 @@ func (r *run) do(ctx context.Context) {
 		r.outcome, r.err = Unknown, err
 		return
 	}
+	r.outcome = r.need()
+	if r.outcome != Acknowledged && r.outcome != Waiting {
+		ctx = tx.Trace(ctx)
+	}
 	link(r.span, r.seen)
-	if r.outcome = r.need(); r.outcome != "" {
+	if r.outcome != "" {
 		return
 	}
 	// First, so that the acknowledgment is the primary: an observer's write
@@ -284,7 +293,9 @@ func (r *run) ownAck(c *txn.ConflictError) bool {
 // settle does what the outcome asks for. retry: look again at once.
 func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool) {
 	w, id := r.worker, r.handler.id
-	runs = trace.ContextWithSpan(runs, r.span)
+	if r.span != nil {
+		runs = trace.ContextWithSpan(runs, r.span)
+	}
 	if r.outcome == Unknown {
 		r.findOut(runs)
 	}

@@ -104,16 +104,16 @@ func (w *Worker) watchLanes() (stop func(), err error) {
 	return func() { _ = r.Unregister() }, nil
 }
 
-// begin begins the span of a run: a trace of its own, because what caused it
-// was over when it committed, and may be many.
-func (t *telemetry) begin(ctx context.Context, h *handler) (context.Context, trace.Span) {
-	return t.tracer.Start(ctx, "observe "+h.id, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
+// begin begins the span of a run, which began with a look at the cell: a trace
+// of its own, because what caused it was over when it committed, and may be many.
+func (t *telemetry) begin(ctx context.Context, h *handler, began time.Time) (context.Context, trace.Span) {
+	return t.tracer.Start(ctx, "observe "+h.id, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(began),
 		trace.WithAttributes(attrObserver.String(h.id), semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBCollectionName(h.column.Table), attrColumn.String(h.column.column().String())))
 }
 
 // link links a run to what triggered it, one link for each change.
 func link(span trace.Span, o *txn.Observation) {
-	if !span.IsRecording() {
+	if span == nil || !span.IsRecording() {
 		return
 	}
 	hops := 0
@@ -128,6 +128,9 @@ func link(span trace.Span, o *txn.Observation) {
 
 // end ends the span of a run.
 func (r *run) end(span trace.Span) {
+	if span == nil {
+		return
+	}
 	span.SetAttributes(attrOutcome.String(string(r.outcome)))
 	switch r.outcome {
 	case Failed, Unknown, Parked:

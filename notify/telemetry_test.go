@@ -174,3 +174,57 @@ func lineWith(text, part string) string {
 	}
 	return ""
 }
+
+// Most looks find nothing to do: they are in no trace.
+func TestNoTraceOfNothing(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("docs", "d")
+	for _, id := range []string{"first", "elsewhere"} { // nobody runs the second, so the notification stays
+		if err := env.Client.RegisterObserver(t.Context(), "docs", txn.Column{Family: "d", Qualifier: "in"}, id, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := env.NewClient(txn.Config{}).Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("docs").Set("row", "d", "in", []byte("x"))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	run := func(provider trace.TracerProvider, until notify.Outcome) {
+		t.Helper()
+		ended := make(chan struct{}, 1)
+		w := newWorker(t, env.NewClient(txn.Config{TracerProvider: provider}), notify.Config{TracerProvider: provider, NoHints: true, NoLocks: true, OnEvent: func(e notify.Event) {
+			if e.Outcome == until {
+				select {
+				case ended <- struct{}{}:
+				default:
+				}
+			}
+		}})
+		if err := w.Handle("first", input, copyTo(middle, "a")); err != nil {
+			t.Fatal(err)
+		}
+		stop := start(t, w)
+		<-ended
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := tracetest.NewSpanRecorder(), tracetest.NewSpanRecorder()
+	run(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(first)), notify.Committed)
+	run(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(second)), notify.Acknowledged)
+	seen := func(r *tracetest.SpanRecorder) (n int) {
+		for _, s := range r.Started() {
+			if strings.HasPrefix(s.Name(), "observe ") || strings.HasPrefix(s.Name(), "transaction ") || s.Name() == "read docs" {
+				n++
+			}
+		}
+		return n
+	}
+	if seen(first) < 3 {
+		t.Errorf("%d spans of a run, want those of the run, its transaction and its read", seen(first))
+	}
+	if n := seen(second); n != 0 {
+		t.Errorf("a look that found nothing to do made %d spans, the first %q", n, second.Started()[0].Name())
+	}
+}

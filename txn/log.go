@@ -16,7 +16,7 @@ func WithTraceIDs(l *slog.Logger) *slog.Logger { return slog.New(traceHandler{l.
 type traceHandler struct{ slog.Handler }
 
 func (h traceHandler) Handle(ctx context.Context, r slog.Record) error {
-	if sc := trace.SpanContextFromContext(ctx); sc.IsValid() {
+	if sc := trace.SpanContextFromContext(ctx); sc.IsValid() && !sc.Equal(quiet.SpanContext()) {
 		r = r.Clone() // other handlers may hold it too
 		r.AddAttrs(slog.String("trace_id", sc.TraceID().String()), slog.String("span_id", sc.SpanID().String()))
 	}

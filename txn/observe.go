@@ -89,9 +89,10 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 	o := &Observation{Cell: cell, StartTS: t.startTS, Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	slices.Sort(o.Observers)
 	ctx, span := t.client.trace.begin(t.within(ctx), "read", cell.Table)
-	value, present, err := o.read(ctx, t.client, tbl)
+	value, present, err := o.read(t.later.lookBegins(ctx, cell.Table), t.client, tbl)
 	err = t.client.afterRead(ctx, t.startTS, err)
 	span.end(err)
+	t.later.lookEnds(err)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"context"
 	"slices"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -13,6 +14,7 @@ type txnOptions struct {
 	name         string
 	serializable bool
 	maxAttempts  int
+	traceLater   func(context.Context) context.Context
 	becameTooOld bool // set by Update
 }
 

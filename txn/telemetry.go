@@ -156,12 +156,11 @@ type attempt struct {
 // transaction begins the span of one attempt of a transaction. carried is what
 // has to be in the contexts of its requests: the span, also one that does not
 // record; nil where there is no SDK.
-func (t tracing) transaction(ctx context.Context, name string, a *attempt) (s span, carried trace.Span) {
+func (t tracing) transaction(ctx context.Context, name string, a *attempt, opts ...trace.SpanStartOption) (s span, carried trace.Span) {
 	title := "transaction"
 	if name != "" {
 		title += " " + name
 	}
-	var opts []trace.SpanStartOption
 	if a.earlier.IsValid() {
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: a.earlier}))
 	}
@@ -225,7 +224,9 @@ func (t tracing) cell(c Cell) []attribute.KeyValue {
 // of the client that left it.
 func (t tracing) resolve(ctx context.Context, l *Lock) (context.Context, span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
-		return ctx, span{}
+		if ctx = beginLater(ctx); !trace.SpanFromContext(ctx).IsRecording() {
+			return ctx, span{}
+		}
 	}
 	return t.settle(ctx, l)
 }

@@ -33,6 +33,7 @@ type Txn struct {
 	span       span       // not on where nothing records
 	carried    trace.Span // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
+	later      *later       // until the trace begins; nil where it began with the transaction
 	requests   atomic.Int64 // to Bigtable
 
 	mu   sync.Mutex
@@ -65,18 +66,15 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 	for _, o := range opts {
 		o(&t.opts)
 	}
-	t.span, t.carried = c.trace.transaction(ctx, t.opts.name, a)
-	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
-	var err error
-	if t.startTS, err = c.Timestamp(t.within(ctx)); err != nil {
+	t.trace(ctx, a)
+	ts, err := c.Timestamp(t.within(ctx))
+	if err != nil {
 		t.over(ctx, outcomeFailed, 0, err)
 		c.leave()
 		return nil, err
 	}
+	t.started(ts)
 	t.hold = c.holds.add(t.startTS)
-	if t.span.on() {
-		t.span.set(attrStartTS.Int64(int64(t.startTS)))
-	}
 	c.counters.begun.Add(1)
 	return t, nil
 }

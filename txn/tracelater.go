@@ -1,0 +1,143 @@
+package txn
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file lets a transaction look before it is worth a trace.
+
+// TraceLater keeps a transaction, and what it asks Bigtable, out of every trace
+// until [Txn.Trace] is called, or until [Txn.Observe] meets a lock: for those
+// who look again and again and mostly find nothing to do. begin is called then,
+// once, and returns a context with the span that the transaction's is to be
+// below, which may be a new trace. The times of the transaction's span, of its
+// start timestamp and of Observe's read are those at which they happened.
+func TraceLater(begin func(context.Context) context.Context) TxnOption {
+	return func(o *txnOptions) { o.traceLater = begin }
+}
+
+// Trace begins the span that [TraceLater] has put off, and returns ctx with the
+// span that begin made. Until it returns nothing else may use the transaction. It
+// does nothing for a transaction that was begun without TraceLater.
+func (t *Txn) Trace(ctx context.Context) context.Context {
+	if t.later == nil {
+		return ctx
+	}
+	t.later.start(ctx)
+	return trace.ContextWithSpan(ctx, t.later.parent)
+}
+
+// quiet is what is in the contexts of requests that are in no trace. Its sampled
+// flag is not set, so that the Bigtable client and gRPC make no traces of their
+// own for them.
+var quiet = trace.SpanFromContext(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+	TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1},
+})))
+
+// later is a trace that has not begun yet.
+type later struct {
+	t       *Txn
+	attempt *attempt
+	got     time.Time // the start timestamp
+
+	once   sync.Once
+	parent trace.Span
+	look   laterRead
+}
+
+// laterRead is Observe's read.
+type laterRead struct {
+	table        string
+	began, ended time.Time
+	span         span
+}
+
+// start begins what was put off. A read that is under way goes on in its span.
+func (l *later) start(ctx context.Context) {
+	l.once.Do(func() {
+		t := l.t
+		ctx := t.opts.traceLater(ctx)
+		l.parent = trace.SpanFromContext(ctx)
+		t.parentSpan = l.parent.SpanContext().SpanID()
+		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, l.attempt, trace.WithTimestamp(t.begun))
+		if !t.span.on() {
+			return
+		}
+		t.span.set(attrStartTS.Int64(int64(t.startTS)))
+		ctx = trace.ContextWithSpan(ctx, t.carried)
+		past := func(operation, table string, began time.Time) span {
+			_, s := t.client.trace.root(ctx, spanName(operation, table), append(request(operation, table), trace.WithTimestamp(began))...)
+			return s
+		}
+		if s := past("timestamp", "", t.begun); s.on() {
+			s.End(trace.WithTimestamp(l.got))
+		}
+		if l.look.table == "" {
+			return
+		}
+		l.look.span = past("read", l.look.table, l.look.began)
+		if l.look.span.on() && !l.look.ended.IsZero() {
+			l.look.span.End(trace.WithTimestamp(l.look.ended))
+		}
+	})
+}
+
+// laterKey finds a trace that has not begun in the context of Observe's read.
+type laterKey struct{}
+
+// lookBegins and lookEnds are around Observe's read. l may be nil.
+func (l *later) lookBegins(ctx context.Context, table string) context.Context {
+	if l == nil {
+		return ctx
+	}
+	l.look = laterRead{table: table, began: time.Now()}
+	return context.WithValue(ctx, laterKey{}, l)
+}
+
+func (l *later) lookEnds(err error) {
+	if l == nil {
+		return
+	}
+	l.look.span.end(err)
+	l.look.ended = time.Now()
+}
+
+// beginLater begins the trace of a look that met a lock, and returns ctx with
+// the look's span in it.
+func beginLater(ctx context.Context) context.Context {
+	l, ok := ctx.Value(laterKey{}).(*later)
+	if !ok {
+		return ctx
+	}
+	l.start(ctx)
+	if !l.look.span.on() {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, l.look.span)
+}
+
+// trace begins the transaction's span, or puts it off.
+func (t *Txn) trace(ctx context.Context, a *attempt) {
+	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
+	if t.opts.traceLater == nil {
+		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, a)
+		return
+	}
+	t.later, t.carried = &later{t: t, attempt: a}, quiet
+}
+
+// started notes the start timestamp in the transaction's span.
+func (t *Txn) started(ts tso.Timestamp) {
+	if t.startTS = ts; t.later != nil {
+		t.later.got = time.Now()
+	}
+	if t.span.on() {
+		t.span.set(attrStartTS.Int64(int64(ts)))
+	}
+}
