@@ -86,6 +86,12 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 // watch measures the lanes until stop is called.
 func (w *Worker) watchLanes() (stop func(), err error) {
 	t := &w.telemetry
+	for _, l := range w.lanes {
+		for _, h := range l.handlers {
+			// From nothing to the first one is no increase to Prometheus; from 0 it is.
+			t.letters.Add(context.Background(), 0, metric.WithAttributes(attrObserver.String(h.id)))
+		}
+	}
 	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for col, l := range w.lanes {
 			o.ObserveInt64(t.backlog, int64(len(l.queue)), metric.WithAttributes(semconv.DBCollectionName(col.Table), attrColumn.String(col.column().String())))

@@ -69,6 +69,10 @@ func newTelemetry(role string, tracers trace.TracerProvider, meters metric.Meter
 	if err := errors.Join(errs[:]...); err != nil {
 		log.Warn("tso: making metrics failed", "error", err)
 	}
+	if role == roleClient && t.failovers != nil {
+		// From nothing to the first one is no increase to Prometheus; from 0 it is.
+		t.failovers.Add(context.Background(), 0)
+	}
 	return t
 }
 

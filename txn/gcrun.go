@@ -111,6 +111,9 @@ func (r *gcRun) run(ctx context.Context) error {
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
 		return err
 	}
+	for _, name := range tables {
+		r.client.metrics.gc.page(ctx, name, GCTable{})
+	}
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
 	}

@@ -63,14 +63,15 @@ func (m *gcMetrics) observe(o metric.Observer, c *Client) {
 	}
 }
 
-// page counts what was removed from some rows of a table.
+// page counts what was removed from some rows of a table, which may be nothing:
+// from no series to the first one is no increase to Prometheus.
 func (m *gcMetrics) page(ctx context.Context, table string, done GCTable) {
 	ctx = context.WithoutCancel(ctx) // what was removed counts
 	for _, c := range []struct {
 		counter metric.Int64Counter
 		n       int64
 	}{{m.versions, done.Versions}, {m.cells, done.Cells}, {m.bytes, done.Bytes}} {
-		if c.n > 0 && c.counter.Enabled(ctx) {
+		if c.counter.Enabled(ctx) {
 			c.counter.Add(ctx, c.n, metric.WithAttributes(semconv.DBCollectionName(table)))
 		}
 	}

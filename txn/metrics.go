@@ -92,6 +92,8 @@ func newMetrics(cfg Config) (m metrics, err error) {
 
 // watch measures what is there rather than what happens, until close.
 func (m *metrics) watch(c *Client) (err error) {
+	// From nothing to the first one is no increase to Prometheus; from 0 it is.
+	m.dropped.Add(context.Background(), 0)
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(m.queue, int64(c.background.queued()))
 		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())

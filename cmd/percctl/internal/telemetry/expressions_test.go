@@ -158,11 +158,9 @@ func wrong(expr string, exposed map[string]map[string]bool) (problems []string) 
 	return problems
 }
 
-// TestExpressions holds the dashboard and the alerts against what Prometheus
+// compareExpressions holds the dashboard and the alerts against what Prometheus
 // would scrape from a scene of everything.
-func TestExpressions(t *testing.T) {
-	s := newScene(t)
-	s.play()
+func compareExpressions(t *testing.T, s *scene) {
 	used := ""
 	for panel, exprs := range dashboard(t) {
 		for _, expr := range exprs {

@@ -88,12 +88,18 @@ func pattern(name string) *regexp.Regexp {
 // everySpan are attributes that any span below the library may have.
 var everySpan = setOf("error.type", "db.system.name", "db.operation.name", "db.collection.name")
 
-// TestDocumented holds docs/observability.md against what a scene of everything
-// produces: nothing may be missing there, and nothing be there that is not
-// produced.
+// TestDocumented holds what a scene of everything produces against
+// docs/observability.md, the dashboard and the alerts.
 func TestDocumented(t *testing.T) {
 	s := newScene(t)
 	s.play()
+	t.Run("page", func(t *testing.T) { compareDocument(t, s) })
+	t.Run("expressions", func(t *testing.T) { compareExpressions(t, s) })
+}
+
+// compareDocument: nothing may be missing in the document, and nothing be there
+// that is not produced.
+func compareDocument(t *testing.T, s *scene) {
 	doc := tables(t)
 	attributes := map[string]bool{}
 	note := func(keys map[string]bool) {

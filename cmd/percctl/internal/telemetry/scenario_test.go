@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +34,8 @@ type scene struct {
 	registry *prometheus.Registry
 	tracers  *sdktrace.TracerProvider
 	meters   *sdkmetric.MeterProvider
+	// collected: garbage was collected once.
+	collected bool
 }
 
 func newScene(t *testing.T) *scene {
@@ -61,7 +62,7 @@ func (s *scene) must(err error) {
 
 // play plays every part once.
 func (s *scene) play() {
-	s.garbage() // before others meet its lock
+	s.garbage() // before others meet its locks
 	s.commits()
 	s.conflicts()
 	s.crashes()
@@ -270,59 +271,6 @@ func (s *scene) observers() {
 	s.collect() // the backlog is there while the worker runs
 	stop()
 	s.must(<-done)
-}
-
-// longAgo hands out timestamps of a time that no retention reaches.
-type longAgo struct{ last atomic.Int64 }
-
-func (o *longAgo) Timestamp(context.Context) (tso.Timestamp, error) {
-	return tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)) + tso.Timestamp(o.last.Add(1_000_000)), nil
-}
-
-// past leaves garbage, and a lock that nobody has met.
-func (s *scene) past() {
-	cfg := s.cfg
-	cfg.Oracle, cfg.SyncSecondaries = &longAgo{}, true
-	old := s.env.NewClient(cfg)
-	for range 3 {
-		s.update(old, "old")
-	}
-	_, _, _ = s.leaveWith(cfg, txntest.StepCommit, "dead long ago")
-}
-
-// garbage collects it.
-func (s *scene) garbage() {
-	report, err := s.env.Client.RunGC(s.t.Context(), txn.GCConfig{})
-	s.must(err)
-	if report.Previous == 0 && (report.Total.Versions != 2 || report.Locks.RolledBack != 1) {
-		s.t.Errorf("garbage collection reclaimed: %+v", report)
-	}
-	s.collect()
-	if report.Previous != 0 {
-		return // counters go on
-	}
-	for name, want := range map[string]int64{
-		"percolator.gc.reclaimed.versions": report.Total.Versions, "percolator.gc.reclaimed.cells": report.Total.Cells,
-		"percolator.gc.reclaimed.bytes": report.Total.Bytes, "percolator.gc.locks": report.Locks.Found,
-	} {
-		if got := s.sum(name); got != want || want == 0 {
-			s.t.Errorf("%s is %d, and the report says %d", name, got, want)
-		}
-	}
-}
-
-// sum adds a counter up, over its attributes, as it was last seen.
-func (s *scene) sum(name string) (n int64) {
-	for _, sm := range s.seen[len(s.seen)-1].ScopeMetrics {
-		for _, m := range sm.Metrics {
-			if d, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
-				for _, p := range d.DataPoints {
-					n += p.Value
-				}
-			}
-		}
-	}
-	return n
 }
 
 // servers lets one oracle server take over after another, and a client follow.
