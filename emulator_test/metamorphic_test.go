@@ -230,12 +230,14 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 // randomConfig is a configuration that must not change what anybody sees.
 func randomConfig(rnd *rand.Rand) txn.Config {
 	return txn.Config{
-		LockTTL:         []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
-		TokenTTL:        []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
-		Parallelism:     []int{1, 2, 0}[rnd.IntN(3)],
-		SyncSecondaries: rnd.IntN(2) == 0,
-		BackgroundCells: []int{1, 10, 0}[rnd.IntN(3)],
-		SchemaMaxAge:    []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
+		LockTTL:             []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
+		TokenTTL:            []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
+		Parallelism:         []int{1, 2, 0}[rnd.IntN(3)],
+		SyncSecondaries:     rnd.IntN(2) == 0,
+		BackgroundCells:     []int{1, 10, 0}[rnd.IntN(3)],
+		BackgroundBytes:     []int{1, 0}[rnd.IntN(2)],
+		SeparateSecondaries: rnd.IntN(2) == 0,
+		SchemaMaxAge:        []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
 	}
 }
 

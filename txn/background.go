@@ -19,23 +19,41 @@ type background struct {
 	mu     sync.Mutex
 	queues map[*table]*bulkQueue
 	cells  int // changes of cells that are queued or being sent
+	bytes  int // of them, about
 	tasks  int // running
 	closed bool
 	idle   chan struct{} // closed once closed, cells is 0 and tasks is 0
 }
 
-// bulkQueue holds one table's unconditional row mutations. One request is
-// under way per table at a time, so what arrives meanwhile forms the next
-// batch, and nothing waits when there is nothing to wait for.
+// bulkQueue holds one table's unconditional row mutations. What was not tried
+// yet and what is to be tried again wait apart, so that a row that keeps failing
+// holds up nobody else's.
 type bulkQueue struct {
+	fresh, again lane
+}
+
+// lane is one of them. Of what is fresh, one request is under way at a time, so
+// what arrives meanwhile forms the next batch, and nothing waits when there is
+// nothing to wait for. What has failed goes by transaction, maxTasks at a time:
+// the Bigtable client tries a failing entry again and again within its request,
+// and at the end of it does not tell which of the others were applied.
+type lane struct {
 	pending []rowMutation
-	sending bool
+	senders int
+	retries bool
 }
 
 const (
-	maxBatchRows = 1000
-	maxTasks     = 16
+	maxBatchRows  = 1000
+	maxBatchBytes = 4 << 20
+	maxTasks      = 16
+	// freshTimeout is for how long what fails in a first request can hold up what
+	// arrives behind it.
+	freshTimeout = 2 * time.Second
 )
+
+// separate: each request of the lane is of one transaction.
+func (l *lane) separate(cfg Config) bool { return l.retries || cfg.SeparateSecondaries }
 
 func newBackground(c *Client) *background {
 	b := &background{client: c, queues: map[*table]*bulkQueue{}, idle: make(chan struct{})}
@@ -48,57 +66,71 @@ func newBackground(c *Client) *background {
 // roll-forward that is applied very late could bring a collected version back
 // (design §5, hazard 9), and whoever meets the lock rolls it forward as well.
 func (b *background) add(t *table, muts []rowMutation) bool {
-	cells := 0
 	deadline := time.Now().Add(b.client.cfg.BackgroundTimeout)
 	for i := range muts {
-		cells += muts[i].ops
 		muts[i].deadline = deadline
 	}
+	cells, bytes := size(muts)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// One transaction fits into an empty queue, however large it is.
-	if b.closed || (b.cells > 0 && b.cells+cells > b.client.cfg.BackgroundCells) {
+	if b.closed || (b.cells > 0 && b.cells+cells > b.client.cfg.BackgroundCells) || (b.bytes > 0 && b.bytes+bytes > b.client.cfg.BackgroundBytes) {
 		return false
 	}
 	b.cells += cells
+	b.bytes += bytes
 	q := b.queues[t]
 	if q == nil {
-		q = &bulkQueue{}
+		q = &bulkQueue{again: lane{retries: true}}
 		b.queues[t] = q
 	}
-	q.pending = append(q.pending, muts...)
-	if !q.sending {
-		q.sending = true
-		go b.send(t, q)
-	}
+	b.put(t, q, &q.fresh, muts)
 	return true
 }
 
-// send empties one table's queue.
-func (b *background) send(t *table, q *bulkQueue) {
+// put adds mutations to a lane and sees that somebody sends them. b.mu is held.
+func (b *background) put(t *table, q *bulkQueue, l *lane, muts []rowMutation) {
+	l.pending = append(l.pending, muts...)
+	most := 1
+	if l.separate(b.client.cfg) {
+		most = maxTasks
+	}
+	for l.senders < min(most, len(l.pending)) {
+		l.senders++
+		go b.send(t, q, l)
+	}
+}
+
+// send empties one lane of a table's queue.
+func (b *background) send(t *table, q *bulkQueue, l *lane) {
 	pause := b.client.cfg.Backoff.start()
 	for {
+		if l.retries {
+			// What is here has failed before. An error is the end of b.ctx, after which
+			// drop drops it all.
+			_ = pause.wait(b.ctx, 0)
+		}
 		b.mu.Lock()
-		b.drop(t, q)
-		batch := takeBatch(q)
+		b.drop(t, l)
+		batch := l.take(l.separate(b.client.cfg))
 		if len(batch) == 0 {
-			q.sending = false
+			l.senders--
 			b.mu.Unlock()
 			return
 		}
 		b.mu.Unlock()
 
-		failed := b.try(t, batch)
+		failed := b.try(t, l, batch)
 		b.client.applied(batch, failed)
-		if len(failed) > 0 {
-			// An error here is the end of b.ctx, after which drop drops it all.
-			_ = pause.wait(b.ctx, 0)
-		} else {
+		if len(failed) == 0 {
 			pause = b.client.cfg.Backoff.start()
 		}
 		b.mu.Lock()
-		q.pending = append(failed, q.pending...)
-		b.cells -= countOps(batch) - countOps(failed)
+		b.remove(batch)
+		cells, bytes := size(failed)
+		b.cells += cells
+		b.bytes += bytes
+		b.put(t, q, &q.again, failed)
 		b.checkIdle()
 		b.mu.Unlock()
 	}
@@ -106,8 +138,11 @@ func (b *background) send(t *table, q *bulkQueue) {
 
 // try sends a batch and returns the rows to send again. No request outlives
 // the first deadline in its batch.
-func (b *background) try(t *table, batch []rowMutation) (again []rowMutation) {
+func (b *background) try(t *table, l *lane, batch []rowMutation) (again []rowMutation) {
 	first := batch[0].deadline
+	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
+		first = soon
+	}
 	for _, m := range batch {
 		if m.deadline.Before(first) {
 			first = m.deadline
@@ -115,57 +150,81 @@ func (b *background) try(t *table, batch []rowMutation) (again []rowMutation) {
 	}
 	ctx, cancel := context.WithDeadline(b.ctx, first)
 	defer cancel()
+	b.client.counters.backgroundRequests.Add(1)
+	b.client.metrics.batch(len(batch))
 	again, _ = t.apply(ctx, batch) // each carries its own error
 	return again
 }
 
-// drop takes the rows out of a queue that are not to be tried any more: their
+// drop takes the rows out of a lane that are not to be tried any more: their
 // deadline is over, their error is one that will not pass, or close has given
 // up. b.mu is held.
-func (b *background) drop(t *table, q *bulkQueue) {
-	now, before := time.Now(), countOps(q.pending)
+func (b *background) drop(t *table, l *lane) {
+	now := time.Now()
 	var last error
-	dropped := 0
-	keep := q.pending[:0]
-	for _, m := range q.pending {
+	var dropped []rowMutation
+	keep := l.pending[:0]
+	for _, m := range l.pending {
 		if b.ctx.Err() == nil && now.Before(m.deadline) && !permanent(m.err) {
 			keep = append(keep, m)
 			continue
 		}
-		dropped++
+		dropped = append(dropped, m)
 		m.secondaries.fail(m.err)
 		if m.err != nil {
 			last = m.err
 		}
 	}
-	if dropped == 0 {
+	if len(dropped) == 0 {
 		return
 	}
-	q.pending = keep
-	b.cells -= before - countOps(keep)
+	l.pending = keep
+	b.remove(dropped)
 	b.checkIdle()
-	b.client.counters.backgroundDropped.Add(int64(dropped))
-	b.client.metrics.gaveUp(dropped)
-	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", dropped, "error", last)
+	b.client.counters.backgroundDropped.Add(int64(len(dropped)))
+	b.client.metrics.gaveUp(len(dropped))
+	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", len(dropped), "error", last)
 }
 
-func takeBatch(q *bulkQueue) []rowMutation {
-	n, ops := 0, 0
-	for n < len(q.pending) && n < maxBatchRows && (n == 0 || ops+q.pending[n].ops <= maxMutations) {
-		ops += q.pending[n].ops
+// remove counts mutations out. b.mu is held.
+func (b *background) remove(muts []rowMutation) {
+	cells, bytes := size(muts)
+	b.cells -= cells
+	b.bytes -= bytes
+}
+
+// take takes the next request's rows out of a lane: of as many transactions as
+// fit, or of one when separate.
+func (l *lane) take(separate bool) []rowMutation {
+	n, ops, bytes := 0, 0, 0
+	for n < len(l.pending) && n < maxBatchRows {
+		m := &l.pending[n]
+		if n > 0 && (ops+m.ops > maxMutations || bytes+m.size() > maxBatchBytes || (separate && m.startTS != l.pending[0].startTS)) {
+			break
+		}
+		ops += m.ops
+		bytes += m.size()
 		n++
 	}
-	batch := q.pending[:n:n]
-	q.pending = q.pending[n:]
+	batch := l.pending[:n:n]
+	if l.pending = l.pending[n:]; len(l.pending) == 0 {
+		l.pending = nil // lets go of what was sent
+	}
 	return batch
 }
 
-func countOps(muts []rowMutation) int {
-	n := 0
-	for _, m := range muts {
-		n += m.ops
+// size bounds the memory that a mutation takes.
+func (m *rowMutation) size() int {
+	const opBytes = 256 // with its messages, short names and a record
+	return opBytes*m.ops + len(m.row) + m.names
+}
+
+func size(muts []rowMutation) (cells, bytes int) {
+	for i := range muts {
+		cells += muts[i].ops
+		bytes += muts[i].size()
 	}
-	return n
+	return cells, bytes
 }
 
 // run starts f in the background unless too much is running already, and
@@ -220,9 +279,10 @@ func (b *background) close(ctx context.Context) error {
 	return ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
 }
 
-// queued is the number of changes of cells that wait or are being sent.
-func (b *background) queued() int {
+// queued is the number of changes of cells that wait or are being sent, and
+// about how many bytes they take.
+func (b *background) queued() (cells, bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.cells
+	return b.cells, b.bytes
 }

@@ -140,7 +140,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, hints: row.observed(), startTS: c.startTS, secondaries: span})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, names: row.names(c.primary), hints: row.observed(), startTS: c.startTS, secondaries: span})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
@@ -177,7 +177,7 @@ func (c *commit) abort(ctx context.Context) {
 		for _, w := range row.writes {
 			removeLockAndData(m, w.cell.Column(), c.startTS)
 		}
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: 2 * len(row.writes)})
+		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: 2 * len(row.writes), names: row.names(c.primary)})
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {

@@ -83,6 +83,18 @@ type Config struct {
 	// Defaults to 100,000.
 	BackgroundCells int
 
+	// BackgroundBytes bounds the memory, about, of what waits for background work,
+	// as BackgroundCells does.
+	// Defaults to 64 MiB.
+	BackgroundBytes int
+
+	// SeparateSecondaries makes each transaction commit its secondaries in
+	// requests of its own, instead of in those of all transactions that commit
+	// while a request is under way. Batching costs no time and saves requests; this
+	// is for comparison.
+	// Defaults to false.
+	SeparateSecondaries bool
+
 	// BackgroundTimeout is how long background work on a row is tried before it
 	// is left to whoever meets the row's locks. Nothing of a transaction that
 	// garbage collection has passed is sent, however long that is.
@@ -185,6 +197,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"Parallelism", &c.Parallelism, 64},
 		{"MaxCommits", &c.MaxCommits, 256},
 		{"BackgroundCells", &c.BackgroundCells, 100_000},
+		{"BackgroundBytes", &c.BackgroundBytes, 64 << 20},
 	} {
 		if *n.value < 0 {
 			return c, invalid("Config.%s is %d; it has to be positive, or zero for its default", n.name, *n.value)

@@ -34,6 +34,7 @@ type metrics struct {
 	lockWait    metric.Float64Histogram
 	resolutions metric.Int64Counter
 	dropped     metric.Int64Counter
+	batchRows   metric.Int64Histogram
 	strandedAge metric.Float64Histogram
 	gc          gcMetrics
 
@@ -78,6 +79,7 @@ func newMetrics(cfg Config) (m metrics, err error) {
 		resolutions: counter("percolator.lock.resolutions", "{cell}", "Cells settled on behalf of other transactions."),
 		dropped:     counter("percolator.background.dropped", "{row}", "Rows of background work that were given up and left to whoever meets their locks."),
 	}
+	m.batchRows = sizes("percolator.background.batch.rows", "{row}", "Rows in a request of the background, of one or many transactions.")
 	m.strandedAge, err = meter.Float64Histogram("percolator.lock.stranded.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of locks whose owner was found dead."), metric.WithExplicitBucketBoundaries(1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600))
 	errs = append(errs, err)
 	m.gc, err = newGCMetrics(meter)
@@ -95,7 +97,8 @@ func (m *metrics) watch(c *Client) (err error) {
 	// From nothing to the first one is no increase to Prometheus; from 0 it is.
 	m.dropped.Add(context.Background(), 0)
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(m.queue, int64(c.background.queued()))
+		cells, _ := c.background.queued()
+		o.ObserveInt64(m.queue, int64(cells))
 		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
 		m.gc.observe(o, c)
 		return nil

@@ -56,3 +56,13 @@ func (s *secondaries) count(rows int, err error) {
 		s.span.end(s.err)
 	}
 }
+
+// names bounds the bytes of names in a mutation of the row: each cell's up to
+// three times, and those of the primary in each record.
+func (r *rowWrites) names(primary Cell) int {
+	n := len(r.writes) * (len(primary.Row) + len(primary.Qualifier))
+	for _, w := range r.writes {
+		n += 3 * (len(w.cell.Family) + len(w.cell.Qualifier))
+	}
+	return n
+}

@@ -7,7 +7,7 @@ type counters struct {
 	begun, committed, conflicts, retries, undetermined atomic.Int64
 	timestamps, locksMet                               atomic.Int64
 	rolledForward, rolledBack                          atomic.Int64
-	backgroundDropped                                  atomic.Int64
+	backgroundDropped, backgroundRequests              atomic.Int64
 }
 
 // Stats are counts since the client was made.
@@ -33,23 +33,31 @@ type Stats struct {
 	// BackgroundCells is the number of changes of cells that wait for background
 	// work now.
 	BackgroundCells int64 `json:"background_cells"`
+	// BackgroundBytes is about the memory that they take.
+	BackgroundBytes int64 `json:"background_bytes"`
+	// BackgroundRequests counts requests of the background that commit
+	// secondaries or remove locks, each for many rows.
+	BackgroundRequests int64 `json:"background_requests"`
 	// BackgroundDropped counts rows of background work that were given up.
 	BackgroundDropped int64 `json:"background_dropped"`
 }
 
 // Stats returns the client's counts.
 func (c *Client) Stats() Stats {
+	cells, bytes := c.background.queued()
 	return Stats{
-		Begun:             c.counters.begun.Load(),
-		Committed:         c.counters.committed.Load(),
-		Conflicts:         c.counters.conflicts.Load(),
-		Retries:           c.counters.retries.Load(),
-		Undetermined:      c.counters.undetermined.Load(),
-		Timestamps:        c.counters.timestamps.Load(),
-		LocksMet:          c.counters.locksMet.Load(),
-		RolledForward:     c.counters.rolledForward.Load(),
-		RolledBack:        c.counters.rolledBack.Load(),
-		BackgroundCells:   int64(c.background.queued()),
-		BackgroundDropped: c.counters.backgroundDropped.Load(),
+		Begun:              c.counters.begun.Load(),
+		Committed:          c.counters.committed.Load(),
+		Conflicts:          c.counters.conflicts.Load(),
+		Retries:            c.counters.retries.Load(),
+		Undetermined:       c.counters.undetermined.Load(),
+		Timestamps:         c.counters.timestamps.Load(),
+		LocksMet:           c.counters.locksMet.Load(),
+		RolledForward:      c.counters.rolledForward.Load(),
+		RolledBack:         c.counters.rolledBack.Load(),
+		BackgroundCells:    int64(cells),
+		BackgroundBytes:    int64(bytes),
+		BackgroundRequests: c.counters.backgroundRequests.Load(),
+		BackgroundDropped:  c.counters.backgroundDropped.Load(),
 	}
 }

@@ -69,6 +69,13 @@ func (m *metrics) listed(l *Lock, now tso.Timestamp) {
 	}
 }
 
+// batch measures a request of the background.
+func (m *metrics) batch(rows int) {
+	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
+		m.batchRows.Record(ctx, int64(rows))
+	}
+}
+
 // gaveUp counts rows of background work.
 func (m *metrics) gaveUp(rows int) {
 	if ctx := context.Background(); m.dropped.Enabled(ctx) {

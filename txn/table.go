@@ -70,6 +70,8 @@ type rowMutation struct {
 	mut *bigtable.Mutation
 	// ops is the number of changes in mut; Bigtable bounds their sum.
 	ops int
+	// names bounds the bytes of the names of columns and rows in mut.
+	names int
 	// hints are the observed cells that it commits.
 	hints []Cell
 	// startTS is that of the transaction whose commit this is: the mutation is
