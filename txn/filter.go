@@ -2,15 +2,20 @@ package txn
 
 import (
 	"slices"
+	"sync"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// Every read that correctness depends on has an Interleave at its top: the
-// emulator tears reads with a plain or Chain filter while a writer changes the
-// row's columns, and never those (design §9).
+// Every read that correctness depends on has an Interleave at its top, or a Chain
+// that begins with one: the emulator tears reads with plain filters while a
+// writer changes the row's columns, since what it sends goes by a list of column
+// names that it shares with writers. An Interleave makes a list of its own, and
+// what comes behind it in a Chain only takes cells away (design §9,
+// docs/design/2026-11-20-hot-path.md). The predicate of a conditional mutation is
+// evaluated while nobody writes, and needs none.
 
 // column matches exactly the column (family, qualifier), whatever its bytes.
 func column(family, qualifier string) bigtable.Filter {
@@ -27,13 +32,65 @@ func at(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(ts.Cell(), (ts + 1).Cell())
 }
 
+// A columnFilter holds what the filters of one column are made of. Filters never
+// change, so they are made once; only timestamps differ from request to request.
+type columnFilter struct {
+	key               string          // family:qualifier
+	lock, write, mark bigtable.Filter // its metadata
+	// visible matches all cells of its lock, write and data columns.
+	visible bigtable.Filter
+}
+
+func newColumnFilter(c Column) *columnFilter {
+	key := c.key()
+	f := &columnFilter{key: key, lock: column(LockFamily, key), write: column(WriteFamily, key), mark: column(MarkFamily, key)}
+	f.visible = interleave(f.lock, f.write, column(c.Family, c.Qualifier))
+	return f
+}
+
+// columnFilters remembers columns' filters.
+type columnFilters struct {
+	mu    sync.RWMutex
+	known map[Column]*columnFilter
+}
+
+// Bounds of what is remembered: an application may use qualifiers as data.
+const (
+	maxColumnFilters   = 1024
+	maxKnownColumnName = 128
+)
+
+// filters are those of all tables: they do not depend on it.
+var filters = columnFilters{known: map[Column]*columnFilter{}}
+
+func (k *columnFilters) of(c Column) *columnFilter {
+	k.mu.RLock()
+	f := k.known[c]
+	k.mu.RUnlock()
+	if f != nil {
+		return f
+	}
+	f = newColumnFilter(c)
+	if len(f.key) > maxKnownColumnName {
+		return f
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.known) >= maxColumnFilters {
+		clear(k.known)
+	}
+	k.known[c] = f
+	return f
+}
+
 // upTo matches the cells in [0, ts].
 func upTo(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(0, (ts + 1).Cell())
 }
 
-// dataUpTo is upTo for data cells: those from before the table was adopted are
-// visible at every timestamp.
+// dataUpTo is upTo for reads: data from before the table was adopted is visible
+// at every timestamp. Nothing else has timestamps like its, whose are of wall
+// clocks (prePercolator).
 func dataUpTo(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(0, max((ts+1).Cell(), prePercolator))
 }
@@ -76,22 +133,29 @@ const filterOverhead = 40
 // lockAt is the predicate of a commit, a heartbeat and a clean-up: the lock of
 // the transaction that started at startTS is on the column.
 func lockAt(c Column, startTS tso.Timestamp) bigtable.Filter {
-	return interleave(chain(column(LockFamily, c.key()), at(startTS)))
+	return chain(filters.of(c).lock, at(startTS))
 }
 
 // conflicts is the predicate of a prewrite at startTS: any lock, or a write
-// record, lock-only mark or rollback marker at or above it (design §4).
+// record, lock-only mark or rollback marker at or above it (design §4). What it
+// found is read with it too.
 func conflicts(cols []Column, startTS tso.Timestamp) bigtable.Filter {
-	var locks, writes, marks []bigtable.Filter
+	var branches, records []bigtable.Filter
 	for _, c := range cols {
-		locks = append(locks, column(LockFamily, c.key()))
-		writes = append(writes, column(WriteFamily, c.key()))
-		marks = append(marks, column(MarkFamily, c.key()))
+		f := filters.of(c)
+		branches = append(branches, f.lock)
+		records = append(records, f.write, f.mark)
 	}
-	return interleave(
-		anyOf(locks),
-		chain(anyOf(append(writes, marks...)), from(startTS)),
-	)
+	since := from(startTS)
+	if len(cols) > 1 {
+		return interleave(append(branches, chain(anyOf(records), since))...)
+	}
+	// The emulator copies the row for every branch: for a few, a branch each takes
+	// less than another Interleave.
+	for _, r := range records {
+		branches = append(branches, chain(r, since))
+	}
+	return interleave(branches...)
 }
 
 // prewriteCost bounds the size that a column adds to conflicts.
@@ -150,36 +214,44 @@ func (s selection) has(c Column) bool {
 }
 
 // visibleAt is the filter of a read at ts: locks, the latest write record and
-// the latest data of the selected columns. dataFamilies are the table's. Where
-// naming what is selected would pass Bigtable's limit, more is read, and
-// evaluate drops what was not asked for.
+// the latest data of the selected columns. dataFamilies are the table's, as a
+// read of everything has to name them; nil: it need not. Where naming what is
+// selected would pass Bigtable's limit, more is read, and evaluate drops what
+// was not asked for.
+//
+// The newest lock of a column is all of its locks: a prewrite is refused where
+// there is a lock at any timestamp, so no column has two. One above ts hides
+// none below it either, because the timestamps come first.
 func (s selection) visibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
-	var locks, writes, data []bigtable.Filter
+	readable := dataUpTo(ts)
+	switch {
+	case s.everything() && dataFamilies == nil:
+		return interleave(chain(readable, latest))
+	case len(s.families) == 0 && len(s.columns) == 1:
+		return chain(filters.of(s.columns[0]).visible, readable, latest)
+	}
+	return chain(interleave(s.parts(dataFamilies)...), readable, latest)
+}
+
+// parts matches the cells of the selected columns and of their metadata.
+func (s selection) parts(dataFamilies []string) []bigtable.Filter {
 	switch {
 	case s.everything():
-		locks, writes, data = whole(LockFamily), whole(WriteFamily), whole(dataFamilies...)
+		return whole(append([]string{LockFamily, WriteFamily}, dataFamilies...)...)
 	case s.cost() > filterBudget:
-		locks, writes, data = whole(LockFamily), whole(WriteFamily), whole(s.allFamilies()...)
+		return whole(append([]string{LockFamily, WriteFamily}, s.allFamilies()...)...)
 	}
-	if locks == nil {
-		for _, f := range s.families {
-			// Qualifiers of the family's metadata start with "family:", and ';'
-			// follows ':'.
-			locks = append(locks, bigtable.ColumnRangeFilter(LockFamily, f+":", f+";"))
-			writes = append(writes, bigtable.ColumnRangeFilter(WriteFamily, f+":", f+";"))
-			data = append(data, wholeFamily(f))
-		}
-		for _, c := range s.columns {
-			locks = append(locks, column(LockFamily, c.key()))
-			writes = append(writes, column(WriteFamily, c.key()))
-			data = append(data, column(c.Family, c.Qualifier))
-		}
+	var parts []bigtable.Filter
+	for _, f := range s.families {
+		// Qualifiers of the family's metadata start with "family:", and ';'
+		// follows ':'.
+		parts = append(parts, bigtable.ColumnRangeFilter(LockFamily, f+":", f+";"), bigtable.ColumnRangeFilter(WriteFamily, f+":", f+";"), wholeFamily(f))
 	}
-	return interleave(
-		chain(anyOf(locks), upTo(ts)),
-		chain(anyOf(writes), upTo(ts), latest),
-		chain(anyOf(data), dataUpTo(ts), latest),
-	)
+	for _, c := range s.columns {
+		f := filters.of(c)
+		parts = append(parts, f.lock, f.write, column(c.Family, c.Qualifier))
+	}
+	return parts
 }
 
 // whole matches whole families; all families there are, when their names alone

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -115,6 +116,10 @@ func primaryRef(cell, primary Cell) *recordpb.CellRef {
 	if cell == primary {
 		return nil
 	}
+	return newRef(cell, primary)
+}
+
+func newRef(cell, primary Cell) *recordpb.CellRef {
 	ref := &recordpb.CellRef{}
 	if primary.Table != cell.Table {
 		ref.Table = &primary.Table
@@ -238,6 +243,38 @@ func decodeWrite(cell Cell, ts tso.Timestamp, value []byte) (writeRecord, error)
 	return checkRecord(cell, writeRecord{ts, tso.Timestamp(m.StartTs), k, followRef(cell, m.Primary)})
 }
 
+// readWrite is decodeWrite without the primary, which a read does not need. It
+// reads a record field by field, and leaves what it does not know to decodeWrite.
+func readWrite(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, startTS tso.Timestamp, err error) {
+	var numbers [4]uint64 // by field: format_version, kind, start_ts
+	rest := value
+	for len(rest) > 0 {
+		field, wire, n := protowire.ConsumeTag(rest)
+		if n < 0 {
+			break
+		}
+		rest = rest[n:]
+		switch {
+		case field <= 3 && wire == protowire.VarintType:
+			numbers[field], n = protowire.ConsumeVarint(rest)
+		case field == 4 && wire == protowire.BytesType: // primary
+			_, n = protowire.ConsumeBytes(rest)
+		default:
+			n = -1
+		}
+		if n < 0 {
+			break
+		}
+		rest = rest[n:]
+	}
+	kind, startTS = Kind(numbers[2]), tso.Timestamp(numbers[3])
+	if len(rest) > 0 || numbers[1] != FormatVersion || (numbers[2] != uint64(KindPut) && numbers[2] != uint64(KindDelete)) || startTS <= 0 || startTS >= ts {
+		w, err := decodeWrite(cell, ts, value)
+		return w.kind, w.startTS, err
+	}
+	return kind, startTS, nil
+}
+
 func decodeMark(cell Cell, ts tso.Timestamp, value []byte) (writeRecord, error) {
 	var m recordpb.Mark
 	if err := unmarshal(&m, cell, MarkFamily, ts, value); err != nil {
@@ -270,6 +307,9 @@ type versioned interface {
 func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []byte) error {
 	if err := proto.Unmarshal(value, m); err != nil {
 		return corrupt(cell, "record in family %s at %d does not parse: %v", family, ts, err)
+	}
+	if m.GetFormatVersion() == FormatVersion {
+		return nil
 	}
 	return checkFormat(m, fmt.Sprintf("record of %s in family %s at %d", cell, family, ts))
 }

@@ -407,7 +407,7 @@ func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Time
 
 // stillRedundant asks the primary again.
 func (c *Client) stillRedundant(ctx context.Context, t *table, r Repair) (bool, error) {
-	raw, err := t.readRow(ctx, r.Cell.Row, lockAt(r.Cell.Column(), r.StartTS))
+	raw, err := t.readRow(ctx, r.Cell.Row, interleave(lockAt(r.Cell.Column(), r.StartTS)))
 	if err != nil || len(raw[LockFamily]) == 0 {
 		return false, err
 	}

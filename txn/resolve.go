@@ -159,7 +159,7 @@ func (c *Client) isGone(ctx context.Context, l *Lock) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	raw, err := t.readRow(ctx, l.Cell.Row, lockAt(l.Cell.Column(), l.StartTS))
+	raw, err := t.readRow(ctx, l.Cell.Row, interleave(lockAt(l.Cell.Column(), l.StartTS)))
 	return err == nil && len(raw[LockFamily]) == 0, err
 }
 

@@ -32,7 +32,7 @@ type scan struct {
 type pageRow struct {
 	key string
 	raw bigtable.Row // kept while locks are in the way
-	row *evaluation
+	row evaluation
 }
 
 func (s *scan) run(ctx context.Context, yield func(bigtable.Row, error) bool) error {
@@ -67,7 +67,7 @@ func (s *scan) run(ctx context.Context, yield func(bigtable.Row, error) bool) er
 func (s *scan) readPage(ctx context.Context, rows int) ([]*pageRow, error) {
 	request := s.rest.request(s.options.reverse)
 	opts := []bigtable.ReadOption{
-		bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().dataFamilies())),
+		bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies())),
 		bigtable.LimitRows(int64(rows)),
 	}
 	if s.options.reverse {
@@ -154,11 +154,11 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	set := rowSet{keys: make([]string, 0, len(blocked))}
 	for key, r := range blocked {
 		set.keys = append(set.keys, key)
-		r.row = &evaluation{} // a row that is gone now has nothing visible
+		r.row = evaluation{} // a row that is gone now has nothing visible
 	}
 	slices.Sort(set.keys)
 	var failed error
-	filter := bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().dataFamilies()))
+	filter := bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies()))
 	for !set.empty() {
 		request := set.request(false).(bigtable.RowList)
 		err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {

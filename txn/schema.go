@@ -42,6 +42,16 @@ func (s *schema) dataFamilies() []string {
 	return slices.DeleteFunc(slices.Clone(s.families), func(f string) bool { return f == AckFamily })
 }
 
+// readFamilies are the families that the filter of a whole row's read has to
+// name; nil when it can do without: where nothing is observed, a row holds
+// hardly anything besides.
+func (s *schema) readFamilies() []string {
+	if len(s.observed) == 0 {
+		return nil
+	}
+	return s.dataFamilies()
+}
+
 func (s *schema) hasFamily(f string) bool { return slices.Contains(s.families, f) }
 
 // isObserved reports whether a commit of the column sets its notify cell.

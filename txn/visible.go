@@ -47,14 +47,15 @@ func (e exactRead) filter() bigtable.Filter {
 // past: they committed after the read's timestamp.
 type passed map[tso.Timestamp]bool
 
-// evaluate reads raw, the answer to selection.visibleAt(readTS).
-func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, passed passed) (*evaluation, error) {
-	e := &evaluation{}
+// evaluate reads raw, the answer to selection.visibleAt(readTS). The values that
+// it finds share raw's memory, and have their commit timestamps there from then
+// on: what has no locks in the way can be evaluated once.
+func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, passed passed) (e evaluation, err error) {
 	key := raw.Key()
 	for _, item := range raw[LockFamily] {
 		c, cell, err := metadataCell(t, key, item)
 		if err != nil {
-			return nil, err
+			return evaluation{}, err
 		}
 		ts := tso.FromCell(item.Timestamp)
 		if !sel.has(c) || passed[ts] {
@@ -62,7 +63,7 @@ func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, p
 		}
 		lock, err := decodeLock(cell, ts, item.Value)
 		if err != nil {
-			return nil, err
+			return evaluation{}, err
 		}
 		if lock.Kind == KindLock {
 			// Whatever becomes of it, the value stays the same.
@@ -76,34 +77,38 @@ func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, p
 	if len(e.locks) > 0 {
 		return e, nil
 	}
-	for _, item := range raw[WriteFamily] {
+	writes := raw[WriteFamily]
+	for _, item := range writes {
 		c, cell, err := metadataCell(t, key, item)
 		if err != nil {
-			return nil, err
+			return evaluation{}, err
 		}
 		if !sel.has(c) {
 			continue
 		}
-		w, err := decodeWrite(cell, tso.FromCell(item.Timestamp), item.Value)
+		commitTS := tso.FromCell(item.Timestamp)
+		kind, startTS, err := readWrite(cell, commitTS, item.Value)
 		if err != nil {
-			return nil, err
+			return evaluation{}, err
 		}
-		if w.kind == KindDelete {
+		if kind == KindDelete {
 			continue
 		}
-		data, ok := find(raw[c.Family], c.key())
-		if ok && data.Timestamp == w.startTS.Cell() {
-			e.add(c, key, w.commitTS, data.Value)
+		items := raw[c.Family]
+		i, ok := position(items, item.Column[len(WriteFamily)+1:])
+		if ok && items[i].Timestamp == startTS.Cell() {
+			items[i].Timestamp = bigtable.Timestamp(commitTS)
+			e.take(c.Family, items, i)
 		} else {
-			e.exact = append(e.exact, exactRead{c, w.commitTS, w.startTS})
+			e.exact = append(e.exact, exactRead{c, commitTS, startTS})
 		}
 	}
 	for family, items := range raw {
 		if isMetadataFamily(family) {
 			continue
 		}
-		for _, item := range items {
-			if _, ok := find(raw[WriteFamily], WriteFamily+":"+item.Column); ok {
+		for i, item := range items {
+			if _, ok := findWrite(writes, item.Column); ok {
 				continue
 			}
 			c, ok := splitColumn(item.Column)
@@ -111,7 +116,7 @@ func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, p
 				continue
 			}
 			if item.Timestamp < prePercolator {
-				e.addItem(c.Family, bigtable.ReadItem{Row: key, Column: item.Column, Timestamp: item.Timestamp, Value: item.Value})
+				e.take(c.Family, items, i)
 			} else {
 				// Data that is not committed hides older pre-Percolator data.
 				e.exact = append(e.exact, exactRead{column: c})
@@ -134,27 +139,44 @@ func metadataCell(t *table, row string, item bigtable.ReadItem) (Column, Cell, e
 	return c, Cell{t.name, row, c.Family, c.Qualifier}, nil
 }
 
-// find looks a column up in one family of a row, which Bigtable returns in
-// order of its columns.
+// find looks a column up in one family of a row.
 func find(items []bigtable.ReadItem, column string) (bigtable.ReadItem, bool) {
-	i, ok := slices.BinarySearchFunc(items, column, func(it bigtable.ReadItem, c string) int {
+	if i, ok := position(items, column); ok {
+		return items[i], true
+	}
+	return bigtable.ReadItem{}, false
+}
+
+// position is where a column is in one family of a row, which Bigtable returns
+// in order of its columns.
+func position(items []bigtable.ReadItem, column string) (int, bool) {
+	return slices.BinarySearchFunc(items, column, func(it bigtable.ReadItem, c string) int {
 		return strings.Compare(it.Column, c)
 	})
-	if !ok {
-		return bigtable.ReadItem{}, false
+}
+
+// findWrite looks up the write record of a column, given as family:qualifier.
+func findWrite(writes []bigtable.ReadItem, column string) (int, bool) {
+	return slices.BinarySearchFunc(writes, column, func(it bigtable.ReadItem, c string) int {
+		return strings.Compare(it.Column[len(WriteFamily)+1:], c)
+	})
+}
+
+// take adds a value that was read, items[i]. As long as all values of a family
+// are wanted, and come in their order, they are not copied.
+func (e *evaluation) take(family string, items []bigtable.ReadItem, i int) {
+	if taken := e.row[family]; len(taken) == i && (i == 0 || &taken[0] == &items[0]) {
+		e.put(family, items[:i+1:i+1])
+	} else {
+		e.put(family, append(taken, items[i]))
 	}
-	return items[i], true
 }
 
-func (e *evaluation) add(c Column, row string, commitTS tso.Timestamp, value []byte) {
-	e.addItem(c.Family, bigtable.ReadItem{Row: row, Column: c.key(), Timestamp: bigtable.Timestamp(commitTS), Value: value})
-}
-
-func (e *evaluation) addItem(family string, item bigtable.ReadItem) {
+func (e *evaluation) put(family string, items []bigtable.ReadItem) {
 	if e.row == nil {
 		e.row = bigtable.Row{}
 	}
-	e.row[family] = append(e.row[family], item)
+	e.row[family] = items
 }
 
 func (e *evaluation) sort() {
@@ -182,12 +204,14 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 			return err
 		}
 		for _, x := range e.exact[:n] {
-			item, ok := find(raw[x.column.Family], x.column.key())
+			items := raw[x.column.Family]
+			i, ok := position(items, x.column.key())
 			switch {
-			case ok && x.startTS == 0:
-				e.addItem(x.column.Family, bigtable.ReadItem{Row: row, Column: item.Column, Timestamp: item.Timestamp, Value: item.Value})
 			case ok:
-				e.add(x.column, row, x.commitTS, item.Value)
+				if x.startTS != 0 {
+					items[i].Timestamp = bigtable.Timestamp(x.commitTS)
+				}
+				e.put(x.column.Family, append(e.row[x.column.Family], items[i]))
 			case x.startTS != 0:
 				return corrupt(Cell{t.name, row, x.column.Family, x.column.Qualifier}, "the write record at %d names data at %d, which is not there", x.commitTS, x.startTS)
 			}
@@ -201,7 +225,7 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 // visibleRow reads one row at ts: one request, unless a lock or another
 // transaction's prewrite is in the way.
 func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
-	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().dataFamilies()), ts)
+	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().readFamilies()), ts)
 	return visible, err
 }
 
@@ -209,7 +233,7 @@ func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selec
 // sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
 // lock stood in the way then.
 func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp) (visible, raw bigtable.Row, err error) {
-	passed := passed{}
+	var passed passed
 	for {
 		raw, err := t.readRow(ctx, row, f)
 		if err != nil {
@@ -220,6 +244,9 @@ func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selec
 			return nil, nil, err
 		}
 		if len(e.locks) > 0 {
+			if passed == nil {
+				passed = map[tso.Timestamp]bool{}
+			}
 			again, err := c.clearForRead(ctx, e.locks, ts, passed)
 			if err != nil {
 				return nil, nil, err
