@@ -7,11 +7,15 @@ import "context"
 // them hold locks that have to be kept alive by heartbeats, which are requests
 // too, and none gets through. Whoever waits here holds no locks, so nobody waits
 // for it, and its locks' ttl is counted from when they are written.
-func (c *Client) admit(ctx context.Context) (leave func(), err error) {
+// Every nil is followed by one dismiss.
+func (c *Client) admit(ctx context.Context) error {
 	select {
 	case c.admitted <- struct{}{}:
-		return func() { <-c.admitted }, nil
+		return nil
 	case <-ctx.Done():
-		return nil, ended(ctx, "waiting for other commits of this client to end", nil)
+		return ended(ctx, "waiting for other commits of this client to end", nil)
 	}
 }
+
+// dismiss gives the place back.
+func (c *Client) dismiss() { <-c.admitted }

@@ -208,9 +208,16 @@ func (r *rowWrites) columns() []Column {
 }
 
 // split cuts the row's writes so that a prewrite of each part fits into
-// Bigtable's limit on filters. Cells are locked one by one in the protocol, so
-// a row may be prewritten in parts; it is rare.
+// Bigtable's limit on filters; nil: one will do. Cells are locked one by one in
+// the protocol, so a row may be prewritten in parts; it is rare.
 func (r *rowWrites) split() []*rowWrites {
+	all := 0
+	for _, w := range r.writes {
+		all += prewriteCost(w.cell.Column())
+	}
+	if all <= filterBudget {
+		return nil
+	}
 	var parts []*rowWrites
 	cost := filterBudget
 	for _, w := range r.writes {

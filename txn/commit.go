@@ -25,21 +25,20 @@ type commit struct {
 	notified []Cell
 
 	traceParent string
-	heartbeat   *heartbeat
+	heartbeat   heartbeat
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = traceParent(ctx) // the transaction's
 	ctx, span := c.client.trace.begin(ctx, "commit", "")
 	defer func() { span.end(err) }()
-	leave, err := c.client.admit(ctx)
-	if err != nil {
+	if err := c.client.admit(ctx); err != nil {
 		return 0, err
 	}
-	defer leave()
+	defer c.client.dismiss()
 	c.client.token.ensure(ctx)
 
-	c.heartbeat = startHeartbeat(ctx, c)
+	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
 	if err := c.prewriteAll(ctx); err != nil {
 		c.client.trace.conflict(ctx, err)
@@ -135,6 +134,9 @@ func (c *commit) addRow(m *bigtable.Mutation, row *rowWrites, commitTS tso.Times
 // whatever happens here: a lock that is left is rolled forward by whoever
 // meets it.
 func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
+	if len(c.rows) == 1 {
+		return
+	}
 	byTable := map[*table][]rowMutation{}
 	span := c.client.trace.secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {

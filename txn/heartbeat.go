@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -18,9 +19,9 @@ import (
 type heartbeat struct {
 	commit *commit
 	ctx    context.Context
-	cancel context.CancelFunc
 
 	mu      sync.Mutex
+	cancel  context.CancelFunc // of the beat under way; nil without one
 	timer   *time.Timer
 	stopped bool
 	beat    sync.WaitGroup
@@ -29,13 +30,11 @@ type heartbeat struct {
 // beats is how often the heart beats within Config.LockTTL.
 const beats = 4
 
-func startHeartbeat(ctx context.Context, c *commit) *heartbeat {
-	h := &heartbeat{commit: c}
-	h.ctx, h.cancel = context.WithCancel(ctx)
+func (h *heartbeat) start(ctx context.Context, c *commit) {
+	h.commit, h.ctx = c, ctx
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, h.fire)
-	return h
 }
 
 func (h *heartbeat) fire() {
@@ -45,10 +44,15 @@ func (h *heartbeat) fire() {
 		return
 	}
 	h.beat.Add(1)
+	// In time for the next beat: one request that hangs must not let the lock
+	// expire.
+	ctx, cancel := context.WithTimeout(h.ctx, h.commit.client.cfg.LockTTL/beats)
+	defer cancel()
+	h.cancel = cancel
 	h.mu.Unlock()
 	defer h.beat.Done()
 
-	if err := h.extend(); err != nil && h.ctx.Err() == nil {
+	if err := h.extend(ctx); err != nil && h.ctx.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
 		h.commit.client.log.WarnContext(h.ctx, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
@@ -60,7 +64,7 @@ func (h *heartbeat) fire() {
 }
 
 // extend writes the primary lock again with the ttl counted up to now.
-func (h *heartbeat) extend() error {
+func (h *heartbeat) extend(ctx context.Context) error {
 	c := h.commit
 	row := c.rows[0]
 	for _, w := range row.writes {
@@ -69,10 +73,6 @@ func (h *heartbeat) extend() error {
 		}
 		m := bigtable.NewMutation()
 		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(c.lock(w)))
-		// In time for the next beat: one request that hangs must not let the lock
-		// expire.
-		ctx, cancel := context.WithTimeout(h.ctx, c.client.cfg.LockTTL/beats)
-		defer cancel()
 		_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
 		return err
 	}
@@ -85,7 +85,9 @@ func (h *heartbeat) stop() {
 	h.mu.Lock()
 	h.stopped = true
 	h.timer.Stop()
+	if h.cancel != nil {
+		h.cancel()
+	}
 	h.mu.Unlock()
-	h.cancel()
 	h.beat.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,19 +19,21 @@ import (
 // the first failure no further row is sent, but those under way are awaited
 // rather than cancelled: a cancelled prewrite may still land after the abort,
 // and would hold others up until its ttl.
-func (c *commit) prewriteAll(ctx context.Context) (err error) {
-	var parts []*rowWrites
-	for _, row := range c.rows {
+func (c *commit) prewriteAll(ctx context.Context) error {
+	parts := c.rows
+	for i, row := range c.rows {
 		row.touched = true
 		if n := row.split(); len(n) > 1 {
-			parts = append(parts, n...)
-		} else {
-			parts = append(parts, row)
+			parts = slices.Concat(parts[:len(parts)-len(c.rows)+i], n, c.rows[i+1:])
 		}
 	}
 	if len(parts) == 1 {
 		return c.prewriteTraced(ctx, parts[0])
 	}
+	return c.prewriteParts(ctx, parts)
+}
+
+func (c *commit) prewriteParts(ctx context.Context, parts []*rowWrites) (err error) {
 	prewrite := c.prewriteTraced
 	if len(parts) > maxPrewriteSpans {
 		var all span
@@ -62,7 +65,9 @@ const maxPrewriteSpans = 16
 
 func (c *commit) prewriteTraced(ctx context.Context, row *rowWrites) error {
 	ctx, span := c.client.trace.begin(ctx, "prewrite", row.table.name)
-	span.set(attrCells.Int(len(row.writes)))
+	if span.on() {
+		span.set(attrCells.Int(len(row.writes)))
+	}
 	err := c.prewriteRow(ctx, row)
 	span.end(err)
 	return err

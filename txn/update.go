@@ -71,8 +71,11 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 	if err = f(tx.within(ctx), tx); err == nil {
 		ts, err = tx.Commit(ctx)
 	}
+	if err == nil {
+		return ts, tx.opts, nil
+	}
 	// Of this transaction, not of some snapshot that f has taken.
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
-	return ts, tx.opts, err
+	return 0, tx.opts, err
 }
