@@ -24,7 +24,12 @@ type table struct {
 	reloading chan struct{} // holds one token while the schema is read again
 }
 
+// timeout gives a request its deadline. Most have an earlier one from their
+// caller already; a context of their own would only cost.
 func (t *table) timeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	if d, ok := ctx.Deadline(); ok && time.Until(d) <= t.client.cfg.RPCTimeout {
+		return ctx, func() {}
+	}
 	return context.WithTimeout(ctx, t.client.cfg.RPCTimeout)
 }
 

@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 
 	"go.opentelemetry.io/otel"
@@ -58,6 +59,9 @@ type tracing struct {
 	tracer trace.Tracer
 	// rowKeys lets spans name rows.
 	rowKeys bool
+	// placeholder is OpenTelemetry's global provider as long as there is no SDK;
+	// nil where the provider was given or there is one.
+	placeholder trace.TracerProvider
 }
 
 func newTracing(cfg Config) tracing {
@@ -65,8 +69,16 @@ func newTracing(cfg Config) tracing {
 	if provider == nil {
 		provider = otel.GetTracerProvider()
 	}
-	return tracing{provider.Tracer(scope), cfg.TraceRowKeys}
+	t := tracing{tracer: provider.Tracer(scope), rowKeys: cfg.TraceRowKeys}
+	if p := reflect.TypeOf(provider); cfg.TracerProvider == nil && p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global" {
+		t.placeholder = provider
+	}
+	return t
 }
+
+// off reports that there is no SDK: what its tracer makes then is nothing, but
+// costs five allocations.
+func (t tracing) off() bool { return t.placeholder != nil && t.placeholder == otel.GetTracerProvider() }
 
 // A span is a part of the work on a trace. The zero span is none: nothing
 // records.
@@ -97,6 +109,9 @@ func (s span) set(attrs ...attribute.KeyValue) {
 // decided against it, the context that is returned says so: what the Bigtable
 // client and gRPC begin below it must not become traces of their own.
 func (t tracing) root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, span) {
+	if t.off() {
+		return ctx, span{}
+	}
 	sctx, s := t.tracer.Start(ctx, name, opts...)
 	switch {
 	case s.IsRecording():
@@ -118,6 +133,9 @@ func (t tracing) begin(ctx context.Context, operation, table string) (context.Co
 
 // read begins a read outside of a transaction, which may be a trace of its own.
 func (t tracing) read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, span) {
+	if t.off() {
+		return ctx, span{}
+	}
 	ctx, s := t.root(ctx, spanName("read", table), clientKind)
 	if s.on() {
 		s.set(append(requestAttrs("read", table), attrReadTS.Int64(int64(ts)))...)
@@ -157,6 +175,9 @@ type attempt struct {
 // has to be in the contexts of its requests: the span, also one that does not
 // record; nil where there is no SDK.
 func (t tracing) transaction(ctx context.Context, name string, a *attempt, opts ...trace.SpanStartOption) (s span, carried trace.Span) {
+	if t.off() {
+		return span{}, nil
+	}
 	title := "transaction"
 	if name != "" {
 		title += " " + name
