@@ -88,7 +88,7 @@ func (l Level) Forbidden(all []Anomaly) []Anomaly {
 // Check runs every checker that fits the history and returns what the level
 // forbids.
 func (l Level) Check(records []Record) []Anomaly {
-	return l.Forbidden(append(CheckTimestamps(records), CheckAppend(records)...))
+	return l.Forbidden(slices.Concat(CheckTimestamps(records), CheckAppend(records), CheckRegisters(records)))
 }
 
 // report collects anomalies.

@@ -5,9 +5,10 @@
 // Two kinds of checkers work on the same record. [CheckTimestamps] believes
 // the timestamps that the store reports, and holds every read against the one
 // state that it may have seen; it is fast and complete for a store that works
-// with timestamps. [CheckAppend] believes nothing but the lists that were
-// read, infers dependencies between transactions from them, and looks for
-// cycles, in the manner of Elle (Kingsbury and Alvaro, VLDB 2020).
+// with timestamps. [CheckAppend] and [CheckRegisters] believe nothing but what
+// was read, infer dependencies between transactions from it, and look for
+// cycles, in the manner of Elle (Kingsbury and Alvaro, VLDB 2020). Lists tell the
+// whole order of their versions, registers a part of it.
 package history
 
 import (
