@@ -73,6 +73,13 @@ func dialPipe(pipe *bufconn.Listener, opts ...grpc.DialOption) (*grpc.ClientConn
 	return Dial("passthrough:///pipe", opts...)
 }
 
+func (e *Emulator) connect(ctx context.Context) (net.Conn, error) {
+	if e.pipe == nil {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", e.Addr())
+	}
+	return e.pipe.DialContext(ctx)
+}
+
 // Close ends the emulator.
 func (e *Emulator) Close() {
 	// The listener first: the server waits for it to stop accepting.

@@ -26,6 +26,7 @@ package txntest
 import (
 	"context"
 	"crypto/rand"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,7 @@ type Env struct {
 	t      testing.TB
 	opts   options
 	dial   func(...grpc.DialOption) (*grpc.ClientConn, error)
+	conn   func(context.Context) (net.Conn, error)
 	tables []string
 }
 
@@ -101,6 +103,7 @@ func New(t testing.TB, opts ...Option) *Env {
 	}
 	if host := emulatorHost(); host != "" && !e.opts.embedded {
 		e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return Dial(host, opts...) }
+		e.conn = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", host) }
 	} else {
 		server := e.opts.server
 		if e.opts.shortcut != nil {
@@ -111,7 +114,7 @@ func New(t testing.TB, opts ...Option) *Env {
 			t.Fatal(err)
 		}
 		t.Cleanup(emulator.Close)
-		e.dial = emulator.Dial
+		e.dial, e.conn = emulator.Dial, emulator.connect
 		if short := e.opts.shortcut; short != nil {
 			e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 				return emulator.Dial(append(opts, short.dialOptions()...)...)
@@ -150,6 +153,10 @@ func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminCl
 	})
 	return bt, admin
 }
+
+// Connect opens a bare connection to the emulator, for a dialer (see
+// [grpc.WithContextDialer]) that does something to it.
+func (e *Env) Connect(ctx context.Context) (net.Conn, error) { return e.conn(ctx) }
 
 // NewClient makes another client, as another process would, over a connection
 // of its own.

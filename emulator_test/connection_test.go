@@ -1,0 +1,151 @@
+package emulator_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// connectionTrouble is how long a connection is half-open or slow: past the ttl of
+// a transfer's locks.
+const connectionTrouble = 5 * time.Second
+
+// strikingConn has one kind of fault happen at one of its reads or writes.
+type strikingConn struct {
+	net.Conn
+	calls *atomic.Int64 // reads and writes of all connections of the client
+	at    int64
+	do    func()
+}
+
+func (c *strikingConn) count() {
+	if c.calls.Add(1) == c.at {
+		c.do()
+	}
+}
+
+func (c *strikingConn) Write(b []byte) (int, error) { c.count(); return c.Conn.Write(b) }
+
+func (c *strikingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.count() // with bytes at hand, which are passed on
+	return n, err
+}
+
+// strikeAt returns a client whose connections fail in one way at their n-th read
+// or write, counted from arm, and whether that has come.
+func strikeAt(t *testing.T, env *txntest.Env, cfg txn.Config, kind string, n int64) (c *txn.Client, arm func(), fired func() bool) {
+	t.Helper()
+	network := workload.NewNet(1)
+	var calls atomic.Int64
+	var armed atomic.Bool
+	struck := atomic.Bool{}
+	c = env.NewClient(cfg, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		conn, err := env.Connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &strikingConn{Conn: network.Wrap(conn), calls: &calls, at: n, do: func() {
+			if armed.Load() {
+				struck.Store(network.Strike(kind, connectionTrouble))
+			}
+		}}, nil
+	}))
+	return c, func() { calls.Store(0); armed.Store(true) }, struck.Load
+}
+
+// TestConnectionFaults breaks a client's connection at each of the reads and
+// writes of a transfer: it is reset, or open at one end only, or slow. What the
+// client was told is what happened.
+func TestConnectionFaults(t *testing.T) {
+	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle} {
+		t.Run(kind, func(t *testing.T) {
+			points := 0
+			for n, more := int64(1), true; more && !t.Failed(); n++ {
+				t.Run(strconv.Itoa(int(n)), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						tr := newTransfer(t)
+						a, arm, fired := strikeAt(t, tr.env, txn.Config{LockTTL: 3 * time.Second, RPCTimeout: time.Second, SyncSecondaries: true}, kind, n)
+						for _, table := range []string{"bank", "other"} {
+							if err := a.OpenTable(t.Context(), table); err != nil {
+								t.Fatal(err)
+							}
+						}
+						tr.a = a
+						arm()
+						tr.run(time.Minute)
+						more = fired()
+						tr.verify()
+					})
+				})
+				points++
+			}
+			if points < 15 {
+				t.Errorf("%d points", points)
+			}
+			t.Logf("%d points", points)
+		})
+	}
+}
+
+// TestScanOverBrokenConnections resets the connection in the middle of the answer
+// to a scan, at each of its reads; no row may be missing or come twice.
+func TestScanOverBrokenConnections(t *testing.T) {
+	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen} {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				const rows = 300
+				_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					for i := range rows {
+						tx.Table("a").Set(fmt.Sprintf("row%04d", i), "f", "q", make([]byte, 2000))
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				points := 0
+				for n, more := int64(1), true; more; n += 5 {
+					c, arm, fired := strikeAt(t, env, txn.Config{RPCTimeout: time.Minute, TokenTTL: -1}, kind, n)
+					s, err := c.Snapshot(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := c.OpenTable(t.Context(), "a"); err != nil {
+						t.Fatal(err)
+					}
+					arm()
+					seen := 0
+					for r, err := range s.Table("a").ReadRows(t.Context(), nil) {
+						if err != nil {
+							t.Fatalf("broken at %d: %v", n, err)
+						}
+						if want := fmt.Sprintf("row%04d", seen); r.Key() != want {
+							t.Fatalf("broken at %d: row %d is %q, want %q", n, seen, r.Key(), want)
+						}
+						seen++
+					}
+					if seen != rows {
+						t.Errorf("broken at %d: %d rows, want %d", n, seen, rows)
+					}
+					more = fired()
+					points++
+				}
+				t.Logf("%d points", points)
+			})
+		})
+	}
+}
