@@ -85,10 +85,22 @@ func (n *Net) Run(ctx context.Context, pause, longest time.Duration) {
 		kind := []string{FaultReset, FaultHalfOpen, FaultTrickle}[n.rnd.IntN(3)]
 		length := time.Duration(n.rnd.Int64N(int64(longest)) + 1)
 		n.mu.Unlock()
-		if rest(ctx, wait) != nil {
+		if !rest(ctx, wait) {
 			return
 		}
 		n.Strike(kind, length)
+	}
+}
+
+// rest returns false when ctx ends first.
+func rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

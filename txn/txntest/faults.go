@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"sync"
 	"testing"
+	"time"
 
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,11 +24,26 @@ import (
 //
 // A rule that was armed and never fired fails its test.
 type Faults struct {
+	chooser Chooser // instead of rules
+
 	mu     sync.Mutex
 	calls  []Call
 	rules  []*Rule
 	killed bool
+	late   sync.WaitGroup // delayed requests on their way
 }
+
+// A Chooser says what is to happen to a request, if anything: what waits for
+// Rule.Release elsewhere waits for pause here. It is called concurrently; the step
+// of the call is not known.
+type Chooser func(Call) (action Action, pause time.Duration, fire bool)
+
+// ChooseFaults returns Faults that do to each request what choose says, for
+// faults at random. They record nothing.
+func ChooseFaults(choose Chooser) *Faults { return &Faults{chooser: choose} }
+
+// Wait waits until all that was delayed is released and answered.
+func (f *Faults) Wait() { f.late.Wait() }
 
 // NewFaults returns Faults without rules, which only record. When the test
 // ends, rules that never fired fail it.
@@ -69,8 +87,11 @@ const (
 	Hold
 	// HoldResponse sends the request and keeps its answer until Rule.Release.
 	HoldResponse
-	// CutStream passes two messages of a streamed answer on and then fails it.
+	// CutStream passes one message of a streamed answer on and then fails it.
 	CutStream
+	// Partial sends the first half of a bulk mutation, and answers Unavailable for
+	// the others. Anything else it drops.
+	Partial
 	// Crash keeps the caller until its context ends, and sends nothing, then or
 	// later: from outside, a client that died before this request.
 	Crash
@@ -78,7 +99,7 @@ const (
 
 // String names the action.
 func (a Action) String() string {
-	return [...]string{"drop request", "drop response", "duplicate", "echo", "delay", "hold", "hold response", "cut stream", "crash"}[a]
+	return [...]string{"drop request", "drop response", "duplicate", "echo", "delay", "hold", "hold response", "cut stream", "partial", "crash"}[a]
 }
 
 // A Rule arms one action for the calls that it matches.
@@ -170,9 +191,13 @@ func (f *Faults) DialOptions() []grpc.DialOption {
 	}
 }
 
-// choose records a call and returns the rule that fires for it, if any; the
+// choose records a request and returns the rule that fires for it, if any; the
 // error is that of a killed client.
-func (f *Faults) choose(c Call) (*Rule, error) {
+func (f *Faults) choose(method string, req proto.Message) (*Rule, error) {
+	if f.chooser != nil {
+		return f.byChance(Call{Method: path.Base(method), Request: req}), nil
+	}
+	c := Classify(method, req)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.killed {
@@ -191,12 +216,31 @@ func (f *Faults) choose(c Call) (*Rule, error) {
 		if r.fired == 1 {
 			close(r.firing)
 		}
-		if r.action == Delay || r.action == Echo {
-			r.applied.Add(1)
-		}
+		r.delays(f)
 		return r, nil
 	}
 	return nil, nil
+}
+
+func (f *Faults) byChance(c Call) *Rule {
+	action, pause, fire := f.chooser(c)
+	if !fire {
+		return nil
+	}
+	r := &Rule{name: c.Method, action: action, released: make(chan struct{})}
+	r.delays(f)
+	switch action {
+	case Delay, Echo, Hold, HoldResponse:
+		time.AfterFunc(pause, r.release)
+	}
+	return r
+}
+
+func (r *Rule) delays(f *Faults) {
+	if r.action == Delay || r.action == Echo {
+		r.applied.Add(1)
+		f.late.Add(1)
+	}
 }
 
 func (r *Rule) unavailable() error {
@@ -215,7 +259,7 @@ func (r *Rule) wait(ctx context.Context) error {
 
 func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	msg, _ := req.(proto.Message)
-	r, err := f.choose(Classify(method, msg))
+	r, err := f.choose(method, msg)
 	if err != nil {
 		return err
 	}
@@ -226,7 +270,7 @@ func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *g
 		return invoke(ctx, method, proto.Clone(msg), proto.Clone(reply.(proto.Message)), cc)
 	}
 	switch r.action {
-	case DropRequest, CutStream:
+	case DropRequest, CutStream, Partial:
 		return r.unavailable()
 	case DropResponse:
 		if err := again(ctx); err != nil {
@@ -238,9 +282,9 @@ func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *g
 			return err
 		}
 	case Echo:
-		go r.sendLater(again)
+		go r.sendLater(f, again)
 	case Delay:
-		go r.sendLater(again)
+		go r.sendLater(f, again)
 		return status.Errorf(codes.DeadlineExceeded, "injected fault: %v on %s", r.action, r.name)
 	case Hold:
 		if err := r.wait(ctx); err != nil {
@@ -258,10 +302,13 @@ func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *g
 	return invoke(ctx, method, req, reply, cc, opts...)
 }
 
-func (r *Rule) sendLater(send func(context.Context) error) {
+func (r *Rule) sendLater(f *Faults, send func(context.Context) error) {
+	defer f.late.Done()
 	defer r.applied.Done()
 	<-r.released
-	_ = send(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_ = send(ctx)
 }
 
 func (f *Faults) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -286,6 +333,7 @@ type faultStream struct {
 	open   func(context.Context) (grpc.ClientStream, error)
 	rule   *Rule
 	got    int
+	kept   []int64 // entries of a bulk mutation that were not sent
 }
 
 func (s *faultStream) SendMsg(m any) error {
@@ -294,7 +342,7 @@ func (s *faultStream) SendMsg(m any) error {
 		return fmt.Errorf("txntest: message of type %T", m)
 	}
 	var err error
-	if s.rule, err = s.faults.choose(Classify(s.method, msg)); err != nil {
+	if s.rule, err = s.faults.choose(s.method, msg); err != nil {
 		return err
 	}
 	if s.rule == nil {
@@ -314,14 +362,26 @@ func (s *faultStream) SendMsg(m any) error {
 			return err
 		}
 	case Echo:
-		go r.sendLater(again)
+		go r.sendLater(s.faults, again)
 	case Delay:
-		go r.sendLater(again)
+		go r.sendLater(s.faults, again)
 		return status.Errorf(codes.DeadlineExceeded, "injected fault: %v on %s", r.action, r.name)
 	case Hold:
 		if err := r.wait(s.Context()); err != nil {
 			return err
 		}
+	case Partial:
+		bulk, ok := m.(*btpb.MutateRowsRequest)
+		if !ok || len(bulk.Entries) < 2 {
+			return r.unavailable()
+		}
+		// The first ones are sent, so that indexes stay what they are.
+		part := proto.CloneOf(bulk)
+		for i := len(part.Entries) / 2; i < len(part.Entries); i++ {
+			s.kept = append(s.kept, int64(i))
+		}
+		part.Entries = part.Entries[:len(part.Entries)/2]
+		return s.ClientStream.SendMsg(part)
 	case HoldResponse: // in RecvMsg
 	case Crash:
 		<-s.Context().Done()
@@ -355,11 +415,17 @@ func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
 }
 
 func (s *faultStream) RecvMsg(m any) error {
-	if s.rule != nil && s.rule.action == CutStream && s.got == 2 {
+	if s.rule != nil && s.rule.action == CutStream && s.got == 1 {
 		return s.rule.unavailable()
 	}
 	s.got++
 	err := s.ClientStream.RecvMsg(m)
+	if res, ok := m.(*btpb.MutateRowsResponse); ok && err == nil {
+		for _, i := range s.kept {
+			res.Entries = append(res.Entries, &btpb.MutateRowsResponse_Entry{Index: i, Status: status.Convert(s.rule.unavailable()).Proto()})
+		}
+		s.kept = nil
+	}
 	if s.rule != nil && s.rule.action == HoldResponse && s.got == 1 {
 		// Answered: what comes later cannot change this answer any more.
 		if err := s.rule.wait(s.caller); err != nil {
