@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"github.com/rogpeppe/go-internal/testscript"
 	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 
@@ -74,6 +75,41 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 		}
 	}
 	return f, nil
+}
+
+// runScripts runs the scripts of a folder, each against an emulator of its own with
+// what fill leaves. The start timestamps of its transactions are in $FORWARD,
+// $DEAD and so on. Every script ends with the consistency check.
+func runScripts(t *testing.T, dir string, fill func(*fixture, context.Context) error, cmds map[string]func(*testscript.TestScript, bool, []string)) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 dir,
+		RequireExplicitExec: true,
+		Setup: func(env *testscript.Env) error {
+			ctx := context.Background()
+			f, err := newFixture(ctx, t)
+			if err != nil {
+				return err
+			}
+			env.Values["fixture"] = f
+			env.Defer(func() {
+				if err := f.check(ctx); err != nil {
+					t.Errorf("%s: %v", env.WorkDir, err)
+				}
+				f.close()
+			})
+			env.Setenv("BIGTABLE_EMULATOR_HOST", f.emulator.Addr())
+			env.Setenv("PERCCTL_PROJECT", fixtureProject)
+			env.Setenv("PERCCTL_INSTANCE", fixtureInstance)
+			if err := fill(f, ctx); err != nil {
+				return fmt.Errorf("filling the tables: %w", err)
+			}
+			for name, ts := range f.start {
+				env.Setenv(name, ts.String())
+			}
+			return nil
+		},
+		Cmds: cmds,
+	})
 }
 
 func (f *fixture) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {

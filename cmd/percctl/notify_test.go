@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -186,38 +185,9 @@ func runObservers(f *fixture) error {
 	return errors.Join(err, <-ended)
 }
 
-// TestNotify runs the scripts of testdata/notify, each against an emulator of
-// its own with what fixture.observe leaves. Every script ends with the
-// consistency check.
+// TestNotify runs the scripts of testdata/notify against what fixture.observe
+// leaves.
 func TestNotify(t *testing.T) {
 	t.Parallel()
-	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/notify",
-		RequireExplicitExec: true,
-		Setup: func(env *testscript.Env) error {
-			ctx := context.Background()
-			f, err := newFixture(ctx, t)
-			if err != nil {
-				return err
-			}
-			env.Values["fixture"] = f
-			env.Defer(func() {
-				if err := f.check(ctx); err != nil {
-					t.Errorf("%s: %v", env.WorkDir, err)
-				}
-				f.close()
-			})
-			env.Setenv("BIGTABLE_EMULATOR_HOST", f.emulator.Addr())
-			env.Setenv("PERCCTL_PROJECT", fixtureProject)
-			env.Setenv("PERCCTL_INSTANCE", fixtureInstance)
-			if err := f.observe(ctx); err != nil {
-				return fmt.Errorf("leaving notifications: %w", err)
-			}
-			for name, ts := range f.start {
-				env.Setenv(name, ts.String())
-			}
-			return nil
-		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "dump": dumpTo, "work": work},
-	})
+	runScripts(t, "testdata/notify", (*fixture).observe, map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "dump": dumpTo, "work": work})
 }

@@ -11,54 +11,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// TestOps runs the scripts of testdata/ops, each against an emulator of its own
-// with what fixture.fill leaves. The start timestamps of its transactions are
-// in $FORWARD, $DEAD and so on. Every script ends with the consistency check.
+// TestOps runs the scripts of testdata/ops against what fixture.fill leaves.
 func TestOps(t *testing.T) {
 	t.Parallel()
-	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/ops",
-		RequireExplicitExec: true,
-		Setup: func(env *testscript.Env) error {
-			ctx := context.Background()
-			f, err := newFixture(ctx, t)
-			if err != nil {
-				return err
-			}
-			env.Values["fixture"] = f
-			env.Defer(func() {
-				if err := f.check(ctx); err != nil {
-					t.Errorf("%s: %v", env.WorkDir, err)
-				}
-				f.close()
-			})
-			env.Setenv("BIGTABLE_EMULATOR_HOST", f.emulator.Addr())
-			env.Setenv("PERCCTL_PROJECT", fixtureProject)
-			env.Setenv("PERCCTL_INSTANCE", fixtureInstance)
-			if err := f.fill(ctx); err != nil {
-				return err
-			}
-			for name, ts := range f.start {
-				env.Setenv(name, ts.String())
-			}
-			return nil
-		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits":  exits,
-			"until":  until,
-			"dump":   dumpTo,
-			"damage": damage,
-			"policy": policy,
-			"plain":  plain,
+	runScripts(t, "testdata/ops", (*fixture).fill, map[string]func(*testscript.TestScript, bool, []string){
+		"exits":  exits,
+		"until":  until,
+		"dump":   dumpTo,
+		"damage": damage,
+		"policy": policy,
+		"plain":  plain,
 
-			"lockdamage": lockDamage,
-			"awaitundo":  awaitUndo,
-			"write":      write,
-			"served":     served,
-			"values":     values,
-			"cut":        cut,
-			"field":      field,
-		},
+		"lockdamage": lockDamage,
+		"awaitundo":  awaitUndo,
+		"write":      write,
+		"served":     served,
+		"values":     values,
+		"cut":        cut,
+		"field":      field,
 	})
 }
 
