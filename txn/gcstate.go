@@ -21,9 +21,6 @@ import (
 const (
 	gcRunQualifier = "run"
 	gcLeaseName    = "gc"
-	// holdGrace is how long a token that was not renewed still holds the safe
-	// point back: a client with a long read may hang for a while.
-	holdGrace = 5 * time.Minute
 )
 
 // A GCStatus is what the metadata table says of garbage collection.
@@ -112,7 +109,7 @@ func (c *Client) readHolds(ctx context.Context, now tso.Timestamp) ([]GCHold, er
 	holds := []GCHold{}
 	err := c.metadata.readRows(ctx, bigtable.PrefixRange(tokenRowPrefix), func(r bigtable.Row) bool {
 		w, ok := decodeToken(r)
-		if ok && w.OldestTs > 0 && now < tso.Timestamp(w.ExpiresTs)+tso.Timestamp(holdGrace.Microseconds()) {
+		if ok && w.OldestTs > 0 && now < tso.Timestamp(w.ExpiresTs)+tso.Timestamp(gctime.HoldGrace().Microseconds()) {
 			holds = append(holds, GCHold{Owner: r.Key()[len(tokenRowPrefix):], Host: w.Host, PID: w.Pid, OldestTS: tso.Timestamp(w.OldestTs), ExpiresTS: tso.Timestamp(w.ExpiresTs)})
 		}
 		return true

@@ -15,6 +15,7 @@ const (
 	slack           = 30 * time.Second
 	minRetention    = 10 * time.Minute
 	leaseTTL        = 30 * time.Second
+	holdGrace       = 5 * time.Minute
 )
 
 // shorter divides the durations.
@@ -43,6 +44,10 @@ func Fence() time.Duration { return scale(safePointMaxAge + maxApply + slack) }
 // MinRetention is the shortest retention that a collector accepts. Whatever
 // comes late by less does no harm: see the design note on garbage collection.
 func MinRetention() time.Duration { return scale(minRetention) }
+
+// HoldGrace is how long a token that was not renewed still holds the safe point
+// back: a client with a long read may hang for a while.
+func HoldGrace() time.Duration { return scale(holdGrace) }
 
 // LeaseTTL is how long a collector that died keeps others from starting.
 func LeaseTTL() time.Duration { return scale(leaseTTL) }

@@ -150,6 +150,32 @@ func TestChange(t *testing.T) {
 	}
 }
 
+// TestRestore: what was changed is loaded again as it was, what was added is
+// deleted, and neither twice.
+func TestRestore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFile(t, dir, "a", "one")
+	docs, _, err := listDocuments(t.Context(), dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCorpus(dir, docs)
+	put := func(name string) { c.overlay[name] = index.Document{Name: name, Contents: []byte("changed")} }
+	put("a")
+	put("new")
+	if got := c.touched(c.restore()); !slices.Equal(got, []string{"a", "new"}) || !c.overlay["new"].Deleted {
+		t.Errorf("touched %q, %+v", got, c.overlay)
+	}
+	if d, err := c.read("a"); err != nil || string(d.Contents) != "one" {
+		t.Errorf("the file is %q, %v", d.Contents, err)
+	}
+	put("newer")
+	if got := c.touched(c.restore()); !slices.Equal(got, []string{"newer"}) {
+		t.Errorf("touched %q, want what was added since", got)
+	}
+}
+
 func TestSourceTreeMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("GOROOT", "")

@@ -40,6 +40,8 @@ type fleet struct {
 	loaded    atomic.Int64
 	// hurry: everything was loaded; what is left to kill is killed now.
 	hurry atomic.Bool
+	// ending: kills that would go on end.
+	ending atomic.Bool
 	// spared is closed when nobody is left to be killed.
 	spared chan struct{}
 
@@ -58,6 +60,9 @@ type fleet struct {
 // one is gone, also after an error.
 func (f *fleet) run(ctx context.Context, finish <-chan struct{}) error {
 	f.plan = newKillPlan(f.opts.kills, f.documents, f.opts.seed)
+	if f.opts.duration > 0 {
+		f.plan = newEndlessPlan(killsEvery, f.opts.seed)
+	}
 	f.events = make(chan event)
 	f.killed = map[crashPoint]int{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -84,7 +89,7 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 	defer show.Stop()
 	spared := false
 	for {
-		if f.plan.left() == 0 && !spared {
+		if f.plan.over(f.ending.Load()) && !spared {
 			spared = true
 			close(f.spared)
 		}
@@ -106,7 +111,7 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 
 func (f *fleet) start() error {
 	f.started++
-	p, err := startProcess(f.started, f.at, f.stderr, f.events)
+	p, err := startProcess(f.started, f.slot(), f.at, f.stderr, f.events)
 	if err != nil {
 		return fmt.Errorf("starting worker %d: %w", f.started, err)
 	}
@@ -114,8 +119,21 @@ func (f *fleet) start() error {
 	return nil
 }
 
+// slot is the smallest number that no worker has: whoever takes a dead worker's
+// place has its slot too.
+func (f *fleet) slot() int {
+	for slot := 1; ; slot++ {
+		if !slices.ContainsFunc(f.workers, func(p *process) bool { return p.slot == slot }) {
+			return slot
+		}
+	}
+}
+
 // aim tells a worker to stop when the next kill is due.
 func (f *fleet) aim() {
+	if f.ending.Load() {
+		return
+	}
 	point, due := f.plan.due(f.totals().Worker.Committed, f.hurry.Load())
 	if !due {
 		return

@@ -14,6 +14,7 @@ import (
 // uses it.
 type process struct {
 	number int
+	slot   int // among the children of the coordinator
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	orders *json.Encoder
@@ -33,15 +34,15 @@ type event struct {
 
 // startProcess starts this program again as a worker. Its events end with
 // exited.
-func startProcess(number int, at deployment, stderr io.Writer, events chan<- event) (*process, error) {
+func startProcess(number, slot int, at deployment, stderr io.Writer, events chan<- event) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	p := &process{number: number}
+	p := &process{number: number, slot: slot}
 	p.cmd = exec.Command(self, append([]string{"demo", "worker"}, at.args()...)...)
 	p.cmd.Args[0] = os.Args[0]
-	p.cmd.Env = telemetry.ChildEnv(number)
+	p.cmd.Env = telemetry.ChildEnv(slot)
 	p.cmd.Stderr = stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package demo
 import (
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
@@ -14,7 +15,9 @@ type progress struct {
 	w        io.Writer
 	terminal bool
 	began    time.Time
-	line     string // on the terminal now
+
+	mu   sync.Mutex
+	line string // on the terminal now
 }
 
 func newProgress(w io.Writer) *progress {
@@ -32,8 +35,14 @@ func (p *progress) interval() time.Duration {
 func (p *progress) show(f *fleet) {
 	loaded := min(f.loaded.Load(), int64(f.documents))
 	total := f.totals().Worker
-	line := fmt.Sprintf("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills",
-		loaded, f.documents, total.Committed, float64(total.Committed)/time.Since(p.began).Seconds(), total.Conflicts, f.opts.kills-f.plan.left(), f.opts.kills)
+	kills := fmt.Sprintf("%d of %d kills", f.plan.next, f.opts.kills)
+	if f.plan.every > 0 {
+		kills = fmt.Sprintf("%d kills", f.plan.next)
+	}
+	line := fmt.Sprintf("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %s",
+		loaded, f.documents, total.Committed, float64(total.Committed)/time.Since(p.began).Seconds(), total.Conflicts, kills)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if !p.terminal {
 		fmt.Fprintln(p.w, line)
 		return
@@ -47,6 +56,8 @@ func (p *progress) show(f *fleet) {
 
 // event tells something that happened, in a line of its own.
 func (p *progress) event(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.line != "" {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
@@ -56,6 +67,8 @@ func (p *progress) event(format string, args ...any) {
 
 // end removes the line.
 func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.line != "" {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}

@@ -47,6 +47,7 @@ type summary struct {
 	PerSecond          float64         `json:"documents_per_second"` // until the first of them all are indexed
 	Percolated         float64         `json:"percolated_seconds"`   // until the changes are
 	Clusters           []index.Cluster `json:"largest_clusters"`
+	Long               *longSummary    `json:"long_run,omitempty"` // with --duration
 	Emulator           string          `json:"emulator,omitempty"` // only one that is still there
 	Project            string          `json:"project,omitempty"`
 	Instance           string          `json:"instance,omitempty"`
@@ -80,6 +81,13 @@ func (s *summary) print(w io.Writer, format cli.Format) error {
 		row("skipped", s.Skipped, "named above; they do not fit into Bigtable")
 	}
 	row("changes", s.Changed+s.Added+s.Deleted, fmt.Sprintf("%d changed, %d added, %d deleted, once all were indexed", s.Changed, s.Added, s.Deleted))
+	if l := s.Long; l != nil {
+		row("rounds", l.Rounds, "of such changes")
+		row("failovers", l.LeadersKilled+l.LeadersStopped, fmt.Sprintf("of the oracle: %d leaders killed, %d stopped", l.LeadersKilled, l.LeadersStopped))
+		row("visits", l.Visits, fmt.Sprintf("counted in one cell; %d visitors were lost on the way", l.VisitorsLost))
+		row("dead letters", l.DeadLetters, "of documents that were malformed on purpose")
+		row("collections", l.GCRuns, fmt.Sprintf("of garbage, %d versions reclaimed", l.VersionsReclaimed))
+	}
 	row("loaded", s.Committed, "transactions that brought documents in")
 	row("observer runs", s.ObserversRun, fmt.Sprintf("of %d observers", s.Observers))
 	row("  committed", s.ObserversCommitted, fmt.Sprintf("with the acknowledgment of the change; %d more changes collapsed into them", s.Collapsed))
@@ -89,7 +97,7 @@ func (s *summary) print(w io.Writer, format cli.Format) error {
 	row("  rolled forward", s.RolledForward, "of runs that were past their commit point")
 	row("  rolled back", s.RolledBack, "of runs that were not")
 	verdict("notifications left", s.NotificationsLeft, "everything has percolated")
-	verdict("violations", s.Violations, fmt.Sprintf("by the consistency check of %d tables", len(index.Tables)))
+	verdict("violations", s.Violations, "by the consistency check of all tables")
 	verdict("mismatches", s.Mismatches, fmt.Sprintf("against a batch computation of all %d cells, before and after the changes", s.Cells))
 	row("rate", fmt.Sprintf("%.4g/s", s.PerSecond), fmt.Sprintf("documents indexed by %d processes", s.Clients))
 	row("percolation", fmt.Sprintf("%.1f s", s.Percolated), "until the changes were in the index")

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -20,14 +19,14 @@ const recoverTimeout = 10 * lockTTL
 // recoverLocks settles every lock that is left. No worker runs any more, so
 // all of them belong to workers that were killed; those killed just now are
 // taken for alive until their tokens are stale.
-func recoverLocks(ctx context.Context, client *txn.Client) error {
+func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpec) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be settled"))
 	defer cancel()
 	for {
 		var left atomic.Int64
 		var g errgroup.Group
 		g.SetLimit(16)
-		for _, t := range index.Tables {
+		for _, t := range tables {
 			for l, err := range client.Locks(ctx, t.Name, nil) {
 				if err != nil {
 					return errors.Join(err, g.Wait())
@@ -51,8 +50,8 @@ func recoverLocks(ctx context.Context, client *txn.Client) error {
 }
 
 // check runs the consistency check over the tables.
-func check(ctx context.Context, client *txn.Client) (violations []string, err error) {
-	for _, t := range index.Tables {
+func check(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (violations []string, err error) {
+	for _, t := range tables {
 		for v, err := range client.Check(ctx, t.Name, nil) {
 			if err != nil {
 				return nil, err
@@ -64,8 +63,8 @@ func check(ctx context.Context, client *txn.Client) (violations []string, err er
 }
 
 // notifications counts what is left to run.
-func notifications(ctx context.Context, client *txn.Client) (left int, err error) {
-	for _, t := range index.Tables {
+func notifications(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (left int, err error) {
+	for _, t := range tables {
 		for _, err := range client.Notifications(ctx, t.Name, nil) {
 			if err != nil {
 				return 0, err

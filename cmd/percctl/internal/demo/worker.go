@@ -66,18 +66,26 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	crash := &crasher{stopped: func(p crashPoint, t time.Time) {
 		out.report(report{Stopped: &stoppedReport{Point: p, At: t, Stats: now()}})
 	}}
-	conn, err := at.connect(ctx, crash.dialOptions()...)
+	options := crash.dialOptions()
+	if at.goesOn() {
+		options = append(options, new(losses).dialOption())
+	}
+	conn, err := at.connect(ctx, options...)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	client, err = txn.NewClient(ctx, conn.bigtable, clientConfig(func(r txn.Resolution) {
+	config, closeOracle, err := at.clientConfig(func(r txn.Resolution) {
 		// Told before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
 		}})
-	}))
+	})
 	if err != nil {
+		return err
+	}
+	defer closeOracle()
+	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
 		return err
 	}
 	// The secondaries of what is committed. A coordinator that is dead took the
@@ -92,6 +100,11 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	}
 	if err := index.Handle(worker); err != nil {
 		return err
+	}
+	if at.goesOn() {
+		if err := worker.Handle(criticID, criticColumn(), notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
+			return err
+		}
 	}
 	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
 

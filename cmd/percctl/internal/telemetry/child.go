@@ -1,9 +1,34 @@
 package telemetry
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"strconv"
 )
+
+// port is the one that Prometheus scrapes; ok is false where it scrapes none.
+func port() (port int, ok bool) {
+	if os.Getenv("OTEL_METRICS_EXPORTER") != "prometheus" || os.Getenv("OTEL_SDK_DISABLED") == "true" {
+		return 0, false
+	}
+	port, err := strconv.Atoi(os.Getenv("OTEL_EXPORTER_PROMETHEUS_PORT"))
+	if err != nil {
+		port = 9464 // OpenTelemetry's default
+	}
+	return port, true
+}
+
+// ChildPorts says where Prometheus scrapes this process and n children; empty
+// where it scrapes none, or where that is left to chance.
+func ChildPorts(n int) string {
+	first, ok := port()
+	if !ok || first == 0 {
+		return ""
+	}
+	host := cmp.Or(os.Getenv("OTEL_EXPORTER_PROMETHEUS_HOST"), "localhost")
+	return fmt.Sprintf("%s:%d to %s:%d", host, first, host, first+n)
+}
 
 // ChildEnv is the environment of the nth child of a process, from 1: its own,
 // but for what two processes cannot share, the port that Prometheus scrapes,
@@ -11,11 +36,7 @@ import (
 // children are killed.
 func ChildEnv(n int) []string {
 	env := os.Environ()
-	if os.Getenv("OTEL_METRICS_EXPORTER") == "prometheus" {
-		port, err := strconv.Atoi(os.Getenv("OTEL_EXPORTER_PROMETHEUS_PORT"))
-		if err != nil {
-			port = 9464 // OpenTelemetry's default
-		}
+	if port, ok := port(); ok {
 		if port != 0 {
 			port += n
 		}

@@ -1,21 +1,12 @@
 package telemetry_test
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
-	"net"
-	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -104,7 +95,7 @@ func alerts(t *testing.T) map[string]string {
 
 // Words of PromQL that are used, and the labels that Prometheus adds itself.
 var (
-	words   = setOf("sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "by")
+	words   = setOf("sum", "max", "min", "rate", "increase", "changes", "histogram_quantile", "by", "or", "unless", "max_over_time")
 	targets = setOf("job", "instance")
 )
 
@@ -202,110 +193,4 @@ func TestWrongExpressions(t *testing.T) {
 			t.Errorf("%s: %q, want %d problems", expr, got, problems)
 		}
 	}
-}
-
-// TestPrometheus has a real Prometheus scrape a scene that goes on, and evaluate
-// every expression, where PERCOLATOR_PROMETHEUS and PERCOLATOR_PROMTOOL name the
-// programs. docs/observability.md has the command.
-func TestPrometheus(t *testing.T) {
-	program, tool := os.Getenv("PERCOLATOR_PROMETHEUS"), os.Getenv("PERCOLATOR_PROMTOOL")
-	if program == "" || tool == "" {
-		return // the test above is what can be had without
-	}
-	if out, err := exec.Command(tool, "check", "rules", alertsPath).CombinedOutput(); err != nil {
-		t.Fatalf("promtool: %v\n%s", err, out)
-	} else {
-		t.Logf("%s", out)
-	}
-	s := newScene(t)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	s.must(err)
-	server := &http.Server{Handler: promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}), ReadHeaderTimeout: time.Second}
-	go func() { _ = server.Serve(lis) }()
-	defer func() { _ = server.Close() }()
-	dir, free := t.TempDir(), freeAddress(t)
-	rules, err := filepath.Abs(alertsPath)
-	s.must(err)
-	s.must(os.WriteFile(filepath.Join(dir, "prometheus.yml"), fmt.Appendf(nil, `
-global: {scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}
-rule_files: [%q]
-scrape_configs:
-  - job_name: percolator
-    static_configs: [{targets: [%q]}]
-`, rules, lis.Addr().String()), 0o600))
-	ctx, cancel := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, program, "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+free)
-	s.must(cmd.Start())
-	defer func() { cancel(); _ = cmd.Wait() }()
-
-	open := map[string]string{} // expressions without data so far, and where they are
-	for panel, exprs := range dashboard(t) {
-		for _, e := range exprs {
-			e = strings.NewReplacer("$__rate_interval", "30s", "$job", ".*").Replace(e)
-			open[e] = "dashboard, " + panel
-		}
-	}
-	for name, e := range alerts(t) {
-		// What is compared; whether it is too much is not the point here.
-		open[regexp.MustCompile(` [<>] [0-9.]+$`).ReplaceAllString(e, "")] = "alert " + name
-	}
-	all := len(open)
-	for deadline := time.Now().Add(90 * time.Second); len(open) > 0; {
-		s.play()
-		for expr := range open {
-			n, err := query(ctx, free, expr)
-			if err != nil && time.Now().After(deadline) {
-				t.Errorf("%s: %v", expr, err)
-			}
-			if n > 0 {
-				delete(open, expr)
-			}
-		}
-		if time.Now().After(deadline) {
-			for expr, where := range open {
-				t.Errorf("%s: no data for %s", where, expr)
-			}
-			return
-		}
-	}
-	t.Logf("%d expressions have data", all)
-}
-
-func freeAddress(t *testing.T) string {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lis.Close() }()
-	return lis.Addr().String()
-}
-
-// query evaluates an expression and returns how many series have a number.
-func query(ctx context.Context, address, expr string) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/query?query="+url.QueryEscape(expr), nil)
-	if err != nil {
-		return 0, err
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	var answer struct {
-		Status, Error string
-		Data          struct{ Result []struct{ Value [2]any } }
-	}
-	if err := json.NewDecoder(res.Body).Decode(&answer); err != nil {
-		return 0, err
-	}
-	if answer.Status != "success" {
-		return 0, fmt.Errorf("%s", answer.Error)
-	}
-	n := 0
-	for _, r := range answer.Data.Result {
-		if r.Value[1] != "NaN" {
-			n++
-		}
-	}
-	return n, nil
 }

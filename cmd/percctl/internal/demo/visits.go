@@ -1,0 +1,147 @@
+package demo
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// visitsTable has one row that everybody writes.
+var visitsTable = txn.TableSpec{Name: "visits", Families: []string{"n"}}
+
+const (
+	visitors    = 2
+	totalRow    = "total"
+	visitsEvery = 100 * time.Millisecond
+)
+
+// visits count themselves in one cell, so that transactions conflict and wait
+// for each other's locks. Some visitors are lost.
+type visits struct {
+	client             *txn.Client
+	committed, unknown atomic.Int64
+	lost               int
+}
+
+// visit counts one visit, again and again until ctx ends. A visit is not cut
+// short, so that its outcome is known.
+func (v *visits) visit(ctx context.Context, visitor int) error {
+	tick := time.NewTicker(visitsEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoverTimeout)
+		_, err := v.client.Update(one, func(ctx context.Context, tx *txn.Txn) error {
+			t := tx.Table(visitsTable.Name)
+			for _, row := range []string{totalRow, fmt.Sprintf("visitor/%d", visitor)} {
+				n, err := number(ctx, &t.View, row)
+				if err != nil {
+					return err
+				}
+				t.Set(row, "n", "visits", binary.BigEndian.AppendUint64(nil, n+1))
+			}
+			return nil
+		}, txn.WithName("visit"))
+		cancel()
+		switch {
+		case errors.Is(err, txn.ErrUndetermined):
+			v.unknown.Add(1)
+		case err != nil:
+			return err
+		default:
+			v.committed.Add(1)
+		}
+	}
+}
+
+func number(ctx context.Context, t *txn.View, row string) (uint64, error) {
+	value, ok, err := t.Get(ctx, row, "n", "visits")
+	if err != nil || !ok {
+		return 0, err
+	}
+	if len(value) != 8 {
+		return 0, fmt.Errorf("row %s of %s has %d bytes instead of 8", row, visitsTable.Name, len(value))
+	}
+	return binary.BigEndian.Uint64(value), nil
+}
+
+// lose has a visitor's client die, as far as Bigtable can tell, in rows that
+// nobody reads: their locks are there until garbage is collected.
+func (v *visits) lose(ctx context.Context, at deployment, cfg txn.Config, point crashPoint) error {
+	stopped := make(chan struct{})
+	crash := &crasher{stopped: func(crashPoint, time.Time) { close(stopped) }}
+	crash.arm(point)
+	conn, err := at.connect(ctx, crash.dialOptions()...)
+	if err != nil {
+		return err
+	}
+	defer conn.close()
+	client, err := txn.NewClient(ctx, conn.bigtable, cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	// Nothing of what it has to do can be done any more.
+	defer func() { cancel(); _ = client.Close(ctx) }()
+	tx, err := client.Begin(ctx, txn.WithName("visit"))
+	if err != nil {
+		return err
+	}
+	v.lost++
+	for _, part := range []string{"in", "out"} {
+		tx.Table(visitsTable.Name).Set(fmt.Sprintf("lost/%d/%s", v.lost, part), "n", "visits", nil)
+	}
+	ended := make(chan error, 1)
+	go func() { _, err := tx.Commit(ctx); ended <- err }()
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+	}
+	cancel()
+	if err = <-ended; errors.Is(err, txn.ErrUndetermined) || errors.Is(err, context.Canceled) {
+		return nil // as it should be
+	}
+	return err
+}
+
+// check returns how far the count is from the visits that were committed.
+func (v *visits) check(ctx context.Context) (off int, err error) {
+	snapshot, err := v.client.Snapshot(ctx)
+	if err != nil {
+		return 0, err
+	}
+	n, err := number(ctx, snapshot.Table(visitsTable.Name), totalRow)
+	if least := v.committed.Load(); int64(n) < least || int64(n) > least+v.unknown.Load() {
+		off = 1
+	}
+	return off, err
+}
+
+// losses makes every so many conditional mutations lose their answer, as a
+// network may: they are applied, and their sender has to find that out.
+type losses struct{ n atomic.Int64 }
+
+const lostAnswer = 50
+
+func (l *losses) dialOption() grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, cc, opts...)
+		if err == nil && method == "/google.bigtable.v2.Bigtable/CheckAndMutateRow" && l.n.Add(1)%lostAnswer == 0 {
+			return status.Error(codes.Unavailable, "percctl demo lost the answer")
+		}
+		return err
+	})
+}
