@@ -29,6 +29,12 @@ const (
 	attrSource    = attribute.Key("percolator.source")
 )
 
+// quiet is in the contexts of what a worker does by itself: to look for work, to
+// remove notifications, to lock cells. Its sampled flag is not set, so that the
+// Bigtable client and gRPC make no traces of their own for each request. Package
+// txn has the same.
+var quiet = trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1}})
+
 // telemetry is what a worker tells OpenTelemetry (docs/observability.md).
 type telemetry struct {
 	tracer trace.Tracer

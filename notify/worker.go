@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/txn"
@@ -161,6 +162,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	ctx, w.end = context.WithCancelCause(ctx)
 	w.mu.Unlock()
 	defer w.end(nil)
+	ctx = trace.ContextWithSpanContext(ctx, quiet)
 
 	if err := w.Register(ctx); err != nil {
 		w.stopped()

@@ -171,7 +171,7 @@ func (d *Direct) join(ctx context.Context) (*waiter, error) {
 		d.forming = &batch{}
 	}
 	w := d.forming.add()
-	if sc, ok := origin(ctx); ok && !d.forming.origin.IsValid() {
+	if sc, ok := origin(ctx); ok && (!d.forming.origin.IsValid() || sc.IsSampled() && !d.forming.origin.IsSampled()) {
 		d.forming.origin = sc
 	}
 	if !d.running {

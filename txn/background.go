@@ -57,7 +57,7 @@ func (l *lane) separate(cfg Config) bool { return l.retries || cfg.SeparateSecon
 
 func newBackground(c *Client) *background {
 	b := &background{client: c, queues: map[*table]*bulkQueue{}, idle: make(chan struct{})}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.ctx, b.cancel = context.WithCancel(untraced)
 	return b
 }
 

@@ -143,6 +143,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 		}
 		primary = l.Primary
 	}
+	recorder.Reset()
 	for locks := 1; locks > 0; { // until its ttl is over
 		var s txn.Status
 		if s, locks, err = operator.ResolveTransaction(t.Context(), primary, tx.StartTS()); err != nil {

@@ -74,7 +74,7 @@ func newSafePoint(ctx context.Context, c *Client) (*safePoint, error) {
 // keep starts to keep the safe point fresh.
 func (s *safePoint) keep() {
 	var ctx context.Context
-	ctx, s.stop = context.WithCancel(context.Background())
+	ctx, s.stop = context.WithCancel(untraced)
 	go func() {
 		defer close(s.stopped)
 		interval := gctime.SafePointMaxAge() / 3

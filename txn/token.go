@@ -74,7 +74,7 @@ func (t *token) ensure(ctx context.Context) {
 		t.starting = make(chan struct{})
 		// The token outlives the transaction that is the first to need it, and is no
 		// part of its trace.
-		go t.start(context.Background(), t.starting)
+		go t.start(untraced, t.starting)
 	}
 	starting := t.starting
 	t.mu.Unlock()

@@ -33,9 +33,12 @@ func (t *Txn) Trace(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.later.parent)
 }
 
+// untraced is the context of work that belongs to no transaction.
+var untraced = trace.ContextWithSpan(context.Background(), quiet)
+
 // quiet is what is in the contexts of requests that are in no trace. Its sampled
 // flag is not set, so that the Bigtable client and gRPC make no traces of their
-// own for them.
+// own for them. Package notify has the same.
 var quiet = trace.SpanFromContext(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
 	TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1},
 })))
