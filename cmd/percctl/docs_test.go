@@ -146,6 +146,7 @@ var printedBy = []struct{ path, types, command string }{
 	{"repaircmd/plan.go", "plan item left", "percctl repair plan"},
 	{"repaircmd/apply.go", "applied", "percctl repair apply"},
 	{"soak/summary.go", "summary", "percctl soak"},
+	{"soak/goals.go", "goal", "percctl soak"},
 	{"tablecmd/adopt.go", "adoption adoptedFamily", "percctl table adopt"},
 	{"tablecmd/unadopt.go", "undoing", "percctl table unadopt"},
 	{"tablecmd/describe.go", "description describedFamily describedObserved rowSample", "percctl table describe"},

@@ -47,17 +47,23 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Long: `Run workloads in several processes while requests are lost, doubled and delayed
 and processes are killed and stopped, and check what came of it.
 
-A soak is one history after the other. Each has an emulator, clients and, by
-turns, servers of the timestamp oracle of its own. In the end of each all faults
-are healed, all locks settled and all observers run; then come the consistency
-check, the history (by timestamps, and by cycles for lists), and the workload's
-own invariant.
+A soak is many histories, several at a time. Each has an emulator, clients and, by
+turns, servers of the timestamp oracle of its own, and two processes that ask
+these for timestamps, tens of thousands a second. Workers are in groups that want
+the same few keys, and go on to new ones every now and then. In the end of each
+history all faults are healed, all locks settled and all observers run; then come
+the consistency check, the history (by timestamps, and by cycles), the workload's
+own invariant, and the uniqueness and order of all timestamps.
 
 Faults: kill (SIGKILL of clients), stop (SIGSTOP of clients, past the ttl of their
 locks), server (SIGSTOP of the emulator), rpc (requests dropped before and after
 they are applied, doubled, delayed, slow, cut short, half done, and callers that
 give up), oracle (SIGKILL and SIGSTOP of the servers of timestamps), clock (clocks
-that are wrong by up to an hour, and jump).
+that are wrong by up to an hour, and jump), net (connections that are reset, open
+at one end only, or slow).
+
+A line on standard error tells of each history. The summary ends with what an hour
+with all faults has to reach, and what this soak reaches at its rate.
 
 A seed makes every choice of the soak: what clients ask for, and what is done to
 which request and process. When they happen is up to the operating system, so a
@@ -67,7 +73,8 @@ is found comes with the seed of its history and the command that runs it again.
 Exit status 4 means that something was found.`,
 		Example: `  percctl soak --duration 10m
   percctl soak --workload append --duration 60s --faults all --history run.jsonl -o json
-  percctl soak --workload bank --oracle served --faults kill,oracle --seed 7 --histories 1`,
+  percctl soak --workload bank --oracle served --faults kill,oracle --seed 7 --histories 1
+  percctl soak --duration 60m --faults all`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s) },
 	}
@@ -99,7 +106,8 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 		w := workload.Named(name)
 		switch {
 		case name == "all":
-			loads = append(loads, workload.All()...)
+			// Observers twice: they have the most left to do.
+			loads = append(loads, append(workload.All(), workload.Observers())...)
 		case w == nil:
 			return nil, cli.Usagef("--workload %s: there is none of that name; percctl soak --help lists them", name)
 		default:
