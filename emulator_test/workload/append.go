@@ -59,6 +59,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		Tables:  []txn.TableSpec{{Name: table, Families: []string{"f"}}},
 		Level:   level,
 		Options: options,
+		Cell:    func(key string) txn.Cell { return txn.Cell{Table: table, Row: key, Family: "f", Qualifier: "list"} },
 		Setup:   func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			var plan []history.Op

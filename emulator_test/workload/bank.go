@@ -97,6 +97,7 @@ func Bank() *Workload {
 		Name:   "bank",
 		Tables: []txn.TableSpec{{Name: bankTables[0], Families: []string{"bal"}}, {Name: bankTables[1], Families: []string{"bal"}}},
 		Level:  history.Serializable, // transfers write all they read
+		Cell:   cellOf("bal", "usd"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(4) == 0 {

@@ -51,6 +51,7 @@ func Observers() *Workload {
 		Tables: []txn.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
 			{Family: "d", Qualifier: "in"}, {Family: "d", Qualifier: "mid"}}}},
 		Level: history.SnapshotIsolation,
+		Cell:  cellOf("d", "in"),
 		Setup: func(ctx context.Context, w *Worker) error {
 			// Before the first change: whoever writes one sets notify cells, and the
 			// registry is what says whose acknowledgments count.

@@ -48,6 +48,7 @@ func Register() *Workload {
 		Name:   "register",
 		Tables: []txn.TableSpec{{Name: tables[0], Families: []string{"f"}}, {Name: tables[1], Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
+		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			type action struct {
@@ -152,6 +153,7 @@ func Skew() *Workload {
 		Name:   "skew",
 		Tables: []txn.TableSpec{{Name: "duty", Families: []string{"f"}}},
 		Level:  history.Serializable,
+		Cell:   cellOf("f", "on"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(4) == 0 {

@@ -49,6 +49,7 @@ func Sets() *Workload {
 		Name:   "sets",
 		Tables: []txn.TableSpec{{Name: table, Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
+		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(5) == 0 {
@@ -110,6 +111,7 @@ func Index() *Workload {
 		Name:   "index",
 		Tables: []txn.TableSpec{{Name: items, Families: []string{"f"}}, {Name: index, Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
+		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			if w.Rand.IntN(4) == 0 {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -35,6 +36,8 @@ type Workload struct {
 	Step func(context.Context, *Worker) error
 	// ReadAll is a transaction that reads every key of the worker's space.
 	ReadAll func(context.Context, *Worker) error
+	// Cell is where a key of the history is stored.
+	Cell func(key string) txn.Cell
 	// Handle adds the workload's observers to a worker of its own; nil without
 	// observers.
 	Handle func(*notify.Worker) error
@@ -89,6 +92,15 @@ const elementsOfProcess = 100_000
 
 // row is a row key in the worker's space.
 func (w *Worker) row(name string) string { return w.Space + name }
+
+// cellOf returns the cell of keys of the form table/row; tables have no / in their
+// names.
+func cellOf(family, qualifier string) func(string) txn.Cell {
+	return func(key string) txn.Cell {
+		table, row, _ := strings.Cut(key, "/")
+		return txn.Cell{Table: table, Row: row, Family: family, Qualifier: qualifier}
+	}
+}
 
 // rows are all of the worker's space.
 func (w *Worker) rows() bigtable.RowSet { return bigtable.PrefixRange(w.Space) }

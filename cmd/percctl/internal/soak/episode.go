@@ -40,7 +40,8 @@ type result struct {
 	observed   int64
 	stranded   int // locks left in the end
 	deaths     map[string]time.Time
-	recovery   []time.Duration
+	settled    int             // locks of killed clients, by other clients
+	recovery   []time.Duration // from a kill until another client had a cell
 
 	anomalies  []string
 	violations []string
@@ -64,6 +65,7 @@ type episode struct {
 	burners  []*process
 	client   *txn.Client
 	next     int // process number
+	probes   sync.WaitGroup
 }
 
 // runEpisode makes one history and checks it. The error is one of the soak
@@ -223,8 +225,8 @@ func (e *episode) handle(p *process, m message) {
 	}
 	e.observed += m.Observed
 	if died, ok := e.deaths[m.Settled]; ok && m.Settled != "" {
-		if d := m.At.Sub(died); d > 0 {
-			e.recovery = append(e.recovery, d)
+		if m.At.After(died) {
+			e.settled++
 		}
 	}
 	if m.Problem != "" {
@@ -244,12 +246,13 @@ func (e *episode) record(r history.Record) {
 	}
 }
 
-// died ends what a killed client had under way, as unknown.
-func (e *episode) died(p *process) {
+// died ends what a killed client had under way, as unknown, and returns it.
+func (e *episode) died(p *process) (open []history.Record) {
 	e.mu.Lock()
 	var left []history.Record
 	for number, invoke := range e.open {
 		if base := number % stride; base >= p.spec.Process && base < p.spec.Process+p.spec.Workers {
+			open = append(open, invoke)
 			left = append(left, history.Record{Type: history.Info, Process: number, Time: time.Now().UnixNano(), StartTS: invoke.StartTS})
 		}
 	}
@@ -257,10 +260,12 @@ func (e *episode) died(p *process) {
 	for _, r := range left {
 		e.record(r)
 	}
+	return open
 }
 
 // finish settles everything, reads all keys for the last time, and checks.
 func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
+	e.probes.Wait()
 	var ending sync.WaitGroup
 	for _, p := range slices.Concat(e.clients, e.burners) {
 		ending.Go(func() {

@@ -139,13 +139,14 @@ func (e *episode) killClient(ctx context.Context) error {
 		return nil // it has not begun
 	}
 	p.resume()
+	died := time.Now()
 	e.mu.Lock()
-	e.deaths[owner] = time.Now()
+	e.deaths[owner] = died
 	e.kills++
 	e.faults[faultKill]++
 	e.mu.Unlock()
 	p.kill()
-	e.died(p)
+	e.probe(ctx, died, e.died(p))
 	e.clients = slices.Delete(slices.Clone(e.clients), i, i+1)
 	return e.startClient(ctx)
 }

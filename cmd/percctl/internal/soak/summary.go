@@ -30,8 +30,11 @@ type summary struct {
 	Observed int64 `json:"observed"`
 	// Stranded counts locks that were left at the ends of histories.
 	Stranded int `json:"stranded_locks"`
-	// Recovery is how long after a client was killed others settled its locks.
-	Recovered   int     `json:"recovered_locks"`
+	// Recovered counts locks of killed clients that other clients settled.
+	Recovered int `json:"recovered_locks"`
+	// Probes are cells that a killed client had left locked and that a reader was
+	// sent for at once; recovery is from the kill until it had the cell.
+	Probes      int     `json:"recovery_probes"`
 	RecoveryP50 float64 `json:"recovery_p50_seconds"`
 	RecoveryP99 float64 `json:"recovery_p99_seconds"`
 	Anomalies   int     `json:"anomalies"`
@@ -59,6 +62,7 @@ func (s *summary) add(r *result) {
 	s.Timestamps += r.timestamps
 	s.Observed += r.observed
 	s.Stranded += r.stranded
+	s.Recovered += r.settled
 	s.recovery = append(s.recovery, r.recovery...)
 	s.Anomalies += len(r.anomalies)
 	s.Violations += len(r.violations)
@@ -66,9 +70,9 @@ func (s *summary) add(r *result) {
 
 func (s *summary) finish() {
 	slices.Sort(s.recovery)
-	if s.Recovered = len(s.recovery); s.Recovered > 0 {
-		s.RecoveryP50 = s.recovery[s.Recovered/2].Seconds()
-		s.RecoveryP99 = s.recovery[s.Recovered*99/100].Seconds()
+	if s.Probes = len(s.recovery); s.Probes > 0 {
+		s.RecoveryP50 = s.recovery[s.Probes/2].Seconds()
+		s.RecoveryP99 = s.recovery[s.Probes*99/100].Seconds()
 	}
 	s.Goals = s.goals()
 }
@@ -84,7 +88,7 @@ func (s *summary) text(w io.Writer) error {
 	}
 	row("timestamps", "%d, with %d changes of the leading server", s.Timestamps, s.OracleFailovers)
 	row("observed changes", "%d", s.Observed)
-	row("locks of killed clients", "%d settled, half of them within %.2f s, 99 %% within %.2f s; ttl %v", s.Recovered, s.RecoveryP50, s.RecoveryP99, lockTTL)
+	row("locks of killed clients", "%d settled by others; readers of %d had the cell after %.2f s (p50) and %.2f s (p99); ttl %v", s.Recovered, s.Probes, s.RecoveryP50, s.RecoveryP99, lockTTL)
 	row("anomalies", "%d", s.Anomalies)
 	row("violations", "%d", s.Violations)
 	if err := t.Flush(); err != nil {
