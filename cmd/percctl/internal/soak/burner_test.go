@@ -1,0 +1,93 @@
+package soak
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+)
+
+func TestBatchOf(t *testing.T) {
+	got := batchOf(1, 2, []int64{7, 5, 6, 9, 6})
+	want := batch{Begun: 1, Ended: 2, Runs: []span{{5, 6}, {6, 7}, {9, 9}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if n := got.count(); n != 5 {
+		t.Errorf("%d timestamps", n)
+	}
+	if wrong := checkTimestamps([]batch{got}); len(wrong) != 1 {
+		t.Errorf("6 comes twice, found: %q", wrong)
+	}
+}
+
+// TestCheckTimestamps finds what an oracle must not do, and nothing else.
+func TestCheckTimestamps(t *testing.T) {
+	b := func(begun, ended int64, runs ...span) batch { return batch{begun, ended, runs} }
+	for _, tc := range []struct {
+		name    string
+		batches []batch
+		want    []string
+	}{
+		{"nothing", nil, nil},
+		{"one after the other", []batch{b(1, 2, span{10, 19}), b(3, 4, span{20, 29})}, nil},
+		{"at once, in any order", []batch{b(1, 5, span{20, 29}), b(2, 4, span{10, 19})}, nil},
+		{"one between the runs of another", []batch{b(1, 5, span{10, 19}, span{30, 39}), b(1, 5, span{20, 29})}, nil},
+		{"no end", []batch{b(1, math.MaxInt64, span{50, 50}), b(3, 4, span{20, 29})}, nil},
+		{"twice", []batch{b(1, 5, span{10, 20}), b(1, 5, span{20, 29})}, []string{"timestamp 20 was handed out twice"}},
+		{"inside of another", []batch{b(1, 5, span{10, 20}), b(1, 5, span{15, 16})}, []string{"timestamp 15 was handed out twice"}},
+		{"backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 19})}, []string{"timestamp 10 was asked for after 29 was received"}},
+		{"one run backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 10}, span{30, 39})}, []string{"timestamp 10 was asked for after 29 was received"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, checkTimestamps(tc.batches)); diff != "" {
+				t.Error(diff)
+			}
+			slices.Reverse(tc.batches)
+			if got := checkTimestamps(tc.batches); len(got) != len(tc.want) {
+				t.Errorf("the other way round: %q", got)
+			}
+		})
+	}
+}
+
+// TestBatchesOf: timestamps of transactions count too, those of dead clients
+// without an end.
+func TestBatchesOf(t *testing.T) {
+	got := batchesOf([]history.Record{
+		{Type: history.Invoke, Process: 1, Time: 10, StartTS: 5},
+		{Type: history.Invoke, Process: 2, Time: 11, StartTS: 6},
+		{Type: history.OK, Process: 1, Time: 20, StartTS: 5, CommitTS: 9},
+		{Type: history.Info, Process: 2, Time: 21, StartTS: 6},
+	})
+	want := []batch{{10, 20, []span{{5, 5}, {9, 9}}}, {11, math.MaxInt64, []span{{6, 6}}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestGoals(t *testing.T) {
+	s := &summary{Seconds: 1800, Histories: 40, Transactions: 600_000, OK: 100_000, Faults: map[string]int{}, RecoveryP99: 1.5}
+	for _, kind := range kinds {
+		s.Faults[kind] = 1000
+	}
+	s.Faults[faultClock] = 3
+	met := map[string]bool{}
+	for _, g := range s.goals() {
+		met[g.Goal] = g.Met
+		if g.Goal == "transactions attempted" && g.AnHour != 1_200_000 {
+			t.Errorf("%+v", g)
+		}
+	}
+	for goal, want := range map[string]bool{
+		"transactions attempted": true, "histories": false, "% committed": false, "anomalies": true,
+		"recovery p99, seconds": true, "of every kind of fault (fewest: clock)": false,
+	} {
+		if got, ok := met[goal]; !ok || got != want {
+			t.Errorf("%s: met %v (there: %v), want %v", goal, got, ok, want)
+		}
+	}
+}
