@@ -16,7 +16,18 @@ import (
 // processes too.
 func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
-	cmd := exec.Command("percctl", "bench", "observers", "latency", "--rows", "100", "--duration", "1h")
+	for first, args := range map[string][]string{
+		"measuring: 100 rows":          {"observers", "latency", "--rows", "100", "--duration", "1h"},
+		"measuring: reads of one cell": {"compare", "--round", "1h", "--rows", "1000", "--served"},
+		"measuring: 10 accounts":       {"contention", "--duration", "1h"},
+	} {
+		t.Run(args[0], func(t *testing.T) { t.Parallel(); testInterrupted(t, first, args) })
+	}
+}
+
+// testInterrupted interrupts a measurement once it says that it has begun.
+func testInterrupted(t *testing.T, first string, args []string) {
+	cmd := exec.Command("percctl", append([]string{"bench"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	held, write := io.Pipe()
 	cmd.Stderr = write
@@ -26,9 +37,11 @@ func TestBenchInterrupted(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait(); _ = write.Close() }()
-	line, err := lines.ReadString('\n')
-	if err != nil || !strings.HasPrefix(line, "measuring: 100 rows") {
-		t.Fatalf("it said %q, %v", line, err)
+	for line := ""; !strings.HasPrefix(line, first); {
+		var err error
+		if line, err = lines.ReadString('\n'); err != nil {
+			t.Fatalf("it never said %q: %v", first, err)
+		}
 	}
 	go func() { _, _ = io.Copy(io.Discard, lines) }()
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {

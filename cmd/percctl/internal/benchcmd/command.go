@@ -1,8 +1,11 @@
-// Package benchcmd is percctl bench: measurements of observers on this machine.
+// Package benchcmd is percctl bench: measurements on this machine.
 //
-// processes.go starts the processes of a run: an emulator, and workers, which
-// are in worker.go and load.go and count their requests as rpcs.go does. Each
-// measurement is in a file of its own.
+// processes.go starts the processes of a run: an emulator, an oracle, and
+// workers, which count their requests as rpcs.go does. Workers run observers
+// (worker.go, load.go) or carry out tasks (measure.go) that repeat an operation
+// (operations.go). pairs.go compares operations with raw ones. Each measurement
+// is in a file of its own; report.go runs them all and writes docs/performance.md
+// with markdown.go and charts.go.
 package benchcmd
 
 import (
@@ -25,7 +28,8 @@ docs/observers-performance.md has numbers and says what they mean.`,
 		newLatencyCmd(s), newThroughputCmd(s), newFigure7Cmd(s))
 	return cli.Group("bench", "Measure on this machine",
 		`Measure on this machine, with processes that the command starts and ends.`,
-		observers, newWorkerCmd(s), newEmulatorCmd(s))
+		newCompareCmd(s), newRowsCmd(s), newScaleCmd(s), newContentionCmd(s), newBrokerageCmd(s), newCPUCmd(s), newDelayCmd(s), newTripsCmd(s),
+		newPlanCmd(s), newReportCmd(s), observers, newWorkerCmd(s), newEmulatorCmd(s), newOracleCmd(s), newStubCmd(s))
 }
 
 // numbers is a flag of whole numbers, separated by commas.

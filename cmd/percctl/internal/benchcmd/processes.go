@@ -38,6 +38,9 @@ type run struct {
 
 	emulator *process
 	address  string
+	oracle   *process      // of a served oracle; nil: direct mode
+	served   string        // its address
+	delay    time.Duration // of each request of the workers
 	workers  []*process
 }
 
@@ -71,8 +74,13 @@ func (b *lockedBuilder) String() string {
 
 // start starts the emulator.
 func start(ctx context.Context, profiles string) (*run, error) {
+	return startServer(ctx, profiles, "emulator")
+}
+
+// startServer starts the emulator, or what stands in for it.
+func startServer(ctx context.Context, profiles, command string) (*run, error) {
 	r := &run{profiles: profiles}
-	p, err := r.spawn(ctx, "emulator", "emulator")
+	p, err := r.spawn(ctx, "emulator", command)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +166,8 @@ func (p *process) end() error {
 // add starts worker processes.
 func (r *run) add(ctx context.Context, n int) error {
 	for range n {
-		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.workers)), "worker", "--emulator", r.address)
+		args := []string{"worker", "--emulator", r.address, "--oracle", r.served, "--delay", r.delay.String()}
+		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.workers)), args...)
 		if err != nil {
 			return err
 		}
@@ -184,6 +193,9 @@ func (r *run) close() error {
 	for _, p := range r.workers {
 		errs = append(errs, p.end())
 	}
+	if r.oracle != nil {
+		errs = append(errs, r.oracle.end())
+	}
 	return errors.Join(append(errs, r.emulator.end())...)
 }
 
@@ -200,8 +212,8 @@ func (r *run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminCli
 	return bt, admin, func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }, nil
 }
 
-// newEmulatorCmd is the emulator's process: it prints its address, and ends with
-// its standard input.
+// newEmulatorCmd is the emulator's process: it prints its address, and for each
+// line that it reads the CPU time it has used, and ends with its standard input.
 func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 	var profile string
 	cmd := &cobra.Command{
@@ -221,10 +233,21 @@ func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 			}
 			defer e.Close()
 			fmt.Fprintln(s.Out, e.Addr())
-			_, err = io.Copy(io.Discard, s.In)
-			return err
+			return tellCPU(s)
 		},
 	}
 	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
+}
+
+// tellCPU answers each line with the CPU time that this process has used, until
+// there are no more.
+func tellCPU(s *cli.Streams) error {
+	lines := bufio.NewScanner(s.In)
+	for lines.Scan() {
+		if _, err := fmt.Fprintln(s.Out, cpuTime().Nanoseconds()); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -22,11 +23,12 @@ import (
 // An order is a line of json that a worker process reads; it answers each with
 // a line of json.
 type order struct {
-	// Do is run, load, status, stop or batch.
+	// Do is run, load, status, stop, batch or measure.
 	Do    string
 	Run   runOrder
 	Load  loadOrder
 	Batch batchOrder
+	Task  task
 }
 
 // A runOrder starts a worker with one observer.
@@ -54,6 +56,7 @@ type answer struct {
 	// not, and Looks in looks that found nothing to do.
 	Useful, Vain, Looks time.Duration
 	Batches             []batch
+	Measured            measured
 }
 
 // done says when an observer's run for a row was committed, by the clock.
@@ -67,6 +70,10 @@ type worker struct {
 	bt     *bigtable.Client
 	client *txn.Client
 	rpcs   *rpcCounter
+	// timestamps is the oracle, and oracle too if it is a served one; both are nil
+	// in direct mode.
+	timestamps tso.Oracle
+	oracle     *tso.Client
 
 	runner  *notify.Worker
 	scanner *notify.Scanner
@@ -78,10 +85,12 @@ type worker struct {
 	mu          sync.Mutex
 	failed      error // of loading
 	answer      answer
+	snapshot    *txn.Snapshot // see shared
 }
 
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
-	var emulator, profile string
+	var emulator, oracle, profile string
+	var delay time.Duration
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Short:  "A worker process of a measurement",
@@ -93,18 +102,20 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 				return err
 			}
 			defer stop()
-			return serveOrders(cmd.Context(), s, emulator)
+			return serveOrders(cmd.Context(), s, emulator, oracle, delay)
 		},
 	}
 	cmd.Flags().StringVar(&emulator, "emulator", "", "address of the emulator")
+	cmd.Flags().StringVar(&oracle, "oracle", "", "address of the oracle's server; direct mode if it is empty")
+	cmd.Flags().DurationVar(&delay, "delay", 0, "how long each request takes, beside what it takes")
 	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
 }
 
 // serveOrders carries out orders until there are no more.
-func serveOrders(ctx context.Context, s *cli.Streams, emulator string) error {
+func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, delay time.Duration) error {
 	w := &worker{rpcs: &rpcCounter{table: documentsTable}}
-	conn, err := txntest.Dial(emulator, grpc.WithStatsHandler(w.rpcs))
+	conn, err := txntest.Dial(emulator, append(lateDialer(delay), grpc.WithStatsHandler(w.rpcs))...)
 	if err != nil {
 		return err
 	}
@@ -114,6 +125,17 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator string) error {
 	}
 	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
 	w.bt = bt
+	switch oracle {
+	case "":
+	case localOracle:
+		w.timestamps = tso.NewLocal(tso.LocalConfig{})
+	default:
+		if w.oracle, err = tso.NewClient(tso.ClientConfig{Addresses: []string{oracle}, DialOptions: lateDialer(delay)}); err != nil {
+			return err
+		}
+		w.timestamps = w.oracle
+		defer func() { _ = w.oracle.Close() }()
+	}
 	defer w.close(ctx)
 	orders, answers := json.NewDecoder(s.In), json.NewEncoder(s.Out)
 	for {
@@ -136,7 +158,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator string) error {
 
 func (w *worker) do(ctx context.Context, o order) (answer, error) {
 	if w.client == nil && o.Do != "batch" {
-		c, err := txn.NewClient(ctx, w.bt, txn.Config{})
+		c, err := txn.NewClient(ctx, w.bt, txn.Config{Oracle: w.timestamps})
 		if err != nil {
 			return answer{}, err
 		}
@@ -164,6 +186,9 @@ func (w *worker) do(ctx context.Context, o order) (answer, error) {
 	case "batch":
 		batches, err := w.batches(ctx, o.Batch)
 		return answer{Batches: batches}, err
+	case "measure":
+		m, err := w.measure(ctx, o.Task)
+		return answer{Measured: m}, err
 	case "stop":
 		if w.stopLoading != nil {
 			w.stopLoading() // what is late by now is left out
