@@ -237,6 +237,8 @@ func randomConfig(rnd *rand.Rand) txn.Config {
 		BackgroundCells:     []int{1, 10, 0}[rnd.IntN(3)],
 		BackgroundBytes:     []int{1, 0}[rnd.IntN(2)],
 		SeparateSecondaries: rnd.IntN(2) == 0,
+		LatchWait:           []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
+		RecentCommits:       []int{-1, 1, 0}[rnd.IntN(3)],
 		SchemaMaxAge:        []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
 	}
 }

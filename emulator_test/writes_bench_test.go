@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -64,4 +65,48 @@ func spread(n, workers int, f func(n int)) {
 	}
 	close(work)
 	g.Wait()
+}
+
+// BenchmarkCounter adds to one counter from 32 goroutines, with one millisecond a
+// request, in one cell and in shards, and counts what each increment takes.
+// Latches are off, as if each goroutine were a process of its own.
+func BenchmarkCounter(b *testing.B) {
+	for _, shards := range []int{0, 1, 16, 64} {
+		name := fmt.Sprintf("shards=%d", shards)
+		if shards == 0 {
+			name = "cell"
+		}
+		b.Run(name, func(b *testing.B) {
+			env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck())
+			env.CreateTable("docs", "d")
+			c := env.NewClient(txn.Config{LatchWait: -1, RecentCommits: -1}, slow(time.Millisecond)...)
+			counter := notify.Counter{Table: "docs", Family: "d", Qualifier: "n", Shards: shards}
+			b.ResetTimer()
+			spread(b.N, 32, func(int) {
+				_, err := c.Update(b.Context(), func(ctx context.Context, tx *txn.Txn) error {
+					if shards > 0 {
+						return counter.Add(ctx, tx, "home", 1)
+					}
+					v, _, err := tx.Table("docs").Get(ctx, "home", "d", "n")
+					tx.Table("docs").Set("home", "d", "n", append(v[:0:0], byte(len(v))))
+					return err
+				})
+				if err != nil {
+					b.Error(err)
+				}
+			})
+			b.StopTimer()
+			s := c.Stats()
+			b.ReportMetric(float64(s.Begun)/float64(s.Committed), "attempts/add")
+			if shards > 0 {
+				snapshot, err := c.Snapshot(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n, err := counter.Read(b.Context(), snapshot.Table("docs"), "home"); err != nil || n != int64(b.N) {
+					b.Errorf("the counter is %d, %v; want %d", n, err, b.N)
+				}
+			}
+		})
+	}
 }

@@ -32,6 +32,8 @@ type Client struct {
 	safePoint  *safePoint
 	holds      *holds
 	fates      *fateCache
+	latches    *latches
+	recent     *recentCommits
 	counters   counters
 	hints      hintWatchers
 	trace      tracing
@@ -62,17 +64,19 @@ func NewClient(ctx context.Context, bt *bigtable.Client, cfg Config) (*Client, e
 		return nil, invalid("nil *bigtable.Client")
 	}
 	c := &Client{
-		bt:     bt,
-		cfg:    cfg,
-		log:    WithTraceIDs(cfg.Logger),
-		oracle: cfg.Oracle,
-		tables: map[string]*table{},
-		idle:   make(chan struct{}),
-		done:   make(chan struct{}),
-		fates:  newFateCache(),
-		made:   time.Now(),
-		holds:  newHolds(),
-		trace:  newTracing(cfg),
+		bt:      bt,
+		cfg:     cfg,
+		log:     WithTraceIDs(cfg.Logger),
+		oracle:  cfg.Oracle,
+		tables:  map[string]*table{},
+		idle:    make(chan struct{}),
+		done:    make(chan struct{}),
+		fates:   newFateCache(),
+		latches: newLatches(cfg),
+		recent:  newRecentCommits(cfg),
+		made:    time.Now(),
+		holds:   newHolds(),
+		trace:   newTracing(cfg),
 
 		admitted: make(chan struct{}, cfg.MaxCommits),
 	}

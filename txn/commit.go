@@ -26,12 +26,18 @@ type commit struct {
 
 	traceParent string
 	heartbeat   heartbeat
+	latch       *latch
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = traceParent(ctx) // the transaction's
 	ctx, span := c.client.trace.begin(ctx, "commit", "")
 	defer func() { span.end(err) }()
+	if err := c.queue(ctx); err != nil {
+		c.client.trace.conflict(ctx, err)
+		return 0, err
+	}
+	defer c.unlatch()
 	if err := c.client.admit(ctx); err != nil {
 		return 0, err
 	}
@@ -42,6 +48,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	defer c.heartbeat.stop()
 	if err := c.prewriteAll(ctx); err != nil {
 		c.client.trace.conflict(ctx, err)
+		c.client.recent.conflicted(err)
 		c.abort(ctx)
 		return 0, err
 	}
@@ -75,6 +82,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	c.heartbeat.stop()
+	c.client.recent.committed(c.rows, commitTS)
+	if len(c.rows) > 1 {
+		// Who meets a secondary's lock here need not ask the primary.
+		c.client.fates.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+	}
 	c.client.counters.committed.Add(1)
 	c.client.hint(c.rows[0].observed()...)
 	c.client.hint(c.notified...)

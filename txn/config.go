@@ -58,9 +58,13 @@ type Config struct {
 	// Defaults to 0: until the context ends.
 	MaxAttempts int
 
-	// Backoff paces retries of conflicts and waits for locks.
+	// Backoff paces waits for locks and retries of requests.
 	// Defaults to 2 ms growing to 1 s.
 	Backoff Backoff
+
+	// RetryBackoff paces the runs of Update's function after conflicts.
+	// Defaults to Backoff, growing to 250 ms at most.
+	RetryBackoff Backoff
 
 	// Parallelism bounds the requests that one transaction or scan has under
 	// way at a time.
@@ -71,6 +75,19 @@ type Config struct {
 	// Those beyond wait for their turn; they hold no locks yet.
 	// Defaults to 256.
 	MaxCommits int
+
+	// LatchWait is how long a commit, and a run after a conflict, waits for its turn
+	// among this client's transactions that write the same cells, before it goes on
+	// without. Transactions of more than 128 cells do not queue. The latches of a run
+	// after a conflict are held while Update's function runs: one that waits for
+	// another transaction of this client on the same cells waits that long.
+	// Defaults to 1 second. Negative: no latches.
+	LatchWait time.Duration
+
+	// RecentCommits is how many cells the client remembers with their last commit,
+	// so that a transaction that conflicts with it fails before it sends a prewrite.
+	// Defaults to 1024. Negative: none.
+	RecentCommits int
 
 	// SyncSecondaries makes Commit wait until the secondaries are committed
 	// too, instead of leaving them to the background.
@@ -165,6 +182,15 @@ func (c Config) withDefaults() (Config, error) {
 	if c.TokenTTL == 0 {
 		c.TokenTTL = 5 * time.Second
 	}
+	if r := c.RetryBackoff; r.Min < 0 || r.Max < 0 {
+		return c, invalid("Config.RetryBackoff is %v to %v; it has to be positive, or zero for its default", r.Min, r.Max)
+	}
+	if c.LatchWait == 0 {
+		c.LatchWait = time.Second
+	}
+	if c.RecentCommits == 0 {
+		c.RecentCommits = 1024
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -205,6 +231,12 @@ func (c Config) withDefaults() (Config, error) {
 		if *n.value == 0 {
 			*n.value = n.def
 		}
+	}
+	if c.RetryBackoff.Min == 0 {
+		c.RetryBackoff.Min = min(c.Backoff.Min, 250*time.Millisecond)
+	}
+	if c.RetryBackoff.Max == 0 {
+		c.RetryBackoff.Max = min(c.Backoff.Max, 250*time.Millisecond)
 	}
 	if c.LockTTL < time.Millisecond {
 		return c, invalid("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)

@@ -32,6 +32,7 @@ type metrics struct {
 	retries     metric.Int64Counter
 	conflicts   metric.Int64Counter
 	lockWait    metric.Float64Histogram
+	latchWait   metric.Float64Histogram
 	resolutions metric.Int64Counter
 	dropped     metric.Int64Counter
 	batchRows   metric.Int64Histogram
@@ -76,6 +77,7 @@ func newMetrics(cfg Config) (m metrics, err error) {
 		retries:     counter("percolator.transaction.retries", "{retry}", "Reruns of functions given to Update."),
 		conflicts:   counter("percolator.transaction.conflicts", "{conflict}", "Transactions that failed because of another one."),
 		lockWait:    seconds("percolator.lock.wait.duration", "How long somebody else's lock held a read or prewrite up."),
+		latchWait:   seconds("percolator.latch.wait.duration", "How long a commit, or a run after a conflict, waited for another transaction of its client that writes the same cells."),
 		resolutions: counter("percolator.lock.resolutions", "{cell}", "Cells settled on behalf of other transactions."),
 		dropped:     counter("percolator.background.dropped", "{row}", "Rows of background work that were given up and left to whoever meets their locks."),
 	}
@@ -178,6 +180,12 @@ func (m *metrics) retry(ctx context.Context, name string) {
 func (m *metrics) waited(ctx context.Context, table string, began time.Time) {
 	if m.lockWait.Enabled(ctx) {
 		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
+	}
+}
+
+func (m *metrics) latched(ctx context.Context, began time.Time) {
+	if m.latchWait.Enabled(ctx) {
+		m.latchWait.Record(ctx, time.Since(began).Seconds())
 	}
 }
 

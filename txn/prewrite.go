@@ -190,7 +190,7 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
 	}
 	for _, l := range others {
-		clear, err := c.client.resolveForWrite(ctx, l, c.startTS)
+		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.unlatch)
 		if err != nil {
 			return false, err
 		}

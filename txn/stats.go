@@ -6,6 +6,7 @@ import "sync/atomic"
 type counters struct {
 	begun, committed, conflicts, retries, undetermined atomic.Int64
 	timestamps, locksMet                               atomic.Int64
+	earlyConflicts, latchWaits                         atomic.Int64
 	rolledForward, rolledBack                          atomic.Int64
 	backgroundDropped, backgroundRequests              atomic.Int64
 }
@@ -18,6 +19,12 @@ type Stats struct {
 	Committed int64 `json:"committed"`
 	// Conflicts counts attempts that failed with ErrConflict.
 	Conflicts int64 `json:"conflicts"`
+	// EarlyConflicts counts those of them that were known before a prewrite was
+	// sent (Config.RecentCommits).
+	EarlyConflicts int64 `json:"early_conflicts"`
+	// LatchWaits counts waits for other transactions of this client that write the
+	// same cells (Config.LatchWait).
+	LatchWaits int64 `json:"latch_waits"`
 	// Retries counts reruns of functions given to Update.
 	Retries int64 `json:"retries"`
 	// Undetermined counts commits that returned UndeterminedError.
@@ -49,6 +56,8 @@ func (c *Client) Stats() Stats {
 		Begun:              c.counters.begun.Load(),
 		Committed:          c.counters.committed.Load(),
 		Conflicts:          c.counters.conflicts.Load(),
+		EarlyConflicts:     c.counters.earlyConflicts.Load(),
+		LatchWaits:         c.counters.latchWaits.Load(),
 		Retries:            c.counters.retries.Load(),
 		Undetermined:       c.counters.undetermined.Load(),
 		Timestamps:         c.counters.timestamps.Load(),

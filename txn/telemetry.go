@@ -169,6 +169,14 @@ type attempt struct {
 	number int
 	// earlier is the span of the attempt before.
 	earlier trace.SpanContext
+
+	// again: Update runs the function again after a conflict. early: the last run
+	// ended in one that was known before its prewrite. slots are the latches of the
+	// cells that it wrote, latch what is held of them for the next run.
+	again bool
+	early bool
+	slots []uint16
+	latch *latch
 }
 
 // transaction begins the span of one attempt of a transaction. carried is what

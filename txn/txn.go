@@ -28,6 +28,7 @@ type Txn struct {
 	startTS tso.Timestamp
 	begun   time.Time // for the part of the locks' ttl that is over at commit
 	buffer  buffer
+	run     *attempt
 	hold    *hold // keeps garbage collection below startTS
 
 	span       span       // not on where nothing records
@@ -62,7 +63,7 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
-	t := &Txn{client: c, begun: time.Now()}
+	t := &Txn{client: c, run: a, begun: time.Now()}
 	for _, o := range opts {
 		o(&t.opts)
 	}

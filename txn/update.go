@@ -32,9 +32,10 @@ import (
 // A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
 	limit := c.cfg.MaxAttempts
-	pause := c.cfg.Backoff.start()
+	pause := c.cfg.RetryBackoff.start()
 	wasTooOld := false
-	var run attempt
+	run := attempt{again: true}
+	defer run.drop()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := c.attempt(ctx, &run, f, opts)
 		if err == nil {
@@ -52,7 +53,7 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 		case limit > 0 && run.number >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
-		if pause.wait(ctx, 0) != nil {
+		if c.beforeNext(ctx, &run, &pause, err) != nil {
 			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
 		c.counters.retries.Add(1)
@@ -66,7 +67,13 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 	if err != nil {
 		return 0, txnOptions{}, err
 	}
-	defer tx.Rollback() // f may panic
+	run.early = false
+	defer func() {
+		tx.Rollback() // f may panic
+		if !run.early {
+			run.drop() // f did not come to its commit
+		}
+	}()
 	var ts tso.Timestamp
 	if err = f(tx.within(ctx), tx); err == nil {
 		ts, err = tx.Commit(ctx)
@@ -78,4 +85,21 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return 0, tx.opts, err
+}
+
+// beforeNext waits before the next run of a function: with jittered exponential
+// backoff, unless the conflict was with a transaction of this client, and then in
+// the queue of its cells, which the next run's start_ts comes after. Whoever
+// waits for the time to pass holds nobody up.
+func (c *Client) beforeNext(ctx context.Context, run *attempt, pause *waiter, conflict error) error {
+	if run.latch == nil && !run.early {
+		if err := pause.wait(ctx, 0); err != nil {
+			return err
+		}
+	}
+	granted, err := c.requeue(ctx, run)
+	if err == nil && !granted && run.early {
+		err = pause.wait(ctx, 0)
+	}
+	return err
 }

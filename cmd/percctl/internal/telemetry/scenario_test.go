@@ -45,7 +45,7 @@ func newScene(t *testing.T) *scene {
 	s.must(err)
 	s.tracers = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.recorder))
 	s.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(s.reader), sdkmetric.WithReader(exporter))
-	s.cfg = txn.Config{TracerProvider: s.tracers, MeterProvider: s.meters, LockTTL: 50 * time.Millisecond, TokenTTL: -1, TraceRowKeys: true}
+	s.cfg = txn.Config{TracerProvider: s.tracers, MeterProvider: s.meters, LockTTL: 50 * time.Millisecond, TokenTTL: -1, LatchWait: 20 * time.Millisecond, TraceRowKeys: true}
 	s.env = txntest.New(t, txntest.WithConfig(s.cfg))
 	s.env.InitTable(txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	s.env.InitTable(txn.TableSpec{Name: "docs", Families: []string{"d"}})
@@ -154,12 +154,21 @@ func (s *scene) conflicts() {
 	defer root.End()
 	_, err := s.env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		set(tx, "bob")
-		if attempts++; attempts == 1 {
+		// The second time the other one waits for the latch of this one.
+		if attempts++; attempts <= 2 {
 			s.update(s.env.Client, "bob")
 		}
 		return nil
 	}, txn.WithName("transfer"))
 	s.must(err)
+	// One that the client does not know before its prewrite.
+	tx, err := s.env.Client.Begin(ctx)
+	s.must(err)
+	set(tx, "bob")
+	s.update(s.env.NewClient(s.cfg), "bob")
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+		s.t.Errorf("%v, want a conflict", err)
+	}
 }
 
 // leave leaves the locks of a client that dies before a step.

@@ -1,0 +1,399 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// hotRun is what came of many goroutines that move money between ten accounts.
+type hotRun struct {
+	commits, attempts, conflicts, early int
+	requests, wasted                    int // wasted: prewrites beyond those that committed
+	median, p99, slowest                time.Duration
+}
+
+// requestCount counts a connection's requests.
+type requestCount struct{ all, prewrites atomic.Int64 }
+
+func (n *requestCount) dialOptions() []grpc.DialOption {
+	return intercept(func(c txntest.Call) error {
+		switch c.Step {
+		case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepSafePoint:
+			return nil
+		case txntest.StepPrewrite:
+			n.prewrites.Add(1)
+		}
+		n.all.Add(1)
+		return nil
+	})
+}
+
+const (
+	hotAccounts = 10
+	hotInitial  = 1000
+)
+
+// bankOnHotCells runs transfers for a time, with a delay before each request.
+func bankOnHotCells(t *testing.T, cfg txn.Config, clients, workers int, delay, d time.Duration) (r hotRun) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for i := range hotAccounts {
+				tx.Table("a").Set(strconv.Itoa(i), "f", "q", []byte(strconv.Itoa(hotInitial)))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &requestCount{}
+		cs := make([]*txn.Client, clients)
+		for i := range cs {
+			cs[i] = env.NewClient(cfg, append(n.dialOptions(), slow(delay)...)...)
+		}
+		var mu sync.Mutex
+		var took []time.Duration
+		end := time.Now().Add(d)
+		var g sync.WaitGroup
+		for w := range workers {
+			g.Go(func() {
+				rnd := rand.New(rand.NewPCG(7, uint64(w)))
+				for time.Now().Before(end) {
+					from := rnd.IntN(hotAccounts)
+					to := (from + 1 + rnd.IntN(hotAccounts-1)) % hotAccounts
+					began := time.Now()
+					if err := moveHot(t.Context(), cs[w%clients], from, to); err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					took = append(took, time.Since(began))
+					mu.Unlock()
+				}
+			})
+		}
+		g.Wait()
+		synctest.Wait()
+		slices.Sort(took)
+		r.commits = len(took)
+		r.median, r.p99, r.slowest = took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
+		r.requests = int(n.all.Load())
+		r.wasted = int(n.prewrites.Load()) - 2*r.commits
+		for _, c := range cs {
+			s := c.Stats()
+			r.attempts += int(s.Begun)
+			r.conflicts += int(s.Conflicts)
+			r.early += int(s.EarlyConflicts)
+		}
+		sum := 0
+		for i := range hotAccounts {
+			v, _, err := takeSnapshot(t, env.Client).Table("a").Get(t.Context(), strconv.Itoa(i), "f", "q")
+			if err != nil {
+				t.Fatal(err)
+			}
+			balance, _ := strconv.Atoi(string(v))
+			sum += balance
+		}
+		if sum != hotAccounts*hotInitial {
+			t.Errorf("the accounts hold %d, want %d", sum, hotAccounts*hotInitial)
+		}
+	})
+	return r
+}
+
+func moveHot(ctx context.Context, c *txn.Client, from, to int) error {
+	_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		a := tx.Table("a")
+		for i, row := range []int{from, to} {
+			v, _, err := a.Get(ctx, strconv.Itoa(row), "f", "q")
+			if err != nil {
+				return err
+			}
+			n, err := strconv.Atoi(string(v))
+			if err != nil {
+				return err
+			}
+			a.Set(strconv.Itoa(row), "f", "q", []byte(strconv.Itoa(n-1+2*i)))
+		}
+		return nil
+	})
+	return err
+}
+
+func (r hotRun) String() string {
+	return fmt.Sprintf("%4d commits, %5.2f attempts and %5.2f conflicts a commit (%4.1f %% early), %5.1f requests and %5.2f wasted prewrites a commit; median %v, 99 %% %v, slowest %v",
+		r.commits, float64(r.attempts)/float64(r.commits), float64(r.conflicts)/float64(r.commits), 100*float64(r.early)/float64(max(1, r.conflicts)),
+		float64(r.requests)/float64(r.commits), float64(r.wasted)/float64(r.commits), r.median, r.p99, r.slowest)
+}
+
+var hotModes = []struct {
+	name string
+	cfg  txn.Config
+}{
+	{"off", txn.Config{LatchWait: -1, RecentCommits: -1}},
+	{"early abort", txn.Config{LatchWait: -1}},
+	{"latches", txn.Config{RecentCommits: -1}},
+	{"both", txn.Config{}},
+}
+
+var everyHotMode = flag.Bool("hot", false, "let TestHotCells measure latches and early aborts one by one, with 16 and 64 goroutines")
+
+// TestHotCells measures latches and early aborts in virtual time, where only
+// round trips take any: with both, more commits come of fewer requests, and the
+// slowest transfer is sooner done.
+func TestHotCells(t *testing.T) {
+	for _, clients := range []int{1, 4} {
+		for _, workers := range []int{16, 64} {
+			if workers != 64/clients && !*everyHotMode {
+				continue
+			}
+			runs := map[string]hotRun{}
+			for _, mode := range hotModes {
+				if mode.name != "off" && mode.name != "both" && !*everyHotMode {
+					continue
+				}
+				r := bankOnHotCells(t, mode.cfg, clients, workers, 5*time.Millisecond, time.Second)
+				runs[mode.name] = r
+				t.Logf("%d clients, %d goroutines, %-11s %v", clients, workers, mode.name+":", r)
+			}
+			off, both := runs["off"], runs["both"]
+			if both.requests*off.commits > off.requests*both.commits*9/10 {
+				t.Errorf("%d clients, %d goroutines: latches and early aborts save no requests", clients, workers)
+			}
+			if clients == 1 && (both.wasted > 0 || both.attempts > 21*both.commits/10+workers || both.slowest > off.slowest) {
+				t.Errorf("%d goroutines of one client: %v; want no prewrite in vain, at most two attempts, and a slowest transfer sooner than %v", workers, both, off.slowest)
+			}
+		}
+	}
+}
+
+// prewrites counts a transaction's prewrites.
+func prewrites(f *txntest.Faults, tx *txn.Txn) (n int) {
+	for _, c := range f.Calls() {
+		if c.Step == txntest.StepPrewrite && c.StartTS == tx.StartTS() {
+			n++
+		}
+	}
+	return n
+}
+
+// A transaction whose conflict with another one of its client is known, or comes
+// while it waits for that one, sends no prewrite, and fails as one does that is
+// told by the store.
+func TestEarlyConflict(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		write func(tx *txn.Txn)
+	}{
+		{"write", func(tx *txn.Txn) { tx.Table("a").Set("hot", "f", "q", []byte("1")) }},
+		{"delete", func(tx *txn.Txn) { tx.Table("a").Delete("hot", "f", "q") }},
+		{"lock", func(tx *txn.Txn) { tx.Table("a").Lock("hot", "f", "q") }},
+	} {
+		var errs []*txn.ConflictError
+		for _, cfg := range []txn.Config{{LatchWait: -1, RecentCommits: -1}, {LatchWait: -1}, {}} {
+			synctest.Test(t, func(t *testing.T) {
+				_, c, faults := newRegression(t, cfg)
+				late, after := begin(t, c), begin(t, c)
+				set(late, "2", "hot")
+				set(after, "2", "other")
+				// The same row, another column: no conflict.
+				after.Table("a").Set("hot", "f", "r", []byte("2"))
+				first := begin(t, c)
+				tt.write(first)
+				held := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
+				done := commitInBackground(t.Context(), first)
+				<-held.Fired()
+				var lateDone <-chan outcome
+				if cfg.LatchWait == 0 {
+					lateDone = commitInBackground(t.Context(), late)
+					synctest.Wait() // it queues
+				}
+				held.Release()
+				if o := <-done; o.err != nil {
+					t.Fatal(o.err)
+				}
+				if lateDone == nil {
+					lateDone = commitInBackground(t.Context(), late)
+				}
+				var conflict *txn.ConflictError
+				if o := <-lateDone; !errors.As(o.err, &conflict) {
+					t.Fatalf("%v, want a conflict", o.err)
+				}
+				want := 0
+				if cfg.RecentCommits < 0 {
+					want = 1
+				}
+				if n := prewrites(faults, late); n != want {
+					t.Errorf("%s, %+v: %d prewrites of the one that conflicts, want %d", tt.name, cfg, n, want)
+				}
+				if s := c.Stats(); s.EarlyConflicts != int64(1-want) || s.Conflicts != 1 || (s.LatchWaits > 0) != (cfg.LatchWait == 0) {
+					t.Errorf("stats %+v", s)
+				}
+				if _, err := after.Commit(t.Context()); err != nil {
+					t.Errorf("of another cell: %v", err)
+				}
+				mustSet(t, c, "3", "hot") // began later: no conflict
+				conflict.ConflictTS -= conflict.StartTS
+				conflict.StartTS = 0
+				errs = append(errs, conflict)
+			})
+		}
+		for _, e := range errs[1:] {
+			if e.Cell != errs[0].Cell || e.Reason != errs[0].Reason || e.ConflictTS <= 0 {
+				t.Errorf("%s: known early: %+v; told by the store: %+v", tt.name, e, errs[0])
+			}
+		}
+	}
+}
+
+// A commit of another cell in the same place of the table is no conflict.
+func TestEarlyConflictNamesItsCell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newRegression(t, txn.Config{RecentCommits: 1})
+		early := beginSet(t, c, "1", "one")
+		mustSet(t, c, "2", "two")
+		if _, err := early.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		// What the store told is remembered as well.
+		late := []*txn.Txn{beginSet(t, c, "1", "three"), beginSet(t, c, "1", "three")}
+		mustSet(t, env.Client, "2", "three")
+		for i, tx := range late {
+			if _, err := tx.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) || prewrites(faults, tx) != 1-i || c.Stats().EarlyConflicts != int64(i) {
+				t.Errorf("transaction %d: %v, %d prewrites, stats %+v", i, err, prewrites(faults, tx), c.Stats())
+			}
+		}
+	})
+}
+
+// A function that is run again has its turn: whoever writes the cell as well
+// waits for it, but not for longer than LatchWait.
+func TestRerunHasItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Second})
+		runs := 0
+		var other <-chan outcome
+		_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			set(tx, "1", "hot", "cold")
+			switch runs++; runs {
+			case 1:
+				mustSet(t, c, "2", "hot")
+			case 2:
+				other = commitInBackground(ctx, beginSet(t, c, "3", "cold"))
+				synctest.Wait()
+			}
+			return nil
+		})
+		if err != nil || runs != 2 {
+			t.Errorf("%d runs, %v; want a second run that nobody interferes with", runs, err)
+		}
+		if o := <-other; !errors.Is(o.err, txn.ErrConflict) || c.Stats().EarlyConflicts != 2 {
+			t.Errorf("the other one: %v; stats %+v", o.err, c.Stats())
+		}
+		if n := faults.Count()[txntest.StepAbort]; n != 0 {
+			t.Errorf("%d requests that remove locks", n)
+		}
+
+		// One that takes long is overtaken; nothing waits for ever.
+		runs = 0
+		_, err = c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			set(tx, "1", "hot")
+			if runs++; runs <= 2 {
+				began := time.Now()
+				mustSet(t, c, "2", "hot") // within: it waits for this very run
+				if took := time.Since(began); runs == 2 && took != time.Second {
+					t.Errorf("the transaction within took %v", took)
+				}
+			}
+			return nil
+		})
+		if err != nil || runs != 3 {
+			t.Errorf("%d runs, %v", runs, err)
+		}
+
+		// Nor does what a failed function leaves.
+		failed := errors.New("failed")
+		runs = 0
+		_, err = c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			set(tx, "1", "hot")
+			if runs++; runs == 1 {
+				mustSet(t, c, "2", "hot")
+				return nil
+			}
+			return failed
+		})
+		began := time.Now()
+		mustSet(t, c, "4", "hot")
+		if took := time.Since(began); !errors.Is(err, failed) || took > 0 {
+			t.Errorf("%v; the next transaction took %v", err, took)
+		}
+	})
+}
+
+// Whoever waits for a lock of another process lets go of its latch: those of its
+// own process are not to wait for that lock one after the other.
+func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
+		old := beginSet(t, c, "1", "hot", "mine")
+		strange := txntest.NewFaults(t)
+		stranger := env.NewClient(txn.Config{}, strange.DialOptions()...)
+		held := strange.OnStep(txntest.StepCommit, txntest.Hold)
+		done := commitInBackground(t.Context(), beginSet(t, stranger, "2", "hot"))
+		<-held.Fired()
+		waiting := commitInBackground(t.Context(), old) // older, so it waits
+		pass(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		young := beginSet(t, c, "3", "hot")
+		if _, err := young.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("%v; want a conflict with the lock at once", err)
+		}
+		if n := prewrites(faults, young); n == 0 {
+			t.Error("it sent no prewrite")
+		}
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+		if o := <-waiting; !errors.Is(o.err, txn.ErrConflict) {
+			t.Error(o.err)
+		}
+	})
+}
+
+// An ended context ends the wait, and leaves nothing to the next.
+func TestLatchWaitEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour})
+		held := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
+		first := commitInBackground(t.Context(), beginSet(t, c, "1", "hot"))
+		<-held.Fired()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := beginSet(t, c, "2", "hot").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v; want the context's error", err)
+		}
+		held.Release()
+		if o := <-first; o.err != nil {
+			t.Error(o.err)
+		}
+		mustSet(t, c, "3", "hot")
+	})
+}

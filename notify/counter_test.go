@@ -1,0 +1,97 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+func TestCounterReads(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n"}
+		w := newWorker(t, env.Client, notify.Config{})
+		if err := w.Handle("fold", c.Column(), c); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Register(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		read := func(c notify.Counter, want int64) {
+			t.Helper()
+			s, err := env.Client.Snapshot(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := c.Read(t.Context(), s.Table("docs"), "page"); err != nil || n != want {
+				t.Errorf("the counter is %d, %v; want %d", n, err, want)
+			}
+		}
+		add := func(c notify.Counter, deltas ...int64) {
+			t.Helper()
+			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+				for _, delta := range deltas {
+					if err := c.Add(ctx, tx, "page", delta); err != nil {
+						return err
+					}
+				}
+				n, err := c.Read(ctx, tx.Table("docs"), "page")
+				if err == nil && len(deltas) == 3 && n != 5 {
+					t.Errorf("the transaction sees %d of its own increments, want 5", n)
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		read(c, 0)
+		add(c, 7, 0, -2)
+		for range 40 {
+			add(c, 1)
+		}
+		read(c, 45)
+		start(t, w)
+		pass(3 * time.Minute)
+		read(c, 45)
+		// More shards later: those that were there count.
+		more := c
+		more.Shards = 64
+		for range 40 {
+			add(more, -1)
+		}
+		read(more, 5)
+	})
+}
+
+func TestCounterRefuses(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		tx, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n"}
+		for _, shards := range []int{-1, 5000} {
+			bad := c
+			bad.Shards = shards
+			if err := bad.Add(t.Context(), tx, "page", 1); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("%d shards: %v", shards, err)
+			}
+			if _, err := bad.Read(t.Context(), tx.Table("docs"), "page"); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("%d shards: %v", shards, err)
+			}
+		}
+		tx.Table("docs").Set("page", "d", "n", []byte("12"))
+		if _, err := c.Read(t.Context(), tx.Table("docs"), "page"); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("a sum that is no number: %v", err)
+		}
+		if err := c.Observe(t.Context(), tx, txn.Cell{Table: "docs", Row: "page", Family: "d", Qualifier: "n.added"}); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("a row that is no shard: %v", err)
+		}
+	})
+}
