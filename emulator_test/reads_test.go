@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
@@ -357,16 +360,89 @@ func TestBreakOutOfScan(t *testing.T) {
 	if n := faults.Count()[txntest.StepRead]; n != 2 {
 		t.Errorf("%d reads for the first rows of two scans", n)
 	}
+	faults.Reset()
 	n := 0
 	for range seq {
 		n++
 	}
-	if n != 600 {
-		t.Errorf("%d rows", n)
+	if reads := faults.Count()[txntest.StepRead]; n != 600 || reads != 1 {
+		t.Errorf("%d rows in %d requests", n, reads)
 	}
 }
 
-// Pages are bounded in bytes as well as in rows.
+// holdScans begins n scans of a table and leaves them at their first row until
+// the test ends.
+func holdScans(t *testing.T, view *txn.View, n int) {
+	t.Helper()
+	for range n {
+		next, stop := iter.Pull2(view.ReadRows(t.Context(), nil))
+		t.Cleanup(stop)
+		if _, err, ok := next(); err != nil || !ok {
+			t.Fatalf("first row: %v, %v", ok, err)
+		}
+	}
+}
+
+// Scans whose consumers are slow take no more than some of a connection's
+// streams: those beyond make a request for each page.
+func TestScansBeyondTheirStreams(t *testing.T) {
+	faults := txntest.NewFaults(t)
+	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
+	env.CreateTable("t", "f")
+	update(t, env, "t", func(tbl *txn.Table) {
+		for i := range 600 {
+			tbl.Set(fmt.Sprintf("%04d", i), "f", "q", nil)
+		}
+	})
+	view := snapshot(t, env, "t")
+	holdScans(t, view, 15)
+	for _, want := range []int{1, 3} {
+		faults.Reset()
+		n := 0
+		for row, err := range view.ReadRows(t.Context(), nil) {
+			if err != nil || row.Key() != fmt.Sprintf("%04d", n) {
+				t.Fatalf("row %d is %v, %v", n, row, err)
+			}
+			n++
+		}
+		if reads := faults.Count()[txntest.StepRead]; n != 600 || reads != want {
+			t.Errorf("%d rows in %d requests, want %d", n, reads, want)
+		}
+		holdScans(t, view, 1)
+	}
+}
+
+// A consumer may take its time: a request that has been open for long is ended,
+// and another one goes on where it was.
+func TestScanOfSlowConsumer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = time.Minute
+		faults := txntest.NewFaults(t)
+		env := txntest.New(t, txntest.Embedded(), txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true, RPCTimeout: timeout}))
+		env.CreateTable("t", "f")
+		update(t, env, "t", func(tbl *txn.Table) {
+			for i := range 600 {
+				tbl.Set(fmt.Sprintf("%04d", i), "f", "q", nil)
+			}
+		})
+		faults.Reset()
+		n := 0
+		for row, err := range snapshot(t, env, "t").ReadRows(t.Context(), nil) {
+			if err != nil || row.Key() != fmt.Sprintf("%04d", n) {
+				t.Fatalf("row %d is %v, %v", n, row, err)
+			}
+			if n++; n == 10 || n == 300 {
+				<-time.After(2 * timeout)
+			}
+		}
+		if reads := faults.Count()[txntest.StepRead]; n != 600 || reads < 3 {
+			t.Errorf("%d rows in %d requests", n, reads)
+		}
+	})
+}
+
+// Pages are bounded in bytes as well as in rows: it shows where each has a
+// request of its own.
 func TestScanOfLargeRows(t *testing.T) {
 	faults := txntest.NewFaults(t)
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
@@ -377,6 +453,7 @@ func TestScanOfLargeRows(t *testing.T) {
 			tbl.Set(fmt.Sprint(i), "f", "q", bytes.Repeat([]byte{byte(i)}, 3<<19))
 		}
 	})
+	holdScans(t, snapshot(t, env, "t"), 16)
 	for _, reverse := range []bool{false, true} {
 		for name, rs := range map[string]bigtable.RowSet{"range": nil, "list": bigtable.RowList{"0", "1", "2", "3", "4", "5", "6"}} {
 			faults.Reset()

@@ -40,6 +40,7 @@ type Client struct {
 	metrics    metrics
 	made       time.Time
 	admitted   chan struct{} // holds one token for each commit under way
+	streams    atomic.Int64  // requests of scans under way
 	// oracleAhead is how far the oracle's time is ahead of the time since made,
 	// in microseconds; 0: not known yet.
 	oracleAhead atomic.Int64

@@ -220,19 +220,19 @@ func FuzzScanMerge(f *testing.F) {
 			want = want[:limit]
 		}
 		s := &scan{overlay: o, options: readOptions{reverse: reverse, limit: int(limit)}}
-		yield := func(r bigtable.Row, _ error) bool {
+		s.yield = func(r bigtable.Row, _ error) bool {
 			got = append(got, r.Key()+"="+string(r["f"][0].Value))
 			return true
 		}
 		goOn := true
 		for _, k := range keys {
 			row := bigtable.Row{"f": {{Row: k, Column: "f:q", Value: []byte("stored")}}}
-			if goOn = s.emitBefore(k, yield) && s.emit(k, row, yield); !goOn {
+			if goOn = s.emitBefore(k) && s.emit(k, row); !goOn {
 				break
 			}
 		}
 		if goOn {
-			s.emitBefore("", yield)
+			s.emitBefore("")
 		}
 		if !slices.Equal(want, got) {
 			t.Errorf("stored %q, own %q, reverse %v, limit %d: %q, want %q", stored, own, reverse, limit, got, want)

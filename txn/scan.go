@@ -3,29 +3,41 @@ package txn
 import (
 	"context"
 	"slices"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 )
 
-// A scan reads pages of rows, settles the locks in a page together, and merges
-// the transaction's own writes in. A page is bounded in rows and bytes, so
-// that a large scan needs little memory, no request runs long, and the
-// emulator, which prepares a whole range before it answers, does little of
-// that.
+// A scan takes the rows of a request as they arrive, in pages: it settles the
+// locks in a page together, merges the transaction's own writes in, and hands
+// the page to its consumer while the next one is on its way. gRPC's flow control
+// holds the server up where the consumer is slow. A page is bounded in rows and
+// bytes, so that a large scan needs little memory.
+//
+// A request that has run for half of Config.RPCTimeout, the consumer's time
+// included, is ended with its page, and another one goes on behind it. A client
+// has maxStreams such requests under way; for scans beyond that, a request ends
+// with each page, since consumers may need requests of their own, and Bigtable
+// takes a hundred at a time on a connection.
 const (
-	firstPageRows = 256
-	maxPageRows   = 4096
-	maxPageBytes  = 4 << 20
+	pageRows     = 256
+	maxPageRows  = 4096
+	maxPageBytes = 4 << 20
+	maxStreams   = 16
 )
 
 type scan struct {
 	view    *View
 	table   *table
 	options readOptions
+	yield   func(bigtable.Row, error) bool
 	overlay *overlay // nil in a snapshot
 	rest    rowSet   // what was not read yet
-	given   int      // rows yielded
+	page    []pageRow
+	bytes   int  // in page
+	given   int  // rows yielded
+	done    bool // the consumer wants no more
 }
 
 // pageRow is one row of a page, as read and then as evaluated.
@@ -35,84 +47,118 @@ type pageRow struct {
 	row evaluation
 }
 
-func (s *scan) run(ctx context.Context, yield func(bigtable.Row, error) bool) error {
-	rows := firstPageRows
-	if s.rest.keys != nil {
-		rows = maxPageRows
-	}
-	if s.options.limit > 0 {
-		// Some rows may turn out to have nothing visible.
-		rows = min(rows, min(s.options.limit, maxPageRows)+16)
-	}
-	for !s.rest.empty() {
-		page, err := s.readPage(ctx, rows)
-		if err == nil {
-			err = s.settle(ctx, page)
-		}
-		if err := s.view.client.afterRead(ctx, s.view.ts, err); err != nil {
+func (s *scan) run(ctx context.Context) error {
+	for !s.rest.empty() && !s.done {
+		if err := s.request(ctx); err != nil {
 			return err
 		}
-		for _, r := range page {
-			if !s.emitBefore(r.key, yield) || !s.emit(r.key, r.row.row, yield) {
-				return nil
-			}
-		}
-		rows = min(rows*2, maxPageRows)
 	}
-	s.emitBefore("", yield)
+	s.emitBefore("")
 	return nil
 }
 
-// readPage reads the next page and moves rest behind it.
-func (s *scan) readPage(ctx context.Context, rows int) ([]*pageRow, error) {
-	request := s.rest.request(s.options.reverse)
-	opts := []bigtable.ReadOption{
-		bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies())),
-		bigtable.LimitRows(int64(rows)),
+// request makes one request, hands on its answer, and moves rest behind it.
+func (s *scan) request(ctx context.Context) error {
+	set := s.rest
+	request := set.request(s.options.reverse)
+	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies()))}
+	limit := 0
+	streams := &s.view.client.streams
+	onePage := streams.Add(1) > maxStreams
+	defer streams.Add(-1)
+	if onePage {
+		limit = pageRows
+	}
+	if s.options.limit > 0 {
+		// Some rows may turn out to have nothing visible.
+		if n := s.options.limit - s.given + 16; limit == 0 || n < limit {
+			limit = n
+		}
+	}
+	if limit > 0 {
+		opts = append(opts, bigtable.LimitRows(int64(limit)))
 	}
 	if s.options.reverse {
 		opts = append(opts, bigtable.ReverseScan())
 	}
-	var page []*pageRow
+	began, read, stopped := time.Now(), 0, false
 	var failed error
-	bytes, full := 0, false
-	err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {
-		e, err := evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
-		if err != nil {
-			failed = err
-			return false
+	err := s.table.streamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
+		read++
+		if failed = s.add(ctx, raw); failed != nil {
+			return false, 0
 		}
-		page = append(page, &pageRow{raw.Key(), raw, e})
-		for _, items := range raw {
-			for _, it := range items {
-				bytes += len(it.Value) + len(it.Column)
-			}
+		if len(s.page) < pageRows && s.bytes < maxPageBytes {
+			return true, 0
 		}
-		full = bytes >= maxPageBytes || len(page) >= rows
-		return !full
+		arrived := time.Now()
+		failed = s.turn(ctx)
+		stopped = onePage || time.Since(began) > s.view.client.cfg.RPCTimeout/2
+		return failed == nil && !s.done && !stopped, time.Since(arrived)
 	}, opts...)
-	switch {
-	case failed != nil:
-		return nil, failed
-	case err != nil:
-		return nil, err
-	case full:
-		s.rest = s.rest.beyond(page[len(page)-1].key, s.options.reverse)
-	default:
-		s.rest = s.rest.answered(request, s.options.reverse)
+	if err != nil && failed == nil && !s.done && !stopped {
+		failed = s.view.client.afterRead(ctx, s.view.ts, err)
 	}
-	return page, nil
+	if failed != nil || s.done || stopped {
+		return failed
+	}
+	if err := s.turn(ctx); err != nil {
+		return err
+	}
+	if limit == 0 || read < limit {
+		s.rest = set.answered(request, s.options.reverse)
+	}
+	return nil
+}
+
+// add takes a row into the page.
+func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
+	e, err := evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
+	if err != nil {
+		return s.view.client.afterRead(ctx, s.view.ts, err)
+	}
+	for _, items := range raw {
+		for _, it := range items {
+			s.bytes += len(it.Value) + len(it.Column)
+		}
+	}
+	s.page = append(s.page, pageRow{raw.Key(), raw, e})
+	return nil
+}
+
+// turn hands the page to the consumer and moves rest behind it.
+func (s *scan) turn(ctx context.Context) error {
+	if len(s.page) == 0 {
+		return nil
+	}
+	err := s.settle(ctx, s.page)
+	if err := s.view.client.afterRead(ctx, s.view.ts, err); err != nil {
+		return err
+	}
+	for i := range s.page {
+		r := &s.page[i]
+		if !s.emitBefore(r.key) || !s.emit(r.key, r.row.row) {
+			break
+		}
+	}
+	s.rest = s.rest.beyond(s.page[len(s.page)-1].key, s.options.reverse)
+	clear(s.page)
+	s.page, s.bytes = s.page[:0], 0
+	return nil
 }
 
 // settle resolves the locks of a page, all rows together, reading the rows
 // again until none is in the way.
-func (s *scan) settle(ctx context.Context, page []*pageRow) error {
+func (s *scan) settle(ctx context.Context, page []pageRow) error {
 	passed := passed{}
 	for {
 		var locks []*Lock
-		blocked := map[string]*pageRow{}
-		for _, r := range page {
-			if len(r.row.locks) > 0 {
+		var blocked map[string]*pageRow
+		for i := range page {
+			if r := &page[i]; len(r.row.locks) > 0 {
+				if blocked == nil {
+					blocked = map[string]*pageRow{}
+				}
 				locks = append(locks, r.row.locks...)
 				blocked[r.key] = r
 			}
@@ -139,7 +185,8 @@ func (s *scan) settle(ctx context.Context, page []*pageRow) error {
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.view.client.cfg.Parallelism)
-	for _, r := range page {
+	for i := range page {
+		r := &page[i]
 		r.raw = nil
 		s.view.client.clearBehind(r.row.stranded, s.view.ts)
 		if len(r.row.exact) > 0 {
@@ -181,40 +228,38 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 // emitBefore yields the transaction's own rows that come before key in the
 // direction of the scan and were not read; all that are left when key is
 // empty. It reports whether to go on.
-func (s *scan) emitBefore(key string, yield func(bigtable.Row, error) bool) bool {
+func (s *scan) emitBefore(key string) bool {
 	if s.overlay == nil {
 		return true
 	}
-	for len(s.overlay.keys) > 0 {
+	for len(s.overlay.keys) > 0 && !s.done {
 		next := s.overlay.next(s.options.reverse)
 		if key != "" && (next == key || (next < key) == s.options.reverse) {
 			return true
 		}
 		s.overlay.drop(s.options.reverse)
-		if !s.yield(s.overlay.apply(next, nil), yield) {
-			return false
-		}
+		s.give(s.overlay.apply(next, nil))
 	}
-	return true
+	return !s.done
 }
 
 // emit yields a row that was read, with the transaction's writes laid over it.
-func (s *scan) emit(key string, row bigtable.Row, yield func(bigtable.Row, error) bool) bool {
+func (s *scan) emit(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {
 			s.overlay.drop(s.options.reverse)
 		}
 		row = s.overlay.apply(key, row)
 	}
-	return s.yield(row, yield)
+	s.give(row)
+	return !s.done
 }
 
-func (s *scan) yield(row bigtable.Row, yield func(bigtable.Row, error) bool) bool {
-	if len(row) == 0 {
-		return true
+func (s *scan) give(row bigtable.Row) {
+	if len(row) > 0 {
+		s.given++
+		s.done = !s.yield(row, nil) || s.given == s.options.limit
 	}
-	s.given++
-	return yield(row, nil) && (s.options.limit == 0 || s.given < s.options.limit)
 }
 
 func (o *overlay) next(reverse bool) string {

@@ -55,6 +55,22 @@ func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 	return err
 }
 
+// streamRows is readRows for an answer that is consumed as it arrives: fn says,
+// besides, how long its caller was held up by others than Bigtable.
+func (t *table) streamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) error {
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	began := time.Now()
+	err := t.api.ReadRows(rctx, rows, func(raw bigtable.Row) bool {
+		goOn, blocked := fn(raw)
+		began = began.Add(blocked)
+		return goOn
+	}, opts...)
+	err = wrapRPC(ctx, "read", t.name, err)
+	t.client.metrics.operation(ctx, "ReadRows", t.name, began, err)
+	return err
+}
+
 // checkAndMutate is one CheckAndMutateRow. Unless permanent(err), an error
 // leaves open whether it was applied; the Bigtable client never retries it.
 func (t *table) checkAndMutate(ctx context.Context, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {

@@ -99,7 +99,7 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 // columns, in ascending order of their keys, each once: a bigtable.RowList,
 // RowRange (bigtable.PrefixRange makes one from a prefix) or RowRangeList; nil
 // is the whole table. A row list is read in one request, as far as Bigtable's
-// limits allow; ranges are read in pages. In a transaction, the scan sees the
+// limits allow; other rows arrive while the loop runs. In a transaction, the scan sees the
 // writes that were buffered when the iteration began.
 //
 // A read at a timestamp that garbage collection has passed fails with ErrTooOld,
@@ -131,12 +131,12 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if err != nil {
 		return err
 	}
-	s := &scan{view: v, table: t, options: o, rest: set}
+	s := &scan{view: v, table: t, options: o, yield: yield, rest: set}
 	if v.txn != nil {
 		s.overlay = v.txn.buffer.overlay(v.name, set.contains, o.sel)
 	}
 	ctx, span := v.traced(ctx)
-	err = s.run(ctx, yield)
+	err = s.run(ctx)
 	span.set(attrRows.Int(s.given))
 	span.end(err)
 	return err

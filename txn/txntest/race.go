@@ -23,17 +23,38 @@ func serialize() []grpc.ServerOption {
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			l := &lockedStream{ServerStream: ss, mu: &one}
 			defer l.unlock()
-			return handle(srv, l)
+			err := handle(srv, l)
+			if e := l.flush(); err == nil {
+				err = e
+			}
+			return err
 		}),
 	}
 }
 
-// lockedStream holds the lock from when the request has arrived: a client may
-// open a stream and never send one.
+// lockedStream holds the lock from when the request has arrived, since a client
+// may open a stream and never send one, until it is answered. The answer is sent
+// without it: a client may make other requests before it takes all of it.
 type lockedStream struct {
 	grpc.ServerStream
-	mu     *sync.Mutex
-	locked bool
+	mu      *sync.Mutex
+	locked  bool
+	answers []any
+}
+
+func (l *lockedStream) SendMsg(m any) error {
+	l.answers = append(l.answers, m)
+	return nil
+}
+
+func (l *lockedStream) flush() error {
+	l.unlock()
+	for _, m := range l.answers {
+		if err := l.ServerStream.SendMsg(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *lockedStream) RecvMsg(m any) error {
@@ -47,6 +68,7 @@ func (l *lockedStream) RecvMsg(m any) error {
 
 func (l *lockedStream) unlock() {
 	if l.locked {
+		l.locked = false
 		l.mu.Unlock()
 	}
 }
