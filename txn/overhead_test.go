@@ -1,0 +1,237 @@
+//go:build !race
+
+package txn_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// overheadEnv is a stub with a table "accounts" as a transaction finds it and a
+// table "plain" that holds the same values without one, and clients for both.
+type overheadEnv struct {
+	stub   *txntest.Stub
+	bt     *bigtable.Client
+	client *txn.Client
+	plain  *bigtable.Table
+}
+
+func newOverheadEnv(t testing.TB) *overheadEnv {
+	t.Helper()
+	column := txn.Column{Family: "bal", Qualifier: "usd"}
+	value := make([]byte, 100)
+	stub, err := txntest.StartStub("",
+		txntest.StubTable{Name: "accounts", Columns: []txn.Column{column}, Value: value, CommitTS: 1_800_000_000_000_000, Rows: 1000},
+		txntest.StubTable{Name: "plain", Columns: []txn.Column{column}, Value: value, Rows: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := stub.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := txn.NewClient(ctx, bt, txn.Config{Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		_, _, _ = bt.Close(), admin.Close(), conn.Close()
+		if err := stub.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &overheadEnv{stub: stub, bt: bt, client: client, plain: bt.Open("plain")}
+}
+
+// An overheadCase is one piece of work done by a transaction and by the Bigtable
+// client alone, with the same requests.
+type overheadCase struct {
+	name  string
+	ours  func(context.Context) error
+	raw   func(context.Context) error
+	units int // rows
+	// allocs bounds what ours allocates beyond raw, by unit.
+	allocs float64
+	// requests that ours makes, and at most how many bytes they have together.
+	requests, bytes int64
+}
+
+func (e *overheadEnv) cases(t testing.TB) []overheadCase {
+	snapshot, err := e.client.Snapshot(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accounts := snapshot.Table("accounts")
+	// Made for each request, as a caller does who has a column and no filter.
+	latest := func() bigtable.ReadOption { return bigtable.RowFilter(bigtable.LatestNFilter(1)) }
+	column := func(family, qualifier string) bigtable.ReadOption {
+		return bigtable.RowFilter(bigtable.ChainFilters(bigtable.ColumnRangeFilter(family, qualifier, qualifier+"\x00"), bigtable.LatestNFilter(1)))
+	}
+	value := make([]byte, 100)
+	keys := make(bigtable.RowList, 100)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key%03d", i)
+	}
+	conditional := func(ctx context.Context, row string) error {
+		m := bigtable.NewMutation()
+		m.Set("bal", "usd", 1000, value)
+		var matched bool
+		return e.plain.Apply(ctx, row, bigtable.NewCondMutation(bigtable.ColumnRangeFilter("bal", "usd", "usd\x00"), nil, m), bigtable.GetCondMutationResult(&matched))
+	}
+	rawRows := func(rows bigtable.RowSet, opts ...bigtable.ReadOption) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return e.plain.ReadRows(ctx, rows, func(bigtable.Row) bool { return true }, opts...)
+		}
+	}
+	ourRows := func(rows bigtable.RowSet, opts ...txn.ReadOption) func(context.Context) error {
+		return func(ctx context.Context) error {
+			for _, err := range accounts.ReadRows(ctx, rows, opts...) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	return []overheadCase{
+		{
+			name: "read", units: 1, allocs: 40, requests: 1, bytes: 175,
+			ours: func(ctx context.Context) error {
+				_, _, err := accounts.Get(ctx, "bob", "bal", "usd")
+				return err
+			},
+			raw: func(ctx context.Context) error {
+				_, err := e.plain.ReadRow(ctx, "bob", column("bal", "usd"))
+				return err
+			},
+		},
+		{
+			name: "row read", units: 1, allocs: 40, requests: 1, bytes: 100,
+			ours: func(ctx context.Context) error {
+				_, err := accounts.ReadRow(ctx, "bob")
+				return err
+			},
+			raw: func(ctx context.Context) error {
+				_, err := e.plain.ReadRow(ctx, "bob", latest())
+				return err
+			},
+		},
+		{
+			name: "batch read", units: 100, allocs: 15, requests: 1, bytes: 1000,
+			ours: ourRows(keys, txn.Columns(txn.Column{Family: "bal", Qualifier: "usd"})),
+			raw:  rawRows(keys, column("bal", "usd")),
+		},
+		{
+			name: "scan", units: 1000, allocs: 15, requests: 1, bytes: 95,
+			ours: ourRows(nil),
+			raw:  rawRows(bigtable.InfiniteRange(""), latest()),
+		},
+		{
+			name: "write", units: 1, allocs: 100, requests: 2, bytes: 600,
+			ours: func(ctx context.Context) error {
+				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("accounts").Set("bob", "bal", "usd", value)
+					return nil
+				})
+				return err
+			},
+			raw: func(ctx context.Context) error {
+				if err := conditional(ctx, "bob"); err != nil {
+					return err
+				}
+				return conditional(ctx, "bob")
+			},
+		},
+		{
+			name: "write of ten rows", units: 10, allocs: 75, requests: 12, bytes: 5300,
+			ours: func(ctx context.Context) error {
+				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+					accounts := tx.Table("accounts")
+					for _, key := range keys[:10] {
+						accounts.Set(key, "bal", "usd", value)
+					}
+					return nil
+				})
+				return err
+			},
+			raw: func(ctx context.Context) error {
+				var muts []*bigtable.Mutation
+				for _, key := range keys[:10] {
+					if err := conditional(ctx, key); err != nil {
+						return err
+					}
+					m := bigtable.NewMutation()
+					m.Set("bal", "usd", 1000, value)
+					muts = append(muts, m)
+				}
+				if err := conditional(ctx, keys[0]); err != nil {
+					return err
+				}
+				_, err := e.plain.ApplyBulk(ctx, keys[1:10], muts[1:])
+				return err
+			},
+		},
+	}
+}
+
+// TestOverhead holds what a transaction asks of Bigtable, exactly, and what it
+// allocates for that beyond what the Bigtable client does. Both are counted, not
+// timed, and the same on any machine. docs/design/2026-11-20-hot-path.md has what
+// the bounds consist of.
+func TestOverhead(t *testing.T) {
+	e := newOverheadEnv(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 19*time.Second) // below Config.RPCTimeout, as most callers' are
+	defer cancel()
+	for _, c := range e.cases(t) {
+		t.Run(c.name, func(t *testing.T) {
+			count := func(f func(context.Context) error) float64 {
+				return testing.AllocsPerRun(200/c.units+5, func() {
+					if err := f(ctx); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+			count(c.raw)
+			count(c.ours)
+			// The least of a few, because the client does things besides now and
+			// then.
+			extra := math.Inf(1)
+			for range 3 {
+				extra = min(extra, (count(c.ours)-count(c.raw))/float64(c.units))
+			}
+			t.Logf("%.1f allocations beyond the Bigtable client's", extra)
+			if extra > c.allocs {
+				t.Errorf("%.1f allocations beyond the Bigtable client's, want at most %v", extra, c.allocs)
+			}
+			requests, bytes := e.stub.Counts()
+			if err := c.ours(ctx); err != nil {
+				t.Fatal(err)
+			}
+			r, b := e.stub.Counts()
+			t.Logf("%d requests of %d bytes", r-requests, b-bytes)
+			if r-requests != c.requests || b-bytes > c.bytes {
+				t.Errorf("%d requests of %d bytes, want %d of at most %d", r-requests, b-bytes, c.requests, c.bytes)
+			}
+		})
+	}
+}
