@@ -72,7 +72,7 @@ func TestStub(t *testing.T) {
 	}{
 		{"row list", bigtable.RowList{"ann", "bob", "joe"}, 3, 1},
 		{"limit", bigtable.PrefixRange("row-"), 100, 1},
-		{"two pages and what is behind them", nil, 600, 2},
+		{"scan", nil, 600, 1},
 	} {
 		requests(c.what, c.requests, func() {
 			n := 0
