@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -148,4 +149,58 @@ func TestScanOverBrokenConnections(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestServerPaused stops the server past the ttl of a transfer's locks at each of
+// the transfer's requests, for its owner and for a reader who comes upon its locks.
+// The owner is alive all the time, and may be rolled back; what it is told is what
+// happened.
+func TestServerPaused(t *testing.T) {
+	points := 0
+	for k, more := 1, true; more && !t.Failed(); k++ {
+		t.Run(strconv.Itoa(k), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tr := newTransfer(t)
+				paused := txntest.NewFaults(t)
+				var calls atomic.Int64
+				calls.Store(-1 << 20) // until both clients are there
+				pause := paused.On("pause", func(txntest.Call) bool { return calls.Add(1) >= int64(k) }, txntest.Hold, 0).Optional()
+				cfg := txn.Config{LockTTL: 3 * time.Second, SyncSecondaries: true}
+				tr.a = tr.env.NewClient(cfg, paused.DialOptions()...)
+				reader := tr.env.NewClient(cfg, paused.DialOptions()...)
+				for _, c := range []*txn.Client{tr.a, reader} {
+					for _, table := range []string{"bank", "other"} {
+						if err := c.OpenTable(t.Context(), table); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				calls.Store(0)
+				var reading sync.WaitGroup
+				ended := inBackground(func() error { tr.run(time.Minute); return nil })
+				select {
+				case <-pause.Fired():
+					reading.Go(func() {
+						if s, err := reader.Snapshot(t.Context()); err != nil {
+							t.Error(err)
+						} else if _, _, err := s.Table("other").Get(t.Context(), "bob", "bal", "usd"); err != nil {
+							t.Error(err)
+						}
+					})
+					pass(7 * time.Second)
+					pause.Release()
+					<-ended
+				case <-ended:
+					more = false
+				}
+				reading.Wait()
+				tr.verify()
+			})
+		})
+		points++
+	}
+	if points < 8 {
+		t.Errorf("%d points", points)
+	}
+	t.Logf("%d points", points)
 }
