@@ -1,0 +1,119 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"syscall"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+const (
+	modeEnv = "OVERHEAD_MODE"
+	stubEnv = "OVERHEAD_STUB"
+)
+
+// usage is what a turn has used.
+type usage struct {
+	CPU         time.Duration
+	Allocations uint64
+}
+
+type discard struct{}
+
+func (discard) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error { return nil }
+func (discard) Shutdown(context.Context) error                             { return nil }
+
+// child runs as many transactions as it is told, line by line, and tells what
+// they used.
+func child(ctx context.Context, m mode, stub string, orders io.Reader, out io.Writer) error {
+	cfg := txn.Config{SyncSecondaries: true, TokenTTL: -1}
+	switch m {
+	case sampledNo:
+		off := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
+		defer func() { _ = off.Shutdown(ctx) }()
+		cfg.TracerProvider = off
+	case recorded:
+		on := sdktrace.NewTracerProvider(sdktrace.WithBatcher(discard{}))
+		defer func() { _ = on.Shutdown(ctx) }()
+		cfg.TracerProvider, cfg.TraceRowKeys = on, true
+		cfg.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+	}
+	conn, err := txntest.Dial(stub)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = bt.Close(), admin.Close() }()
+	client, err := txn.NewClient(ctx, bt, cfg)
+	if err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(orders); lines.Scan(); {
+		var n int
+		if _, err := fmt.Sscan(lines.Text(), &n); err != nil {
+			return err
+		}
+		before, err := used()
+		if err != nil {
+			return err
+		}
+		for range n {
+			if err := transfer(ctx, client); err != nil {
+				return err
+			}
+		}
+		after, err := used()
+		if err != nil {
+			return err
+		}
+		u := usage{after.CPU - before.CPU, after.Allocations - before.Allocations}
+		if err := json.NewEncoder(out).Encode(u); err != nil {
+			return err
+		}
+	}
+	return errors.Join(client.Close(ctx), ctx.Err())
+}
+
+// transfer reads two rows and writes them.
+func transfer(ctx context.Context, c *txn.Client) error {
+	_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		accounts := tx.Table(table)
+		for _, row := range []string{"bob", "joe"} {
+			if _, _, err := accounts.Get(ctx, row, column.Family, column.Qualifier); err != nil {
+				return err
+			}
+			accounts.Set(row, column.Family, column.Qualifier, []byte("1"))
+		}
+		return nil
+	}, txn.WithName("transfer"))
+	return err
+}
+
+// used is what this process has used so far. Unlike the wall clock, CPU time
+// hardly depends on what else the machine does.
+func used() (u usage, err error) {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return u, err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return usage{time.Duration(r.Utime.Nano() + r.Stime.Nano()), m.Mallocs}, nil
+}

@@ -1,0 +1,261 @@
+//go:build unix
+
+// Command overhead measures what telemetry costs: it runs one transaction again
+// and again in several processes by turns, and compares the CPU time and the
+// allocations that they use for it.
+//
+//	go run ./emulator_test/overhead              about five minutes
+//	go run ./emulator_test/overhead -rounds 30
+//
+// One process is built without telemetry: the functions that make spans and
+// metrics are emptied, and looks at the clock for them removed (strip.go). The
+// others are built of the same source as it is, and have no SDK, an SDK that
+// samples and measures nothing, and one that records everything.
+//
+// Bigtable is a stub in this process, which answers at once, so that all that is
+// measured is the client's own work: transaction, Bigtable client and gRPC.
+// With a real Bigtable the share of telemetry in the time that a transaction takes
+// is far smaller.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+type options struct {
+	rounds, transactions int
+}
+
+const (
+	project  = "overhead"
+	instance = "overhead"
+	table    = "accounts"
+)
+
+var column = txn.Column{Family: "bal", Qualifier: "usd"}
+
+// A mode is a kind of process.
+type mode string
+
+const (
+	removed   mode = "telemetry removed"
+	noSDK     mode = "no SDK"
+	sampledNo mode = "SDK, nothing sampled"
+	recorded  mode = "SDK, everything recorded"
+)
+
+var modes = []mode{removed, noSDK, sampledNo, recorded}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if m := os.Getenv(modeEnv); m != "" {
+		os.Exit(exit(child(ctx, mode(m), os.Getenv(stubEnv), os.Stdin, os.Stdout)))
+	}
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 300, "how often each process has its turn")
+	flag.IntVar(&o.transactions, "transactions", 40, "transactions in a turn")
+	flag.Parse()
+	os.Exit(exit(run(ctx, o, os.Stdout, os.Stderr)))
+}
+
+func exit(err error) int {
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "overhead: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func run(ctx context.Context, o options, out, progress io.Writer) error {
+	if o.rounds < 1 || o.transactions < 1 {
+		return errors.New("-rounds and -transactions have to be positive")
+	}
+	dir, err := os.MkdirTemp("", "overhead")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	whole, bare, err := build(ctx, dir, progress)
+	if err != nil {
+		return err
+	}
+	stub, err := startStub(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stub.Close() }()
+	children := map[mode]*process{}
+	for _, m := range modes {
+		program := whole
+		if m == removed {
+			program = bare
+		}
+		if children[m], err = start(ctx, program, m, stub.Addr()); err != nil {
+			return err
+		}
+	}
+	uses := map[mode][]usage{}
+	for round := range o.rounds + 1 {
+		for _, i := range rand.Perm(len(modes)) {
+			u, err := children[modes[i]].turn(o.transactions)
+			if err != nil {
+				return fmt.Errorf("%s: %w", modes[i], err)
+			}
+			if round > 0 { // the first turns warm up
+				uses[modes[i]] = append(uses[modes[i]], u)
+			}
+		}
+		fmt.Fprintf(progress, "\rround %d of %d", round, o.rounds)
+	}
+	fmt.Fprintln(progress)
+	for _, c := range children {
+		if err := c.end(); err != nil {
+			return err
+		}
+	}
+	report(out, o, uses)
+	return nil
+}
+
+// build builds this program as it is, and without telemetry.
+func build(ctx context.Context, dir string, progress io.Writer) (whole, bare string, err error) {
+	text, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", "", fmt.Errorf("it has to be run in the module: %w", err)
+	}
+	module := strings.TrimSpace(string(text))
+	overlay, emptied, clocks, err := strip(module, dir)
+	if err != nil {
+		return "", "", err
+	}
+	fmt.Fprintf(progress, "building without telemetry: %d functions emptied, %d looks at the clock removed\n", emptied, clocks)
+	whole, bare = filepath.Join(dir, "whole"), filepath.Join(dir, "bare")
+	for _, args := range [][]string{{"-o", whole}, {"-o", bare, "-overlay", overlay}} {
+		cmd := exec.CommandContext(ctx, "go", append(append([]string{"build"}, args...), "./emulator_test/overhead")...)
+		cmd.Dir, cmd.Stderr = module, progress
+		if err := cmd.Run(); err != nil {
+			return "", "", fmt.Errorf("go build %s: %w", strings.Join(args, " "), err)
+		}
+	}
+	return whole, bare, nil
+}
+
+func startStub(ctx context.Context) (*txntest.Stub, error) {
+	stub, err := txntest.StartStub("127.0.0.1:0", txntest.StubTable{Name: table, Columns: []txn.Column{column}, Value: []byte("10"), CommitTS: 1e15})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := stub.Dial()
+	if err != nil {
+		return nil, errors.Join(err, stub.Close())
+	}
+	defer func() { _ = conn.Close() }()
+	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	if err != nil {
+		return nil, errors.Join(err, stub.Close())
+	}
+	defer func(bt *bigtable.Client) { _, _ = bt.Close(), admin.Close() }(bt)
+	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
+		return nil, errors.Join(err, stub.Close())
+	}
+	return stub, nil
+}
+
+// A process is a child.
+type process struct {
+	cmd    *exec.Cmd
+	orders io.WriteCloser
+	lines  *bufio.Reader
+}
+
+func start(ctx context.Context, program string, m mode, stub string) (*process, error) {
+	p := &process{cmd: exec.CommandContext(ctx, program)}
+	p.cmd.Env = append(os.Environ(), modeEnv+"="+string(m), stubEnv+"="+stub)
+	p.cmd.Stderr = os.Stderr
+	var err error
+	if p.orders, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.lines = bufio.NewReader(out)
+	return p, p.cmd.Start()
+}
+
+// turn has the child run transactions while the others wait.
+func (p *process) turn(n int) (u usage, err error) {
+	if _, err = fmt.Fprintln(p.orders, n); err != nil {
+		return u, err
+	}
+	line, err := p.lines.ReadBytes('\n')
+	if err != nil {
+		return u, err
+	}
+	return u, json.Unmarshal(line, &u)
+}
+
+func (p *process) end() error { return errors.Join(p.orders.Close(), p.cmd.Wait()) }
+
+// report compares the quietest tenth of the turns: what else the machine does only
+// ever adds to the CPU time of a turn, by caches and by the clock of its cores.
+func report(out io.Writer, o options, uses map[mode][]usage) {
+	n := float64(o.transactions)
+	fmt.Fprintf(out, "%d rounds of %d transactions\n\n", o.rounds, o.transactions)
+	fmt.Fprintf(out, "%-26s %12s %14s %14s   %s\n", "", "allocs/txn", "CPU/txn", "its median", "CPU, against no SDK")
+	for _, m := range modes {
+		var cpu, base, allocs []float64
+		for i, u := range uses[m] {
+			cpu = append(cpu, float64(u.CPU.Nanoseconds())/1000/n)
+			base = append(base, float64(uses[noSDK][i].CPU.Nanoseconds())/1000/n)
+			allocs = append(allocs, float64(u.Allocations)/n)
+		}
+		low, high := interval(cpu, base)
+		fmt.Fprintf(out, "%-26s %12.1f %11.1f µs %11.1f µs   %.3f (%.3f to %.3f)\n", m, quantile(allocs, .5), quantile(cpu, quiet), quantile(cpu, .5), quantile(cpu, quiet)/quantile(base, quiet), low, high)
+	}
+}
+
+// quiet is the part of the turns that counts.
+const quiet = .1
+
+func quantile(all []float64, q float64) float64 {
+	all = slices.Sorted(slices.Values(all))
+	return all[int(q*float64(len(all)-1)+.5)]
+}
+
+// interval is where the ratio of as many rounds again lies in 95 of 100 cases, by
+// resampling rounds.
+func interval(cpu, base []float64) (low, high float64) {
+	random := rand.New(rand.NewPCG(1, 1))
+	ratios := make([]float64, 1000)
+	for i := range ratios {
+		a, b := make([]float64, len(cpu)), make([]float64, len(cpu))
+		for j := range a {
+			k := random.IntN(len(cpu))
+			a[j], b[j] = cpu[k], base[k]
+		}
+		ratios[i] = quantile(a, quiet) / quantile(b, quiet)
+	}
+	slices.Sort(ratios)
+	return ratios[len(ratios)/40], ratios[len(ratios)-1-len(ratios)/40]
+}
