@@ -272,3 +272,35 @@ func TestTraceOfAResolution(t *testing.T) {
 		}
 	}
 }
+
+// The secondaries are a span of their own: the commit does not wait for it.
+func TestSecondariesHoldNothingOpen(t *testing.T) {
+	recorder, provider := recording()
+	env := newTraced(t, txn.Config{TracerProvider: provider})
+	faults := txntest.NewFaults(t)
+	held := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+	c := env.NewClient(txn.Config{TracerProvider: provider}, faults.DialOptions()...)
+	if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", nil)
+		tx.Table("accounts").Set("joe", "bal", "usd", nil)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	<-held.Fired()
+	ended := map[string]sdktrace.ReadOnlySpan{}
+	for _, s := range recorder.Ended() {
+		ended[s.Name()] = s
+	}
+	if ended["transaction"] == nil || ended["commit"] == nil || ended["commit secondaries"] != nil {
+		t.Errorf("while the secondaries are on their way, these spans have ended: %v", ended)
+	}
+	held.Release()
+	if err := c.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	last := recorder.Ended()[len(recorder.Ended())-1]
+	if last.Name() != "commit secondaries" || last.Parent().SpanID() != ended["commit"].SpanContext().SpanID() || last.StartTime().Before(ended["commit primary accounts"].EndTime()) {
+		t.Errorf("the last span is %q, below %v, from %v on; want the secondaries, below the commit, after the commit point", last.Name(), last.Parent().SpanID(), last.StartTime())
+	}
+}

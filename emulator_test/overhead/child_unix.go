@@ -70,7 +70,8 @@ func child(ctx context.Context, m mode, stub string, orders io.Reader, out io.Wr
 		if _, err := fmt.Sscan(lines.Text(), &n); err != nil {
 			return err
 		}
-		before, err := used()
+		allocations := mallocs()
+		before, err := cpuTime()
 		if err != nil {
 			return err
 		}
@@ -79,11 +80,11 @@ func child(ctx context.Context, m mode, stub string, orders io.Reader, out io.Wr
 				return err
 			}
 		}
-		after, err := used()
+		after, err := cpuTime()
 		if err != nil {
 			return err
 		}
-		u := usage{after.CPU - before.CPU, after.Allocations - before.Allocations}
+		u := usage{after - before, mallocs() - allocations}
 		if err := json.NewEncoder(out).Encode(u); err != nil {
 			return err
 		}
@@ -106,14 +107,15 @@ func transfer(ctx context.Context, c *txn.Client) error {
 	return err
 }
 
-// used is what this process has used so far. Unlike the wall clock, CPU time
-// hardly depends on what else the machine does.
-func used() (u usage, err error) {
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		return u, err
-	}
+func mallocs() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return usage{time.Duration(r.Utime.Nano() + r.Stime.Nano()), m.Mallocs}, nil
+	return m.Mallocs
+}
+
+// cpuTime is what this process has used so far.
+func cpuTime() (time.Duration, error) {
+	var r syscall.Rusage
+	err := syscall.Getrusage(syscall.RUSAGE_SELF, &r)
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano()), err
 }

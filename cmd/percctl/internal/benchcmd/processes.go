@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -103,6 +104,7 @@ func (r *run) spawn(ctx context.Context, name string, args ...string) (*process,
 	}
 	p := &process{name: name, cmd: exec.CommandContext(ctx, self, args...)}
 	p.cmd.Args[0] = os.Args[0]
+	p.cmd.Env = telemetry.NextChildEnv()
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = endTimeout
 	p.cmd.Stderr = &p.stderr

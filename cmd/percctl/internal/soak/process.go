@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
@@ -157,7 +158,7 @@ func start(sp spec, handle func(*process, message)) (*process, error) {
 	p := &process{spec: sp, stderr: &bytes.Buffer{}, ready: make(chan string, 1), ended: make(chan struct{})}
 	p.cmd = exec.Command(self, "soak", "process", string(arg))
 	p.cmd.Args[0] = os.Args[0]
-	for _, e := range os.Environ() {
+	for _, e := range telemetry.NextChildEnv() {
 		if !strings.HasPrefix(e, "BIGTABLE_EMULATOR_HOST=") {
 			p.cmd.Env = append(p.cmd.Env, e)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync/atomic"
 )
 
 // port is the one that Prometheus scrapes; ok is false where it scrapes none.
@@ -29,6 +30,16 @@ func ChildPorts(n int) string {
 	host := cmp.Or(os.Getenv("OTEL_EXPORTER_PROMETHEUS_HOST"), "localhost")
 	return fmt.Sprintf("%s:%d to %s:%d", host, first, host, first+n)
 }
+
+// maxChildren is after how many children NextChildEnv begins anew: the first are
+// gone by then.
+const maxChildren = 512
+
+var children atomic.Int64
+
+// NextChildEnv is ChildEnv for one child after the other, in programs whose
+// children have no places of their own.
+func NextChildEnv() []string { return ChildEnv(1 + int((children.Add(1)-1)%maxChildren)) }
 
 // ChildEnv is the environment of the nth child of a process, from 1: its own,
 // but for what two processes cannot share, the port that Prometheus scrapes,

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -202,7 +203,7 @@ func (b *benchRun) spawn(name string, args ...string) (*benchProcess, error) {
 		args = append(args, "--cpu-profile", filepath.Join(b.opts.profiles, name+".pprof"))
 	}
 	p := &benchProcess{cmd: exec.Command(self, append([]string{"tso"}, args...)...)}
-	p.cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+b.emulator.Addr())
+	p.cmd.Env = append(telemetry.NextChildEnv(), "BIGTABLE_EMULATOR_HOST="+b.emulator.Addr())
 	p.cmd.Stderr = &p.stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
