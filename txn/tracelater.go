@@ -132,7 +132,10 @@ func (t *Txn) trace(ctx context.Context, a *attempt) {
 		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, a)
 		return
 	}
-	t.later, t.carried = &later{t: t, attempt: a}, quiet
+	t.later = &later{t: t, attempt: a}
+	if !t.client.trace.off() {
+		t.carried = quiet
+	}
 }
 
 // started notes the start timestamp in the transaction's span.

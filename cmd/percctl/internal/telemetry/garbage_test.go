@@ -203,6 +203,20 @@ func (s *scene) sum(name string) (n int64) {
 	return n
 }
 
+// wasZero reports whether a counter was ever seen as 0.
+func (s *scene) wasZero(name string) bool {
+	for _, rm := range s.seen {
+		for _, sm := range rm.ScopeMetrics {
+			for _, m := range sm.Metrics {
+				if d, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name && slices.ContainsFunc(d.DataPoints, func(p metricdata.DataPoint[int64]) bool { return p.Value == 0 }) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 // values are those that the attributes of a metric had when it was last seen, in
 // order.
 func (s *scene) values(name string) (values []string) {

@@ -94,6 +94,13 @@ func TestDocumented(t *testing.T) {
 	s := newScene(t)
 	s.play()
 	t.Run("page", func(t *testing.T) { compareDocument(t, s) })
+	t.Run("zero", func(t *testing.T) {
+		for _, name := range []string{"percolator.background.dropped", "percolator.oracle.failovers", "percolator.observer.dead_letters", "percolator.gc.reclaimed.versions"} {
+			if !s.wasZero(name) {
+				t.Errorf("%s does not begin with 0", name)
+			}
+		}
+	})
 	t.Run("expressions", func(t *testing.T) { compareExpressions(t, s) })
 }
 

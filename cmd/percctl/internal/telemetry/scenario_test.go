@@ -50,6 +50,7 @@ func newScene(t *testing.T) *scene {
 	s.env.InitTable(txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	s.env.InitTable(txn.TableSpec{Name: "docs", Families: []string{"d"}})
 	s.past()
+	s.collect() // before anything happens
 	return s
 }
 
@@ -304,6 +305,7 @@ func (s *scene) servers() {
 		if len(addresses) == 1 {
 			// Wait until it leads: with a client of its own.
 			s.ask(addresses)
+			s.collect() // before the failover
 		}
 	}
 	s.ask(addresses) // the standby first
