@@ -171,6 +171,7 @@ var printedBy = []struct{ path, types, command string }{
 	{"benchcmd/trips.go", "tripsReport tripsLine", "percctl bench trips"},
 	{"benchcmd/delay.go", "delayReport delayLine", "percctl bench delay"},
 	{"benchcmd/cpu.go", "cpuReport cpuLine", "percctl bench cpu"},
+	{"benchcmd/profile.go", "profileReport profileLine", "percctl bench profile"},
 	{"capacity/plan.go", "Plan KindPlan TablePlan", "percctl bench plan"},
 	{"capacity/workload.go", "Workload Kind Table", "percctl bench plan: a workload, in its file and in the json"},
 	{"capacity/rates.go", "Rates", "percctl bench plan: rates"},

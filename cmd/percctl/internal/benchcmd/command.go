@@ -28,7 +28,7 @@ docs/observers-performance.md has numbers and says what they mean.`,
 		newLatencyCmd(s), newThroughputCmd(s), newFigure7Cmd(s))
 	return cli.Group("bench", "Measure on this machine",
 		`Measure on this machine, with processes that the command starts and ends.`,
-		newCompareCmd(s), newRowsCmd(s), newScaleCmd(s), newContentionCmd(s), newBrokerageCmd(s), newCPUCmd(s), newDelayCmd(s), newTripsCmd(s),
+		newCompareCmd(s), newRowsCmd(s), newScaleCmd(s), newContentionCmd(s), newBrokerageCmd(s), newCPUCmd(s), newProfileCmd(s), newDelayCmd(s), newTripsCmd(s),
 		newPlanCmd(s), newReportCmd(s), observers, newWorkerCmd(s), newEmulatorCmd(s), newOracleCmd(s), newStubCmd(s))
 }
 

@@ -143,6 +143,20 @@ func cpuCharts(r *results) []drawing {
 	return []drawing{{c, chart.bars}}
 }
 
+func profileMarkdown(r *results) string {
+	var m markdown
+	m.head("", "", "Client µs", "this library", "Bigtable client", "gRPC, protobuf, network", "Go runtime", "Emulator µs", "rows and filters", "gRPC, protobuf, network", "Go runtime")
+	for _, l := range r.Profile.Lines {
+		who := "ours"
+		if l.Raw {
+			who = "raw"
+		}
+		m.row(l.Name, who, "**"+fixed(l.Client, 1)+"**", fixed(l.Library, 1), fixed(l.Bigtable, 1), fixed(l.GRPC, 1), fixed(l.Runtime, 1), "**"+fixed(l.Emulator, 1)+"**", fixed(l.Rows, 1), fixed(l.EmuGRPC, 1), fixed(l.EmuRun, 1))
+	}
+	m.measuredOn(r.Profile.Machine)
+	return m.String()
+}
+
 func tripsMarkdown(r *results) string {
 	var m markdown
 	m.head("", "Round trips", "Requests, direct oracle", "Bytes sent, received", "with a served oracle", "By step")

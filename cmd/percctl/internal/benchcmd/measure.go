@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -25,12 +26,12 @@ type task struct {
 	Duration time.Duration
 	Count    int
 
-	Rows    int // of the table
-	Columns int // that an operation reads or writes
-	Batch   int // rows that an operation reads or writes
-	Bytes   int // of a value
-	First   int // of the rows that writes go over in turn; the next round goes on
-	Of      int // processes that share the rows; 0 is one
+	Rows    int    // of the table
+	Columns int    // that an operation reads or writes
+	Batch   int    // rows that an operation reads or writes
+	Bytes   int    // of a value
+	First   int    // of the rows that writes go over in turn; the next round goes on
+	Profile string // a file for a CPU profile; none if it is empty
 }
 
 // A measured is what a task took.
@@ -82,6 +83,11 @@ func (w *worker) measure(ctx context.Context, t task) (measured, error) {
 	if w.client != nil {
 		before = w.client.Stats()
 	}
+	profiled, err := cli.StartProfile(t.Profile)
+	if err != nil {
+		return measured{}, err
+	}
+	defer profiled()
 	w.rpcs.take()
 	oracle := w.oracleRequests()
 	var memory, after runtime.MemStats
@@ -201,15 +207,18 @@ func (r *run) measureAll(ctx context.Context, taskOf func(i int) task) (sum meas
 }
 
 // emulatorCPU is the CPU time that the emulator has used.
-func (r *run) emulatorCPU() (time.Duration, error) {
-	if _, err := fmt.Fprintln(r.emulator.stdin, "cpu"); err != nil {
+func (r *run) emulatorCPU() (time.Duration, error) { return r.tell("cpu") }
+
+// tell sends the emulator a line, and returns the CPU time it has used.
+func (r *run) tell(line string) (time.Duration, error) {
+	if _, err := fmt.Fprintln(r.emulator.stdin, line); err != nil {
 		return 0, fmt.Errorf("process %s of the benchmark: %w", r.emulator.name, err)
 	}
-	line, err := r.emulator.line()
+	answer, err := r.emulator.line()
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.ParseInt(line, 10, 64)
+	n, err := strconv.ParseInt(answer, 10, 64)
 	return time.Duration(n), err
 }
 

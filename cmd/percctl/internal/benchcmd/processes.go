@@ -243,10 +243,24 @@ func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 }
 
 // tellCPU answers each line with the CPU time that this process has used, until
-// there are no more.
+// there are no more. After the line "profile FILE" a CPU profile is taken, until
+// the line "end".
 func tellCPU(s *cli.Streams) error {
+	stop := func() {}
+	defer func() { stop() }()
 	lines := bufio.NewScanner(s.In)
 	for lines.Scan() {
+		file, profile := strings.CutPrefix(lines.Text(), "profile ")
+		if profile || lines.Text() == "end" {
+			stop()
+			stop = func() {}
+		}
+		if profile {
+			var err error
+			if stop, err = cli.StartProfile(file); err != nil {
+				return err
+			}
+		}
 		if _, err := fmt.Fprintln(s.Out, cpuTime().Nanoseconds()); err != nil {
 			return err
 		}

@@ -91,6 +91,7 @@ type results struct {
 	Served     *compareReport    `json:"compare_served,omitempty"` // the same with a served oracle
 	Rows       *rowsReport       `json:"rows,omitempty"`           // percctl bench rows
 	CPU        *cpuReport        `json:"cpu,omitempty"`            // percctl bench cpu
+	Profile    *profileReport    `json:"profile,omitempty"`        // percctl bench profile
 	Trips      *tripsReport      `json:"trips,omitempty"`          // percctl bench trips
 	Delay      *delayReport      `json:"delay,omitempty"`          // percctl bench delay
 	Contention *contentionReport `json:"contention,omitempty"`     // percctl bench contention
@@ -159,6 +160,10 @@ var parts = []part{
 		rep, err := (&cpuOptions{o.with(8, 7, 200*time.Millisecond)}).report(ctx)
 		return keep(&r.CPU, rep, err)
 	}, func(r *results) bool { return r.CPU != nil }, cpuMarkdown, cpuCharts},
+	{"profile", func(ctx context.Context, o *reportOptions, r *results) error {
+		rep, err := (&profileOptions{streams: o.streams, callers: 32, duration: o.duration(2 * time.Second)}).report(ctx)
+		return keep(&r.Profile, rep, err)
+	}, func(r *results) bool { return r.Profile != nil }, profileMarkdown, nil},
 	{"trips", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&tripsOptions{streams: o.streams}).report(ctx)
 		return keep(&r.Trips, rep, err)
