@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -30,11 +29,13 @@ var (
 // An action is one step of a history in which transactions overlap, one step at a
 // time.
 type action struct {
-	kind  string // begin, get, row, set, delete, lock, commit, rollback
+	kind  string // begin, get, row, set, delete, lock, commit, rollback, stale
 	txn   int
 	key   int
 	value string
 }
+
+const metamorphicClients = 2
 
 const metamorphicKeys = 8 // of four rows in two tables, two columns each
 
@@ -59,7 +60,7 @@ func plan(rnd *rand.Rand) (actions []action) {
 		case n < 6:
 			a.kind = "get"
 		case n < 7:
-			a.kind = "row"
+			a.kind = []string{"row", "stale"}[rnd.IntN(2)]
 		case n < 11:
 			a.kind, a.value = "set", fmt.Sprintf("v%d", len(actions))
 		case n < 13:
@@ -83,8 +84,9 @@ func plan(rnd *rand.Rand) (actions []action) {
 }
 
 // expect runs the history on a model of snapshot isolation, in memory, and
-// returns what each step has to show.
-func expect(actions []action, serializable bool) (out []string) {
+// returns what each step has to show. A stale read may show any state since its
+// client began or committed a transaction last.
+func expect(actions []action, serializable, stale bool) (out [][]string) {
 	type version struct {
 		at    int
 		value string // "absent" when deleted
@@ -97,6 +99,7 @@ func expect(actions []action, serializable bool) (out []string) {
 		reads map[int]bool
 	}
 	txns := map[int]*transaction{}
+	since := map[int]int{} // by client
 	read := func(t *transaction, key int) string {
 		if v, ok := t.own[key]; ok && v != "" {
 			return v
@@ -109,19 +112,31 @@ func expect(actions []action, serializable bool) (out []string) {
 		}
 		return v
 	}
+	show := func(any ...string) { out = append(out, any) }
 	for now, a := range actions {
 		t := txns[a.txn]
 		switch a.kind {
 		case "begin":
 			txns[a.txn] = &transaction{start: now, own: map[int]string{}, reads: map[int]bool{}}
+			since[a.txn%metamorphicClients] = now
+		case "stale":
+			first := now
+			if stale {
+				first = since[a.txn%metamorphicClients]
+			}
+			var any []string
+			for at := first; at <= now; at++ {
+				any = append(any, read(&transaction{start: at}, a.key))
+			}
+			show(any...)
 		case "get":
 			if v, ok := t.own[a.key]; !ok || v == "" {
 				t.reads[a.key] = true
 			}
-			out = append(out, read(t, a.key))
+			show(read(t, a.key))
 		case "row":
 			if serializable {
-				out = append(out, "refused")
+				show("refused")
 				continue
 			}
 			var row []string
@@ -132,7 +147,7 @@ func expect(actions []action, serializable bool) (out []string) {
 					}
 				}
 			}
-			out = append(out, strings.Join(row, " "))
+			show(strings.Join(row, " "))
 		case "set":
 			t.own[a.key] = a.value
 		case "delete":
@@ -157,20 +172,21 @@ func expect(actions []action, serializable bool) (out []string) {
 				}
 			}
 			if conflict {
-				out = append(out, "conflict")
+				show("conflict")
 				continue
 			}
 			for key, v := range writes {
 				versions[key] = append(versions[key], version{now, v, v == ""})
 			}
-			out = append(out, "committed")
+			since[a.txn%metamorphicClients] = now
+			show("committed")
 		}
 	}
 	return out
 }
 
 // perform runs the history for real.
-func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions []action, opts []txn.TxnOption) (out []string) {
+func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions []action, opts []txn.TxnOption, staleness time.Duration) (out []string) {
 	txns := map[int]*txn.Txn{}
 	for _, a := range actions {
 		tx, c := txns[a.txn], metamorphicCell(a.key)
@@ -205,6 +221,19 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 				items = append(items, strings.TrimPrefix(item.Column, "f:")+"="+string(item.Value))
 			}
 			out = append(out, strings.Join(items, " "))
+		case "stale":
+			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.WithMaxStaleness(staleness), txn.Prefetch(""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			v, ok, err := s.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				v = []byte("absent")
+			}
+			out = append(out, string(v))
 		case "set":
 			tx.Table(c.Table).Set(c.Row, c.Family, c.Qualifier, []byte(a.value))
 		case "delete":
@@ -227,6 +256,25 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 	return out
 }
 
+// teach has a client read the columns of rows together, so that it reads ahead.
+func teach(ctx context.Context, t *testing.T, c *txn.Client) {
+	for _, order := range [][]string{{"q0", "q1"}, {"q1", "q0"}} {
+		s, err := c.Snapshot(ctx, txn.Prefetch(""), txn.WithMaxStaleness(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, table := range crashTables {
+			for row := range 6 {
+				for _, q := range order {
+					if _, _, err := s.Table(table).Get(ctx, fmt.Sprintf("none%d", row), "f", q); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+}
+
 // randomConfig is a configuration that must not change what anybody sees.
 func randomConfig(rnd *rand.Rand) txn.Config {
 	return txn.Config{
@@ -239,6 +287,8 @@ func randomConfig(rnd *rand.Rand) txn.Config {
 		SeparateSecondaries: rnd.IntN(2) == 0,
 		LatchWait:           []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
 		RecentCommits:       []int{-1, 1, 0}[rnd.IntN(3)],
+		PrefetchBytes:       []int{-1, 1, 0}[rnd.IntN(3)],
+		BatchReads:          rnd.IntN(3),
 		SchemaMaxAge:        []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
 	}
 }
@@ -286,6 +336,7 @@ func TestMetamorphic(t *testing.T) {
 		first = rand.Uint64N(1_000_000_000) + 1
 	}
 	counts := map[string]int{}
+	var used, reused int64
 	histories := uint64(*metamorphics)
 	if testing.Short() {
 		histories = min(histories, 6)
@@ -300,6 +351,10 @@ func TestMetamorphic(t *testing.T) {
 			if serializable {
 				opts = append(opts, txn.Serializable())
 			}
+			if rnd.IntN(4) == 0 {
+				opts = append(opts, txn.NoPrefetch())
+			}
+			staleness := []time.Duration{0, time.Second}[rnd.IntN(2)]
 			cfgs := []txn.Config{randomConfig(rnd), randomConfig(rnd)}
 			synctest.Test(t, func(t *testing.T) {
 				own := &lateOracle{}
@@ -323,9 +378,21 @@ func TestMetamorphic(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				got := perform(ctx, t, clients, actions, opts)
-				if d := cmp.Diff(expect(actions, serializable), got); d != "" {
-					t.Errorf("seed %d, variant %d, serializable %v, served %v, %+v (-want +got):\n%s", seed, variant, serializable, served, cfgs, d)
+				for _, c := range clients {
+					teach(ctx, t, c)
+				}
+				got := perform(ctx, t, clients, actions, opts, staleness)
+				want := expect(actions, serializable, staleness > 0)
+				for i, any := range want {
+					if i >= len(got) || !slices.Contains(any, got[i]) {
+						t.Errorf("seed %d, variant %d, serializable %v, served %v, staleness %v, %+v: step %d of those that show something has to show one of %q:\n%q", seed, variant, serializable, served, staleness, cfgs, i, any, got)
+						break
+					}
+				}
+				for _, c := range clients {
+					s := c.Stats()
+					used += s.PrefetchUsed
+					reused += s.ReusedTimestamps
 				}
 				for _, s := range got {
 					counts[s]++
@@ -338,5 +405,5 @@ func TestMetamorphic(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d histories from seed %d: %d commits, %d conflicts", histories, first, counts["committed"], counts["conflict"])
+	t.Logf("%d histories from seed %d: %d commits, %d conflicts, %d reads from the cache, %d timestamps reused", histories, first, counts["committed"], counts["conflict"], used, reused)
 }

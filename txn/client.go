@@ -35,6 +35,8 @@ type Client struct {
 	latches    *latches
 	recent     *recentCommits
 	counters   counters
+	patterns   patterns
+	starts     starts
 	hints      hintWatchers
 	trace      tracing
 	metrics    metrics
@@ -44,6 +46,7 @@ type Client struct {
 	// oracleAhead is how far the oracle's time is ahead of the time since made,
 	// in microseconds; 0: not known yet.
 	oracleAhead atomic.Int64
+	youngest    youngest
 
 	mu     sync.Mutex
 	tables map[string]*table
@@ -163,17 +166,27 @@ func (c *Client) Tables(ctx context.Context) ([]string, error) {
 
 // Timestamp asks the oracle for a timestamp.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	ts, asked, err := c.ask(ctx)
+	if err == nil {
+		c.youngest.learn(ts-1, asked)
+	}
+	return ts, err
+}
+
+// ask is Timestamp for what is not to be read at yet: a commit_ts. asked is
+// before the request.
+func (c *Client) ask(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.counters.timestamps.Add(1)
 	began := time.Now()
 	sctx, span := c.trace.begin(ctx, "timestamp", "")
-	ts, err := c.oracle.Timestamp(sctx)
+	ts, err = c.oracle.Timestamp(sctx)
 	span.end(err)
 	c.metrics.timestamp(ctx, began, err)
 	if err != nil {
-		return 0, fmt.Errorf("txn: timestamp oracle: %w", err)
+		return 0, began, fmt.Errorf("txn: timestamp oracle: %w", err)
 	}
 	c.oracleAhead.Store(int64(ts) - time.Since(c.made).Microseconds())
-	return ts, nil
+	return ts, began, nil
 }
 
 // enter counts a transaction or snapshot in; every nil result is followed by

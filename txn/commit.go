@@ -49,15 +49,19 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := c.prewriteAll(ctx); err != nil {
 		c.client.trace.conflict(ctx, err)
 		c.client.recent.conflicted(err)
+		c.txn.askAgain(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
 	// Only now: a transaction that starts above commit_ts has to meet either
 	// the locks or the write records.
-	commitTS, err := c.client.Timestamp(ctx)
+	commitTS, asked, err := c.client.ask(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
+	}
+	if c.txn.opts.writeOnly {
+		c.client.askAhead()
 	}
 	if commitTS <= c.startTS {
 		c.abort(ctx)
@@ -87,6 +91,8 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		// Who meets a secondary's lock here need not ask the primary.
 		c.client.fates.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
+	c.client.youngest.learn(commitTS, asked)
+	c.client.starts.passed(commitTS)
 	c.client.counters.committed.Add(1)
 	c.client.hint(c.rows[0].observed()...)
 	c.client.hint(c.notified...)

@@ -89,6 +89,22 @@ type Config struct {
 	// Defaults to 1024. Negative: none.
 	RecentCommits int
 
+	// PrefetchBytes is how many bytes of values a Get of a transaction may be
+	// expected to bring along: other columns of the row that transactions of the
+	// same name have asked for behind this one, in at least every second case. The
+	// later Gets are then answered from memory. What is kept of it is bounded by 1
+	// MiB a transaction.
+	// Defaults to 64 KiB. Negative: nothing is prefetched.
+	PrefetchBytes int
+
+	// BatchReads, when set, is how many point reads of a table one transaction, or
+	// one snapshot, has under way at a time; further ones wait, and share a request
+	// as soon as one of them is answered. It saves requests and CPU where many
+	// goroutines read in one transaction, and costs those that wait up to one round
+	// trip; a list of rows in one ReadRows costs neither.
+	// Defaults to 0: each read is a request of its own, at once.
+	BatchReads int
+
 	// SyncSecondaries makes Commit wait until the secondaries are committed
 	// too, instead of leaving them to the background.
 	// Defaults to false.
@@ -191,6 +207,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.RecentCommits == 0 {
 		c.RecentCommits = 1024
 	}
+	if c.PrefetchBytes == 0 {
+		c.PrefetchBytes = 64 << 10
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -224,6 +243,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"MaxCommits", &c.MaxCommits, 256},
 		{"BackgroundCells", &c.BackgroundCells, 100_000},
 		{"BackgroundBytes", &c.BackgroundBytes, 64 << 20},
+		{"BatchReads", &c.BatchReads, 0},
 	} {
 		if *n.value < 0 {
 			return c, invalid("Config.%s is %d; it has to be positive, or zero for its default", n.name, *n.value)

@@ -38,6 +38,7 @@ type metrics struct {
 	batchRows   metric.Int64Histogram
 	strandedAge metric.Float64Histogram
 	gc          gcMetrics
+	reads       readMetrics
 
 	oldest   *oldest
 	age      metric.Float64ObservableGauge
@@ -85,6 +86,8 @@ func newMetrics(cfg Config) (m metrics, err error) {
 	m.strandedAge, err = meter.Float64Histogram("percolator.lock.stranded.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of locks whose owner was found dead."), metric.WithExplicitBucketBoundaries(1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600))
 	errs = append(errs, err)
 	m.gc, err = newGCMetrics(meter)
+	errs = append(errs, err)
+	m.reads, err = newReadMetrics(meter)
 	errs = append(errs, err)
 	m.oldest = &oldest{}
 	m.age, err = meter.Float64ObservableGauge("percolator.lock.oldest.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of the oldest stranded lock that was met in the last minute or two; 0: none."))

@@ -114,7 +114,7 @@ func (o *Observation) read(ctx context.Context, c *Client, tbl *table) (value []
 	key := o.Cell.Column().key()
 	notify := chain(o.notifyColumns(), upTo(o.StartTS), bigtable.LatestNFilter(maxTriggers))
 	f := interleave(notify, sel.visibleAt(o.StartTS, nil))
-	row, raw, err := c.settledRow(ctx, tbl, o.Cell.Row, sel, f, o.StartTS)
+	row, raw, err := c.settledRow(ctx, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
 		return nil, false, err
 	}

@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -15,6 +16,8 @@ type txnOptions struct {
 	serializable bool
 	maxAttempts  int
 	traceLater   func(context.Context) context.Context
+	noPrefetch   bool
+	writeOnly    bool
 	becameTooOld bool // set by Update
 }
 
@@ -42,6 +45,10 @@ type snapshotOptions struct {
 	past bool
 	at   tso.Timestamp
 	hold bool
+
+	staleness *time.Duration
+	prefetch  bool
+	name      string
 }
 
 // At makes a snapshot show the state at ts, which must be positive and not lie in the future:

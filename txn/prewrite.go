@@ -141,7 +141,7 @@ func (c *commit) lock(w *write) *Lock {
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.kind,
-		TTL:         time.Since(c.txn.begun) + c.client.cfg.LockTTL,
+		TTL:         time.Since(c.txn.begun) + c.txn.early + c.client.cfg.LockTTL,
 		Owner:       c.client.token.name,
 		Observed:    w.observed,
 		TraceParent: c.traceParent,

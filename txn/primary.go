@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"errors"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -160,6 +161,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, er
 	}
 	switch s.State {
 	case StateCommitted:
+		c.youngest.learn(s.CommitTS, time.Time{})
 		return s, nil
 	case StateRolledBack:
 		if forgotten, err := c.forgotten(ctx, u.StartTS); err != nil {

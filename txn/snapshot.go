@@ -15,11 +15,13 @@ type Snapshot struct {
 	client *Client
 	ts     tso.Timestamp
 	hold   *hold // nil without Hold
+	reads  *reads
 }
 
 // Snapshot returns the state as of now, or, with [At], as of an earlier
-// timestamp. It sees every transaction that committed before the call. A
-// timestamp that garbage collection has passed is refused with ErrTooOld.
+// timestamp. It sees every transaction that committed before the call, unless
+// [WithMaxStaleness] lets it be older. A timestamp that garbage collection has
+// passed is refused with ErrTooOld.
 func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
@@ -29,7 +31,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	for _, opt := range opts {
 		opt(&o)
 	}
-	now, err := c.Timestamp(ctx)
+	now, err := c.snapshotTS(ctx, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +44,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		// At a timestamp that is yet to come, reads would not be repeatable.
 		return nil, invalid("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
-	s := &Snapshot{client: c, ts: o.at}
+	s := &Snapshot{client: c, ts: o.at, reads: c.newReads(o.name, o.prefetch)}
 	if o.hold {
 		s.hold = c.holds.add(s.ts)
 		if err := c.token.publish(ctx); err != nil {
@@ -50,7 +52,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 			return nil, err
 		}
 	}
-	if o.past {
+	if o.past || o.staleness != nil && o.hold {
 		if err := c.checkRead(ctx, s.ts); err != nil {
 			s.Release()
 			return nil, err
@@ -73,5 +75,5 @@ func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 
 // Table returns the snapshot's view of a table.
 func (s *Snapshot) Table(name string) *View {
-	return &View{client: s.client, name: name, ts: s.ts}
+	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
 }

@@ -9,6 +9,7 @@ type counters struct {
 	earlyConflicts, latchWaits                         atomic.Int64
 	rolledForward, rolledBack                          atomic.Int64
 	backgroundDropped, backgroundRequests              atomic.Int64
+	readCounters
 }
 
 // Stats are counts since the client was made.
@@ -47,12 +48,15 @@ type Stats struct {
 	BackgroundRequests int64 `json:"background_requests"`
 	// BackgroundDropped counts rows of background work that were given up.
 	BackgroundDropped int64 `json:"background_dropped"`
+	ReadStats
 }
 
 // Stats returns the client's counts.
 func (c *Client) Stats() Stats {
 	cells, bytes := c.background.queued()
 	return Stats{
+		ReadStats: c.counters.read(),
+
 		Begun:              c.counters.begun.Load(),
 		Committed:          c.counters.committed.Load(),
 		Conflicts:          c.counters.conflicts.Load(),

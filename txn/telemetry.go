@@ -177,6 +177,12 @@ type attempt struct {
 	early bool
 	slots []uint16
 	latch *latch
+
+	// limit tells how many attempts there may be (0: any number); nil outside of
+	// Update.
+	limit func(txnOptions) int
+	// next is the start timestamp of the next attempt; nil: not asked for.
+	next *start
 }
 
 // transaction begins the span of one attempt of a transaction. carried is what

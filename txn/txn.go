@@ -26,10 +26,12 @@ type Txn struct {
 	client  *Client
 	opts    txnOptions
 	startTS tso.Timestamp
-	begun   time.Time // for the part of the locks' ttl that is over at commit
+	begun   time.Time     // for the part of the locks' ttl that is over at commit
+	early   time.Duration // how long before begun startTS was asked for
 	buffer  buffer
 	run     *attempt
 	hold    *hold // keeps garbage collection below startTS
+	reads   *reads
 
 	span       span       // not on where nothing records
 	carried    trace.Span // the span, also one that does not record; nil without an SDK
@@ -68,14 +70,14 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 		o(&t.opts)
 	}
 	t.trace(ctx, a)
-	ts, err := c.Timestamp(t.within(ctx))
-	if err != nil {
+	if err := t.begins(t.within(ctx)); err != nil {
 		t.over(ctx, outcomeFailed, 0, err)
 		c.leave()
 		return nil, err
 	}
-	t.started(ts)
+	t.started(t.startTS)
 	t.hold = c.holds.add(t.startTS)
+	t.reads = c.newReads(t.opts.name, !t.opts.noPrefetch)
 	c.counters.begun.Add(1)
 	return t, nil
 }
@@ -86,7 +88,7 @@ func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 // Table returns the transaction's view of a table. The table is opened and
 // verified by the first read, or by Commit.
 func (t *Txn) Table(name string) *Table {
-	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t}}
+	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: t.reads}}
 }
 
 // finish moves the transaction to its end; only the first call does.
@@ -103,7 +105,11 @@ func (t *Txn) finish() error {
 	return nil
 }
 
+// alive fails when the transaction may not read any more, or not at all.
 func (t *Txn) alive() error {
+	if t.opts.writeOnly {
+		return invalid("a read in a transaction that is declared WriteOnly; leave the option out")
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.done {
@@ -177,6 +183,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.on() {
 		t.span.set(attrOutcome.String(outcome), attrRows.Int(rows))
+		t.reads.describe(t.span)
 		t.span.end(err)
 	}
 	t.client.metrics.transaction(ctx, t, outcome, rows)

@@ -31,10 +31,9 @@ import (
 //
 // A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
-	limit := c.cfg.MaxAttempts
 	pause := c.cfg.RetryBackoff.start()
 	wasTooOld := false
-	run := attempt{again: true}
+	run := attempt{again: true, limit: c.maxAttempts}
 	defer run.drop()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := c.attempt(ctx, &run, f, opts)
@@ -44,9 +43,7 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 		tooOld := o.becameTooOld
 		again := errors.Is(err, ErrConflict) || (tooOld && !wasTooOld)
 		wasTooOld = tooOld
-		if o.maxAttempts > 0 {
-			limit = o.maxAttempts
-		}
+		limit := c.maxAttempts(o)
 		switch {
 		case !again || errors.Is(err, ErrUndetermined):
 			return 0, err
@@ -60,6 +57,13 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 		c.metrics.retry(ctx, o.name)
 		c.trace.retry(ctx, o.name, run.number+1, err)
 	}
+}
+
+func (c *Client) maxAttempts(o txnOptions) int {
+	if o.maxAttempts > 0 {
+		return o.maxAttempts
+	}
+	return c.cfg.MaxAttempts
 }
 
 func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {

@@ -23,7 +23,8 @@ type View struct {
 	client *Client
 	name   string
 	ts     tso.Timestamp
-	txn    *Txn // nil in a snapshot
+	txn    *Txn   // nil in a snapshot
+	reads  *reads // nil: nothing is shared between reads
 }
 
 // Get reads one cell. ok is false when the cell is absent; a value that is
@@ -47,21 +48,13 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 			return value, present, nil
 		}
 	}
-	r, err := v.readRow(ctx, row, readOptions{sel: selection{columns: []Column{cell.Column()}}})
-	if err != nil {
+	if value, ok, err = v.readCell(ctx, cell); err != nil {
 		return nil, false, err
 	}
 	if v.txn != nil && v.txn.opts.serializable {
 		v.txn.buffer.promote(cell)
 	}
-	items := r[family]
-	if len(items) == 0 {
-		return nil, false, nil
-	}
-	if items[0].Value == nil {
-		return []byte{}, true, nil
-	}
-	return items[0].Value, true, nil
+	return value, ok, nil
 }
 
 // ReadRow reads a row, or the columns of it that the options choose. A row
@@ -76,6 +69,9 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 	}
 	if err := v.promote([]string{row}, o.sel); err != nil {
 		return nil, err
+	}
+	if len(o.sel.families) == 0 && len(o.sel.columns) > 0 {
+		return v.readColumns(ctx, row, o.sel, nil)
 	}
 	return v.readRow(ctx, row, o)
 }

@@ -225,17 +225,22 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 // visibleRow reads one row at ts: one request, unless a lock or another
 // transaction's prewrite is in the way.
 func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
-	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().readFamilies()), ts)
+	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().readFamilies()), ts, nil)
 	return visible, err
 }
 
 // settledRow is visibleRow with a filter that may read more than
 // sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
-// lock stood in the way then.
-func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp) (visible, raw bigtable.Row, err error) {
+// lock stood in the way then. The first read is made by first, where that is not
+// nil.
+func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp, first readFunc) (visible, raw bigtable.Row, err error) {
 	var passed passed
-	for {
-		raw, err := t.readRow(ctx, row, f)
+	read := first
+	if read == nil {
+		read = t.readRow
+	}
+	for ; ; read = t.readRow {
+		raw, err := read(ctx, row, f)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -65,6 +65,7 @@ func (s *scene) must(err error) {
 func (s *scene) play() {
 	s.garbage() // before others meet its locks
 	s.commits()
+	s.reads()
 	s.conflicts()
 	s.crashes()
 	s.observers()

@@ -1,0 +1,314 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// warmStarts commits until a start timestamp waits for the next transaction that
+// reads nothing.
+func warmStarts(t *testing.T, c *txn.Client) {
+	t.Helper()
+	for i := range 3 {
+		putValue(t, c, fmt.Sprintf("warm%d", i), "w", txn.WriteOnly())
+		synctest.Wait()
+	}
+}
+
+// Transactions that read nothing and follow each other have a critical path of
+// three round trips: prewrite, commit_ts, primary. Others have four.
+func TestSequentialRoundTripsWriteOnly(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		opts []txn.TxnOption
+		want int
+	}{{"write only", []txn.TxnOption{txn.WriteOnly()}, 3}, {"any", nil, 4}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				delay := 10 * time.Millisecond
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, append(slow(delay), faults.DialOptions()...)...)
+				for i := range 6 {
+					begun := time.Now()
+					asked := c.Stats().Timestamps
+					putValue(t, c, fmt.Sprintf("row%d", i), "v", tt.opts...)
+					got := int(time.Since(begun) / delay)
+					if i < 3 {
+						continue // the table is opened, and the client gets to know its caller
+					}
+					if got != tt.want {
+						t.Errorf("transaction %d: %d sequential requests, want %d", i, got, tt.want)
+					}
+					if n := c.Stats().Timestamps - asked; n != 2 {
+						t.Errorf("transaction %d: %d questions to the oracle, want 2", i, n)
+					}
+				}
+			})
+		})
+	}
+}
+
+// No two transactions have one start timestamp, and none has one that is not above
+// what its client has committed.
+func TestStartsAheadAreGivenOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		warmStarts(t, c)
+		seen := map[tso.Timestamp]bool{}
+		var last tso.Timestamp
+		for i := range 10 {
+			synctest.Wait()
+			// Two at a time, of the same cells in turn: they do not conflict with
+			// what the client has committed.
+			one, two := begin(t, c, txn.WriteOnly()), begin(t, c, txn.WriteOnly())
+			for _, tx := range []*txn.Txn{one, two} {
+				if seen[tx.StartTS()] || tx.StartTS() <= last {
+					t.Fatalf("start_ts %d again, or not above the commit at %d", tx.StartTS(), last)
+				}
+				seen[tx.StartTS()] = true
+			}
+			one.Table("a").Set("one", "f", "q", fmt.Append(nil, i))
+			two.Table("a").Set("two", "f", "q", fmt.Append(nil, i))
+			for _, tx := range []*txn.Txn{one, two} {
+				ts, err := tx.Commit(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				last = max(last, ts)
+			}
+		}
+		if n := c.Stats().AheadTimestamps; n < 5 {
+			t.Errorf("%d transactions began without asking", n)
+		}
+	})
+}
+
+// A transaction that reads sees what was committed before it began, also when a
+// timestamp from before is at hand.
+func TestReadersDoNotStartAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		warmStarts(t, c)
+		putValue(t, env.Client, "r", "by another client")
+		tx := begin(t, c)
+		defer tx.Rollback()
+		b, ok, err := tx.Table("a").Get(t.Context(), "r", "f", "q")
+		if err != nil || !ok {
+			t.Errorf("what was committed before the transaction began is missing: %q, %v, %v", b, ok, err)
+		}
+		if got := valueAt(t, takeSnapshot(t, c), "r"); got != "by another client" {
+			t.Errorf("a snapshot shows %s", got)
+		}
+	})
+}
+
+// A transaction that began ahead conflicts with what another client has committed
+// since then, instead of overwriting what it did not know of, and Update runs it
+// again above that. What is older than a blink is not used.
+func TestStartAheadConflicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		warmStarts(t, c)
+		putValue(t, env.Client, "r", "by another client")
+		tx := begin(t, c, txn.WriteOnly())
+		tx.Table("a").Lock("r", "f", "q")
+		tx.Table("a").Set("s", "f", "q", nil)
+		if _, err := tx.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("%v, want a conflict with a later commit", err)
+		}
+		warmStarts(t, c)
+		putValue(t, env.Client, "r", "again")
+		runs := 0
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			runs++
+			tx.Table("a").Set("r", "f", "q", []byte("last"))
+			return nil
+		}, txn.WriteOnly())
+		if err != nil || runs != 2 {
+			t.Errorf("%d runs, %v", runs, err)
+		}
+		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "last" {
+			t.Errorf("%s", got)
+		}
+
+		warmStarts(t, c)
+		n := c.Stats().AheadTimestamps
+		putValue(t, env.Client, "r", "once more")
+		<-time.After(200 * time.Millisecond)
+		putValue(t, c, "r", "last", txn.WriteOnly())
+		if got := c.Stats().AheadTimestamps; got != n {
+			t.Error("a start timestamp was used 200 ms after it was asked for")
+		}
+	})
+}
+
+// The ttl of a lock counts from its start_ts, so a lock is given the time that its
+// start timestamp has waited.
+func TestStartAheadKeepsTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl, waited = 2 * time.Second, 90 * time.Millisecond
+		_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1, LockTTL: ttl})
+		warmStarts(t, c)
+		<-time.After(waited)
+		n := c.Stats().AheadTimestamps
+		tx := begin(t, c, txn.WriteOnly())
+		if c.Stats().AheadTimestamps != n+1 {
+			t.Fatal("the transaction asked for its start timestamp")
+		}
+		tx.Table("a").Set("r", "f", "q", nil)
+		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		done := commitInBackground(t.Context(), tx)
+		<-hold.Fired()
+		for l, err := range c.Locks(t.Context(), "a", nil) {
+			if err != nil || l.TTL < ttl+waited {
+				t.Errorf("a lock with a ttl of %v, %v", l.TTL, err)
+			}
+		}
+		hold.Release()
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+func TestWriteOnlyRefusesReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+		tx := begin(t, c, txn.WriteOnly())
+		defer tx.Rollback()
+		a := tx.Table("a")
+		a.Set("r", "f", "q", nil)
+		_, _, get := a.Get(t.Context(), "r", "f", "q")
+		_, _, forUpdate := a.GetForUpdate(t.Context(), "r", "f", "q")
+		_, row := a.ReadRow(t.Context(), "r")
+		_, observe := tx.Observe(t.Context(), txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"})
+		var rows error
+		for _, err := range a.ReadRows(t.Context(), nil) {
+			rows = err
+		}
+		for i, err := range []error{get, forUpdate, row, observe, rows, a.DeleteRow(t.Context(), "r")} {
+			if !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("call %d: %v", i, err)
+			}
+		}
+		if n := faults.Count()[txntest.StepRead]; n != 0 {
+			t.Errorf("%d reads", n)
+		}
+	})
+}
+
+// The next attempt of an Update asks for its timestamp while this one is rolled
+// back: behind the conflict, and so above it.
+func TestRetryAsksWhileRollingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+		putValue(t, env.Client, "r", "0")
+		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
+		var starts []tso.Timestamp
+		var conflict tso.Timestamp
+		var asked int64
+		done := inBackground(func() error {
+			_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+				starts = append(starts, tx.StartTS())
+				if len(starts) == 1 {
+					conflict = putValue(t, env.Client, "r", "1")
+					asked = c.Stats().Timestamps
+				}
+				b, _, err := tx.Table("a").Get(ctx, "r", "f", "q")
+				tx.Table("a").Set("r", "f", "q", append(b, '+'))
+				return err
+			})
+			return err
+		})
+		<-abort.Fired()
+		synctest.Wait()
+		if n := c.Stats().Timestamps - asked; n != 1 {
+			t.Errorf("%d questions to the oracle while the attempt is rolled back", n)
+		}
+		abort.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		if len(starts) != 2 || starts[1] <= conflict {
+			t.Errorf("attempts began at %v, the conflict is at %d", starts, conflict)
+		}
+		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "1+" {
+			t.Errorf("%s", got)
+		}
+		if n := c.Stats().AheadTimestamps; n != 1 {
+			t.Errorf("%d timestamps asked for ahead", n)
+		}
+	})
+}
+
+// Behind a lock, a timestamp of now would be below the commit of the one that holds
+// it: the next attempt asks when it begins.
+func TestRetryBehindALockAsksLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		faults := txntest.NewFaults(t)
+		owner := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		locked, done := begin(t, owner), make(chan error)
+		locked.Table("a").Set("r", "f", "q", []byte("first"))
+		go func() {
+			_, err := locked.Commit(t.Context())
+			done <- err
+		}()
+		<-hold.Fired()
+		runs := 0
+		_, err := c.Update(t.Context(), func(context.Context, *txn.Txn) error { return nil }) // a warm oracle
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			if runs++; runs == 2 {
+				hold.Release()
+				if err := <-done; err != nil {
+					return err
+				}
+			}
+			tx.Table("a").Set("r", "f", "q", []byte("second"))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := c.Stats().AheadTimestamps; n != 0 {
+			t.Errorf("%d timestamps asked for ahead", n)
+		}
+		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "second" {
+			t.Errorf("%s", got)
+		}
+	})
+}
+
+// Attempts that are used up ask for nothing more.
+func TestLastAttemptAsksForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		asked := c.Stats().Timestamps
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			putValue(t, env.Client, "r", "in the way")
+			tx.Table("a").Set("r", "f", "q", nil)
+			return nil
+		}, txn.MaxAttempts(2))
+		if !errors.Is(err, txn.ErrConflict) {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := c.Stats().Timestamps - asked; n != 2 {
+			t.Errorf("%d timestamps for two attempts", n)
+		}
+	})
+}

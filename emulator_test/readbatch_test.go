@@ -1,0 +1,259 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A fanOut holds the first read of a snapshot while others arrive, so that what
+// shares a request is exact.
+type fanOut struct {
+	*testing.T
+	env    *txntest.Env
+	c      *txn.Client
+	faults *txntest.Faults
+	first  *txntest.Rule
+	view   *txn.View
+	wg     sync.WaitGroup
+}
+
+func newFanOut(t *testing.T, cfg txn.Config) *fanOut {
+	cfg.TokenTTL = -1
+	if cfg.BatchReads == 0 {
+		cfg.BatchReads = 1
+	}
+	env, c, faults := budgetEnv(t, cfg)
+	_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		for i := range 200 {
+			tx.Table("a").Set(fmt.Sprintf("row%d", i), "f", "q", fmt.Append(nil, i))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	f := &fanOut{T: t, env: env, c: c, faults: faults, view: takeSnapshot(t, c).Table("a")}
+	putValue(t, env.Client, "row3", "later")
+	faults.Reset()
+	f.first = faults.On("the first read", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+	f.get("row0", "0")
+	<-f.first.Fired()
+	return f
+}
+
+// get reads f:q of a row and waits until the read is under way.
+func (f *fanOut) get(row, want string) {
+	f.wg.Go(func() {
+		b, ok, err := f.view.Get(f.Context(), row, "f", "q")
+		if got := string(b); err != nil || got != want || ok != (want != "") {
+			f.Errorf("%s is %q, %v, want %q", row, got, err, want)
+		}
+	})
+	synctest.Wait()
+}
+
+// requests are the reads, by how many rows they asked for.
+func (f *fanOut) requests() (rows []int) {
+	for _, c := range f.faults.Calls() {
+		if c.Step == txntest.StepRead {
+			rows = append(rows, rowsAsked(c))
+		}
+	}
+	return rows
+}
+
+func TestReadBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{})
+		for i := range 150 {
+			f.get(fmt.Sprintf("row%d", i), fmt.Sprint(i)) // row0 again
+		}
+		f.get("none", "")
+		f.get("row7", "7")
+		f.get("row149", "149") // again
+		f.first.Release()
+		f.wg.Wait()
+		if got, want := fmt.Sprint(f.requests()), "[1 128 24]"; got != want {
+			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+		if s := f.c.Stats(); s.ReadBatches != 2 || s.BatchedReads != 153 {
+			t.Errorf("%+v", s.ReadStats)
+		}
+		// Alone, it is as without.
+		f.get("row9", "9")
+		f.wg.Wait()
+		if got, want := fmt.Sprint(f.requests()), "[1 128 24 1]"; got != want {
+			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+	})
+}
+
+// Several requests may be under way; other columns and other snapshots have their
+// own.
+func TestReadBatchOfColumns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{BatchReads: 2})
+		second := f.faults.On("the second read", stepOn(txntest.StepRead, "row1"), txntest.Hold, 1)
+		f.get("row1", "1")
+		<-second.Fired()
+		for i := range 12 {
+			f.wg.Go(func() {
+				_, ok, err := f.view.Get(t.Context(), "row2", "f", fmt.Sprintf("none%d", i))
+				if ok || err != nil {
+					t.Errorf("%v, %v", ok, err)
+				}
+			})
+			synctest.Wait()
+		}
+		f.get("row3", "3")
+		other := takeSnapshot(t, f.c).Table("a")
+		if _, _, err := other.Get(t.Context(), "row4", "f", "q"); err != nil {
+			t.Error(err)
+		}
+		second.Release()
+		synctest.Wait()
+		f.first.Release()
+		f.wg.Wait()
+		// Eight columns of row2; four, and that of row3.
+		if got, want := fmt.Sprint(f.requests()), "[1 1 1 1 2]"; got != want {
+			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+	})
+}
+
+// A caller that leaves takes nobody along, before its request is sent and after.
+// When all have left, the request ends.
+func TestReadBatchLeavers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{})
+		errs := make(chan error, 10)
+		leaver := func(row string) context.CancelFunc {
+			ctx, cancel := context.WithCancel(t.Context())
+			f.wg.Go(func() {
+				_, _, err := f.view.Get(ctx, row, "f", "q")
+				errs <- err
+			})
+			synctest.Wait()
+			return cancel
+		}
+		left := func() {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case err := <-errs:
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("%v", err)
+				}
+			default:
+				t.Error("a caller whose context has ended waits")
+			}
+		}
+		cancel1, cancel2 := leaver("row1"), leaver("row2")
+		f.get("row3", "3")
+		cancel1()
+		left()
+		held := f.faults.On("the batch", stepOn(txntest.StepRead, "row2"), txntest.Hold, 1)
+		f.first.Release()
+		<-held.Fired()
+		cancel2() // whose context the request was counted for
+		left()
+		held.Release()
+		f.wg.Wait()
+		if got, want := fmt.Sprint(f.requests()), "[1 2]"; got != want {
+			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+
+		// All leave: the request that nobody waits for makes room.
+		abandoned := f.faults.On("an abandoned read", stepOn(txntest.StepRead, "row4"), txntest.Hold, 1)
+		inFront := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+		f.get("row0", "0")
+		<-inFront.Fired()
+		cancel4, cancel5 := leaver("row4"), leaver("row5")
+		inFront.Release()
+		<-abandoned.Fired()
+		f.get("row6", "6")
+		cancel4()
+		left()
+		cancel5()
+		left()
+		f.wg.Wait()
+	})
+}
+
+// An error of a shared request is each caller's own to find out about, and a lock
+// in one row is in nobody else's way.
+func TestReadBatchKeepsTroubleApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{RPCTimeout: time.Second})
+		f.get("row1", "1")
+		f.get("row2", "2")
+		drop := f.faults.On("the batch", func(c txntest.Call) bool { return c.Step == txntest.StepRead && rowsAsked(c) == 2 }, txntest.DropRequest, 0)
+		f.first.Release()
+		f.wg.Wait()
+		<-drop.Fired()
+	})
+
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{})
+		faults := txntest.NewFaults(t)
+		owner := f.env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		tx, done := begin(t, owner), make(chan error)
+		tx.Table("a").Set("row1", "f", "q", []byte("locked"))
+		go func() {
+			_, err := tx.Commit(t.Context())
+			done <- err
+		}()
+		<-hold.Fired()
+		f.view = takeSnapshot(t, f.c).Table("a")
+		f.first.Release()
+		f.wg.Wait()
+		first := f.faults.On("the first read", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+		f.get("row0", "0")
+		<-first.Fired()
+		got := make(chan string, 1)
+		go func() {
+			b, _, err := f.view.Get(t.Context(), "row1", "f", "q")
+			if err != nil {
+				t.Error(err)
+			}
+			got <- string(b)
+		}()
+		synctest.Wait()
+		f.get("row2", "2")
+		first.Release()
+		f.wg.Wait() // row2 is answered
+		select {
+		case v := <-got:
+			t.Errorf("%q of a locked cell", v)
+		default:
+		}
+		hold.Release()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if v := <-got; v != "locked" {
+			t.Errorf("%q, want what was committed before the read began", v)
+		}
+	})
+}
+
+// rowsAsked is how many rows a read asks for by key.
+func rowsAsked(c txntest.Call) int {
+	r, ok := c.Request.(*btpb.ReadRowsRequest)
+	if !ok {
+		return 0
+	}
+	return len(r.GetRows().GetRowKeys())
+}

@@ -1,0 +1,102 @@
+package txn
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+)
+
+// What a client learns is bounded, whatever qualifiers there are, and what is used
+// stays.
+func TestPatternsAreBounded(t *testing.T) {
+	var p patterns
+	used := patternKey{"t", "page", Column{"f", "used"}}
+	for i := range 5 * maxPatterns {
+		p.make(patternKey{"t", "page", Column{"f", fmt.Sprint(i)}})
+		n := p.make(used)
+		n.begin(1000)
+		n.follow(Column{"f", "next"}, 10)
+		n.follow(Column{"f", fmt.Sprint(i)}, 10)
+		if len(n.columns) > maxPatternColumns {
+			t.Fatalf("%d columns", len(n.columns))
+		}
+	}
+	if len(p.all) > maxPatterns {
+		t.Errorf("%d patterns", len(p.all))
+	}
+	if got, want := p.find(used).begin(1000), []Column{{"f", "next"}}; !slices.Equal(got, want) {
+		t.Errorf("read along: %v, want %v", got, want)
+	}
+}
+
+// What may be brought along is bounded in bytes and in what it takes of the
+// filter.
+func TestPatternBudgets(t *testing.T) {
+	n := &pattern{}
+	long := string(make([]byte, maxPrefetchFilter/4))
+	for range 20 {
+		n.begin(0)
+		n.follow(Column{"f", "ten"}, 10)
+		n.follow(Column{"f", "twenty"}, 20)
+		n.follow(Column{"f", long}, 1)
+	}
+	for budget, want := range map[int]int{0: 0, 10: 1, 19: 1, 20: 1, 29: 1, 30: 2, 1000: 2} {
+		if got := n.begin(budget); len(got) != want {
+			t.Errorf("budget %d: %d columns, want %d", budget, len(got), want)
+		}
+	}
+	// Sizes are forgotten by and by.
+	n.follow(Column{"f", "ten"}, 1_000_000)
+	for i := 0; !slices.Contains(n.begin(1000), Column{"f", "ten"}); i++ {
+		n.follow(Column{"f", "ten"}, 10)
+		if i > 30*patternWindow {
+			t.Fatal("one large value is remembered for ever")
+		}
+	}
+}
+
+// A read cache is bounded too.
+func TestReadCacheIsBounded(t *testing.T) {
+	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	r := c.newReads("", true)
+	for i := range 3 * maxCachedRows {
+		r.begin(Cell{"t", fmt.Sprint(i), "f", "q"})
+		if len(r.rows) > maxCachedRows {
+			t.Fatalf("%d rows", len(r.rows))
+		}
+	}
+	if c.cfg.PrefetchBytes = -1; c.newReads("", true) != nil {
+		t.Error("a cache without a budget")
+	}
+}
+
+// BenchmarkPattern is what learning costs a row of two columns, by many
+// transactions of one kind at once.
+func BenchmarkPattern(b *testing.B) {
+	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	var wg sync.WaitGroup
+	b.ReportAllocs()
+	for b.Loop() {
+		for range 8 {
+			wg.Go(func() {
+				r := c.newReads("page", true)
+				for i := range 100 {
+					row := Cell{"t", keys[i], "f", "a"}
+					r.begin(row)
+					row.Qualifier = "b"
+					r.answered(row, 10)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*800), "ns/row")
+}
+
+var keys = func() (k [100]string) {
+	for i := range k {
+		k[i] = fmt.Sprint(i)
+	}
+	return k
+}()

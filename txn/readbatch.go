@@ -1,0 +1,220 @@
+package txn
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// Read batching (paper §2.5): point reads that goroutines of one transaction, or
+// of one snapshot, make of one table at the same time share a request. Only they
+// read at the same timestamp, which stands in the filter of a read: what is the
+// newest write at one timestamp hides that at another.
+//
+// A request that finds less than Config.BatchReads under way goes at once, as it
+// would without batching. Those that come later wait, and go together when one of
+// them is answered. Each caller evaluates its own row: it settles the locks in it
+// and reads it again by itself, so that no other waits for them. A caller that
+// leaves takes nobody along; when the last one has left, the request ends.
+
+const (
+	maxBatchedRows = 128
+	// maxBatchedColumns bounds the columns of a batch: every row of it is read
+	// with all of them.
+	maxBatchedColumns = 8
+)
+
+// A readBatcher joins reads of a table at one timestamp.
+type readBatcher struct {
+	table *table
+	ts    tso.Timestamp
+
+	mu      sync.Mutex
+	running int // requests
+	waiting []*waitingRead
+}
+
+// A waitingRead is a read that is to share a request.
+type waitingRead struct {
+	row     string
+	columns []Column
+	// detached is the caller's context without its end: what the request is
+	// counted for, and the span it is below.
+	detached context.Context
+	batch    *readBatch // nil: not sent yet
+	done     chan struct{}
+
+	// Set when done is closed. failed: the request ended without an answer for
+	// this row.
+	raw    bigtable.Row
+	failed bool
+}
+
+// A readBatch is one request.
+type readBatch struct {
+	members []*waitingRead
+	live    int
+	cancel  context.CancelFunc
+}
+
+// batched returns how a row's first read is made; nil: by a request of its own.
+func (r *reads) batched(t *table, sel selection, ts tso.Timestamp) readFunc {
+	if r == nil || r.client.cfg.BatchReads == 0 || len(sel.columns) > maxBatchedColumns {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := r.batchers[t]
+	if b == nil {
+		b = &readBatcher{table: t, ts: ts}
+		if r.batchers == nil {
+			r.batchers = map[*table]*readBatcher{}
+		}
+		r.batchers[t] = b
+	}
+	return func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+		return b.read(ctx, row, sel.columns, f)
+	}
+}
+
+// A readFunc is table.readRow, or in its place.
+type readFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error)
+
+// read reads columns of a row; f is the filter that does so.
+func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
+	b.mu.Lock()
+	if b.running < b.table.client.cfg.BatchReads {
+		b.running++
+		b.mu.Unlock()
+		defer b.next()
+		return b.table.readRow(ctx, row, f)
+	}
+	w := &waitingRead{row: row, columns: columns, detached: context.WithoutCancel(ctx), done: make(chan struct{})}
+	b.waiting = append(b.waiting, w)
+	b.mu.Unlock()
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		b.leave(w)
+		return nil, ended(ctx, "waiting for a read of table "+b.table.name, nil)
+	}
+	if w.failed {
+		// Perhaps because of another's row. An error is of this one's own.
+		return b.table.readRow(ctx, row, f)
+	}
+	return w.raw, nil
+}
+
+// leave takes a caller out whose context has ended.
+func (b *readBatcher) leave(w *waitingRead) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w.batch == nil {
+		b.waiting = slices.DeleteFunc(b.waiting, func(o *waitingRead) bool { return o == w })
+		return
+	}
+	if w.batch.live--; w.batch.live == 0 {
+		w.batch.cancel()
+	}
+}
+
+// next sends what waits, in place of a request that has ended.
+func (b *readBatcher) next() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n, columns := b.fit()
+	if n == 0 {
+		b.running--
+		return
+	}
+	batch := &readBatch{members: slices.Clone(b.waiting[:n]), live: n}
+	b.waiting = slices.Delete(b.waiting, 0, n)
+	ctx, cancel := context.WithCancel(batch.members[0].detached)
+	batch.cancel = cancel
+	for _, w := range batch.members {
+		w.batch = batch
+	}
+	go func() {
+		defer b.next()
+		defer cancel()
+		b.send(ctx, batch, selection{columns: columns})
+	}()
+}
+
+// fit chooses how many of those that wait go together, and their columns.
+func (b *readBatcher) fit() (n int, columns []Column) {
+	bytes := 0
+	for _, w := range b.waiting {
+		all := columns
+		for _, c := range w.columns {
+			if !slices.Contains(all, c) {
+				all = append(all, c)
+			}
+		}
+		bytes += len(w.row) + 16 // and what surrounds a key
+		if n > 0 && (len(all) > maxBatchedColumns || n == maxBatchedRows || bytes > maxRowListBytes || (selection{columns: all}).cost() > filterBudget) {
+			break
+		}
+		columns = all
+		n++
+	}
+	return n, columns
+}
+
+// send makes one request for the rows of a batch and answers its members.
+func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel selection) {
+	byRow := map[string][]*waitingRead{}
+	var rows bigtable.RowList
+	link := trace.Link{SpanContext: trace.SpanContextFromContext(ctx)}
+	for i, w := range batch.members {
+		if byRow[w.row] == nil {
+			rows = append(rows, w.row)
+		}
+		byRow[w.row] = append(byRow[w.row], w)
+		if i > 0 && link.SpanContext.IsValid() {
+			trace.SpanFromContext(w.detached).AddLink(link)
+		}
+	}
+	trace.SpanFromContext(ctx).SetAttributes(attrRows.Int(len(rows)))
+	b.table.client.counters.batches.Add(1)
+	b.table.client.counters.batched.Add(int64(len(batch.members)))
+	b.table.client.metrics.reads.joined(ctx, b.table.name, len(batch.members))
+	f := sel.visibleAt(b.ts, b.table.current().readFamilies())
+	err := b.table.readRows(ctx, rows, func(raw bigtable.Row) bool {
+		members := byRow[raw.Key()]
+		for i, w := range members {
+			w.raw = raw
+			if i > 0 {
+				w.raw = cloneRow(raw) // a row is its caller's
+			}
+		}
+		for _, w := range members {
+			close(w.done)
+		}
+		delete(byRow, raw.Key())
+		return true
+	}, bigtable.RowFilter(f))
+	for _, members := range byRow {
+		for _, w := range members {
+			w.failed = err != nil
+			close(w.done)
+		}
+	}
+}
+
+func cloneRow(row bigtable.Row) bigtable.Row {
+	out := make(bigtable.Row, len(row))
+	for family, items := range row {
+		items = slices.Clone(items)
+		for i := range items {
+			items[i].Value = slices.Clone(items[i].Value)
+		}
+		out[family] = items
+	}
+	return out
+}

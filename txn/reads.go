@@ -1,0 +1,301 @@
+package txn
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// This file is what the point reads of one transaction, or one snapshot, have in
+// common: the read cache, which prefetching fills (prefetch.go), and the batches
+// of reads that are under way at the same time (readbatch.go).
+
+const (
+	// maxCachedRows and maxCachedBytes bound a read cache. One that is full is
+	// emptied: a transaction that reads that much does not come back to its first
+	// rows soon.
+	maxCachedRows  = 1024
+	maxCachedBytes = 1 << 20
+)
+
+// reads are the point reads of one transaction or snapshot.
+type reads struct {
+	client *Client
+	name   string // of the transaction
+	// budget of bytes that a read may be expected to bring along; 0: no
+	// prefetching.
+	budget int
+
+	// Cells that were read ahead, and those that were asked for later.
+	ahead, used atomic.Int64
+
+	mu       sync.Mutex
+	rows     map[rowID]*rowReads
+	bytes    int
+	batchers map[*table]*readBatcher
+}
+
+type rowID struct{ table, row string }
+
+// rowReads is what Gets asked for in one row.
+type rowReads struct {
+	first   Column
+	pattern *pattern // nil until a second column is asked for
+	asked   []Column // behind the first, each once
+	cells   []cachedCell
+}
+
+// A cachedCell was read ahead at the timestamp of all reads here, with no lock in
+// the way, so that it stays what it is.
+type cachedCell struct {
+	column  Column
+	value   []byte
+	present bool
+	used    bool
+}
+
+// newReads returns nil where nothing is to be shared.
+func (c *Client) newReads(name string, prefetch bool) *reads {
+	r := &reads{client: c, name: name}
+	if prefetch {
+		r.budget = max(c.cfg.PrefetchBytes, 0)
+	}
+	if r.budget == 0 && c.cfg.BatchReads == 0 {
+		return nil
+	}
+	return r
+}
+
+// recall returns a cell that was read ahead.
+func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
+	if r == nil || r.budget == 0 {
+		return nil, false, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	row := r.rows[rowID{cell.Table, cell.Row}]
+	if row == nil {
+		return nil, false, false
+	}
+	for i := range row.cells {
+		c := &row.cells[i]
+		if c.column != cell.Column() {
+			continue
+		}
+		if !c.used {
+			c.used = true
+			r.used.Add(1)
+			r.client.counters.prefetchUsed.Add(1)
+			r.client.metrics.reads.prefetched(cell.Table, "used", 1)
+			r.note(cell, row, len(c.value))
+		}
+		if !c.present {
+			return nil, false, true
+		}
+		return append([]byte{}, c.value...), true, true
+	}
+	return nil, false, false
+}
+
+// begin notes that a cell is going to be read. For the first of its row, it
+// returns what is worth reading along.
+func (r *reads) begin(cell Cell) []Column {
+	if r == nil || r.budget == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := rowID{cell.Table, cell.Row}
+	if r.rows[id] != nil {
+		return nil
+	}
+	if len(r.rows) >= maxCachedRows || r.bytes >= maxCachedBytes {
+		clear(r.rows)
+		r.bytes = 0
+	}
+	if r.rows == nil {
+		r.rows = map[rowID]*rowReads{}
+	}
+	row := &rowReads{first: cell.Column(), pattern: r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})}
+	r.rows[id] = row
+	if row.pattern == nil {
+		return nil
+	}
+	return row.pattern.begin(r.budget)
+}
+
+// answered notes that a Get was answered by a request.
+func (r *reads) answered(cell Cell, size int) {
+	if r == nil || r.budget == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if row := r.rows[rowID{cell.Table, cell.Row}]; row != nil {
+		r.note(cell, row, size)
+	}
+}
+
+// note learns that a column was asked for in a row of which another was asked for
+// first.
+func (r *reads) note(cell Cell, row *rowReads, size int) {
+	if cell.Column() == row.first || row.wasAsked(cell.Column()) {
+		return
+	}
+	row.asked = append(row.asked, cell.Column())
+	if row.pattern == nil {
+		row.pattern = r.client.patterns.make(patternKey{cell.Table, r.name, row.first})
+	}
+	row.pattern.follow(cell.Column(), size)
+}
+
+func (r *rowReads) wasAsked(c Column) bool {
+	for _, a := range r.asked {
+		if a == c {
+			return true
+		}
+	}
+	return false
+}
+
+// keep puts what was read ahead into the cache: those columns of raw, the stored
+// form of a row, that can be decided from it alone. A lock in the way of one is
+// left to those who ask for that column, and so is a damaged record.
+func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+	locked := map[Column]bool{}
+	for _, item := range raw[LockFamily] {
+		c, _, err := metadataCell(t, key, item)
+		if err != nil {
+			return
+		}
+		locked[c] = true
+	}
+	var sel selection
+	for _, c := range ahead {
+		if !locked[c] {
+			sel.columns = append(sel.columns, c)
+		}
+	}
+	if len(sel.columns) == 0 {
+		return
+	}
+	e, err := evaluate(t, raw, sel, ts, nil)
+	if err != nil {
+		return
+	}
+	elsewhere := map[Column]bool{}
+	for _, x := range e.exact {
+		elsewhere[x.column] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	row := r.rows[rowID{t.name, key}]
+	if row == nil {
+		return
+	}
+	n := int64(0)
+	for _, c := range sel.columns {
+		item, present := find(e.row[c.Family], c.key())
+		if row.pattern != nil {
+			row.pattern.size(c, len(item.Value))
+		}
+		if elsewhere[c] || row.wasAsked(c) || r.bytes+len(item.Value) > maxCachedBytes {
+			continue
+		}
+		n++
+		r.bytes += len(item.Value) + len(c.Family) + len(c.Qualifier)
+		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
+	}
+	r.ahead.Add(n)
+	r.client.counters.prefetched.Add(n)
+	r.client.metrics.reads.prefetched(t.name, "read", n)
+}
+
+// readCell reads one cell for Get, in one request with what is likely to be asked
+// for next, or finds it in the cache.
+func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
+	if value, present, known := v.reads.recall(cell); known {
+		return value, present, nil
+	}
+	sel := selection{columns: []Column{cell.Column()}}
+	var ahead []Column
+	for _, c := range v.reads.begin(cell) {
+		if v.txn == nil || !v.txn.buffer.wrote(Cell{cell.Table, cell.Row, c.Family, c.Qualifier}) {
+			ahead = append(ahead, c)
+		}
+	}
+	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
+	if err != nil && len(ahead) > 0 && ctx.Err() == nil && refused(err) {
+		// It may be because of what was to be read along: a family that is gone, a
+		// value that is too large for an answer.
+		v.reads.forget(cell)
+		row, err = v.readColumns(ctx, cell.Row, sel, nil)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if items := row[cell.Family]; len(items) > 0 {
+		present = true
+		if value = items[0].Value; value == nil {
+			value = []byte{}
+		}
+	}
+	v.reads.answered(cell, len(value))
+	return value, present, nil
+}
+
+// refused reports that Bigtable would answer the same request in the same way.
+func refused(err error) bool {
+	if errors.Is(err, ErrTooOld) {
+		return false
+	}
+	for _, e := range flatten(err) {
+		if status.Code(e) == codes.ResourceExhausted || status.Code(e) == codes.OutOfRange {
+			return true
+		}
+	}
+	return permanent(err)
+}
+
+func (r *reads) forget(cell Cell) {
+	r.client.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
+}
+
+// readColumns reads some columns of a row, and puts others along into the cache.
+func (v *View) readColumns(ctx context.Context, key string, sel selection, ahead []Column) (bigtable.Row, error) {
+	t, err := v.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, span := v.traced(ctx)
+	wide := selection{columns: append(sel.columns[:len(sel.columns):len(sel.columns)], ahead...)}
+	row, raw, err := v.client.settledRow(ctx, t, key, sel, wide.visibleAt(v.ts, t.current().readFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.afterRead(ctx, v.ts, err)
+	span.end(err)
+	if err != nil {
+		return nil, err
+	}
+	if len(ahead) > 0 {
+		v.reads.keep(t, key, raw, ahead, v.ts)
+	}
+	if v.txn == nil {
+		return row, nil
+	}
+	return v.txn.overlayRow(v.name, key, sel, row), nil
+}
+
+// wrote reports whether the transaction itself put or deleted a cell.
+func (b *buffer) wrote(cell Cell) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.rows[cell.Table][cell.Row][cell.Column()]
+	return w != nil && w.kind != KindLock
+}
