@@ -249,6 +249,45 @@ func TestReadBatchKeepsTroubleApart(t *testing.T) {
 	})
 }
 
+// What sharing requests costs: who waits, waits for up to one round trip. Nobody
+// waits who is alone.
+func TestReadBatchLatency(t *testing.T) {
+	const delay = 10 * time.Millisecond
+	for _, tt := range []struct{ batch, callers, trips, requests int }{
+		{0, 16, 1, 16}, {1, 1, 1, 1}, {1, 16, 2, 2}, {4, 16, 2, 5}, {16, 16, 1, 16},
+	} {
+		t.Run(fmt.Sprintf("%d of %d", tt.batch, tt.callers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour, BatchReads: tt.batch}, append(slow(delay), faults.DialOptions()...)...)
+				if err := c.OpenTable(t.Context(), "a"); err != nil {
+					t.Fatal(err)
+				}
+				s := takeSnapshot(t, c)
+				faults.Reset()
+				begun := time.Now()
+				var wg sync.WaitGroup
+				for i := range tt.callers {
+					wg.Go(func() {
+						if _, _, err := s.Table("a").Get(t.Context(), fmt.Sprint(i), "f", "q"); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				if got := int(time.Since(begun) / delay); got != tt.trips {
+					t.Errorf("%d round trips, want %d", got, tt.trips)
+				}
+				if got := faults.Count()[txntest.StepRead]; got != tt.requests {
+					t.Errorf("%d requests, want %d", got, tt.requests)
+				}
+			})
+		})
+	}
+}
+
 // rowsAsked is how many rows a read asks for by key.
 func rowsAsked(c txntest.Call) int {
 	r, ok := c.Request.(*btpb.ReadRowsRequest)
