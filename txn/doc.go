@@ -65,5 +65,15 @@
 // with [ErrTooOld]. An open transaction holds collection back, and so does a
 // snapshot taken with [Hold]. docs/gc.md has the rest.
 //
+// # Round trips
+//
+// A read is one request and a question to the oracle, a write of one row two
+// conditional mutations and two questions. Transactions read along what those of
+// their name ([WithName]) have read together, see Config.PrefetchBytes. Snapshots
+// that may be a little old need not ask the oracle ([WithMaxStaleness]), nor do
+// transactions that read nothing wait for it ([WriteOnly]). Reads from many
+// goroutines of a transaction may share requests, see Config.BatchReads; a list of
+// rows in one [View.ReadRows] always does.
+//
 // Tests of code that uses this package start with package txntest.
 package txn

@@ -21,8 +21,9 @@ type txnOptions struct {
 	becameTooOld bool // set by Update
 }
 
-// WithName names a transaction for errors, logs and telemetry. A name stands
-// for a kind of transaction ("transfer"), not for one run of it.
+// WithName names a transaction for errors, logs and telemetry, and for what is
+// learned about its reads (Config.PrefetchBytes). A name stands for a kind of
+// transaction ("transfer"), not for one run of it.
 func WithName(name string) TxnOption { return func(o *txnOptions) { o.name = name } }
 
 // Serializable makes every point read of the transaction a lock-only write

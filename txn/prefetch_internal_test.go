@@ -59,14 +59,14 @@ func TestPatternBudgets(t *testing.T) {
 // A read cache is bounded too.
 func TestReadCacheIsBounded(t *testing.T) {
 	c := &Client{cfg: Config{PrefetchBytes: 1000}}
-	r := c.newReads("", true)
+	r := new(reads).use(c, "", true)
 	for i := range 3 * maxCachedRows {
 		r.begin(Cell{"t", fmt.Sprint(i), "f", "q"})
 		if len(r.rows) > maxCachedRows {
 			t.Fatalf("%d rows", len(r.rows))
 		}
 	}
-	if c.cfg.PrefetchBytes = -1; c.newReads("", true) != nil {
+	if c.cfg.PrefetchBytes = -1; new(reads).use(c, "", true) != nil {
 		t.Error("a cache without a budget")
 	}
 }
@@ -80,7 +80,7 @@ func BenchmarkPattern(b *testing.B) {
 	for b.Loop() {
 		for range 8 {
 			wg.Go(func() {
-				r := c.newReads("page", true)
+				r := new(reads).use(c, "page", true)
 				for i := range 100 {
 					row := Cell{"t", keys[i], "f", "a"}
 					r.begin(row)
@@ -100,3 +100,20 @@ var keys = func() (k [100]string) {
 	}
 	return k
 }()
+
+// A transaction that reads one cell pays for learning with no allocation.
+func TestReadOfOneCellAllocatesNothing(t *testing.T) {
+	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	var own reads
+	cell := Cell{"t", "r", "f", "q"}
+	if n := testing.AllocsPerRun(100, func() {
+		own = reads{}
+		r := own.use(c, "page", true)
+		if _, _, known := r.recall(cell); known || r.begin(cell) != nil {
+			t.Error("something is known")
+		}
+		r.answered(cell, 10)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -38,6 +38,8 @@ type reads struct {
 	ahead, used atomic.Int64
 
 	mu       sync.Mutex
+	firstID  rowID
+	first    rowReads // of the first row: many transactions read one
 	rows     map[rowID]*rowReads
 	bytes    int
 	batchers map[*table]*readBatcher
@@ -62,16 +64,42 @@ type cachedCell struct {
 	used    bool
 }
 
-// newReads returns nil where nothing is to be shared.
-func (c *Client) newReads(name string, prefetch bool) *reads {
-	r := &reads{client: c, name: name}
+// use returns r, made ready, or nil where nothing is to be shared.
+func (r *reads) use(c *Client, name string, prefetch bool) *reads {
 	if prefetch {
 		r.budget = max(c.cfg.PrefetchBytes, 0)
 	}
 	if r.budget == 0 && c.cfg.BatchReads == 0 {
 		return nil
 	}
+	r.client, r.name = c, name
 	return r
+}
+
+// row returns what was asked for in a row; nil: nothing yet.
+func (r *reads) row(id rowID) *rowReads {
+	if r.firstID == id {
+		return &r.first
+	}
+	return r.rows[id]
+}
+
+// addRow makes room for one more row.
+func (r *reads) addRow(id rowID) *rowReads {
+	if len(r.rows) >= maxCachedRows || r.bytes >= maxCachedBytes {
+		r.firstID, r.first, r.bytes = rowID{}, rowReads{}, 0
+		clear(r.rows)
+	}
+	if r.firstID == (rowID{}) {
+		r.firstID = id
+		return &r.first
+	}
+	if r.rows == nil {
+		r.rows = map[rowID]*rowReads{}
+	}
+	row := &rowReads{}
+	r.rows[id] = row
+	return row
 }
 
 // recall returns a cell that was read ahead.
@@ -81,7 +109,7 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	row := r.rows[rowID{cell.Table, cell.Row}]
+	row := r.row(rowID{cell.Table, cell.Row})
 	if row == nil {
 		return nil, false, false
 	}
@@ -114,18 +142,11 @@ func (r *reads) begin(cell Cell) []Column {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := rowID{cell.Table, cell.Row}
-	if r.rows[id] != nil {
+	if r.row(id) != nil {
 		return nil
 	}
-	if len(r.rows) >= maxCachedRows || r.bytes >= maxCachedBytes {
-		clear(r.rows)
-		r.bytes = 0
-	}
-	if r.rows == nil {
-		r.rows = map[rowID]*rowReads{}
-	}
-	row := &rowReads{first: cell.Column(), pattern: r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})}
-	r.rows[id] = row
+	row := r.addRow(id)
+	row.first, row.pattern = cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}
@@ -139,7 +160,7 @@ func (r *reads) answered(cell Cell, size int) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if row := r.rows[rowID{cell.Table, cell.Row}]; row != nil {
+	if row := r.row(rowID{cell.Table, cell.Row}); row != nil {
 		r.note(cell, row, size)
 	}
 }
@@ -197,7 +218,7 @@ func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	row := r.rows[rowID{t.name, key}]
+	row := r.row(rowID{t.name, key})
 	if row == nil {
 		return
 	}

@@ -23,15 +23,16 @@ import (
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
-	client  *Client
-	opts    txnOptions
-	startTS tso.Timestamp
-	begun   time.Time     // for the part of the locks' ttl that is over at commit
-	early   time.Duration // how long before begun startTS was asked for
-	buffer  buffer
-	run     *attempt
-	hold    *hold // keeps garbage collection below startTS
-	reads   *reads
+	client   *Client
+	opts     txnOptions
+	startTS  tso.Timestamp
+	begun    time.Time     // for the part of the locks' ttl that is over at commit
+	early    time.Duration // how long before begun startTS was asked for
+	buffer   buffer
+	run      *attempt
+	hold     *hold  // keeps garbage collection below startTS
+	reads    *reads // ownReads, or nil
+	ownReads reads
 
 	span       span       // not on where nothing records
 	carried    trace.Span // the span, also one that does not record; nil without an SDK
@@ -77,7 +78,7 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 	}
 	t.started(t.startTS)
 	t.hold = c.holds.add(t.startTS)
-	t.reads = c.newReads(t.opts.name, !t.opts.noPrefetch)
+	t.reads = t.ownReads.use(c, t.opts.name, !t.opts.noPrefetch)
 	c.counters.begun.Add(1)
 	return t, nil
 }

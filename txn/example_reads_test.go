@@ -1,0 +1,51 @@
+package txn_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A service that answers from snapshots which may be a second old: most of its reads
+// are one request. It always sees what it has committed itself.
+func ExampleWithMaxStaleness() {
+	ctx := context.Background()
+	bt, admin, stop := emulator(ctx)
+	defer stop()
+	err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := txn.NewClient(ctx, bt, txn.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(ctx)
+
+	// Writes that depend on nothing that is read need not wait for a timestamp.
+	_, err = client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
+		tx.Table("accounts").Set("bob", "bal", "eur", []byte("3"))
+		return nil
+	}, txn.WriteOnly())
+	if err != nil {
+		log.Fatal(err)
+	}
+	snapshot, err := client.Snapshot(ctx, txn.WithMaxStaleness(time.Second), txn.Prefetch("page"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, currency := range []string{"usd", "eur"} {
+		value, _, err := snapshot.Table("accounts").Get(ctx, "bob", "bal", currency)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s %s\n", value, currency)
+	}
+	// Output:
+	// 10 usd
+	// 3 eur
+}
