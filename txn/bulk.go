@@ -363,7 +363,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 	if cost > filterBudget {
 		return limit("row %q has %d columns, whose names do not fit into the condition of one mutation: load it with BulkLoad.Idle, or by a transaction", r.row, len(r.columns))
 	}
-	predicate := conflicts(r.columns, b.startTS)
+	predicate := inTheWay(r.columns, b.startTS)
 	var last error
 	for pause := b.client.cfg.Backoff.start(); ; {
 		matched, err := b.table.checkAndMutate(ctx, r.row, predicate, nil, r.mutation)

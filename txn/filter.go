@@ -9,11 +9,11 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// Every read that correctness depends on has an Interleave at its top, or a Chain
-// that begins with one: the emulator tears reads with plain filters while a
+// Every read that correctness depends on has an Interleave at its top, or at the
+// end of a Chain at its top: the emulator tears reads with plain filters while a
 // writer changes the row's columns, since what it sends goes by a list of column
 // names that it shares with writers. An Interleave makes a list of its own, and
-// what comes behind it in a Chain only takes cells away (design §9,
+// the filters before it look at cells alone (design §9,
 // docs/design/2026-11-20-hot-path.md). The predicate of a conditional mutation is
 // evaluated while nobody writes, and needs none.
 
@@ -118,7 +118,10 @@ func anyOf(f []bigtable.Filter) bigtable.Filter {
 	return bigtable.InterleaveFilters(f...)
 }
 
-var latest = bigtable.LatestNFilter(1)
+var (
+	latest   = bigtable.LatestNFilter(1)
+	wholeRow = interleave(bigtable.PassAllFilter())
+)
 
 // filterBudget is the part of Bigtable's 20 KB filter limit that we fill; the
 // rest is left for what filterCost does not count.
@@ -136,11 +139,11 @@ func lockAt(c Column, startTS tso.Timestamp) bigtable.Filter {
 	return chain(filters.of(c).lock, at(startTS))
 }
 
-// conflicts is the predicate of a prewrite at startTS: any lock, or a write
-// record, lock-only mark or rollback marker at or above it (design §4). What it
-// found is read with it too.
+// conflicts is what a prewrite at startTS must not find: any lock, or a write
+// record, lock-only mark or rollback marker at or above it (design §4).
 func conflicts(cols []Column, startTS tso.Timestamp) bigtable.Filter {
-	var branches, records []bigtable.Filter
+	branches := make([]bigtable.Filter, 0, len(cols)+2)
+	records := make([]bigtable.Filter, 0, 2*len(cols))
 	for _, c := range cols {
 		f := filters.of(c)
 		branches = append(branches, f.lock)
@@ -156,6 +159,12 @@ func conflicts(cols []Column, startTS tso.Timestamp) bigtable.Filter {
 		branches = append(branches, chain(r, since))
 	}
 	return interleave(branches...)
+}
+
+// inTheWay is conflicts as a predicate, which needs to know whether there are
+// any, and not which: of each column the newest cell tells.
+func inTheWay(cols []Column, startTS tso.Timestamp) bigtable.Filter {
+	return chain(latest, conflicts(cols, startTS))
 }
 
 // prewriteCost bounds the size that a column adds to conflicts.
@@ -219,18 +228,19 @@ func (s selection) has(c Column) bool {
 // selected would pass Bigtable's limit, more is read, and evaluate drops what
 // was not asked for.
 //
-// The newest lock of a column is all of its locks: a prewrite is refused where
-// there is a lock at any timestamp, so no column has two. One above ts hides
-// none below it either, because the timestamps come first.
+// Timestamps come first, then the newest cell of each column: for every branch
+// of an Interleave, the emulator copies what is left of the row, and old versions
+// are not left then. The newest lock of a column is all of its locks: a prewrite
+// is refused where there is a lock at any timestamp, so no column has two.
 func (s selection) visibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
 	readable := dataUpTo(ts)
 	switch {
 	case s.everything() && dataFamilies == nil:
-		return interleave(chain(readable, latest))
+		return chain(readable, latest, wholeRow)
 	case len(s.families) == 0 && len(s.columns) == 1:
-		return chain(filters.of(s.columns[0]).visible, readable, latest)
+		return chain(readable, latest, filters.of(s.columns[0]).visible)
 	}
-	return chain(interleave(s.parts(dataFamilies)...), readable, latest)
+	return chain(readable, latest, interleave(s.parts(dataFamilies)...))
 }
 
 // parts matches the cells of the selected columns and of their metadata.

@@ -78,7 +78,7 @@ func (c *commit) prewriteTraced(ctx context.Context, row *rowWrites) error {
 // lock, or a write record or mark at or above start_ts.
 func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
 	cols := row.columns()
-	predicate := conflicts(cols, c.startTS)
+	predicate := inTheWay(cols, c.startTS)
 	began := time.Now()
 	var last error
 	for pause := c.client.cfg.Backoff.start(); ; {
