@@ -24,6 +24,7 @@ type contentionOptions struct {
 	callers  int
 	clients  int
 	duration time.Duration
+	latches  string
 	served   bool
 	profiles string
 	format   cli.Format
@@ -40,7 +41,11 @@ sum of all accounts has to be what it was, and the consistency check finds nothi
 
 Wasted work is the share of attempts that did not commit. Fairness is the slowest
 hundredth of the transfers, retries included, over the median: how much longer the
-unlucky wait.`,
+unlucky wait.
+
+Each bank is measured with latches and without: the queues of one client's transactions
+for the cells they write, and its memory of recent commits. They settle conflicts
+within a process; those between processes stay.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.accounts, err = numbers("accounts", o.flag, 2, 1_000_000); err != nil {
@@ -48,6 +53,9 @@ unlucky wait.`,
 			}
 			if err := errors.Join(between("callers", o.callers, 1, 4096), between("processes", o.clients, 1, 32), checkDuration("duration", o.duration)); err != nil {
 				return err
+			}
+			if o.latches != "on" && o.latches != "off" && o.latches != "both" {
+				return cli.Usagef("--latches %s: it has to be on, off or both", o.latches)
 			}
 			return o.run(cmd.Context())
 		},
@@ -57,6 +65,7 @@ unlucky wait.`,
 	f.IntVar(&o.callers, "callers", 16, "callers that transfer at a time, in each process")
 	f.IntVar(&o.clients, "processes", 2, "client processes")
 	f.DurationVar(&o.duration, "duration", 3*time.Second, "how long each bank is measured")
+	f.StringVar(&o.latches, "latches", "both", "on, off or both: whether transactions of one process queue for cells and remember commits (LatchWait and RecentCommits of txn.Config)")
 	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
@@ -74,6 +83,7 @@ type contentionReport struct {
 // A contentionLine is a bank.
 type contentionLine struct {
 	Accounts  int     `json:"accounts"`           // of the bank
+	Latches   bool    `json:"latches"`            // transactions of one process queue for the cells they write, and remember commits
 	Rate      float64 `json:"commits_per_second"` // transfers
 	Commits   int64   `json:"commits"`            // that changed something
 	Conflicts int64   `json:"conflicts"`          // attempts that failed with one
@@ -103,17 +113,22 @@ func (o *contentionOptions) run(ctx context.Context) error {
 func (o *contentionOptions) report(ctx context.Context) (rep contentionReport, err error) {
 	rep = contentionReport{Machine: thisMachine(), Processes: o.clients, Callers: o.callers, Lines: []contentionLine{}}
 	for _, n := range o.accounts {
-		progress(o.streams, "%d accounts", n)
-		line, err := o.line(ctx, n)
-		if err != nil {
-			return rep, err
+		for _, latches := range []bool{true, false} {
+			if !latches && o.latches == "on" || latches && o.latches == "off" {
+				continue
+			}
+			progress(o.streams, "%d accounts, latches %v", n, latches)
+			line, err := o.line(ctx, n, latches)
+			if err != nil {
+				return rep, err
+			}
+			rep.Lines = append(rep.Lines, line)
 		}
-		rep.Lines = append(rep.Lines, line)
 	}
 	return rep, nil
 }
 
-func (o *contentionOptions) line(ctx context.Context, accounts int) (line contentionLine, err error) {
+func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool) (line contentionLine, err error) {
 	bank := shared{streams: o.streams, served: o.served, profiles: o.profiles}
 	r, err := bank.openAll(ctx, 0, tableSpec{name: bankTable, columns: 1})
 	if err != nil {
@@ -126,6 +141,7 @@ func (o *contentionOptions) line(ctx context.Context, accounts int) (line conten
 	}); err != nil {
 		return line, err
 	}
+	r.noLatches = !latches
 	if err := r.add(ctx, o.clients); err != nil {
 		return line, err
 	}
@@ -138,7 +154,7 @@ func (o *contentionOptions) line(ctx context.Context, accounts int) (line conten
 	if err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
-	line.Accounts = accounts
+	line.Accounts, line.Latches = accounts, latches
 	var sum measured
 	for _, a := range answers {
 		m := a.Measured
@@ -226,11 +242,18 @@ func (r *run) sum(ctx context.Context, accounts int) error {
 	})
 }
 
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
 func (r contentionReport) text(w io.Writer) error {
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "ACCOUNTS", "COMMITS/s", "COMMITS", "CONFLICTS", "WASTED", "P50 ms", "P99 ms", "P99/P50", "CLIENT µs", "EMULATOR µs")
+	cli.WriteRow(t, "ACCOUNTS", "LATCHES", "COMMITS/s", "COMMITS", "CONFLICTS", "WASTED", "P50 ms", "P99 ms", "P99/P50", "CLIENT µs", "EMULATOR µs")
 	for _, l := range r.Lines {
-		cli.WriteRow(t, strconv.Itoa(l.Accounts), fixed(l.Rate, 0), strconv.FormatInt(l.Commits, 10), strconv.FormatInt(l.Conflicts, 10), fixed(100*l.Wasted, 1)+" %",
+		cli.WriteRow(t, strconv.Itoa(l.Accounts), onOff(l.Latches), fixed(l.Rate, 0), strconv.FormatInt(l.Commits, 10), strconv.FormatInt(l.Conflicts, 10), fixed(100*l.Wasted, 1)+" %",
 			fixed(l.P50, 1), fixed(l.P99, 1), fixed(l.Fairness, 1), fixed(l.CPU, 0), fixed(l.Emulator, 0))
 	}
 	if err := t.Flush(); err != nil {

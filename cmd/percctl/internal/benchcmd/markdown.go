@@ -213,9 +213,9 @@ func delayCharts(r *results) []drawing {
 
 func contentionMarkdown(r *results) string {
 	var m markdown
-	m.head("Accounts", "Commits/s", "Conflicts for a commit", "Wasted attempts", "p50 ms", "p99 ms", "p99 over median", "Client µs for a commit", "Emulator µs")
+	m.head("Accounts", "Latches", "Commits/s", "Conflicts for a commit", "Wasted attempts", "p50 ms", "p99 ms", "p99 over median", "Client µs for a commit", "Emulator µs")
 	for _, l := range r.Contention.Lines {
-		m.row(thousands(float64(l.Accounts)), thousands(l.Rate), fixed(float64(l.Conflicts)/float64(max(l.Commits, 1)), 3), fixed(100*l.Wasted, 1)+" %", fixed(l.P50, 1), fixed(l.P99, 1), fixed(l.Fairness, 1), thousands(l.CPU), thousands(l.Emulator))
+		m.row(thousands(float64(l.Accounts)), onOff(l.Latches), thousands(l.Rate), fixed(float64(l.Conflicts)/float64(max(l.Commits, 1)), 3), fixed(100*l.Wasted, 1)+" %", fixed(l.P50, 1), fixed(l.P99, 1), fixed(l.Fairness, 1), thousands(l.CPU), thousands(l.Emulator))
 	}
 	fmt.Fprintf(&m, "\n%d processes with %d callers each, direct oracle.", r.Contention.Processes, r.Contention.Callers)
 	m.measuredOn(r.Contention.Machine)
@@ -224,12 +224,17 @@ func contentionMarkdown(r *results) string {
 
 func contentionCharts(r *results) []drawing {
 	c := chart{file: "performance-contention", title: "Transfers between random accounts, with the share of attempts in vain", x: "Accounts of the bank", y: "Transfers a second", logY: true}
-	s := series{name: "transfers a second (and attempts in vain)", colour: oursColour}
+	on, off := series{name: "with latches in each process (and attempts in vain)", colour: oursColour}, series{name: "without", colour: paperColour}
 	for _, l := range r.Contention.Lines {
-		c.groups = append(c.groups, thousands(float64(l.Accounts)))
+		s := &off
+		if l.Latches {
+			s = &on
+			c.groups = append(c.groups, thousands(float64(l.Accounts)))
+		}
 		s.values, s.labels = append(s.values, l.Rate), append(s.labels, thousands(l.Rate)+"/s, "+fixed(100*l.Wasted, 1)+" %")
 	}
-	c.series = []series{s}
+	off.labels = nil // they would stand over the others
+	c.series = []series{on, off}
 	return []drawing{{c, chart.lines}}
 }
 

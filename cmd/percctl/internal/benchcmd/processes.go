@@ -37,12 +37,13 @@ type run struct {
 	// profiles is where processes write CPU profiles; empty for none.
 	profiles string
 
-	emulator *process
-	address  string
-	oracle   *process      // of a served oracle; nil: direct mode
-	served   string        // its address
-	delay    time.Duration // of each request of the workers
-	workers  []*process
+	emulator  *process
+	address   string
+	oracle    *process      // of a served oracle; nil: direct mode
+	served    string        // its address
+	delay     time.Duration // of each request of the workers
+	noLatches bool          // workers do without them
+	workers   []*process
 }
 
 // A process is this program, started again. It ends when its standard input
@@ -168,7 +169,7 @@ func (p *process) end() error {
 // add starts worker processes.
 func (r *run) add(ctx context.Context, n int) error {
 	for range n {
-		args := []string{"worker", "--emulator", r.address, "--oracle", r.served, "--delay", r.delay.String()}
+		args := []string{"worker", "--emulator", r.address, "--oracle", r.served, "--delay", r.delay.String(), fmt.Sprint("--no-latches=", r.noLatches)}
 		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.workers)), args...)
 		if err != nil {
 			return err

@@ -175,7 +175,7 @@ var parts = []part{
 	}, func(r *results) bool { return r.Delay != nil }, delayMarkdown, delayCharts},
 	{"contention", func(ctx context.Context, o *reportOptions, r *results) error {
 		accounts := []int{10, 100, 1000, 10_000, 100_000}
-		rep, err := (&contentionOptions{streams: o.streams, accounts: accounts[:o.pick(2, 5)], callers: 16, clients: o.pick(1, 2), duration: o.duration(3 * time.Second)}).report(ctx)
+		rep, err := (&contentionOptions{streams: o.streams, accounts: accounts[:o.pick(2, 5)], callers: 16, clients: o.pick(1, 2), duration: o.duration(2 * time.Second), latches: "both"}).report(ctx)
 		return keep(&r.Contention, rep, err)
 	}, func(r *results) bool { return r.Contention != nil }, contentionMarkdown, contentionCharts},
 	{"brokerage", func(ctx context.Context, o *reportOptions, r *results) error {

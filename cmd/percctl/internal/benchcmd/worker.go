@@ -70,10 +70,8 @@ type worker struct {
 	bt     *bigtable.Client
 	client *txn.Client
 	rpcs   *rpcCounter
-	// timestamps is the oracle, and oracle too if it is a served one; both are nil
-	// in direct mode.
-	timestamps tso.Oracle
-	oracle     *tso.Client
+	config txn.Config  // of client
+	oracle *tso.Client // if it is a served one
 
 	runner  *notify.Worker
 	scanner *notify.Scanner
@@ -91,6 +89,7 @@ type worker struct {
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	var emulator, oracle, profile string
 	var delay time.Duration
+	var noLatches bool
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Short:  "A worker process of a measurement",
@@ -102,18 +101,19 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 				return err
 			}
 			defer stop()
-			return serveOrders(cmd.Context(), s, emulator, oracle, delay)
+			return serveOrders(cmd.Context(), s, emulator, oracle, delay, noLatches)
 		},
 	}
 	cmd.Flags().StringVar(&emulator, "emulator", "", "address of the emulator")
 	cmd.Flags().StringVar(&oracle, "oracle", "", "address of the oracle's server; direct mode if it is empty")
 	cmd.Flags().DurationVar(&delay, "delay", 0, "how long each request takes, beside what it takes")
+	cmd.Flags().BoolVar(&noLatches, "no-latches", false, "let transactions of one client not queue for cells, nor remember commits")
 	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
 }
 
 // serveOrders carries out orders until there are no more.
-func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, delay time.Duration) error {
+func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, delay time.Duration, noLatches bool) error {
 	w := &worker{rpcs: &rpcCounter{table: documentsTable}}
 	conn, err := txntest.Dial(emulator, append(lateDialer(delay), grpc.WithStatsHandler(w.rpcs))...)
 	if err != nil {
@@ -125,15 +125,18 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	}
 	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
 	w.bt = bt
+	if noLatches {
+		w.config.LatchWait, w.config.RecentCommits = -1, -1
+	}
 	switch oracle {
 	case "":
 	case localOracle:
-		w.timestamps = tso.NewLocal(tso.LocalConfig{})
+		w.config.Oracle = tso.NewLocal(tso.LocalConfig{})
 	default:
 		if w.oracle, err = tso.NewClient(tso.ClientConfig{Addresses: []string{oracle}, DialOptions: lateDialer(delay)}); err != nil {
 			return err
 		}
-		w.timestamps = w.oracle
+		w.config.Oracle = w.oracle
 		defer func() { _ = w.oracle.Close() }()
 	}
 	defer w.close(ctx)
@@ -158,7 +161,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 
 func (w *worker) do(ctx context.Context, o order) (answer, error) {
 	if w.client == nil && o.Do != "batch" {
-		c, err := txn.NewClient(ctx, w.bt, txn.Config{Oracle: w.timestamps})
+		c, err := txn.NewClient(ctx, w.bt, w.config)
 		if err != nil {
 			return answer{}, err
 		}
