@@ -13,10 +13,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// hold is how long a recorder keeps each answer. Requests that begin meanwhile
-// did not wait for it, so that what follows what is exact as long as nobody is
-// stopped for that long.
-const hold = 15 * time.Millisecond
+// hold is how long nothing has to begin before answers are let through. Whatever
+// does not wait for an answer has begun by then, unless it was stopped for so
+// long.
+const hold = 10 * time.Millisecond
 
 // A trail is what a recorder saw of one piece of work.
 type trail struct {
@@ -34,12 +34,18 @@ func (t trail) equal(o trail) bool {
 	return t.requests == o.requests && t.critical == o.critical && maps.Equal(t.steps, o.steps)
 }
 
-// A recorder sits at a connection and notes every request.
+// A recorder sits at a connection and notes every request. It keeps answers back
+// until all requests under way have theirs and no other has begun for a while,
+// and then lets them through together. So requests that can be under way at the
+// same time are, however long each one takes, and round trips can be counted.
 type recorder struct {
-	mu    sync.Mutex
-	trail trail
-	depth int // of the longest chain that has ended
-	open  int // requests under way
+	mu       sync.Mutex
+	trail    trail
+	depth    int           // how often answers were let through
+	open     int           // requests whose answers were not let through
+	waiting  int           // of those, requests without an answer
+	began    int           // requests so far
+	released chan struct{} // closed when answers are let through
 }
 
 // reset begins a trail.
@@ -47,6 +53,9 @@ func (r *recorder) reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.trail, r.depth = trail{steps: map[string]int{}}, 0
+	if r.released == nil {
+		r.released = make(chan struct{})
+	}
 }
 
 // answered notes that the caller has his answer.
@@ -70,7 +79,7 @@ func (r *recorder) take() trail {
 }
 
 // begin notes a request, and returns what notes its end.
-func (r *recorder) begin(method string, request any) (end func(answer any)) {
+func (r *recorder) begin(method string, request any) (end func(ctx context.Context, answer any)) {
 	message, _ := request.(proto.Message)
 	step := string(txntest.Classify(method, message).Step)
 	if path.Base(path.Dir(method)) == "percolator.tso.v1.Oracle" {
@@ -79,23 +88,46 @@ func (r *recorder) begin(method string, request any) (end func(answer any)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.open++
+	r.waiting++
+	r.began++
 	r.trail.requests++
 	r.trail.steps[step]++
 	r.trail.sent += proto.Size(message)
-	depth := r.depth + 1
+	released := r.released
 	var once sync.Once
-	return func(answer any) {
-		once.Do(func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.open--
-			r.depth = max(r.depth, depth)
-		})
+	return func(ctx context.Context, answer any) {
 		if message, ok := answer.(proto.Message); ok {
 			r.mu.Lock()
-			defer r.mu.Unlock()
 			r.trail.received += proto.Size(message)
+			r.mu.Unlock()
 		}
+		once.Do(func() {
+			r.mu.Lock()
+			r.waiting--
+			if r.waiting == 0 {
+				time.AfterFunc(hold, r.releaser(r.began))
+			}
+			r.mu.Unlock()
+			select {
+			case <-released:
+			case <-ctx.Done(): // the caller does not wait for it any more
+			}
+		})
+	}
+}
+
+// releaser returns what lets answers through, if nothing has begun since.
+func (r *recorder) releaser(began int) func() {
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.began != began || r.waiting > 0 || r.open == 0 {
+			return
+		}
+		close(r.released)
+		r.released = make(chan struct{})
+		r.open = 0
+		r.depth++
 	}
 }
 
@@ -104,8 +136,7 @@ func (r *recorder) dialOptions() []grpc.DialOption {
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			end := r.begin(method, req)
 			err := invoke(ctx, method, req, reply, cc, opts...)
-			_ = pause(ctx, hold)
-			end(reply)
+			end(ctx, reply)
 			return err
 		}),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -126,14 +157,13 @@ type recordedStream struct {
 	recorder *recorder
 	method   string
 
-	mu   sync.Mutex
-	end  func(answer any)
-	held bool
+	mu  sync.Mutex
+	end func(ctx context.Context, answer any)
 }
 
 func (s *recordedStream) SendMsg(m any) error {
 	s.mu.Lock()
-	s.end, s.held = s.recorder.begin(s.method, m), false
+	s.end = s.recorder.begin(s.method, m)
 	s.mu.Unlock()
 	return s.ClientStream.SendMsg(m)
 }
@@ -141,19 +171,15 @@ func (s *recordedStream) SendMsg(m any) error {
 func (s *recordedStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	s.mu.Lock()
-	end, held := s.end, s.held
-	s.held = true
+	end := s.end
 	s.mu.Unlock()
 	if end == nil {
 		return err // it ended before a request
 	}
-	if !held {
-		_ = pause(s.Context(), hold)
-	}
 	if err != nil {
-		end(nil)
+		end(s.Context(), nil)
 		return err
 	}
-	end(m)
+	end(s.Context(), m)
 	return nil
 }

@@ -32,9 +32,9 @@ func newTripsCmd(s *cli.Streams) *cobra.Command {
 		Short: "Count the round trips and bytes of transactions, exactly",
 		Long: `Count every request of single transactions at the client's connection: in all, and
 how many follow each other before the caller has the answer (the critical path), with
-the bytes of their messages, without what gRPC and HTTP add. Each answer is held for a
-moment, so that requests which do not wait for each other are seen to. Each kind of
-transaction is repeated until its fewest round trips came twice.
+the bytes of their messages, without what gRPC and HTTP add. Answers are kept back
+until nothing more begins without them, so it does not matter how long each takes. Each
+kind of transaction is repeated until its fewest round trips came twice.
 
 critical and in_all have the requests by protocol step: oracle, read, prewrite,
 commit, secondaries. What is in the second only was done in the background.`,
