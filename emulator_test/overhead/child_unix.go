@@ -29,6 +29,7 @@ const (
 type usage struct {
 	CPU         time.Duration
 	Allocations uint64
+	requests    int64 // that the stub saw
 }
 
 type discard struct{}
@@ -84,7 +85,7 @@ func child(ctx context.Context, m mode, stub string, orders io.Reader, out io.Wr
 		if err != nil {
 			return err
 		}
-		u := usage{after - before, mallocs() - allocations}
+		u := usage{CPU: after - before, Allocations: mallocs() - allocations}
 		if err := json.NewEncoder(out).Encode(u); err != nil {
 			return err
 		}

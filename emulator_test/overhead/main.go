@@ -5,7 +5,7 @@
 // allocations that they use for it.
 //
 //	go run ./emulator_test/overhead              about five minutes
-//	go run ./emulator_test/overhead -rounds 300
+//	go run ./emulator_test/overhead -sessions 2
 //
 // One process is built without telemetry: the functions that make spans and
 // metrics are emptied, and looks at the clock for them removed (strip.go). The
@@ -42,7 +42,7 @@ import (
 )
 
 type options struct {
-	rounds, transactions int
+	sessions, rounds, transactions int
 }
 
 const (
@@ -59,11 +59,12 @@ type mode string
 const (
 	removed   mode = "telemetry removed"
 	noSDK     mode = "no SDK"
+	again     mode = "no SDK, again" // what the numbers are worth
 	sampledNo mode = "SDK, nothing sampled"
 	recorded  mode = "SDK, everything recorded"
 )
 
-var modes = []mode{removed, noSDK, sampledNo, recorded}
+var modes = []mode{removed, noSDK, again, sampledNo, recorded}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -72,7 +73,8 @@ func main() {
 		os.Exit(exit(child(ctx, mode(m), os.Getenv(stubEnv), os.Stdin, os.Stdout)))
 	}
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 3000, "how often each process has its turn")
+	flag.IntVar(&o.sessions, "sessions", 20, "how often programs are linked anew, in another order of their functions")
+	flag.IntVar(&o.rounds, "rounds", 100, "how often each process has its turn in a session")
 	flag.IntVar(&o.transactions, "transactions", 8, "transactions in a turn")
 	flag.Parse()
 	os.Exit(exit(run(ctx, o, os.Stdout, os.Stderr)))
@@ -87,23 +89,36 @@ func exit(err error) int {
 }
 
 func run(ctx context.Context, o options, out, progress io.Writer) error {
-	if o.rounds < 1 || o.transactions < 1 {
-		return errors.New("-rounds and -transactions have to be positive")
+	if o.sessions < 1 || o.rounds < 1 || o.transactions < 1 {
+		return errors.New("-sessions, -rounds and -transactions have to be positive")
 	}
 	dir, err := os.MkdirTemp("", "overhead")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	whole, bare, err := build(ctx, dir, progress)
-	if err != nil {
-		return err
-	}
 	stub, err := startStub(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stub.Close() }()
+	uses := map[mode][]usage{}
+	for session := range o.sessions {
+		fmt.Fprintf(progress, "session %d of %d\n", session+1, o.sessions)
+		whole, bare, err := build(ctx, dir, session+1, progress)
+		if err != nil {
+			return err
+		}
+		if err := measure(ctx, o, whole, bare, stub, uses); err != nil {
+			return err
+		}
+	}
+	report(out, o, uses)
+	return nil
+}
+
+// measure has processes run by turns, and adds what they used.
+func measure(ctx context.Context, o options, whole, bare string, stub *txntest.Stub, uses map[mode][]usage) (err error) {
 	children := map[mode]*process{}
 	for _, m := range modes {
 		program := whole
@@ -114,32 +129,33 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 			return err
 		}
 	}
-	uses := map[mode][]usage{}
-	for round := range o.rounds + 1 {
+	for round := range o.rounds + warming {
 		for _, i := range rand.Perm(len(modes)) {
+			before, _ := stub.Counts()
 			u, err := children[modes[i]].turn(o.transactions)
 			if err != nil {
 				return fmt.Errorf("%s: %w", modes[i], err)
 			}
-			if round > 0 { // the first turns warm up
+			after, _ := stub.Counts()
+			u.requests = after - before
+			if round >= warming {
 				uses[modes[i]] = append(uses[modes[i]], u)
 			}
 		}
-		if round%(1+o.rounds/20) == 0 {
-			fmt.Fprintf(progress, "round %d of %d\n", round, o.rounds)
-		}
 	}
 	for _, c := range children {
-		if err := c.end(); err != nil {
-			return err
-		}
+		err = errors.Join(err, c.end())
 	}
-	report(out, o, uses)
-	return nil
+	return err
 }
 
-// build builds this program as it is, and without telemetry.
-func build(ctx context.Context, dir string, progress io.Writer) (whole, bare string, err error) {
+// warming is how many turns do not count.
+const warming = 10
+
+// build builds this program as it is, and without telemetry. Where functions lie
+// makes a difference of several parts in a hundred, which has nothing to do with
+// what they do; so the linker puts them into an order that layout chooses.
+func build(ctx context.Context, dir string, layout int, progress io.Writer) (whole, bare string, err error) {
 	text, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		return "", "", fmt.Errorf("it has to be run in the module: %w", err)
@@ -149,10 +165,10 @@ func build(ctx context.Context, dir string, progress io.Writer) (whole, bare str
 	if err != nil {
 		return "", "", err
 	}
-	fmt.Fprintf(progress, "building without telemetry: %d functions emptied, %d looks at the clock removed\n", emptied, clocks)
+	fmt.Fprintf(progress, "without telemetry: %d functions emptied, %d looks at the clock removed\n", emptied, clocks)
 	whole, bare = filepath.Join(dir, "whole"), filepath.Join(dir, "bare")
 	for _, args := range [][]string{{"-o", whole}, {"-o", bare, "-overlay", overlay}} {
-		cmd := exec.CommandContext(ctx, "go", append(append([]string{"build"}, args...), "./emulator_test/overhead")...)
+		cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", fmt.Sprintf("-ldflags=-s -w -randlayout=%d", layout)}, args...), "./emulator_test/overhead")...)
 		cmd.Dir, cmd.Stderr = module, progress
 		if err := cmd.Run(); err != nil {
 			return "", "", fmt.Errorf("go build %s: %w", strings.Join(args, " "), err)
@@ -221,26 +237,33 @@ func (p *process) end() error { return errors.Join(p.orders.Close(), p.cmd.Wait(
 
 // report compares the turns of each round with each other. They are short and many:
 // what else the machine does changes more slowly, and so concerns all turns of a
-// round alike.
+// round alike. The ratio of a session is the median of its rounds'.
 func report(out io.Writer, o options, uses map[mode][]usage) {
 	n := float64(o.transactions)
-	fmt.Fprintf(out, "%d rounds of %d transactions\n\n", o.rounds, o.transactions)
-	fmt.Fprintf(out, "%-26s %12s %14s   %s\n", "", "allocs/txn", "CPU/txn", "CPU, against no SDK: median of the rounds, and where it lies in 95 of 100 cases")
+	fmt.Fprintf(out, "%d sessions of %d rounds of %d transactions\n\n", o.sessions, o.rounds, o.transactions)
+	fmt.Fprintf(out, "%-26s %13s %12s %14s   %s\n", "", "requests/txn", "allocs/txn", "CPU/txn", "CPU, against no SDK: mean of the sessions, and its standard error")
 	for _, m := range modes {
-		var cpu, allocs, ratios []float64
+		var cpu, allocs, requests, sessions, ratios []float64
 		for i, u := range uses[m] {
 			cpu = append(cpu, float64(u.CPU.Nanoseconds())/1000/n)
 			allocs = append(allocs, float64(u.Allocations)/n)
-			ratios = append(ratios, float64(u.CPU)/float64(uses[noSDK][i].CPU))
+			requests = append(requests, float64(u.requests)/n)
+			if ratios = append(ratios, float64(u.CPU)/float64(uses[noSDK][i].CPU)); len(ratios) == o.rounds {
+				sessions, ratios = append(sessions, median(ratios)), nil
+			}
 		}
-		// The ranks between which the median lies, by the binomial distribution.
-		half := .98 / math.Sqrt(float64(len(ratios)))
-		fmt.Fprintf(out, "%-26s %12.1f %11.1f µs   %.3f (%.3f to %.3f)\n", m, quantile(allocs, .5), quantile(cpu, .5), quantile(ratios, .5), quantile(ratios, .5-half), quantile(ratios, .5+half))
+		mean, spread := 0.0, 0.0
+		for _, s := range sessions {
+			mean += s / float64(len(sessions))
+		}
+		for _, s := range sessions {
+			spread += (s - mean) * (s - mean) / float64(max(1, len(sessions)-1))
+		}
+		fmt.Fprintf(out, "%-26s %13.1f %12.1f %11.1f µs   %.3f ± %.3f\n", m, median(requests), median(allocs), median(cpu), mean, math.Sqrt(spread/float64(len(sessions))))
 	}
 }
 
-// quantile returns the element below which a part of all is.
-func quantile(all []float64, q float64) float64 {
+func median(all []float64) float64 {
 	all = slices.Sorted(slices.Values(all))
-	return all[int(min(max(q, 0), 1)*float64(len(all)-1)+.5)]
+	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
 }
