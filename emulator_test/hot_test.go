@@ -248,7 +248,9 @@ func TestEarlyConflict(t *testing.T) {
 				if _, err := after.Commit(t.Context()); err != nil {
 					t.Errorf("of another cell: %v", err)
 				}
-				mustSet(t, c, "3", "hot") // began later: no conflict
+				if _, err := beginSet(t, c, "3", "hot").Commit(t.Context()); err != nil {
+					t.Errorf("began after the commit: %v", err)
+				}
 				conflict.ConflictTS -= conflict.StartTS
 				conflict.StartTS = 0
 				errs = append(errs, conflict)
@@ -375,6 +377,42 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 		if o := <-waiting; !errors.Is(o.err, txn.ErrConflict) {
 			t.Error(o.err)
 		}
+	})
+}
+
+// A client that is about to commit does not take the transaction for committed
+// yet, when another goroutine of it meets the locks.
+func TestOwnFate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		mustSet(t, c, "1", "bob", "joe")
+		synctest.Wait()
+		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		done := commitInBackground(t.Context(), beginSet(t, c, "2", "bob", "joe"))
+		<-held.Fired()
+		faults.Reset()
+		s := takeSnapshot(t, c)
+		read := inBackground(func() error { wantValue(t, s, "joe", "2"); return nil })
+		pass(time.Second)
+		if n := faults.Count(); n[txntest.StepRollForward] > 0 {
+			t.Errorf("%d cells were rolled forward before the commit point", n[txntest.StepRollForward])
+		}
+		held.Release()
+		<-read
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+		// And then it need not ask the primary.
+		faults.Reset()
+		late := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		mustSet(t, c, "3", "bob", "joe")
+		<-late.Fired()
+		faults.Reset()
+		wantValue(t, takeSnapshot(t, c), "joe", "3")
+		if n := faults.Count(); n[txntest.StepRead] != 2 || n[txntest.StepRollForward] != 1 {
+			t.Errorf("%v; want the cell read twice and rolled forward", n)
+		}
+		late.Release()
 	})
 }
 

@@ -285,6 +285,7 @@ func randomConfig(rnd *rand.Rand) txn.Config {
 		BackgroundCells:     []int{1, 10, 0}[rnd.IntN(3)],
 		BackgroundBytes:     []int{1, 0}[rnd.IntN(2)],
 		SeparateSecondaries: rnd.IntN(2) == 0,
+		PassLocks:           rnd.IntN(2) == 0,
 		LatchWait:           []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
 		RecentCommits:       []int{-1, 1, 0}[rnd.IntN(3)],
 		PrefetchBytes:       []int{-1, 1, 0}[rnd.IntN(3)],

@@ -29,7 +29,7 @@ import (
 //
 //	table NAME family… [observed=f:q]    create a transactional table
 //	plain TABLE ROW COLUMN VALUE         write without a transaction
-//	client NAME [ttl=D] [token=D] [background=D] [rpc=D] [sync]  a client with a connection of its own
+//	client NAME [ttl=D] [token=D] [background=D] [rpc=D] [sync] [pass]  a client with a connection of its own
 //	fault NAME CLIENT STEP ACTION [row=R] [times=N]
 //	                                     arm a fault; the test fails if it never fires
 //	begin TXN CLIENT                     start a transaction
@@ -160,7 +160,7 @@ func (s *script) command(fields []string) string {
 		s.must(s.env.Bigtable.Open(pos[0]).Apply(s.t.Context(), pos[1], m))
 	case "client":
 		c := &scriptClient{faults: txntest.NewFaults(s.t)}
-		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), BackgroundTimeout: duration("background"), RPCTimeout: duration("rpc"), SyncSecondaries: slices.Contains(pos, "sync")}
+		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), BackgroundTimeout: duration("background"), RPCTimeout: duration("rpc"), SyncSecondaries: slices.Contains(pos, "sync"), PassLocks: slices.Contains(pos, "pass")}
 		if cfg.TokenTTL == 0 {
 			cfg.TokenTTL = -1 // only the ttl counts, unless the script asks for tokens
 		}

@@ -115,7 +115,7 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64) (committed int
 		for _, table := range load.Tables {
 			env.InitTable(table)
 		}
-		cfg.LockTTL, cfg.SyncSecondaries = crashTTL, rnd.IntN(2) == 0
+		cfg.LockTTL, cfg.SyncSecondaries, cfg.PassLocks = crashTTL, rnd.IntN(2) == 0, rnd.IntN(2) == 0
 		cfg.TokenTTL = time.Duration(rnd.IntN(2)*1500-500) * time.Millisecond
 		if cfg.TokenTTL <= 0 {
 			cfg.TokenTTL = -1

@@ -105,6 +105,14 @@ type Config struct {
 	// Defaults to 0: each read is a request of its own, at once.
 	BatchReads int
 
+	// PassLocks lets reads pass the locks of live transactions instead of waiting
+	// for them, where the transactions' clients have it set too: a read makes sure
+	// that such a transaction commits after the read's timestamp. Every client of the
+	// deployment has to know it before one sets it: those that do not refuse the
+	// locks, with ErrFormatVersion (docs/design/2026-11-20-min-commit-ts.md).
+	// Defaults to false.
+	PassLocks bool
+
 	// SyncSecondaries makes Commit wait until the secondaries are committed
 	// too, instead of leaving them to the background.
 	// Defaults to false.

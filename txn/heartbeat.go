@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // heartbeat keeps the primary lock of a long commit alive by extending its ttl
@@ -19,6 +21,10 @@ import (
 type heartbeat struct {
 	commit *commit
 	ctx    context.Context
+
+	// minCommit and raises are what readers have raised, as far as it is known.
+	minCommit tso.Timestamp
+	raises    int
 
 	mu      sync.Mutex
 	cancel  context.CancelFunc // of the beat under way; nil without one
@@ -71,12 +77,37 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.cell != c.primary {
 			continue
 		}
-		m := bigtable.NewMutation()
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(c.lock(w)))
-		_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
-		return err
+		return h.rewrite(ctx, row.table, c.lock(w))
 	}
 	return nil
+}
+
+// rewrite replaces the lock, where it is still there. The minimum commit
+// timestamp of a passable one stays what readers have made it (pass.go).
+func (h *heartbeat) rewrite(ctx context.Context, t *table, l *Lock) error {
+	col := l.Cell.Column()
+	for {
+		l.MinCommitTS, l.Raises = h.minCommit, h.raises
+		predicate := lockAt(col, l.StartTS)
+		if l.Passable {
+			predicate = lockWithMin(col, l.StartTS, h.minCommit, h.minCommit+1)
+		}
+		m := bigtable.NewMutation()
+		m.Set(LockFamily, col.key(), l.StartTS.Cell(), encodeLock(l))
+		matched, err := t.checkAndMutate(ctx, l.Cell.Row, predicate, m, nil)
+		if err != nil || matched || !l.Passable {
+			return err
+		}
+		raw, err := t.readRow(ctx, l.Cell.Row, lockAt(col, l.StartTS))
+		if err != nil || len(raw[LockFamily]) == 0 {
+			return err
+		}
+		stored, err := decodeLock(l.Cell, l.StartTS, raw[LockFamily][0].Value)
+		if err != nil || stored.MinCommitTS <= h.minCommit {
+			return err
+		}
+		h.minCommit, h.raises = stored.MinCommitTS, stored.Raises
+	}
 }
 
 // stop ends the heartbeat and waits for a beat under way. It may be called

@@ -146,6 +146,7 @@ func (c *commit) lock(w *write) *Lock {
 		Observed:    w.observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,
+		Passable:    c.client.cfg.PassLocks && w.cell == c.primary,
 	}
 }
 

@@ -18,6 +18,12 @@ type primaryCommit struct {
 	startTS  tso.Timestamp
 	commitTS tso.Timestamp
 	mutation *bigtable.Mutation
+
+	// passable: readers may raise the minimum commit timestamp (pass.go). commitAt
+	// prepares the commit at another one; nil: only the owner can.
+	passable bool
+	commitAt func(context.Context, tso.Timestamp) (*bigtable.Mutation, error)
+	lock     *Lock // the primary lock as it was read back last
 }
 
 // run returns nil when the transaction is committed, a ConflictError when it
@@ -37,7 +43,7 @@ func (p *primaryCommit) run(ctx context.Context) error {
 				return p.undetermined(err)
 			}
 		}
-		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, lockAt(p.primary.Column(), p.startTS), p.mutation, nil)
+		matched, err := p.table.checkAndMutate(ctx, p.primary.Row, p.predicate(), p.mutation, nil)
 		switch {
 		case err == nil && matched:
 			return nil
@@ -56,6 +62,11 @@ func (p *primaryCommit) run(ctx context.Context) error {
 				return err
 			}
 			switch {
+			case err == nil && p.raised(p.lock):
+				if err := p.renew(ctx, p.lock); err != nil {
+					return p.undetermined(err)
+				}
+				continue
 			case err == nil && refused:
 				return p.undetermined(last)
 			case err == nil:
@@ -99,6 +110,7 @@ func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		p.client.fates.put(p.startTS, s)
 		return true, &ConflictError{Cell: p.primary, StartTS: p.startTS, Reason: ConflictRolledBack}
 	case StateLocked:
+		p.lock = s.Lock
 		return false, nil
 	}
 	// Neither lock nor record nor marker: only garbage collection takes those
@@ -151,7 +163,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, er
 		}
 		m := bigtable.NewMutation()
 		addCommit(m, s.Lock, u.CommitTS)
-		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m}
+		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m, passable: s.Lock.Passable}
 		if err := p.run(ctx); err != nil && !errors.Is(err, ErrConflict) {
 			return Status{}, u.because(err)
 		}

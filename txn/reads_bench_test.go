@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 // The benchmarks of this file do the same work with an option off and on, in turn,
 // and report the requests of each, exactly, and the ratio of the CPU time, the
 // emulator in this process included: on over off, below 1 is better.
+
+// turn is how many calls a side does before it is the other's turn.
+const turn = 20
 
 // A side is one of the two.
 type side struct {
@@ -191,4 +195,14 @@ func BenchmarkWriteOnly(b *testing.B) {
 		}
 	}
 	compare(b, 1, &side{name: "any", do: do("any")}, &side{name: "write-only", do: do("write only", txn.WriteOnly())})
+}
+
+// cpuTime is what this process has used; unlike the wall clock it hardly
+// depends on what else the machine does.
+func cpuTime(b *testing.B) time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }

@@ -91,6 +91,15 @@ type Lock struct {
 	// Hops is how many runs of observers, one causing the next, led to the
 	// transaction.
 	Hops int
+	// Passable: readers may pass the primary lock by raising MinCommitTS, up to
+	// and including which the transaction does not commit any more; Raises counts
+	// that (Config.PassLocks).
+	Passable    bool
+	MinCommitTS tso.Timestamp
+	Raises      int
+
+	// record is that of a passable lock, as it is stored.
+	record string
 }
 
 // IsPrimary reports whether the lock is its transaction's primary lock.
@@ -169,8 +178,12 @@ func marshal(m proto.Message) []byte {
 }
 
 func encodeLock(l *Lock) []byte {
-	return marshal(&recordpb.Lock{
-		FormatVersion: FormatVersion,
+	version := uint32(FormatVersion)
+	if l.Passable {
+		version = 0 // in the header
+	}
+	rest := marshal(&recordpb.Lock{
+		FormatVersion: version,
 		Kind:          recordpb.Kind(l.Kind),
 		Primary:       primaryRef(l.Cell, l.Primary),
 		TtlMicros:     l.TTL.Microseconds(),
@@ -178,7 +191,13 @@ func encodeLock(l *Lock) []byte {
 		Observed:      l.Observed,
 		TraceParent:   l.TraceParent,
 		Hops:          uint32(l.Hops),
+		Raises:        uint32(l.Raises),
 	})
+	if l.Passable {
+		// The parts of a message may stand one after the other.
+		return append(passableHeader(l.MinCommitTS), rest...)
+	}
+	return rest
 }
 
 func decodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
@@ -191,7 +210,19 @@ func decodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
 	default:
 		return nil, corrupt(cell, "lock record at %d is of kind %v", ts, k)
 	}
+	minCommit, passable, err := decodePassable(cell, ts, &m, value)
+	if err != nil {
+		return nil, err
+	}
+	record := ""
+	if passable {
+		record = string(value)
+	}
 	return &Lock{
+		record:      record,
+		Passable:    passable,
+		MinCommitTS: minCommit,
+		Raises:      int(m.Raises),
 		Cell:        cell,
 		StartTS:     ts,
 		Primary:     followRef(cell, m.Primary),
@@ -315,11 +346,15 @@ func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []
 }
 
 func checkFormat(m versioned, where string) error {
+	known := uint32(FormatVersion)
+	if _, ok := m.(*recordpb.Lock); ok {
+		known = passableVersion
+	}
 	switch v := m.GetFormatVersion(); {
 	case v == 0:
 		return fmt.Errorf("%w: %s has no format version", ErrCorrupt, where)
-	case v > FormatVersion:
-		return fmt.Errorf("%w: %s has format version %d, this library knows up to %d: upgrade it", ErrFormatVersion, where, v, FormatVersion)
+	case v > known:
+		return fmt.Errorf("%w: %s has format version %d, this library knows up to %d: upgrade it", ErrFormatVersion, where, v, known)
 	}
 	return nil
 }

@@ -31,6 +31,18 @@ func TestGoldenRecords(t *testing.T) {
 			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: "tok", Observed: true, TraceParent: "trac"},
 		},
 		{
+			"passable lock", "08024a080000000000000809" + "10012080ade2045002",
+			func(b []byte) (any, error) {
+				l, err := decodeLock(testPrimary, 7, b)
+				if l.record != string(b) {
+					t.Errorf("record %x is kept as %x", b, l.record)
+				}
+				l.record = ""
+				return *l, err
+			},
+			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Passable: true, MinCommitTS: 0x0809, Raises: 2},
+		},
+		{
 			"secondary lock", "080110021a051203626f6220c0843d",
 			func(b []byte) (any, error) { l, err := decodeLock(testSecondary, 7, b); return *l, err },
 			Lock{Cell: testSecondary, StartTS: 7, Primary: testPrimary, Kind: KindDelete, TTL: time.Second},
@@ -138,7 +150,12 @@ func TestBadRecords(t *testing.T) {
 	}{
 		{"not a message", lock, []byte{0xff}, ErrCorrupt, "does not parse"},
 		{"empty", write, nil, ErrCorrupt, "no format version"},
-		{"later version", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT}), ErrFormatVersion, "version 2"},
+		{"later version", lock, bytes(&recordpb.Lock{FormatVersion: 3, Kind: recordpb.Kind_KIND_PUT}), ErrFormatVersion, "version 3"},
+		{"later version of a write", write, bytes(&recordpb.Write{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT, StartTs: 7}), ErrFormatVersion, "version 2"},
+		{"passable lock without a minimum", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT}), ErrCorrupt, "minimum"},
+		{"passable lock in another order", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
+		{"minimum in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
+		{"passable secondary", lock, encodeLock(&Lock{Cell: testSecondary, Primary: testPrimary, Kind: KindPut, Passable: true}), ErrCorrupt, "minimum"},
 		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
 		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
 		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},

@@ -15,10 +15,9 @@ import (
 // that wakes up late do no harm.
 
 // patience says what to do about a lock whose owner is alive.
-type patience func(*Lock) bool
+type patience func(*Lock, Status) bool
 
-func waitAlways(*Lock) bool { return true }
-func waitNever(*Lock) bool  { return false }
+func waitNever(*Lock, Status) bool { return false }
 
 // resolveForRead clears a lock that a read at ts met, waiting while its owner
 // is alive. walkPast reports that the transaction committed after ts: its lock
@@ -26,12 +25,23 @@ func waitNever(*Lock) bool  { return false }
 func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
 	ctx, span := c.trace.resolve(ctx, l)
 	began := time.Now()
-	s, err := c.decide(ctx, l, ts, true, waitAlways)
+	passed := false
+	s, err := c.decide(ctx, l, ts, true, func(_ *Lock, s Status) bool {
+		passed = c.pass(ctx, s.Lock, ts)
+		return !passed
+	})
 	c.metrics.waited(ctx, l.Cell.Table, began)
 	defer func() {
-		span.set(attrAction.String(resolution(s, ts)))
+		action := resolution(s, ts)
+		if passed {
+			action = "walked past"
+		}
+		span.set(attrAction.String(action))
 		span.end(err)
 	}()
+	if passed {
+		return true, nil
+	}
 	if err != nil || s.lockGone {
 		return false, err
 	}
@@ -53,7 +63,7 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
 	ctx, span := c.trace.resolve(ctx, l)
 	began := time.Now()
-	s, err := c.decide(ctx, l, ts, true, func(l *Lock) bool {
+	s, err := c.decide(ctx, l, ts, true, func(l *Lock, _ Status) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
@@ -102,7 +112,7 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRe
 		expires := l.ExpiresTS()
 		if err == nil && !s.final() {
 			s, expires, err = c.judge(ctx, t, l, s, asOf, justRead)
-			if err == nil && (s.lockGone || (s.undecided() && !wait(l))) {
+			if err == nil && (s.lockGone || (s.undecided() && !wait(l, s))) {
 				return s, nil
 			}
 		}

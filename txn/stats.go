@@ -6,7 +6,7 @@ import "sync/atomic"
 type counters struct {
 	begun, committed, conflicts, retries, undetermined atomic.Int64
 	timestamps, locksMet                               atomic.Int64
-	earlyConflicts, latchWaits                         atomic.Int64
+	earlyConflicts, latchWaits, raises                 atomic.Int64
 	rolledForward, rolledBack                          atomic.Int64
 	backgroundDropped, backgroundRequests              atomic.Int64
 	readCounters
@@ -26,6 +26,9 @@ type Stats struct {
 	// LatchWaits counts waits for other transactions of this client that write the
 	// same cells (Config.LatchWait).
 	LatchWaits int64 `json:"latch_waits"`
+	// Raises counts locks of live transactions that reads passed by raising their
+	// minimum commit_ts (Config.PassLocks).
+	Raises int64 `json:"raises"`
 	// Retries counts reruns of functions given to Update.
 	Retries int64 `json:"retries"`
 	// Undetermined counts commits that returned UndeterminedError.
@@ -62,6 +65,7 @@ func (c *Client) Stats() Stats {
 		Conflicts:          c.counters.conflicts.Load(),
 		EarlyConflicts:     c.counters.earlyConflicts.Load(),
 		LatchWaits:         c.counters.latchWaits.Load(),
+		Raises:             c.counters.raises.Load(),
 		Retries:            c.counters.retries.Load(),
 		Undetermined:       c.counters.undetermined.Load(),
 		Timestamps:         c.counters.timestamps.Load(),

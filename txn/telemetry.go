@@ -173,10 +173,11 @@ type attempt struct {
 	// again: Update runs the function again after a conflict. early: the last run
 	// ended in one that was known before its prewrite. slots are the latches of the
 	// cells that it wrote, latch what is held of them for the next run.
-	again bool
-	early bool
-	slots []uint16
-	latch *latch
+	again    bool
+	early    bool
+	wasEarly bool // and the one before
+	slots    []uint16
+	latch    *latch
 
 	// limit tells how many attempts there may be (0: any number); nil outside of
 	// Update.

@@ -96,13 +96,17 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 // the queue of its cells, which the next run's start_ts comes after. Whoever
 // waits for the time to pass holds nobody up.
 func (c *Client) beforeNext(ctx context.Context, run *attempt, pause *waiter, conflict error) error {
-	if run.latch == nil && !run.early {
+	if run.early && run.wasEarly {
+		run.drop() // another process's commits
+	}
+	early := run.early && !run.wasEarly
+	if run.wasEarly = run.early; !early {
 		if err := pause.wait(ctx, 0); err != nil {
 			return err
 		}
 	}
 	granted, err := c.requeue(ctx, run)
-	if err == nil && !granted && run.early {
+	if err == nil && !granted && early {
 		err = pause.wait(ctx, 0)
 	}
 	return err

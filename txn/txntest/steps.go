@@ -1,6 +1,7 @@
 package txntest
 
 import (
+	"bytes"
 	"path"
 	"strings"
 
@@ -25,6 +26,7 @@ const (
 	StepSecondaries  Step = "secondaries"    // MutateRows: the other rows
 	StepAbort        Step = "abort"          // MutateRows: the owner removes its own locks
 	StepHeartbeat    Step = "heartbeat"      // CheckAndMutateRow: a longer ttl on the primary lock
+	StepRaise        Step = "raise"          // CheckAndMutateRow: a reader raises the minimum commit_ts of the primary lock
 	StepRollForward  Step = "roll forward"   // CheckAndMutateRow: one cell of a committed transaction
 	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
 	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
@@ -152,7 +154,11 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 		}
 		switch set.FamilyName {
 		case txn.LockFamily:
-			return StepHeartbeat, tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
+			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
+			if raises(r.PredicateFilter, set.Value) {
+				return StepRaise, ts
+			}
+			return StepHeartbeat, ts
 		case txn.MarkFamily:
 			var mark recordpb.Mark
 			if proto.Unmarshal(set.Value, &mark) == nil && mark.Kind == recordpb.Kind_KIND_ROLLBACK {
@@ -168,6 +174,23 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 		}
 	}
 	return step, startTS
+}
+
+// raises tells a reader's raise from a heartbeat, which leaves the minimum
+// commit_ts that it finds.
+func raises(predicate *btpb.RowFilter, value []byte) bool {
+	var lock recordpb.Lock
+	if proto.Unmarshal(value, &lock) != nil || len(lock.MinCommit) == 0 {
+		return false
+	}
+	for _, f := range predicate.GetInterleave().GetFilters() {
+		for _, g := range f.GetChain().GetFilters() {
+			if from := g.GetValueRangeFilter().GetStartValueClosed(); len(from) > 0 {
+				return !bytes.HasSuffix(from, lock.MinCommit)
+			}
+		}
+	}
+	return false
 }
 
 // commitStep tells a commit point, which writes the primary's own record, from

@@ -1,0 +1,185 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A transaction whose commit_ts readers have taken away notifies weakly at its
+// next one: what stands at the first is below the observer that passed its lock.
+func TestPassedNotification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newObserved(t)
+		col := notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}
+		var mu sync.Mutex
+		var seen []string
+		w, err := notify.NewWorker(env.NewClient(txn.Config{PassLocks: true}), notify.Config{})
+		if err == nil {
+			err = w.Handle("sum", col, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
+				v, _, err := tx.Table("docs").Get(ctx, "a", "d", "mid")
+				mu.Lock()
+				defer mu.Unlock()
+				seen = append(seen, string(v))
+				return err
+			}), notify.Weak())
+		}
+		if err == nil {
+			err = w.Register(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{PassLocks: true}, faults.DialOptions()...)
+		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		tx := begin(t, c)
+		tx.Table("docs").Set("a", "d", "mid", []byte("new"))
+		tx.Table("docs").Notify("a", "d", "sum")
+		done := commitInBackground(t.Context(), tx)
+		<-held.Fired()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		pass(time.Minute)
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		pass(5 * time.Minute)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if len(seen) < 2 || seen[0] != "" || seen[len(seen)-1] != "new" {
+			t.Errorf("the observer saw %q; want it to run before the commit and after it", seen)
+		}
+	})
+}
+
+// A client of before passable locks refuses them: it must neither wait for a ttl
+// that it would judge alone nor roll anything back. What such a client knows is
+// format version 1 of every record; a lock of a version that this one does not
+// know stands for it.
+func TestUnknownLockIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		tx := begin(t, env.Client)
+		set(tx, "1", "row")
+		writeUnknownLock(t, env, tx.StartTS())
+		pass(time.Hour)
+		s := takeSnapshot(t, env.Client)
+		if _, _, err := s.Table("a").Get(t.Context(), "row", "f", "q"); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("read: %v", err)
+		}
+		if err := tryUpdate(t.Context(), env.Client, "2", "row"); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("write: %v", err)
+		}
+		if len(stored(t, env, "row")[txn.LockFamily]) != 1 {
+			t.Error("the lock is gone")
+		}
+	})
+}
+
+// passRun is what came of readers of cells that writers commit all the time.
+type passRun struct {
+	reads, writes, raises  int
+	median, p99, slowest   time.Duration // of reads
+	written99, writtenLast time.Duration
+}
+
+func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r passRun) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "0", "0", "1", "2", "3")
+		var mu sync.Mutex
+		var reads, writes []time.Duration
+		end := time.Now().Add(2 * time.Second)
+		var g sync.WaitGroup
+		during := func(took *[]time.Duration, between time.Duration, f func() error) {
+			g.Go(func() {
+				for time.Now().Before(end) {
+					pass(between)
+					began := time.Now()
+					if err := f(); err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					*took = append(*took, time.Since(began))
+					mu.Unlock()
+				}
+			})
+		}
+		var readers []*txn.Client
+		for i := range 4 {
+			w := env.NewClient(cfg, slow(20*time.Millisecond)...) // far away
+			during(&writes, 0, func() error { return tryUpdate(t.Context(), w, "1", fmt.Sprint(i), fmt.Sprint("other", i)) })
+			c := env.NewClient(cfg, slow(2*time.Millisecond)...)
+			readers = append(readers, c)
+			during(&reads, between, func() error {
+				s, err := c.Snapshot(t.Context())
+				if err == nil {
+					_, _, err = s.Table("a").Get(t.Context(), fmt.Sprint(i), "f", "q")
+				}
+				return err
+			})
+		}
+		g.Wait()
+		for _, c := range readers {
+			r.raises += int(c.Stats().Raises)
+		}
+		slices.Sort(reads)
+		slices.Sort(writes)
+		r.reads, r.writes = len(reads), len(writes)
+		r.median, r.p99, r.slowest = reads[len(reads)/2], reads[len(reads)*99/100], reads[len(reads)-1]
+		r.written99, r.writtenLast = writes[len(writes)*99/100], writes[len(writes)-1]
+	})
+	return r
+}
+
+func (r passRun) String() string {
+	return fmt.Sprintf("%d reads: median %v, 99 %% %v, slowest %v, %.2f raises each; %d writes: 99 %% %v, slowest %v",
+		r.reads, r.median, r.p99, r.slowest, float64(r.raises)/float64(r.reads), r.writes, r.written99, r.writtenLast)
+}
+
+// TestPassLocks measures, in virtual time, readers that are near to cells that
+// distant writers commit all the time: with PassLocks most reads do not wait for a
+// commit, and the writers take longer, but commit all the same.
+func TestPassLocks(t *testing.T) {
+	for _, between := range []time.Duration{0, 31 * time.Millisecond} {
+		off, on := readBesideWriters(t, txn.Config{}, between), readBesideWriters(t, txn.Config{PassLocks: true}, between)
+		t.Logf("%v between reads, off: %v", between, off)
+		t.Logf("%v between reads, on:  %v", between, on)
+		if off.raises > 0 || on.raises == 0 || on.writes < off.writes/4 {
+			t.Errorf("%v between reads: off %v, on %v; want raises, and writers that commit all the same", between, off, on)
+		}
+		if between > 0 && on.median >= off.median/2 {
+			t.Errorf("reads that pass locks are not twice as fast: off %v, on %v", off, on)
+		}
+	}
+}
+
+// writeUnknownLock stores a lock of a later format version.
+func writeUnknownLock(t *testing.T, env *txntest.Env, startTS tso.Timestamp) {
+	t.Helper()
+	m := bigtable.NewMutation()
+	m.Set(txn.LockFamily, "f:q", startTS.Cell(), []byte{1 << 3, 3, 2 << 3, 1})
+	if err := env.Bigtable.Open("a").Apply(t.Context(), "row", m); err != nil {
+		t.Fatal(err)
+	}
+}

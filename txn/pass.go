@@ -1,0 +1,147 @@
+package txn
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// A reader at R that meets the lock of a live transaction need not wait for it
+// (TiKV's min_commit_ts): it raises the minimum commit timestamp in the primary
+// lock to R and reads as if the lock were not there, because from then on the
+// transaction commits above R or not at all. That holds because
+//
+//   - the minimum stands in the primary lock's record, and the commit's predicate
+//     is that the lock is there with a minimum below C: a commit at C, however
+//     late it lands, finds it or finds no lock;
+//   - the minimum only grows as long as the lock is there: a raise is conditional on
+//     the very record that it replaces, a heartbeat on the minimum that it keeps, and
+//     a duplicate of the prewrite finds the lock;
+//   - the reader goes on only once the raise is acknowledged, or the minimum was
+//     read to be at R already.
+//
+// An owner that finds its lock with a minimum at or above C knows that its
+// commit at C has not landed and never will, and so may take a new commit_ts; in
+// no other case (hazard 5). docs/design/2026-11-20-min-commit-ts.md has the
+// cases.
+
+// passableVersion is the format version of a lock record with a minimum. Clients
+// that do not know it refuse the record, and with it the lock.
+const passableVersion = 2
+
+// maxRaises bounds how often readers raise one lock; then they wait. Otherwise a
+// cell that is read all the time could keep its writer from ever committing.
+const maxRaises = 4
+
+// passableHeader begins the record of a passable lock: format_version 2 and
+// min_commit. Records compare by their bytes as their minima do.
+func passableHeader(minCommit tso.Timestamp) []byte {
+	return binary.BigEndian.AppendUint64([]byte{1 << 3, passableVersion, 9<<3 | 2, 8}, uint64(minCommit))
+}
+
+func decodePassable(cell Cell, ts tso.Timestamp, m *recordpb.Lock, value []byte) (minCommit tso.Timestamp, passable bool, err error) {
+	if m.FormatVersion < passableVersion {
+		if len(m.MinCommit) > 0 || m.Raises > 0 {
+			return 0, false, corrupt(cell, "lock record at %d of format version %d has a minimum commit_ts", ts, m.FormatVersion)
+		}
+		return 0, false, nil
+	}
+	if len(m.MinCommit) == 8 {
+		minCommit = tso.Timestamp(binary.BigEndian.Uint64(m.MinCommit))
+	}
+	if minCommit < 0 || !bytes.HasPrefix(value, passableHeader(minCommit)) || m.Primary != nil {
+		return 0, false, corrupt(cell, "lock record at %d does not begin with a minimum commit_ts, or is no primary's", ts)
+	}
+	return minCommit, true, nil
+}
+
+// lockWithMin matches the primary lock of startTS with a minimum commit
+// timestamp in [from, below).
+func lockWithMin(c Column, startTS, from, below tso.Timestamp) bigtable.Filter {
+	return interleave(chain(column(LockFamily, c.key()), at(startTS),
+		bigtable.ValueRangeFilter(passableHeader(from), passableHeader(below))))
+}
+
+// lockAsRead matches a passable lock as long as nobody has changed its record: a
+// raise that comes late must not take a heartbeat's extension back.
+func lockAsRead(l *Lock) bigtable.Filter {
+	return interleave(chain(column(LockFamily, l.Cell.Column().key()), at(l.StartTS),
+		bigtable.ValueRangeFilter([]byte(l.record), []byte(l.record+"\x00"))))
+}
+
+// pass makes sure that the transaction that left the live primary lock l commits
+// above ts, if ever, and reports whether that is so.
+func (c *Client) pass(ctx context.Context, l *Lock, ts tso.Timestamp) bool {
+	switch {
+	case !c.cfg.PassLocks || l == nil || !l.Passable:
+		return false
+	case l.MinCommitTS >= ts:
+		return true
+	case l.Raises >= maxRaises:
+		return false
+	}
+	t, err := c.table(ctx, l.Cell.Table)
+	if err != nil {
+		return false
+	}
+	raised := *l
+	raised.MinCommitTS = ts
+	raised.Raises++
+	col := l.Cell.Column()
+	m := bigtable.NewMutation()
+	m.Set(LockFamily, col.key(), l.StartTS.Cell(), encodeLock(&raised))
+	did, err := t.checkAndMutate(ctx, l.Cell.Row, lockAsRead(l), m, nil)
+	if did && err == nil {
+		c.counters.raises.Add(1)
+	}
+	// After an error the lock is read again, and tells.
+	return did && err == nil
+}
+
+// errPassed: the weak notifications of the transaction, which only its owner
+// knows, would stay at the old commit_ts, where an observer may have taken them.
+var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another: it is rolled back once its lock's ttl is over; settle it then")
+
+// predicate is that of a commit at commitTS.
+func (p *primaryCommit) predicate() bigtable.Filter {
+	if p.passable {
+		return lockWithMin(p.primary.Column(), p.startTS, 0, p.commitTS)
+	}
+	return lockAt(p.primary.Column(), p.startTS)
+}
+
+// raised: the lock that was read back says that a commit at commitTS has not
+// landed and never will.
+func (p *primaryCommit) raised(l *Lock) bool {
+	return p.passable && l.MinCommitTS >= p.commitTS
+}
+
+// renew takes a new commit_ts after the old one was ruled out, and whatever else
+// stands between commit_ts and the commit.
+func (p *primaryCommit) renew(ctx context.Context, l *Lock) error {
+	if p.commitAt == nil {
+		return errPassed
+	}
+	ts, err := p.client.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if ts <= l.MinCommitTS {
+		return corrupt(p.primary, "readers have raised the minimum commit_ts to %d, which is not before the oracle's present, %d", l.MinCommitTS, ts)
+	}
+	if err := p.client.checkWrite(ctx, p.startTS); err != nil {
+		return err
+	}
+	m, err := p.commitAt(ctx, ts)
+	if err != nil {
+		return err
+	}
+	p.commitTS, p.mutation = ts, m
+	return nil
+}
