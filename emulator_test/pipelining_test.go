@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -311,4 +312,75 @@ func TestLastAttemptAsksForNothing(t *testing.T) {
 			t.Errorf("%d timestamps for two attempts", n)
 		}
 	})
+}
+
+// Several clients write without waiting for their start timestamps, and read what
+// is there: whoever reads behind a commit sees it, from whatever client, and its
+// own client sees it in a stale snapshot too. Nothing that two of them count up is
+// lost, and the read cache and shared requests are about.
+func TestWriteOnlyRealTimeOrder(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var clients []*txn.Client
+	for i := range 3 {
+		clients = append(clients, env.NewClient(txn.Config{BatchReads: i}))
+	}
+	const each, writers = 8, 2 // in each client
+	var wg sync.WaitGroup
+	for i, c := range clients {
+		for w := range writers {
+			wg.Go(func() {
+				row := fmt.Sprintf("row%d-%d", i, w)
+				for n := range each {
+					_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+						tx.Table("a").Set(row, "f", "q", fmt.Append(nil, n))
+						tx.Table("a").Set("all", "f", "last", []byte(row))
+						return nil
+					}, txn.WriteOnly())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for j, reader := range clients {
+						var opts []txn.SnapshotOption
+						if j == i {
+							opts = append(opts, txn.WithMaxStaleness(time.Hour))
+						}
+						s, err := reader.Snapshot(ctx, append(opts, txn.Prefetch("order"))...)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						got, _, err := s.Table("a").Get(ctx, row, "f", "q")
+						if err != nil || string(got) != fmt.Sprint(n) {
+							t.Errorf("client %d reads %q, %v behind client %d's commit of %d", j, got, err, i, n)
+						}
+					}
+					_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+						got, _, err := tx.Table("a").Get(ctx, "all", "f", "count")
+						tx.Table("a").Set("all", "f", "count", append(got, '+'))
+						return err
+					})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	s := takeSnapshot(t, env.Client)
+	got, _, err := s.Table("a").Get(ctx, "all", "f", "count")
+	if err != nil || len(got) != len(clients)*writers*each {
+		t.Errorf("%d of %d were counted, %v", len(got), len(clients)*writers*each, err)
+	}
+	var ahead, reused int64
+	for _, c := range clients {
+		ahead += c.Stats().AheadTimestamps
+		reused += c.Stats().ReusedTimestamps
+	}
+	t.Logf("%d transactions began ahead, %d snapshots did not ask", ahead, reused)
 }

@@ -296,3 +296,50 @@ func rowsAsked(c txntest.Call) int {
 	}
 	return len(r.GetRows().GetRowKeys())
 }
+
+// Many goroutines read the same rows in one transaction, with everything that reads
+// share.
+func TestConcurrentReads(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	ctx := t.Context()
+	columns := []string{"a", "b", "c"}
+	_, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		for r := range 8 {
+			for _, q := range columns {
+				tx.Table("a").Set(fmt.Sprint(r), "f", q, fmt.Append(nil, r, q))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, batch := range []int{0, 1, 3} {
+		c := env.NewClient(txn.Config{BatchReads: batch})
+		for range 6 {
+			tx := begin(t, c, txn.WithName("many"))
+			var wg sync.WaitGroup
+			for g := range 12 {
+				wg.Go(func() {
+					for i := range 8 {
+						row := fmt.Sprint((i + g) % 8)
+						for j := range columns {
+							q := columns[(j+g/8)%3]
+							b, ok, err := tx.Table("a").Get(ctx, row, "f", q)
+							if want := row + q; err != nil || !ok || string(b) != want {
+								t.Errorf("%q, %v, want %q", b, err, want)
+							}
+							clear(b) // it is the caller's
+						}
+					}
+				})
+			}
+			wg.Wait()
+			tx.Rollback()
+		}
+		if s := c.Stats(); s.PrefetchUsed == 0 || batch > 0 && s.BatchedReads == 0 {
+			t.Errorf("BatchReads %d: %+v", batch, s.ReadStats)
+		}
+	}
+}
