@@ -14,6 +14,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -273,13 +274,28 @@ func TestTraceOfAResolution(t *testing.T) {
 	}
 }
 
-// The secondaries are a span of their own: the commit does not wait for it.
+// The secondaries are a span of their own: the commit does not wait for it. And
+// what is done behind the transaction is in no trace, those of the Bigtable client,
+// which has a tracer of its own, included.
 func TestSecondariesHoldNothingOpen(t *testing.T) {
 	recorder, provider := recording()
 	env := newTraced(t, txn.Config{TracerProvider: provider})
 	faults := txntest.NewFaults(t)
 	held := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
-	c := env.NewClient(txn.Config{TracerProvider: provider}, faults.DialOptions()...)
+	library := func(ctx context.Context, method string) {
+		_, s := provider.Tracer("library").Start(ctx, method)
+		s.End()
+	}
+	c := env.NewClient(txn.Config{TracerProvider: provider}, append(faults.DialOptions(),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			library(ctx, method)
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			library(ctx, method)
+			return open(ctx, desc, cc, method, opts...)
+		}))...)
+	recorder.Reset() // a client is made in its caller's context
 	if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", nil)
 		tx.Table("accounts").Set("joe", "bal", "usd", nil)
@@ -296,11 +312,28 @@ func TestSecondariesHoldNothingOpen(t *testing.T) {
 		t.Errorf("while the secondaries are on their way, these spans have ended: %v", ended)
 	}
 	held.Release()
-	if err := c.Close(t.Context()); err != nil {
+	ctx, closing := provider.Tracer("test").Start(t.Context(), "close") // it withdraws the token
+	if err := c.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
-	last := recorder.Ended()[len(recorder.Ended())-1]
-	if last.Name() != "commit secondaries" || last.Parent().SpanID() != ended["commit"].SpanContext().SpanID() || last.StartTime().Before(ended["commit primary accounts"].EndTime()) {
-		t.Errorf("the last span is %q, below %v, from %v on; want the secondaries, below the commit, after the commit point", last.Name(), last.Parent().SpanID(), last.StartTime())
+	closing.End()
+	var roots []string
+	var last sdktrace.ReadOnlySpan
+	for _, s := range recorder.Ended() {
+		if !s.Parent().IsValid() {
+			roots = append(roots, s.Name())
+		}
+		if s.Name() == "commit secondaries" {
+			last = s
+		}
+	}
+	if !slices.Equal(roots, []string{"transaction", "close"}) {
+		t.Errorf("the traces of one transaction and of Close are %q", roots)
+	}
+	if last == nil {
+		t.Fatal("the secondaries have no span")
+	}
+	if last.Parent().SpanID() != ended["commit"].SpanContext().SpanID() || last.StartTime().Before(ended["commit primary accounts"].EndTime()) {
+		t.Errorf("the secondaries are below %v, from %v on; want below the commit, after the commit point", last.Parent().SpanID(), last.StartTime())
 	}
 }
