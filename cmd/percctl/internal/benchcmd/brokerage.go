@@ -35,8 +35,11 @@ const (
 
 var brokerageTables = []string{ordersTable, tradesTable, holdingsTable, pendingTable, historyTable}
 
-// securities are far fewer than customers.
-const securities = 200
+// Securities are fewer than customers, and each customer trades in a few.
+const (
+	securities = 200
+	portfolio  = 10
+)
 
 type brokerageOptions struct {
 	streams   *cli.Streams
@@ -164,19 +167,19 @@ const (
 
 // brokerageStep is one transaction.
 func brokerageStep(ctx context.Context, w *worker, t *task, i int) error {
-	customer := customerKey(rand.IntN(t.Rows))
+	who := rand.IntN(t.Rows)
+	customer := customerKey(who)
 	switch n := rand.IntN(10); {
 	case n < 4:
-		return place(ctx, w, customer, fmt.Sprintf("o%03d-%08d", t.First, i))
+		return place(ctx, w, customer, (7*who+rand.IntN(portfolio))%securities, fmt.Sprintf("o%03d-%08d", t.First, i))
 	case n < 8:
 		return execute(ctx, w, customer)
 	}
 	return look(ctx, w, customer)
 }
 
-func place(ctx context.Context, w *worker, customer, order string) error {
-	security := fmt.Sprintf("s%03d", rand.IntN(securities))
-	what := strings.Join([]string{customer, security, strconv.Itoa(1 + rand.IntN(100))}, " ")
+func place(ctx context.Context, w *worker, customer string, security int, order string) error {
+	what := strings.Join([]string{customer, fmt.Sprintf("s%03d", security), strconv.Itoa(1 + rand.IntN(100))}, " ")
 	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table(ordersTable).Set(order, family, statusColumn, []byte("pending"))
 		tx.Table(ordersTable).Set(order, family, orderColumn, []byte(what))
