@@ -18,9 +18,6 @@ import (
 // and report the requests of each, exactly, and the ratio of the CPU time, the
 // emulator in this process included: on over off, below 1 is better.
 
-// turn is how many calls a side does before it is the other's turn.
-const turn = 20
-
 // A side is one of the two.
 type side struct {
 	name   string
@@ -80,15 +77,15 @@ func compare(b *testing.B, each int, sides ...*side) {
 	for n := 0; b.Loop(); n++ {
 		for i := range sides {
 			s := sides[(i+n)%len(sides)]
-			used := cpuTime(b)
-			for range turn {
+			used := cpuUsed(b)
+			for range perTurn {
 				if err := s.do(b.Context(), s.client); err != nil {
 					b.Fatal(err)
 				}
 			}
-			s.cpu += cpuTime(b) - used
+			s.cpu += cpuUsed(b) - used
 		}
-		calls += turn
+		calls += perTurn
 	}
 	b.ReportMetric(0, "ns/op")
 	for i, s := range sides {
@@ -197,9 +194,12 @@ func BenchmarkWriteOnly(b *testing.B) {
 	compare(b, 1, &side{name: "any", do: do("any")}, &side{name: "write-only", do: do("write only", txn.WriteOnly())})
 }
 
-// cpuTime is what this process has used; unlike the wall clock it hardly
-// depends on what else the machine does.
-func cpuTime(b *testing.B) time.Duration {
+// perTurn is how many calls of one side follow each other.
+const perTurn = 20
+
+// cpuUsed is what this process has used; unlike the wall clock it hardly depends on
+// what else the machine does.
+func cpuUsed(b *testing.B) time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
 		b.Fatal(err)

@@ -33,7 +33,7 @@ const (
 const setupTimeout = 10 * time.Second
 
 func clientConfig(onResolve func(txn.Resolution)) txn.Config {
-	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, OnResolve: onResolve}
+	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, OnResolve: onResolve, BatchReads: 1}
 }
 
 // workerConfig has the fleet look for work all the time. The defaults are for

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -46,12 +47,13 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoverTimeout)
 		_, err := v.client.Update(one, func(ctx context.Context, tx *txn.Txn) error {
 			t := tx.Table(visitsTable.Name)
-			for _, row := range []string{totalRow, fmt.Sprintf("visitor/%d", visitor)} {
+			for _, row := range []string{totalRow, visitorRow(visitor)} {
 				n, err := number(ctx, &t.View, row)
 				if err != nil {
 					return err
 				}
 				t.Set(row, "n", "visits", binary.BigEndian.AppendUint64(nil, n+1))
+				t.Set(row, "n", "last", fmt.Append(nil, visitor))
 			}
 			return nil
 		}, txn.WithName("visit"))
@@ -64,8 +66,38 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 		default:
 			v.committed.Add(1)
 		}
+		if err := v.look(ctx); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("looking at the visits: %w", err)
+		}
 	}
 }
+
+// look reads all counts, and who came last, as a page does that may be a second
+// old.
+func (v *visits) look(ctx context.Context) error {
+	snapshot, err := v.client.Snapshot(ctx, txn.WithMaxStaleness(time.Second), txn.Prefetch("page"))
+	if err != nil {
+		return err
+	}
+	t := snapshot.Table(visitsTable.Name)
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range visitors + 1 {
+		row := totalRow
+		if i < visitors {
+			row = visitorRow(i)
+		}
+		g.Go(func() error {
+			if _, err := number(ctx, t, row); err != nil {
+				return err
+			}
+			_, _, err := t.Get(ctx, row, "n", "last")
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+func visitorRow(visitor int) string { return fmt.Sprintf("visitor/%d", visitor) }
 
 func number(ctx context.Context, t *txn.View, row string) (uint64, error) {
 	value, ok, err := t.Get(ctx, row, "n", "visits")
