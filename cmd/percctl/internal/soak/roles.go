@@ -177,6 +177,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	}
 	cfg := clientConfig()
 	cfg.Oracle = oracle
+	cfg.PassLocks = sp.Seed%2 == 0 // among some that do not
 	cfg.OnResolve = func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) }
 	client, err := newClient(ctx, bt, cfg)
 	switch {
