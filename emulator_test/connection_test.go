@@ -73,7 +73,7 @@ func TestConnectionFaults(t *testing.T) {
 	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle} {
 		t.Run(kind, func(t *testing.T) {
 			points := 0
-			for n, more := int64(1), true; more && !t.Failed(); n++ {
+			for n, more := int64(1), true; more && !t.Failed(); n += int64(shortStride()) {
 				t.Run(strconv.Itoa(int(n)), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						tr := newTransfer(t)
@@ -92,7 +92,7 @@ func TestConnectionFaults(t *testing.T) {
 				})
 				points++
 			}
-			if points < 15 {
+			if points*shortStride() < 15 {
 				t.Errorf("%d points", points)
 			}
 			t.Logf("%d points", points)
@@ -157,7 +157,7 @@ func TestScanOverBrokenConnections(t *testing.T) {
 // happened.
 func TestServerPaused(t *testing.T) {
 	points := 0
-	for k, more := 1, true; more && !t.Failed(); k++ {
+	for k, more := 1, true; more && !t.Failed(); k += shortStride() {
 		t.Run(strconv.Itoa(k), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tr := newTransfer(t)
@@ -199,7 +199,7 @@ func TestServerPaused(t *testing.T) {
 		})
 		points++
 	}
-	if points < 8 {
+	if points*shortStride() < 8 {
 		t.Errorf("%d points", points)
 	}
 	t.Logf("%d points", points)

@@ -292,11 +292,7 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 }
 
 func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txn.GCReport) {
-	crashes := 0
-	stride := 1
-	if testing.Short() {
-		stride = 3
-	}
+	crashes, stride := 0, shortStride()
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
 		resumed := 0
 		for k, more := 1, true; more; k += stride {

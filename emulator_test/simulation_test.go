@@ -195,12 +195,16 @@ func TestSimulation(t *testing.T) {
 	}
 	loads := tested()
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a third of the time goes into little garbage otherwise
+	histories := int64(*simulations)
+	if testing.Short() {
+		histories = min(histories, 30)
+	}
 	began := time.Now()
 	var next, committed atomic.Int64
 	var making sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		making.Go(func() {
-			for i := next.Add(1) - 1; i < int64(*simulations) && !t.Failed(); i = next.Add(1) - 1 {
+			for i := next.Add(1) - 1; i < histories && !t.Failed(); i = next.Add(1) - 1 {
 				seed := first + uint64(i)
 				load := loads[seed%uint64(len(loads))]
 				if !t.Run(fmt.Sprintf("%s/%d", load.Name, seed), func(t *testing.T) { committed.Add(simulate(t, load, seed)) }) {
@@ -210,5 +214,5 @@ func TestSimulation(t *testing.T) {
 		})
 	}
 	making.Wait()
-	t.Logf("%d histories from seed %d, %d commits, %.0f histories a minute", *simulations, first, committed.Load(), float64(*simulations)/time.Since(began).Minutes())
+	t.Logf("%d histories from seed %d, %d commits, %.0f histories a minute", histories, first, committed.Load(), float64(histories)/time.Since(began).Minutes())
 }

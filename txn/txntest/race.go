@@ -4,7 +4,6 @@ package txntest
 
 import (
 	"context"
-	"sync"
 
 	"google.golang.org/grpc"
 )
@@ -13,15 +12,17 @@ import (
 // detector, which would report the emulator's own races otherwise: it reads a
 // row's list of columns while a writer changes it.
 func serialize() []grpc.ServerOption {
-	var one sync.Mutex
+	// A channel and no mutex: who waits for it lets virtual time pass, which a stream
+	// that holds it may need to get on.
+	one := make(chan struct{}, 1)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-			one.Lock()
-			defer one.Unlock()
+			one <- struct{}{}
+			defer func() { <-one }()
 			return handle(ctx, req)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-			l := &lockedStream{ServerStream: ss, mu: &one}
+			l := &lockedStream{ServerStream: ss, one: one}
 			defer l.unlock()
 			err := handle(srv, l)
 			if e := l.flush(); err == nil {
@@ -37,7 +38,7 @@ func serialize() []grpc.ServerOption {
 // without it: a client may make other requests before it takes all of it.
 type lockedStream struct {
 	grpc.ServerStream
-	mu      *sync.Mutex
+	one     chan struct{}
 	locked  bool
 	answers []any
 }
@@ -60,7 +61,7 @@ func (l *lockedStream) flush() error {
 func (l *lockedStream) RecvMsg(m any) error {
 	err := l.ServerStream.RecvMsg(m)
 	if err == nil && !l.locked {
-		l.mu.Lock()
+		l.one <- struct{}{}
 		l.locked = true
 	}
 	return err
@@ -69,6 +70,6 @@ func (l *lockedStream) RecvMsg(m any) error {
 func (l *lockedStream) unlock() {
 	if l.locked {
 		l.locked = false
-		l.mu.Unlock()
+		<-l.one
 	}
 }
