@@ -102,39 +102,61 @@ func (c chart) bars() (*plot.Plot, error) {
 	width := min(room/vg.Length(n), vg.Points(34))
 	top := 0.0
 	for i, s := range c.series {
-		offset := (vg.Length(i) - vg.Length(n-1)/2) * width
-		values, labels := make(plotter.Values, len(s.values)), plotter.XYLabels{}
-		for k, v := range s.values {
-			if math.IsNaN(v) {
+		// A bar that is alone in its group stands in the middle of it.
+		for _, alone := range []bool{false, true} {
+			offset := (vg.Length(i) - vg.Length(n-1)/2) * width
+			if alone {
+				offset = 0
+			}
+			values, labels := make(plotter.Values, len(s.values)), plotter.XYLabels{}
+			for k, v := range s.values {
+				if math.IsNaN(v) || c.alone(k) != alone {
+					continue
+				}
+				values[k] = v
+				top = max(top, v)
+				labels.XYs = append(labels.XYs, plotter.XY{X: float64(k), Y: v})
+				labels.Labels = append(labels.Labels, fixed(v, c.decimals))
+			}
+			b, err := plotter.NewBarChart(values, width)
+			if err != nil {
+				return nil, err
+			}
+			b.Color, b.Offset, b.LineStyle.Width = s.colour, offset, 0
+			if !alone {
+				p.Legend.Add(s.name, b)
+			}
+			if len(labels.Labels) == 0 {
 				continue
 			}
-			values[k] = v
-			top = max(top, v)
-			labels.XYs = append(labels.XYs, plotter.XY{X: float64(k), Y: v})
-			labels.Labels = append(labels.Labels, fixed(v, c.decimals))
+			marked, err := plotter.NewLabels(labels)
+			if err != nil {
+				return nil, err
+			}
+			for k := range marked.TextStyle {
+				marked.TextStyle[k].Font.Size = 9
+				marked.TextStyle[k].XAlign = draw.XCenter
+			}
+			marked.Offset = vg.Point{X: offset, Y: vg.Points(3)}
+			p.Add(b, marked)
 		}
-		b, err := plotter.NewBarChart(values, width)
-		if err != nil {
-			return nil, err
-		}
-		b.Color, b.Offset, b.LineStyle.Width = s.colour, offset, 0
-		marked, err := plotter.NewLabels(labels)
-		if err != nil {
-			return nil, err
-		}
-		for k := range marked.TextStyle {
-			marked.TextStyle[k].Font.Size = 9
-			marked.TextStyle[k].XAlign = draw.XCenter
-		}
-		marked.Offset = vg.Point{X: offset, Y: vg.Points(3)}
-		p.Add(b, marked)
-		p.Legend.Add(s.name, b)
 	}
 	p.Add(c.goalLines(p, &top)...)
 	p.NominalX(c.groups...)
 	p.X.Min, p.X.Max = -0.6, float64(len(c.groups))-0.4
 	p.Y.Min, p.Y.Max = 0, top*1.1+top*0.07*float64(n+1) // room for the legend
 	return p, nil
+}
+
+// alone reports whether one series only has a value for a group.
+func (c chart) alone(k int) bool {
+	there := 0
+	for _, s := range c.series {
+		if k < len(s.values) && !math.IsNaN(s.values[k]) {
+			there++
+		}
+	}
+	return there == 1
 }
 
 // goalLines are the goals, one line across each group.

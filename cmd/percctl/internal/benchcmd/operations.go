@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -25,6 +26,7 @@ var operations = map[string]operation{
 	"raw-ten":       rawTen,
 	"get":           get,
 	"get-shared":    getShared,
+	"get-stale":     getStale,
 	"row":           readRow,
 	"row-shared":    readRowShared,
 	"rows":          readRows,
@@ -157,6 +159,17 @@ func (t *task) getFrom(ctx context.Context, s *txn.Snapshot) error {
 
 func getShared(ctx context.Context, w *worker, t *task, _ int) error {
 	s, err := w.shared(ctx)
+	if err != nil {
+		return err
+	}
+	return t.getFrom(ctx, s)
+}
+
+// staleness is what getStale accepts.
+const staleness = 100 * time.Millisecond
+
+func getStale(ctx context.Context, w *worker, t *task, _ int) error {
+	s, err := w.client.Snapshot(ctx, txn.WithMaxStaleness(staleness))
 	if err != nil {
 		return err
 	}

@@ -262,6 +262,7 @@ type verifiedLatency struct {
 // not among them: how many requests they take depends on what they find.
 var planned = map[string]capacity.Kind{
 	"read":             {Reads: 1},
+	"read_stale":       {Reads: 1, Stale: true},
 	"read100":          {Reads: 1, ReadRows: 100},
 	"write":            {Rows: 1},
 	"write10columns":   {Rows: 1, Cells: 10},

@@ -143,6 +143,14 @@ func tripsKinds() []tripsKind {
 			_, _, err = s.Table("a").Get(ctx, keyOf(n), family, columnOf(0))
 			return err
 		}},
+		{"read_stale", "read of one cell in a snapshot that may be a minute old", func(ctx context.Context, c *txn.Client, n int) error {
+			s, err := c.Snapshot(ctx, txn.WithMaxStaleness(time.Minute))
+			if err != nil {
+				return err
+			}
+			_, _, err = s.Table("a").Get(ctx, keyOf(n), family, columnOf(0))
+			return err
+		}},
 		{"read100", "read of a list of 100 rows", read(func(int) bigtable.RowSet {
 			keys := make(bigtable.RowList, 100)
 			for i := range keys {

@@ -144,6 +144,9 @@ func (w Workload) Requests(k Kind) KindPlan { return w.kind(k.complete(), Defaul
 
 func (w Workload) kind(k Kind, r Rates) KindPlan {
 	kp := KindPlan{Name: k.Name, PerSecond: k.Rate, Oracle: 1, Reads: k.Reads}
+	if k.Stale {
+		kp.Oracle = 0
+	}
 	trips := k.Reads
 	if k.Rows > 0 {
 		kp.Oracle, kp.Prewrites, kp.Commits = 2, k.Rows, 1

@@ -18,6 +18,7 @@ func TestRequests(t *testing.T) {
 		want KindPlan
 	}{
 		{"a read", Kind{Reads: 1}, KindPlan{Oracle: 1, Reads: 1, Requests: 2, RoundTrips: 2}},
+		{"a stale read", Kind{Reads: 1, Stale: true}, KindPlan{Reads: 1, Requests: 1, RoundTrips: 1}},
 		{"a batch read", Kind{Reads: 1, ReadRows: 100}, KindPlan{Oracle: 1, Reads: 1, Requests: 2, RoundTrips: 2}},
 		{"a write", Kind{Rows: 1}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
 		{"many columns", Kind{Rows: 1, Cells: 10}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
@@ -145,6 +146,7 @@ func TestWrongWorkloads(t *testing.T) {
 		"transaction 1: nothing may be": {Transactions: []Kind{{Rate: -1, Rows: 1}}},
 		"it neither reads nor writes":   {Transactions: []Kind{{Rate: 1}}},
 		"tables is 3, more than":        {Transactions: []Kind{{Rows: 2, Tables: 3}}},
+		"so it cannot be stale":         {Transactions: []Kind{{Rows: 1, Stale: true}}},
 		"observed is 2, more than":      {Transactions: []Kind{{Rows: 1, Observed: 2}}},
 		"table 1: nothing may be":       {Transactions: []Kind{ok}, Tables: []Table{{Rows: -1}}},
 	} {

@@ -56,6 +56,8 @@ type Kind struct {
 	Bytes     float64 `json:"value_bytes"` // of a written value; 0 is 100
 	Tables    int     `json:"tables"`      // that the written rows are in; 0 is 1
 	Observed  int     `json:"observed"`    // written cells in observed columns, in the whole transaction
+	// Stale reads take no timestamp of their own (txn.WithMaxStaleness).
+	Stale bool `json:"stale"` // reads may be stale, and take no timestamp of their own
 	// Hot is how many rows share the writes of one of the transaction's rows.
 	// Defaults to 0: so many that transactions hardly meet.
 	Hot int `json:"hot_rows"` // that one of the transaction's writes always goes to; 0: there are none
@@ -122,6 +124,9 @@ func (w Workload) complete() (Workload, error) {
 		}
 		if k.Reads == 0 && k.Rows == 0 {
 			wrong("%s: it neither reads nor writes; set reads or rows", k.Name)
+		}
+		if k.Stale && k.Rows > 0 {
+			wrong("%s: it writes, so it cannot be stale", k.Name)
 		}
 		kinds[i] = k.complete()
 		if kinds[i].Rows > 0 && kinds[i].Tables > kinds[i].Rows {
