@@ -24,7 +24,7 @@ const (
 	retention = 10 * time.Second
 
 	roundsEvery    = 2 * time.Second // after the round before
-	compareEvery   = 20 * time.Second
+	compareEvery   = time.Minute
 	killsEvery     = 5 * time.Second
 	failoversEvery = 8 * time.Second
 	lossesEvery    = 2 * time.Second

@@ -52,6 +52,10 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 				if err != nil {
 					return err
 				}
+				// Another cell of the row, which is read ahead before long.
+				if _, _, err := t.Get(ctx, row, "n", "last"); err != nil {
+					return err
+				}
 				t.Set(row, "n", "visits", binary.BigEndian.AppendUint64(nil, n+1))
 				t.Set(row, "n", "last", fmt.Append(nil, visitor))
 			}

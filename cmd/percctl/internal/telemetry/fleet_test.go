@@ -75,7 +75,7 @@ func TestFleet(t *testing.T) {
 	for i := range targetsN {
 		targets = append(targets, net.JoinHostPort("127.0.0.1", strconv.Itoa(first+i)))
 	}
-	cmd := exec.Command(self, "demo", "--dir", dir, "--workers", strconv.Itoa(workers), "--duration", "25s", "--seed", "1", "-o", "json")
+	cmd := exec.Command(self, "demo", "--dir", dir, "--workers", strconv.Itoa(workers), "--duration", "30s", "--seed", "1", "-o", "json")
 	cmd.Env = append(os.Environ(), "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST=127.0.0.1", "OTEL_EXPORTER_PROMETHEUS_PORT="+strconv.Itoa(first))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
