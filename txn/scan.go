@@ -128,12 +128,13 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 
 // turn hands the page to the consumer and moves rest behind it.
 func (s *scan) turn(ctx context.Context) error {
-	if len(s.page) == 0 {
-		return nil
-	}
 	err := s.settle(ctx, s.page)
+	// Also where there are no rows: they may have been there.
 	if err := s.view.client.afterRead(ctx, s.view.ts, err); err != nil {
 		return err
+	}
+	if len(s.page) == 0 {
+		return nil
 	}
 	for i := range s.page {
 		r := &s.page[i]
