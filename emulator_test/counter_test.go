@@ -133,6 +133,9 @@ func TestCounter(t *testing.T) {
 				}
 				folds += len(versions)
 			}
+			// A worker asks for ten seconds what became of its last commit, also one
+			// that was killed.
+			<-time.After(time.Minute) // virtual
 		})
 	}
 	if folds == 0 {
