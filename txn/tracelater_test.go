@@ -113,7 +113,7 @@ func TestTraceLater(t *testing.T) {
 func spanAttributes(s sdktrace.ReadOnlySpan) map[string]string {
 	values := map[string]string{}
 	for _, kv := range s.Attributes() {
-		values[string(kv.Key)] = kv.Value.Emit()
+		values[string(kv.Key)] = kv.Value.String()
 	}
 	return values
 }

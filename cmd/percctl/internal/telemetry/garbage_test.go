@@ -237,7 +237,7 @@ func (s *scene) values(name string) (values []string) {
 
 func attributeValues(set attribute.Set) (values []string) {
 	for _, kv := range set.ToSlice() {
-		values = append(values, kv.Value.Emit())
+		values = append(values, kv.Value.String())
 	}
 	return values
 }
