@@ -94,6 +94,41 @@ func TestUnknownLockIsRefused(t *testing.T) {
 	})
 }
 
+// A secondary's lock is of version 1 and leads to the primary: whoever does not know
+// that one's version says so, too, instead of waiting for it.
+func TestUnknownPrimaryLockIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		crash := faults.OnStep(txntest.StepCommit, txntest.Crash)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tx := beginSet(t, env.NewClient(txn.Config{}, faults.DialOptions()...), "1", "row", "other")
+		done := commitInBackground(ctx, tx)
+		<-crash.Fired()
+		faults.Kill()
+		cancel()
+		<-done
+		writeUnknownLock(t, env, tx.StartTS())
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, _, err := takeSnapshot(t, env.Client).Table("a").Get(ctx, "other", "f", "q"); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("read: %v", err)
+		}
+		if err := tryUpdate(ctx, env.Client, "2", "other"); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("write: %v", err)
+		}
+		if ctx.Err() != nil {
+			t.Error("they have waited")
+		}
+		pass(time.Hour)
+		if len(stored(t, env, "row")[txn.LockFamily]) != 1 || len(stored(t, env, "other")[txn.LockFamily]) != 1 {
+			t.Error("a lock is gone")
+		}
+	})
+}
+
 // passRun is what came of readers of cells that writers commit all the time.
 type passRun struct {
 	reads, writes, raises  int

@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -120,8 +121,8 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRe
 		case err == nil && s.final():
 			c.fates.put(l.StartTS, s)
 			return s, nil
-		case permanent(err):
-			return Status{}, err
+		case permanent(err), errors.Is(err, ErrFormatVersion), errors.Is(err, ErrCorrupt):
+			return Status{}, err // reading it again says the same
 		case err != nil:
 			last = err
 		}
