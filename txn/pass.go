@@ -106,7 +106,25 @@ func (c *Client) pass(ctx context.Context, l *Lock, ts tso.Timestamp) bool {
 
 // errPassed: the weak notifications of the transaction, which only its owner
 // knows, would stay at the old commit_ts, where an observer may have taken them.
-var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another: it is rolled back once its lock's ttl is over; settle it then")
+var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
+
+// rollBack ends a commit that ended in errPassed: its owner has given up, so that
+// nobody can take another commit_ts, and perhaps nobody ever meets the lock.
+func (p *primaryCommit) rollBack(ctx context.Context) error {
+	for pause := p.client.cfg.Backoff.start(); ; {
+		s, err := p.table.rollBackPrimary(ctx, p.primary, p.startTS, StateLocked, 0)
+		if s.final() {
+			p.client.resolved(p.lock, s)
+		}
+		if err == nil || permanent(err) {
+			return err
+		}
+		// Whether it was applied or not, sending it again is harmless.
+		if pause.wait(ctx, 0) != nil {
+			return ended(ctx, "rolling back a commit that a reader has passed", err)
+		}
+	}
+}
 
 // predicate is that of a commit at commitTS.
 func (p *primaryCommit) predicate() bigtable.Filter {

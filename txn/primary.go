@@ -126,7 +126,9 @@ var errNoTrace = errors.New("the primary holds no trace of the transaction: its 
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
 // commit again, with the same commit timestamp, as long as the primary lock is
-// there, and otherwise reads what became of it. It returns StateCommitted or
+// there, and otherwise reads what became of it. A commit that cannot land any more,
+// because a reader has passed its lock (Config.PassLocks), it rolls back. It returns
+// StateCommitted or
 // StateRolledBack, or an UndeterminedError when it could not find out, because
 // ctx ended once more, for example, or because garbage collection has passed the
 // transaction: from then on only a record of the commit proves anything, and a
@@ -164,7 +166,11 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, er
 		m := bigtable.NewMutation()
 		addCommit(m, s.Lock, u.CommitTS)
 		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m, passable: s.Lock.Passable}
-		if err := p.run(ctx); err != nil && !errors.Is(err, ErrConflict) {
+		err := p.run(ctx)
+		if errors.Is(err, errPassed) {
+			err = p.rollBack(ctx)
+		}
+		if err != nil && !errors.Is(err, ErrConflict) {
 			return Status{}, u.because(err)
 		}
 		if s, err = t.fate(ctx, u.Primary, u.StartTS); err != nil {
