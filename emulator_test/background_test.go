@@ -197,3 +197,41 @@ func TestBackgroundIsBoundedInBytes(t *testing.T) {
 		wantNoLocks(t, env.Client)
 	})
 }
+
+// A request that Bigtable refuses because of one transaction's row took the rows of
+// all transactions in it along: their locks were left to whoever meets them; closed
+// by trying each transaction by itself before it is given up (background.send).
+func TestBackgroundOneRowIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := 0
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+			r, ok := c.Request.(*btpb.MutateRowsRequest)
+			if !ok || c.Step != txntest.StepSecondaries {
+				return false
+			}
+			for _, e := range r.Entries {
+				if string(e.RowKey) == "bad" {
+					refused++
+					return true
+				}
+			}
+			return false
+		})...)
+		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		mustSet(t, a, "3", "p", "s")
+		<-first.Fired()
+		mustSet(t, a, "3", "p0", "bad")
+		mustSet(t, a, "3", "p1", "s1")
+		first.Release()
+		pass(10 * time.Second)
+		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+			if err != nil || l.Cell.Row != "bad" {
+				t.Errorf("lock on %s, %v", l.Cell, err)
+			}
+		}
+		if s := a.Stats(); s.BackgroundDropped != 1 || s.BackgroundCells != 0 || refused != 2 {
+			t.Errorf("%d rows given up, %d changes queued, %d requests refused", s.BackgroundDropped, s.BackgroundCells, refused)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bad", "3") // whoever meets the lock
+	})
+}

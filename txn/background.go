@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -121,6 +122,10 @@ func (b *background) send(t *table, q *bulkQueue, l *lane) {
 		b.mu.Unlock()
 
 		failed := b.try(t, l, batch)
+		shared := slices.ContainsFunc(batch, func(m rowMutation) bool { return m.startTS != batch[0].startTS })
+		for i := range failed {
+			failed[i].shared = shared
+		}
 		b.client.applied(batch, failed)
 		if len(failed) == 0 {
 			pause = b.client.cfg.Backoff.start()
@@ -157,15 +162,15 @@ func (b *background) try(t *table, l *lane, batch []rowMutation) (again []rowMut
 }
 
 // drop takes the rows out of a lane that are not to be tried any more: their
-// deadline is over, their error is one that will not pass, or close has given
-// up. b.mu is held.
+// deadline is over, their error is one that will not pass, and of a request that
+// no other transaction had a part in, or close has given up. b.mu is held.
 func (b *background) drop(t *table, l *lane) {
 	now := time.Now()
 	var last error
 	var dropped []rowMutation
 	keep := l.pending[:0]
 	for _, m := range l.pending {
-		if b.ctx.Err() == nil && now.Before(m.deadline) && !permanent(m.err) {
+		if b.ctx.Err() == nil && now.Before(m.deadline) && (m.shared || !permanent(m.err)) {
 			keep = append(keep, m)
 			continue
 		}

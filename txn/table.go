@@ -103,8 +103,10 @@ type rowMutation struct {
 	secondaries *secondaries
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
-	// err is why the mutation is not known to be applied.
-	err error
+	// err is why the mutation is not known to be applied; shared: it may be because
+	// of another transaction's, in the same request.
+	err    error
+	shared bool
 }
 
 // apply sends the mutations in as few requests as Bigtable's limit allows and
