@@ -8,6 +8,7 @@ import (
 	"iter"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
@@ -138,6 +139,9 @@ func (c *Client) BulkLoad(ctx context.Context, table string, rows iter.Seq2[Bulk
 	r.Rows, r.Cells = int(b.rows.Load()), int(b.cells.Load())
 	if err == nil && load.Idle {
 		err = b.prove(ctx)
+	}
+	if err == nil {
+		c.madeCommit(r.CommitTS, time.Time{})
 	}
 	return r, err
 }

@@ -91,8 +91,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		// Who meets a secondary's lock here need not ask the primary.
 		c.client.fates.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.youngest.learn(commitTS, asked)
-	c.client.starts.passed(commitTS)
+	c.client.madeCommit(commitTS, asked)
 	c.client.counters.committed.Add(1)
 	c.client.hint(c.rows[0].observed()...)
 	c.client.hint(c.notified...)

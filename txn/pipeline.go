@@ -61,6 +61,24 @@ func (s *start) ask(ctx context.Context, c *Client) {
 	s.ts, s.asked, s.err = c.ask(ctx)
 }
 
+// answered waits for the answer, unless that will be too old to be used.
+func (s *start) answered(ctx context.Context) bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+	}
+	late := time.NewTimer(maxStartAge)
+	defer late.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-late.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
 // starts are those that wait for a transaction that reads nothing.
 type starts struct {
 	mu      sync.Mutex
@@ -160,14 +178,14 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 		n, why = c.starts.take(), "write only"
 	}
 	if n != nil {
-		select {
-		case <-n.done:
-		case <-ctx.Done():
+		answered := n.answered(ctx)
+		if ctx.Err() != nil {
 			return ended(ctx, "waiting for a timestamp", nil)
 		}
-		if c.starts.good(n) {
+		if answered && c.starts.good(n) {
 			// The age of its locks is counted from the question.
 			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
+			c.youngest.learn(n.ts-1, n.asked) // the transaction may show what is below
 			c.counters.asked.Add(1)
 			c.metrics.reads.saved(ctx, why)
 			return nil

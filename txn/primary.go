@@ -179,7 +179,7 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, er
 	}
 	switch s.State {
 	case StateCommitted:
-		c.youngest.learn(s.CommitTS, time.Time{})
+		c.madeCommit(s.CommitTS, time.Time{})
 		return s, nil
 	case StateRolledBack:
 		if forgotten, err := c.forgotten(ctx, u.StartTS); err != nil {

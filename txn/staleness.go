@@ -60,6 +60,14 @@ func (r *youngest) learn(ts tso.Timestamp, asked time.Time) {
 	}
 }
 
+// madeCommit notes a commit of this client, whose timestamp was asked for at asked
+// (zero: not known): its own stale snapshots show it, and what it begins from now
+// on is above it.
+func (c *Client) madeCommit(ts tso.Timestamp, asked time.Time) {
+	c.youngest.learn(ts, asked)
+	c.starts.passed(ts)
+}
+
 // within returns a timestamp that was asked for less than d ago. The wall clock
 // counts besides the monotonic one, which stands still while a machine sleeps.
 func (r *youngest) within(d time.Duration) (tso.Timestamp, bool) {
