@@ -47,6 +47,7 @@ type waitingRead struct {
 	// counted for, and the span it is below.
 	detached context.Context
 	batch    *readBatch // nil: not sent yet
+	over     bool       // answered, or the caller has left
 	done     chan struct{}
 
 	// Set when done is closed. failed: the request ended without an answer for
@@ -58,7 +59,7 @@ type waitingRead struct {
 // A readBatch is one request.
 type readBatch struct {
 	members []*waitingRead
-	live    int
+	live    int // those who wait
 	cancel  context.CancelFunc
 }
 
@@ -118,8 +119,30 @@ func (b *readBatcher) leave(w *waitingRead) {
 		b.waiting = slices.DeleteFunc(b.waiting, func(o *waitingRead) bool { return o == w })
 		return
 	}
-	if w.batch.live--; w.batch.live == 0 {
+	if w.ends(); w.batch.live == 0 {
 		w.batch.cancel()
+	}
+}
+
+// answer lets callers go whose row has arrived. When all others have left, the
+// request ends; when there are none, it is about to.
+func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, w := range members {
+		w.ends()
+		close(w.done)
+	}
+	if batch.live == 0 && !last {
+		batch.cancel()
+	}
+}
+
+// ends counts a caller out of its batch. The batcher's mutex is held.
+func (w *waitingRead) ends() {
+	if !w.over {
+		w.over = true
+		w.batch.live--
 	}
 }
 
@@ -193,10 +216,8 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel selection)
 				w.raw = cloneRow(raw) // a row is its caller's
 			}
 		}
-		for _, w := range members {
-			close(w.done)
-		}
 		delete(byRow, raw.Key())
+		b.answer(batch, members, len(byRow) == 0)
 		return true
 	}, bigtable.RowFilter(f))
 	for _, members := range byRow {

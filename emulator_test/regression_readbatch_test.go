@@ -1,0 +1,89 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A batch whose last waiting callers left went on when others had been answered
+// before: it was counted down by those who left alone, and held its place, and so
+// all reads behind it, until Config.RPCTimeout; closed by counting those who were
+// answered as well (readBatcher.send).
+func TestReadBatchOfWhichSomeAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{RPCTimeout: 20 * time.Second})
+		// The second row of the batch does not arrive.
+		stall := make(chan struct{})
+		c := f.env.NewClient(txn.Config{TokenTTL: -1, BatchReads: 1, SchemaMaxAge: time.Hour}, append(f.faults.DialOptions(), grpc.WithChainStreamInterceptor(
+			func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				s, err := streamer(ctx, desc, cc, method, opts...)
+				return &stalledStream{ClientStream: s, stalled: stall}, err
+			}))...)
+		f.first.Release()
+		f.wg.Wait()
+		f.view = takeSnapshot(t, c).Table("a")
+		first := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+		f.get("row0", "0")
+		<-first.Fired()
+		ctx, cancel := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		answered := inBackground(func() error {
+			_, _, err := f.view.Get(t.Context(), "row1", "f", "q")
+			return err
+		})
+		synctest.Wait()
+		go func() {
+			_, _, err := f.view.Get(ctx, "row2", "f", "q")
+			left <- err
+		}()
+		synctest.Wait()
+		first.Release()
+		<-stall
+		if o := <-answered; o.err != nil {
+			t.Error(o.err)
+		}
+		begun := time.Now()
+		cancel()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		f.get("row3", "later")
+		f.wg.Wait()
+		if d := time.Since(begun); d > time.Second {
+			t.Errorf("a read waited %v behind a request that nobody waits for", d)
+		}
+	})
+}
+
+// A stalledStream is one whose request asks for two rows: it brings the first.
+type stalledStream struct {
+	grpc.ClientStream
+	stalled  chan struct{}
+	two      bool
+	received int
+}
+
+func (s *stalledStream) SendMsg(m any) error {
+	r, ok := m.(*btpb.ReadRowsRequest)
+	s.two = ok && len(r.GetRows().GetRowKeys()) == 2
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *stalledStream) RecvMsg(m any) error {
+	if s.received++; s.two && s.received == 2 {
+		close(s.stalled)
+		<-s.Context().Done()
+		return status.FromContextError(s.Context().Err()).Err()
+	}
+	return s.ClientStream.RecvMsg(m)
+}
