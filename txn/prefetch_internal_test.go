@@ -3,6 +3,7 @@ package txn
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -68,6 +69,47 @@ func TestReadCacheIsBounded(t *testing.T) {
 	}
 	if c.cfg.PrefetchBytes = -1; new(reads).use(c, "", true) != nil {
 		t.Error("a cache without a budget")
+	}
+}
+
+// A transaction that asks for any number of columns of a row remembered each, and
+// compared each with all; a client kept names of any length.
+func TestAskedColumnsAreBounded(t *testing.T) {
+	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	r := new(reads).use(c, "", true)
+	for i := range 10_000 {
+		cell := Cell{"t", "r", "f", fmt.Sprint(i)}
+		r.begin(cell)
+		r.answered(cell, 1)
+	}
+	if n := len(r.first.asked); n > maxAskedColumns {
+		t.Errorf("%d columns of a row are remembered", n)
+	}
+	long := strings.Repeat("x", maxKnownColumnName)
+	for i := range 10 {
+		cell := Cell{"t", fmt.Sprint("row", i), "f", "short"}
+		for _, q := range []string{"short", long, "next"} {
+			cell.Qualifier = q
+			r.begin(cell)
+			r.answered(cell, 1)
+		}
+		cell = Cell{"t", fmt.Sprint("other", i), "f", long}
+		r.begin(cell)
+		cell.Qualifier = "short"
+		r.answered(cell, 1)
+	}
+	for key, p := range c.patterns.all {
+		if len(key.first.Qualifier) > maxKnownColumnName/2 {
+			t.Errorf("a pattern of a column with a name of %d bytes", len(key.first.Qualifier))
+		}
+		for _, f := range p.columns {
+			if len(f.column.Qualifier) > maxKnownColumnName/2 {
+				t.Errorf("a name of %d bytes is kept", len(f.column.Qualifier))
+			}
+		}
+	}
+	if got := r.begin(Cell{"t", "last", "f", "short"}); len(got) != 1 {
+		t.Errorf("read along: %v", got)
 	}
 }
 

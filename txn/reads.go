@@ -24,6 +24,8 @@ const (
 	// rows soon.
 	maxCachedRows  = 1024
 	maxCachedBytes = 1 << 20
+	// maxAskedColumns bounds what is learned of one row.
+	maxAskedColumns = 4 * maxPatternColumns
 )
 
 // reads are the point reads of one transaction or snapshot.
@@ -51,7 +53,7 @@ type rowID struct{ table, row string }
 type rowReads struct {
 	first   Column
 	pattern *pattern // nil until a second column is asked for
-	asked   []Column // behind the first, each once
+	asked   []Column // behind the first, each once, the first maxAskedColumns
 	cells   []cachedCell
 }
 
@@ -168,7 +170,10 @@ func (r *reads) answered(cell Cell, size int) {
 // note learns that a column was asked for in a row of which another was asked for
 // first.
 func (r *reads) note(cell Cell, row *rowReads, size int) {
-	if cell.Column() == row.first || row.wasAsked(cell.Column()) {
+	if len(row.asked) == maxAskedColumns || cell.Column() == row.first || row.wasAsked(cell.Column()) {
+		return
+	}
+	if longName(row.first) || longName(cell.Column()) {
 		return
 	}
 	row.asked = append(row.asked, cell.Column())
@@ -177,6 +182,10 @@ func (r *reads) note(cell Cell, row *rowReads, size int) {
 	}
 	row.pattern.follow(cell.Column(), size)
 }
+
+// longName: a column is not worth what its name takes, of a client's memory and of
+// filters.
+func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > maxKnownColumnName }
 
 func (r *rowReads) wasAsked(c Column) bool {
 	for _, a := range r.asked {
@@ -212,6 +221,7 @@ func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts 
 	if err != nil {
 		return
 	}
+	e.sort() // evaluate leaves that to readExact, which is not called here
 	elsewhere := map[Column]bool{}
 	for _, x := range e.exact {
 		elsewhere[x.column] = true
