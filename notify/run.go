@@ -83,22 +83,22 @@ type look struct {
 	settled time.Duration
 }
 
-// clear removes the notifications up to the earliest start_ts at which an
+// clear removes the notifications that were known in the earliest look at which an
 // observer was seen to have nothing to do, if there is one for every registered
-// observer (design §7). elsewhere is that start_ts if all observers here are
+// observer (design §7). elsewhere is that timestamp if all observers here are
 // done and the notifications stay for those of other workers; else 0.
 func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
 	if len(looks) == 0 {
 		return 0
 	}
 	last := slices.MaxFunc(looks, func(a, b look) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
-	cleared := txn.Cleared{Cell: cell, UpTo: last.StartTS}
+	cleared := txn.Cleared{Cell: cell, UpTo: last.Known()}
 	failures := map[string]bool{}
 	for _, l := range looks {
 		if !l.done {
 			return 0
 		}
-		cleared.UpTo = min(cleared.UpTo, l.seen.StartTS)
+		cleared.UpTo = min(cleared.UpTo, l.seen.Known())
 		if l.failed {
 			failures[l.observer] = true
 		}

@@ -273,8 +273,9 @@ func (c *Client) mutate(ctx context.Context, byTable map[string][]rowMutation) e
 // A Cleared says which notifications of a cell have been dealt with.
 type Cleared struct {
 	Cell Cell
-	// UpTo: notify cells at or below it are removed. It has to be a start_ts at
-	// which every registered observer had acknowledged the cell's newest change.
+	// UpTo: notify cells at or below it are removed. It has to be what
+	// [Observation.Known] says of an observation in which every registered observer
+	// had acknowledged the cell's newest change.
 	UpTo tso.Timestamp
 	// Failures of these observers are removed as well.
 	Failures []string

@@ -58,8 +58,22 @@ type Trigger struct {
 // Pending reports whether observer has not acknowledged the newest change.
 func (o *Observation) Pending(observer string) bool { return o.ChangeTS > o.Acks[observer] }
 
+// Known is the timestamp up to which all notifications of the cell were there to
+// be seen: what is said of the newest change holds for them, so that they may be
+// removed when it has been dealt with. Of a written column, that is StartTS. A weak
+// notification is written at the commit_ts of its transaction, some time after
+// that was taken: one below StartTS may still be on its way, to a cell whose
+// observer ran before. What is on its way below the newest one that was seen does
+// not matter: the run for that one waits for the locks of its transaction.
+func (o *Observation) Known() tso.Timestamp {
+	if o.Weak {
+		return o.ChangeTS
+	}
+	return o.StartTS
+}
+
 // Settled reports whether every registered observer has acknowledged the newest
-// change, so that the notifications up to StartTS may be removed.
+// change, so that the notifications up to Known may be removed.
 func (o *Observation) Settled() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
 
 // Observe reads, in one request, everything that decides whether observers of a

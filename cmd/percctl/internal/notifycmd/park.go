@@ -159,7 +159,7 @@ func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Ob
 		return err
 	}
 	if len(o.others(seen)) == 0 {
-		cleared := txn.Cleared{Cell: o.cell, UpTo: seen.StartTS}
+		cleared := txn.Cleared{Cell: o.cell, UpTo: seen.Known()}
 		for id := range seen.Failures {
 			cleared.Failures = append(cleared.Failures, id)
 		}
