@@ -143,7 +143,7 @@ func TestColumnFiltersAreBounded(t *testing.T) {
 			t.Fatalf("%d filters are kept", len(k.known))
 		}
 	}
-	if k.of(Column{"f", "0"}) != k.of(Column{"f", "0"}) {
+	if made := k.of(Column{"f", "0"}); k.of(Column{"f", "0"}) != made {
 		t.Error("a column's filter is made again")
 	}
 	before := len(k.known)
