@@ -71,7 +71,7 @@ func (s *scan) request(ctx context.Context) error {
 	}
 	if s.options.limit > 0 {
 		// Some rows may turn out to have nothing visible.
-		if n := s.options.limit - s.given + 16; limit == 0 || n < limit {
+		if n := min(s.options.limit-s.given, maxPageRows) + 16; limit == 0 || n < limit {
 			limit = n
 		}
 	}
