@@ -167,7 +167,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	fmt.Fprintf(s.Err, "seed %d; %s\n", o.seed, o.replay(o.workload, o.oracle, o.seed, ""))
 	began := time.Now()
 	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
-	if err := o.makeAll(ctx, loads, func(i int, r *result) error {
+	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
 		sum.add(r)
 		r.tell(s.Err, i+1, o, time.Since(began))
 		if file != nil {
@@ -176,9 +176,11 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 			}
 		}
 		return nil
-	}); err != nil {
-		return err
+	})
+	if ended != nil && sum.Histories == 0 {
+		return ended
 	}
+	// Also of a soak that was interrupted, or whose next history did not get going.
 	sum.Seconds = time.Since(began).Seconds()
 	sum.finish()
 	if err := cli.Print(s.Out, o.format, sum, sum.text); err != nil {
@@ -187,7 +189,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	if sum.Anomalies+sum.Violations > 0 {
 		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", plural(sum.Anomalies, "anomaly", "anomalies"), plural(sum.Violations, "violation", "violations"))}
 	}
-	return nil
+	return ended
 }
 
 // makeAll makes the histories, several at a time, and hands each to done, one at

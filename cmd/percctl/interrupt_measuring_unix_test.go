@@ -4,6 +4,8 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os/exec"
@@ -21,13 +23,27 @@ func TestBenchInterrupted(t *testing.T) {
 		"measuring: reads of one cell": {"compare", "--round", "1h", "--rows", "1000", "--served"},
 		"measuring: 10 accounts":       {"contention", "--duration", "1h"},
 	} {
-		t.Run(args[0], func(t *testing.T) { t.Parallel(); testInterrupted(t, first, args) })
+		t.Run(args[0], func(t *testing.T) { t.Parallel(); testInterrupted(t, first, append([]string{"bench"}, args...)) })
 	}
 }
 
-// testInterrupted interrupts a measurement once it says that it has begun.
-func testInterrupted(t *testing.T, first string, args []string) {
-	cmd := exec.Command("percctl", append([]string{"bench"}, args...)...)
+// TestSoakInterrupted: what was found before an interrupt is told all the same.
+func TestSoakInterrupted(t *testing.T) {
+	t.Parallel()
+	args := []string{"soak", "--workload", "bank", "--oracle", "direct", "--faults", "rpc", "--each", "200ms", "--parallel", "1", "--duration", "1h", "-o", "json"}
+	out := testInterrupted(t, " ok ", args)
+	var told struct{ Histories, Transactions int }
+	if err := json.Unmarshal(out, &told); err != nil || told.Histories == 0 || told.Transactions == 0 {
+		t.Errorf("%v, from %s", err, out)
+	}
+}
+
+// testInterrupted interrupts a command once it has said first on standard
+// error, and returns what it has printed.
+func testInterrupted(t *testing.T, first string, args []string) []byte {
+	cmd := exec.Command("percctl", args...)
+	var out bytes.Buffer
+	cmd.Stdout = &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	held, write := io.Pipe()
 	cmd.Stderr = write
@@ -37,7 +53,7 @@ func testInterrupted(t *testing.T, first string, args []string) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait(); _ = write.Close() }()
-	for line := ""; !strings.HasPrefix(line, first); {
+	for line := ""; !strings.Contains(line, first); {
 		var err error
 		if line, err = lines.ReadString('\n'); err != nil {
 			t.Fatalf("it never said %q: %v", first, err)
@@ -55,4 +71,5 @@ func testInterrupted(t *testing.T, first string, args []string) {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		t.Errorf("processes are left: %v", err)
 	}
+	return out.Bytes()
 }
