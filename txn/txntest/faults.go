@@ -30,20 +30,26 @@ type Faults struct {
 	calls  []Call
 	rules  []*Rule
 	killed bool
+	ended  bool           // the chooser is not asked any more
 	late   sync.WaitGroup // delayed requests on their way
 }
 
 // A Chooser says what is to happen to a request, if anything: what waits for
-// Rule.Release elsewhere waits for pause here. It is called concurrently; the step
-// of the call is not known.
+// Rule.Release elsewhere waits for pause here. The step of the call is not known.
 type Chooser func(Call) (action Action, pause time.Duration, fire bool)
 
 // ChooseFaults returns Faults that do to each request what choose says, for
 // faults at random. They record nothing.
 func ChooseFaults(choose Chooser) *Faults { return &Faults{chooser: choose} }
 
-// Wait waits until all that was delayed is released and answered.
-func (f *Faults) Wait() { f.late.Wait() }
+// Wait ends what a Chooser does, and waits until all that was delayed is released
+// and answered.
+func (f *Faults) Wait() {
+	f.mu.Lock()
+	f.ended = true
+	f.mu.Unlock()
+	f.late.Wait()
+}
 
 // NewFaults returns Faults without rules, which only record. When the test
 // ends, rules that never fired fail it.
@@ -223,6 +229,11 @@ func (f *Faults) choose(method string, req proto.Message) (*Rule, error) {
 }
 
 func (f *Faults) byChance(c Call) *Rule {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		return nil
+	}
 	action, pause, fire := f.chooser(c)
 	if !fire {
 		return nil

@@ -221,7 +221,12 @@ func (b *benchRun) close() error {
 	for _, p := range append(b.clients, b.servers...) {
 		_ = p.stdin.Close()
 		_ = p.cmd.Process.Signal(syscall.SIGTERM)
-		if werr := p.cmd.Wait(); werr != nil && err == nil {
+		werr := p.cmd.Wait()
+		var exit *exec.ExitError
+		if errors.As(werr, &exit) && exit.ExitCode() == -1 {
+			continue // by our signal, which came when it no longer listened for one
+		}
+		if werr != nil && err == nil {
 			err = fmt.Errorf("a process of the benchmark: %w: %s", werr, p.stderr.String())
 		}
 	}
