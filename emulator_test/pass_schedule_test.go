@@ -253,7 +253,8 @@ type scheduledRead struct {
 func trySchedule(t *testing.T, seed uint64) (log string, raises int) {
 	synctest.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 300))
-		s := &schedule{rnd: rnd, faults: rnd.IntN(4)}
+		// Its own chance: the goroutines below draw from it.
+		s := &schedule{rnd: rand.New(rand.NewPCG(rnd.Uint64(), 1)), faults: rnd.IntN(4)}
 		local := tso.NewLocal(tso.LocalConfig{})
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
 		env.CreateTable("a", "f")
