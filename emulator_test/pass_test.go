@@ -203,8 +203,8 @@ func TestPassLocks(t *testing.T) {
 		if off.raises > 0 || on.raises == 0 || on.writes < off.writes/4 {
 			t.Errorf("%v between reads: off %v, on %v; want raises, and writers that commit all the same", between, off, on)
 		}
-		if between > 0 && on.median >= off.median {
-			t.Errorf("reads that pass locks are no faster: off %v, on %v", off, on)
+		if between > 0 && 3*on.median >= 2*off.median {
+			t.Errorf("reads that pass locks are not half as fast again: off %v, on %v", off, on)
 		}
 	}
 }

@@ -163,7 +163,8 @@ func (a *adopter) retire(ctx context.Context, state *adoptionState, prior *recor
 		m.DeleteCellsInColumn(deployFamily, schemaQualifier)
 		matched, err := a.meta.checkAndMutate(ctx, schemaRowPrefix+a.cfg.Table, same, m, nil)
 		if err != nil {
-			return err
+			// It may have been applied all the same.
+			return fmt.Errorf("%w; table %q: its schema record may be removed: undo again to go on, or adopt the table to take it back", err, a.cfg.Table)
 		}
 		if !matched {
 			return fmt.Errorf("txn: table %q: its schema record has changed just now; try again", a.cfg.Table)
