@@ -132,7 +132,7 @@ func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 // passRun is what came of readers of cells that writers commit all the time.
 type passRun struct {
 	reads, writes, raises  int
-	median, p99, slowest   time.Duration // of reads
+	mean, p99, slowest     time.Duration // of reads
 	written99, writtenLast time.Duration
 }
 
@@ -143,7 +143,7 @@ func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r p
 		mustSet(t, env.Client, "0", "0", "1", "2", "3")
 		var mu sync.Mutex
 		var reads, writes []time.Duration
-		end := time.Now().Add(2 * time.Second)
+		end := time.Now().Add(4 * time.Second)
 		var g sync.WaitGroup
 		during := func(took *[]time.Duration, between time.Duration, f func() error) {
 			g.Go(func() {
@@ -181,20 +181,25 @@ func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r p
 		slices.Sort(reads)
 		slices.Sort(writes)
 		r.reads, r.writes = len(reads), len(writes)
-		r.median, r.p99, r.slowest = reads[len(reads)/2], reads[len(reads)*99/100], reads[len(reads)-1]
+		for _, took := range reads {
+			r.mean += took / time.Duration(len(reads))
+		}
+		r.p99, r.slowest = reads[len(reads)*99/100], reads[len(reads)-1]
 		r.written99, r.writtenLast = writes[len(writes)*99/100], writes[len(writes)-1]
 	})
 	return r
 }
 
 func (r passRun) String() string {
-	return fmt.Sprintf("%d reads: median %v, 99 %% %v, slowest %v, %.2f raises each; %d writes: 99 %% %v, slowest %v",
-		r.reads, r.median, r.p99, r.slowest, float64(r.raises)/float64(r.reads), r.writes, r.written99, r.writtenLast)
+	return fmt.Sprintf("%d reads: mean %v, 99 %% %v, slowest %v, %.2f raises each; %d writes: 99 %% %v, slowest %v",
+		r.reads, r.mean, r.p99, r.slowest, float64(r.raises)/float64(r.reads), r.writes, r.written99, r.writtenLast)
 }
 
 // TestPassLocks measures, in virtual time, readers that are near to cells that
 // distant writers commit all the time: with PassLocks most reads do not wait for a
-// commit, and the writers take longer, but commit all the same.
+// commit, and the writers take longer, but commit all the same. It compares means:
+// a read either meets a lock or does not, and about half do, so that the median falls
+// among the one or the other by chance.
 func TestPassLocks(t *testing.T) {
 	for _, between := range []time.Duration{0, 31 * time.Millisecond} {
 		off, on := readBesideWriters(t, txn.Config{}, between), readBesideWriters(t, txn.Config{PassLocks: true}, between)
@@ -203,7 +208,7 @@ func TestPassLocks(t *testing.T) {
 		if off.raises > 0 || on.raises == 0 || on.writes < off.writes/4 {
 			t.Errorf("%v between reads: off %v, on %v; want raises, and writers that commit all the same", between, off, on)
 		}
-		if between > 0 && 3*on.median >= 2*off.median {
+		if between > 0 && 3*on.mean >= 2*off.mean {
 			t.Errorf("reads that pass locks are not half as fast again: off %v, on %v", off, on)
 		}
 	}
