@@ -44,6 +44,19 @@ func clientConfig() txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, RPCTimeout: 3 * time.Second, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
 }
 
+// drawnConfig has options that must not change what anybody sees, and that each
+// client of a history has otherwise.
+func drawnConfig(rnd *rand.Rand) txn.Config {
+	cfg := clientConfig()
+	cfg.PassLocks = rnd.IntN(2) == 0
+	cfg.SyncSecondaries = rnd.IntN(4) == 0
+	cfg.SeparateSecondaries = rnd.IntN(4) == 0
+	cfg.BackgroundCells = []int{1, 20, 0, 0}[rnd.IntN(4)]
+	cfg.LatchWait = []time.Duration{-1, 10 * time.Millisecond, 0, 0}[rnd.IntN(4)]
+	cfg.RecentCommits = []int{-1, 1, 0, 0}[rnd.IntN(4)]
+	return cfg
+}
+
 func workerConfig() notify.Config {
 	return notify.Config{
 		Finder:  &notify.Scanner{MinInterval: 20 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
@@ -175,9 +188,8 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	if err != nil {
 		return err
 	}
-	cfg := clientConfig()
+	cfg := drawnConfig(rand.New(rand.NewPCG(sp.Seed, 4)))
 	cfg.Oracle = oracle
-	cfg.PassLocks = sp.Seed%2 == 0 // among some that do not
 	cfg.OnResolve = func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) }
 	client, err := newClient(ctx, bt, cfg)
 	switch {
