@@ -80,12 +80,17 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 }
 
 // crashCells are n cells over several rows of two tables; name keeps those of
-// one crash apart from those of others.
+// one crash apart from those of others. Those beyond 20 are in one wide row of each
+// table.
 func crashCells(name string, n int) []txn.Cell {
 	var cells []txn.Cell
 	for i := range n {
 		// Two cells of a row of ten, so that rows with several cells are among them.
-		cells = append(cells, txn.Cell{Table: crashTables[i%2], Row: name + "/" + strconv.Itoa(i/4), Family: "f", Qualifier: "q" + strconv.Itoa(i%4)})
+		row, column := strconv.Itoa(i/4), i%4
+		if i >= 20 {
+			row, column = "wide", i
+		}
+		cells = append(cells, txn.Cell{Table: crashTables[i%2], Row: name + "/" + row, Family: "f", Qualifier: "q" + strconv.Itoa(column)})
 	}
 	return cells
 }
@@ -256,7 +261,7 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 // waits any more.
 func TestCrashMatrix(t *testing.T) {
 	points := 0
-	sizes := []int{1, 2, 5, 20}
+	sizes := []int{1, 2, 5, 20, 40}
 	if testing.Short() {
 		sizes = sizes[:2]
 	}

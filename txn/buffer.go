@@ -207,17 +207,26 @@ func (r *rowWrites) columns() []Column {
 	return cols
 }
 
-// split cuts the row's writes so that a prewrite of each part fits into
-// Bigtable's limit on filters; nil: one will do. Cells are locked one by one in
-// the protocol, so a row may be prewritten in parts; it is rare.
-func (r *rowWrites) split() []*rowWrites {
+// maxNamedColumns is up to how many columns of a row a prewrite names at once: the
+// emulator copies the row for each of them, and Bigtable looks for each.
+const maxNamedColumns = 8
+
+// wide reports that a prewrite should not name all of the row's columns at once.
+func (r *rowWrites) wide() bool {
+	if len(r.writes) > maxNamedColumns {
+		return true
+	}
 	all := 0
 	for _, w := range r.writes {
 		all += prewriteCost(w.cell.Column())
 	}
-	if all <= filterBudget {
-		return nil
-	}
+	return all > filterBudget
+}
+
+// split cuts the row's writes so that a prewrite of each part fits into
+// Bigtable's limit on filters. Cells are locked one by one in the protocol, so a
+// row may be prewritten in parts.
+func (r *rowWrites) split() []*rowWrites {
 	var parts []*rowWrites
 	cost := filterBudget
 	for _, w := range r.writes {

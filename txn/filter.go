@@ -167,6 +167,15 @@ func inTheWay(cols []Column, startTS tso.Timestamp) bigtable.Filter {
 	return chain(latest, conflicts(cols, startTS))
 }
 
+// inTheWayOfRow is inTheWay for all columns of the row, and names none.
+func inTheWayOfRow(startTS tso.Timestamp) bigtable.Filter {
+	return chain(latest, interleave(
+		wholeFamily(LockFamily),
+		chain(wholeFamily(WriteFamily), from(startTS)),
+		chain(wholeFamily(MarkFamily), from(startTS)),
+	))
+}
+
 // prewriteCost bounds the size that a column adds to conflicts.
 func prewriteCost(c Column) int { return 3 * filterCost(c.key()) }
 

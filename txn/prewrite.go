@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,37 +19,33 @@ import (
 // rather than cancelled: a cancelled prewrite may still land after the abort,
 // and would hold others up until its ttl.
 func (c *commit) prewriteAll(ctx context.Context) error {
-	parts := c.rows
-	for i, row := range c.rows {
+	for _, row := range c.rows {
 		row.touched = true
-		if n := row.split(); len(n) > 1 {
-			parts = slices.Concat(parts[:len(parts)-len(c.rows)+i], n, c.rows[i+1:])
-		}
 	}
-	if len(parts) == 1 {
-		return c.prewriteTraced(ctx, parts[0])
+	if len(c.rows) == 1 {
+		return c.prewriteTraced(ctx, c.rows[0])
 	}
-	return c.prewriteParts(ctx, parts)
+	return c.prewriteRows(ctx)
 }
 
-func (c *commit) prewriteParts(ctx context.Context, parts []*rowWrites) (err error) {
+func (c *commit) prewriteRows(ctx context.Context) (err error) {
 	prewrite := c.prewriteTraced
-	if len(parts) > maxPrewriteSpans {
+	if len(c.rows) > maxPrewriteSpans {
 		var all span
 		ctx, all = c.client.trace.begin(ctx, "prewrite", "")
-		all.set(attrRows.Int(len(parts)))
+		all.set(attrRows.Int(len(c.rows)))
 		defer func() { all.end(err) }()
 		prewrite = c.prewriteRow
 	}
 	var failed atomic.Bool
 	var g errgroup.Group
 	g.SetLimit(c.client.cfg.Parallelism)
-	for _, part := range parts {
+	for _, row := range c.rows {
 		g.Go(func() error {
 			if failed.Load() {
 				return nil // the one that failed returns its error
 			}
-			err := prewrite(ctx, part)
+			err := prewrite(ctx, row)
 			if err != nil {
 				failed.Store(true)
 			}
@@ -73,10 +68,42 @@ func (c *commit) prewriteTraced(ctx context.Context, row *rowWrites) error {
 	return err
 }
 
-// prewriteRow locks the cells of one row, or of one part of it, by one
-// CheckAndMutateRow: data and locks at start_ts, unless any of the cells has a
-// lock, or a write record or mark at or above start_ts.
+// prewriteRow locks the cells of one row. A predicate that names many columns costs
+// Bigtable much and may not fit into its limit, so a wide row is first tried with one
+// that names none.
 func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
+	if !row.wide() {
+		return c.prewriteCells(ctx, row)
+	}
+	if locked, err := c.prewriteWholeRow(ctx, row); locked || err != nil {
+		return err
+	}
+	for _, part := range row.split() {
+		if err := c.prewriteCells(ctx, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prewriteWholeRow locks the cells of one row unless any column of it has a lock, or
+// a write record or mark at or above start_ts: then, and when the outcome is not
+// known, it is not locked and says no more, and the cells have to be tried by name.
+func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked bool, err error) {
+	if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+		return false, err
+	}
+	matched, err := row.table.checkAndMutate(ctx, row.row, inTheWayOfRow(c.startTS), nil, c.lockMutation(row))
+	if permanent(err) {
+		return false, err
+	}
+	return err == nil && !matched, nil
+}
+
+// prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
+// start_ts, unless any of the cells has a lock, or a write record or mark at or above
+// start_ts.
+func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 	cols := row.columns()
 	predicate := inTheWay(cols, c.startTS)
 	began := time.Now()

@@ -1,0 +1,208 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// wideColumns are many enough for a prewrite that names none of them.
+const wideColumns = 40
+
+func wideColumn(q int) string { return fmt.Sprintf("q%02d", q) }
+
+// setWide sets many columns of a row.
+func setWide(tx *txn.Txn, value, row string) {
+	for q := range wideColumns {
+		tx.Table("a").Set(row, "f", wideColumn(q), []byte(value))
+	}
+}
+
+// wantWide reads them all.
+func wantWide(t *testing.T, c *txn.Client, row, want string) {
+	t.Helper()
+	got, err := takeSnapshot(t, c).Table("a").ReadRow(t.Context(), row, txn.Families("f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, cell := range got["f"] {
+		if string(cell.Value) == want {
+			n++
+		}
+	}
+	if n != wideColumns {
+		t.Errorf("%d columns of row %s are %q, want %d", n, row, want, wideColumns)
+	}
+}
+
+// TestWideRowIsOneRequest counts what many columns of a row cost, however long
+// their names are.
+func TestWideRowIsOneRequest(t *testing.T) {
+	for _, length := range []int{3, 1000} {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		_, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for q := range 500 {
+				tx.Table("a").Set("row", "f", fmt.Sprintf("%0*d", length, q), nil)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 1 || n[txntest.StepCommit] != 1 {
+			t.Errorf("names of %d bytes: requests %v, want one prewrite and one commit", length, n)
+		}
+		wantNoLocks(t, env.Client)
+	}
+}
+
+// TestWideRowConflicts has one column of a row in the way of a transaction that
+// writes many, in each way that there is; without its line in inTheWayOfRow
+// (filter.go), the transaction commits.
+func TestWideRowConflicts(t *testing.T) {
+	one := wideColumn(wideColumns / 2)
+	for name, inTheWay := range map[string]func(*txn.Txn){
+		"write":  func(tx *txn.Txn) { tx.Table("a").Set("row", "f", one, []byte("theirs")) },
+		"delete": func(tx *txn.Txn) { tx.Table("a").Delete("row", "f", one) },
+		"mark":   func(tx *txn.Txn) { tx.Table("a").Lock("row", "f", one) },
+	} {
+		for _, wide := range []bool{true, false} { // whoever is first wins
+			t.Run(fmt.Sprintf("%s, wide=%v", name, wide), func(t *testing.T) {
+				env, a, _ := newRegression(t, txn.Config{TokenTTL: -1})
+				b := env.NewClient(txn.Config{TokenTTL: -1})
+				first, second := begin(t, a), begin(t, b)
+				setWide(first, "ours", "row")
+				inTheWay(second)
+				if wide {
+					first, second = second, first
+				}
+				if _, err := first.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				var conflict *txn.ConflictError
+				if _, err := second.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Reason != txn.ConflictWrite {
+					t.Errorf("the second committed, or: %v", err)
+				} else if conflict.Cell.Qualifier != one {
+					t.Errorf("conflict on %s, want %s", conflict.Cell, one)
+				}
+				env.Check()
+			})
+		}
+	}
+}
+
+// A live lock below start_ts is in the way of a wide row as well.
+func TestWideRowMeetsLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		older := begin(t, a)
+		older.Table("a").Set("row", "f", wideColumn(7), []byte("theirs"))
+		done := commitInBackground(t.Context(), older)
+		<-held.Fired()
+		younger := begin(t, env.Client)
+		setWide(younger, "ours", "row")
+		_, err := younger.Commit(t.Context())
+		if !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("a wide row was written beside a live lock: %v", err)
+		}
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+// What is in the way of others' columns of a row is not in the way of a wide
+// row: it costs a request more, in which the columns are named.
+func TestWideRowBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		other := txntest.NewFaults(t)
+		b := env.NewClient(txn.Config{TokenTTL: -1}, other.DialOptions()...)
+		tx := begin(t, a)
+		setWide(tx, "ours", "row")
+		mustSet(t, b, "theirs", "row") // f:q
+		held := other.OnStep(txntest.StepCommit, txntest.Hold)
+		locked := begin(t, b)
+		locked.Table("a").Set("row", "f", "r", []byte("theirs"))
+		done := commitInBackground(t.Context(), locked)
+		<-held.Fired()
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 2 || n[txntest.StepCommit] != 1 {
+			t.Errorf("requests %v, want a prewrite more", n)
+		}
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+		wantWide(t, env.Client, "row", "ours")
+		wantValue(t, takeSnapshot(t, env.Client), "row", "theirs")
+	})
+}
+
+// A wide row's prewrite whose answer is lost is found to have landed, and one
+// that is lost itself is sent again.
+func TestWideRowIsTriedAgain(t *testing.T) {
+	for name, action := range map[string]txntest.Action{"request": txntest.DropRequest, "response": txntest.DropResponse} {
+		t.Run(name, func(t *testing.T) {
+			env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+			faults.OnStep(txntest.StepPrewrite, action)
+			tx := begin(t, a)
+			setWide(tx, "ours", "row")
+			if _, err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wantWide(t, env.Client, "row", "ours")
+			wantNoLocks(t, env.Client)
+		})
+	}
+}
+
+// A wide row's prewrite lands long after its transaction was rolled back
+// (hazard 1), or once more after it has committed (hazard 3): neither may do
+// anything.
+func TestLateWideRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		prewritten := func(c txntest.Call) bool { return c.Step == txntest.StepPrewrite && c.Row == "row" }
+		late := faults.On("late", prewritten, txntest.Delay, 1)
+		dies := faults.On("dies", prewritten, txntest.Crash, 1)
+		tx := begin(t, a)
+		setWide(tx, "ours", "row")
+		set(tx, "ours", "other")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := commitInBackground(ctx, tx)
+		<-dies.Fired()
+		synctest.Wait() // for the other row's
+		faults.Kill()
+		cancel()
+		<-done
+		pass(time.Minute)
+		wantValue(t, takeSnapshot(t, env.Client), "other", "") // rolls back
+		late.Release()
+		wantNoLocks(t, env.Client)
+		if n := len(stored(t, env, "row")["f"]); n > 0 {
+			t.Errorf("%d data cells of a transaction that was rolled back", n)
+		}
+	})
+	env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+	echo := faults.OnStep(txntest.StepPrewrite, txntest.Echo)
+	tx := begin(t, a)
+	setWide(tx, "ours", "row")
+	if _, err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	echo.Release()
+	wantNoLocks(t, env.Client)
+	wantWide(t, env.Client, "row", "ours")
+}
