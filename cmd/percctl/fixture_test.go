@@ -82,7 +82,7 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 // $DEAD and so on. Every script ends with the consistency check.
 func runScripts(t *testing.T, dir string, fill func(*fixture, context.Context) error, cmds map[string]func(*testscript.TestScript, bool, []string)) {
 	testscript.Run(t, testscript.Params{
-		Dir:                 dir,
+		Files:               scripts(t, dir),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			ctx := context.Background()

@@ -57,7 +57,7 @@ func (f *fixture) environment() []string {
 func TestGC(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/gc",
+		Files:               scripts(t, "testdata/gc"),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			f := newGCFixture(t)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -18,9 +19,28 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"percctl": main})
 }
 
+// scripts are those of a folder; with -short a third of them, another one each day:
+// under the race detector every command takes long to start.
+func scripts(t *testing.T, dir string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no scripts in %s: %v", dir, err)
+	}
+	if !testing.Short() {
+		return all
+	}
+	const parts = 3
+	var chosen []string
+	for i := int(time.Now().Unix()/(24*60*60)) % parts; i < len(all); i += parts {
+		chosen = append(chosen, all[i])
+	}
+	return chosen
+}
+
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
+		Files:               scripts(t, "testdata/script"),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("BIGTABLE_EMULATOR_HOST", os.Getenv("BIGTABLE_EMULATOR_HOST"))
