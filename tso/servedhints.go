@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -50,21 +49,19 @@ type clientHints struct {
 	subscriptions           atomic.Int32
 }
 
-// outage logs the first failure of a row of them. Hints that do not come are no
-// reason to warn: work is found without them.
+// outage tells the first failure of a row of them, to log that one alone. Hints
+// that do not come are no reason to warn: work is found without them.
 type outage struct{ since atomic.Bool }
 
 func (t *outage) over() { t.since.Store(false) }
 
-func (t *outage) say(log *slog.Logger, what string, err error) {
-	if t.since.Swap(true) {
-		return
-	}
-	reason := strings.TrimPrefix(err.Error(), "tso: ")
+func (t *outage) begins() bool { return !t.since.Swap(true) }
+
+func outageReason(err error) string {
 	if unknownRPC(err) {
-		reason = "the server is of a release that does not know hints"
+		return "the server is of a release that does not know hints"
 	}
-	log.Info(what, "reason", reason)
+	return strings.TrimPrefix(err.Error(), "tso: ")
 }
 
 // PublishHints implements [Hints]. Batches are sent in the background, one at a
@@ -108,7 +105,9 @@ func (c *Client) publish() {
 			return
 		case err != nil:
 			h.dropped.Add(uint64(len(batch)))
-			h.publishing.say(c.log, "tso: hints are not sent, work is found later", err)
+			if h.publishing.begins() {
+				c.log.Info("tso: hints are not sent, work is found later", "reason", outageReason(err))
+			}
 			if unknownRPC(err) {
 				pause = hintRest
 				h.mu.Lock()
@@ -219,7 +218,9 @@ func (c *Client) SubscribeHints(ctx context.Context, topics []string, deliver fu
 		case status.Code(err) == codes.InvalidArgument:
 			return err
 		}
-		c.hints.subscribing.say(c.log, "tso: no hints are received, work is found later", err)
+		if c.hints.subscribing.begins() {
+			c.log.Info("tso: no hints are received, work is found later", "reason", outageReason(err))
+		}
 		pause := backoff(failures)
 		if unknownRPC(err) {
 			pause = hintRest

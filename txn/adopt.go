@@ -309,7 +309,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 	if err := createFamilies(ctx, a.admin, a.cfg.Table, metadataFamilies); err != nil {
 		return err
 	}
-	families, err := verifyFamilies(ctx, a.admin, a.cfg.Table, a.requests.log.WarnContext)
+	families, err := verifyFamilies(ctx, a.admin, a.cfg.Table, a.requests.log)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -64,7 +65,7 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err := createFamilies(ctx, admin, spec.Name, append(slices.Clone(spec.Families), metadataFamilies...)); err != nil {
 		return err
 	}
-	families, err := verifyFamilies(ctx, admin, spec.Name, func(context.Context, string, ...any) {})
+	families, err := verifyFamilies(ctx, admin, spec.Name, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -14,8 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
-// The metadata table's families and row keys (design §3). Each of its cells is
-// written at timestamp 0, so that a new value replaces the old one.
+// The metadata table's families and row keys (design §3). Its cells are written at
+// timestamp 0, so that a new value replaces the old one; docs/storage-format.md
+// has the exceptions.
 const (
 	oracleFamily    = "tso"
 	deployFamily    = "meta"
@@ -68,7 +70,7 @@ func (t *table) reload(ctx context.Context) error {
 		return err
 	}
 	if admin := t.client.cfg.Admin; admin != nil {
-		if s.families, err = verifyFamilies(ctx, admin, t.name, t.client.log.WarnContext); err != nil {
+		if s.families, err = verifyFamilies(ctx, admin, t.name, t.client.log); err != nil {
 			return err
 		}
 	}
@@ -122,7 +124,7 @@ func decodeSchema(table string, value []byte) (*schema, error) {
 
 // verifyFamilies checks that a table has the metadata families and that no
 // family has a garbage-collection policy, and returns its data families.
-func verifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, warn func(context.Context, string, ...any)) ([]string, error) {
+func verifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, log *slog.Logger) ([]string, error) {
 	info, err := admin.TableInfo(ctx, table)
 	if err != nil {
 		return nil, wrapRPC(ctx, "describe", table, err)
@@ -134,7 +136,7 @@ func verifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table stri
 			return nil, err
 		}
 		if f.GCPolicy == emptyPolicy {
-			warn(ctx, "family has an empty garbage-collection rule instead of none", "table", table, "family", f.Name)
+			log.WarnContext(ctx, "family has an empty garbage-collection rule instead of none", "table", table, "family", f.Name)
 		}
 		missing = slices.DeleteFunc(missing, func(m string) bool { return m == f.Name })
 		if !isMetadataFamily(f.Name) {
