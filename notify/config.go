@@ -69,9 +69,9 @@ type Config struct {
 	// Defaults to 1 second growing to 10 minutes.
 	Backoff txn.Backoff
 
-	// ConflictAttempts is how often a run that conflicts with other transactions
-	// is repeated at once, before it counts as one that is to be tried again
-	// later. Conflicts alone make no dead letter.
+	// ConflictAttempts is how many runs follow each other at once while they
+	// conflict with other transactions; then the change is to be tried again later.
+	// Conflicts alone make no dead letter.
 	// Defaults to 8.
 	ConflictAttempts int
 

@@ -45,9 +45,10 @@
 // # Errors
 //
 // [ErrConflict] means that the transaction did not happen and may be tried
-// again. [ErrUndetermined] means that the context ended before anybody could
-// know: [Client.Settle] finds the outcome out. Every other error from Commit
-// means that the transaction did not happen. Where a context ended,
+// again. [ErrUndetermined] means that nobody could know, mostly because the context
+// ended: [Client.Settle] finds the outcome out. Every other error from Commit but
+// [ErrCorrupt], which says what it is, means that the transaction did not happen.
+// Where a context ended,
 // errors.Is with context.Canceled or context.DeadlineExceeded holds.
 //
 // # When clients die

@@ -140,10 +140,13 @@ func (t *Txn) end() {
 //   - nil: committed. Secondaries may still be committed in the background;
 //     every later transaction sees them all the same.
 //   - ErrConflict ([ConflictError]): rolled back, nothing is or will be visible.
-//   - ErrUndetermined ([UndeterminedError]): ctx ended after the commit of the
-//     primary was sent. [Client.Settle] finds the outcome out.
+//   - ErrUndetermined ([UndeterminedError]): the commit of the primary was sent,
+//     and its outcome could not be found out, mostly because ctx ended.
+//     [Client.Settle] finds it out.
 //   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has
 //     passed the transaction's start timestamp.
+//   - ErrCorrupt: the transaction's records contradict it, it is committed at
+//     another timestamp.
 //   - any other error: rolled back. Locks that could not be removed any more
 //     are removed by whoever meets them, after Config.LockTTL.
 //

@@ -37,7 +37,8 @@ is behind the clock, and how many hints for observers came, were delivered and
 dropped since the server was started. Without --server the leader that the row names is
 asked; without --project and --instance only the servers are.
 
-Exit status 4: the oracle is in served mode and no server leads.`,
+Exit status 4: the oracle is in served mode and no server leads; 5: none of them
+answers.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return coded(status(cmd.Context(), s, opts)) },
 	}
