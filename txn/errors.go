@@ -19,8 +19,8 @@ var (
 	// or has rolled this one back. Nothing of this transaction was or will be
 	// visible; running it again from the start may succeed.
 	ErrConflict = errors.New("transaction conflict")
-	// ErrUndetermined: the context ended before the outcome of a commit was
-	// known. See [UndeterminedError].
+	// ErrUndetermined: the outcome of a commit could not be found out. See
+	// [UndeterminedError].
 	ErrUndetermined = errors.New("commit outcome undetermined")
 	// ErrDone: the transaction was already committed or rolled back.
 	ErrDone = errors.New("transaction is done")
@@ -97,13 +97,14 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 // ErrorType is the low-cardinality name of the error for telemetry.
 func (e *ConflictError) ErrorType() string { return "conflict" }
 
-// An UndeterminedError says that the context ended after the commit of the
-// primary was sent and before its outcome was known: the transaction may be
-// committed at CommitTS, may commit yet, or may never. It is neither a success
+// An UndeterminedError says that the commit of the primary was sent and that its
+// outcome could not be found out: mostly because the context ended, also because
+// Bigtable began to refuse, or garbage collection has passed the transaction. It may
+// be committed at CommitTS, may commit yet, or may never. It is neither a success
 // nor a failure, and running the transaction again could apply it twice.
 // [Client.Settle] finds the outcome out, now or after a restart: the exported
-// fields are all it needs. errors.Is(err, ErrUndetermined) holds, and so does
-// errors.Is with the context's error.
+// fields are all it needs. errors.Is(err, ErrUndetermined) holds, and where a context
+// ended, so does errors.Is with its error.
 type UndeterminedError struct {
 	Primary  Cell
 	StartTS  tso.Timestamp
