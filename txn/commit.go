@@ -2,8 +2,8 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
@@ -27,6 +27,7 @@ type commit struct {
 	traceParent string
 	heartbeat   heartbeat
 	latch       *latch
+	failed      atomic.Bool // a row's prewrite has
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
@@ -138,7 +139,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 		span.AddEvent("commit point", trace.WithAttributes(attrCommitTS.Int64(int64(p.commitTS))))
 	}
 	span.end(err)
-	if errors.Is(err, ErrConflict) {
+	if Retryable(err) {
 		// Rolled back, and nothing else: after any other error the commit may
 		// stand.
 		c.heartbeat.stop()

@@ -215,10 +215,7 @@ func wrapRPC(ctx context.Context, op, table string, err error) error {
 	e := &rpcError{op: op, table: table}
 	switch code := status.Code(err); {
 	case ctx.Err() != nil:
-		e.errs = append(e.errs, context.Cause(ctx))
-		if context.Cause(ctx) != ctx.Err() {
-			e.errs = append(e.errs, ctx.Err())
-		}
+		e.errs = append(e.errs, contextError(ctx))
 	case code == codes.DeadlineExceeded:
 		e.errs = append(e.errs, context.DeadlineExceeded)
 	case code == codes.FailedPrecondition:
@@ -230,9 +227,20 @@ func wrapRPC(ctx context.Context, op, table string, err error) error {
 	return e
 }
 
+// contextError is why ctx ended. The cause is text: it may be any error, also that
+// of another transaction that an errgroup has cancelled this one for, and must not
+// be taken for an answer to this one.
+func contextError(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return fmt.Errorf("%w: %v", ctx.Err(), cause)
+	}
+	return ctx.Err()
+}
+
 // permanent reports that a request was refused: it was not applied, and
-// sending it again will not help; so it is with what is too old to be sent. Every other error of a conditional mutation
-// leaves open whether it was applied (design §4, unknown results).
+// sending it again will not help; so it is with what is too old to be sent. Every
+// other error of a conditional mutation leaves open whether it was applied
+// (design §4, unknown results).
 func permanent(err error) bool {
 	if errors.Is(err, ErrTooOld) {
 		return true
@@ -258,14 +266,16 @@ func flatten(err error) []error {
 // ended returns err, made to satisfy errors.Is with the error of an ended
 // context.
 func ended(ctx context.Context, doing string, last error) error {
-	err := context.Cause(ctx)
-	if err != ctx.Err() {
-		err = fmt.Errorf("%w: %w", ctx.Err(), err)
-	}
+	err := contextError(ctx)
 	if last != nil && !errors.Is(last, ctx.Err()) {
 		return fmt.Errorf("txn: %s: %w (last error: %w)", doing, err, last)
 	}
 	return fmt.Errorf("txn: %s: %w", doing, err)
+}
+
+// tookTooLong reports that a request has come to its own deadline, not to ctx's.
+func tookTooLong(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
 }
 
 // Retryable reports that running the transaction again from the start, with a

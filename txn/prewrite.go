@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -15,9 +14,9 @@ import (
 
 // prewriteAll locks every cell, all rows in parallel, the primary's included
 // (design §4). It returns nil only when every prewrite is acknowledged. After
-// the first failure no further row is sent, but those under way are awaited
-// rather than cancelled: a cancelled prewrite may still land after the abort,
-// and would hold others up until its ttl.
+// the first failure no further row is sent and no lock waited for, but requests
+// under way are awaited rather than cancelled: a cancelled prewrite may still land
+// after the abort, and would hold others up until its ttl.
 func (c *commit) prewriteAll(ctx context.Context) error {
 	for _, row := range c.rows {
 		row.touched = true
@@ -37,17 +36,16 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 		defer func() { all.end(err) }()
 		prewrite = c.prewriteRow
 	}
-	var failed atomic.Bool
 	var g errgroup.Group
 	g.SetLimit(c.client.cfg.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
-			if failed.Load() {
+			if c.failed.Load() {
 				return nil // the one that failed returns its error
 			}
 			err := prewrite(ctx, row)
 			if err != nil {
-				failed.Store(true)
+				c.failed.Store(true)
 			}
 			return err
 		})
@@ -106,8 +104,14 @@ func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked b
 func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 	cols := row.columns()
 	predicate := inTheWay(cols, c.startTS)
-	began := time.Now()
 	var last error
+	var began, failed time.Time // the first and the last of the failures behind each other
+	failure := func(err error) {
+		if failed = time.Now(); last == nil {
+			began = failed
+		}
+		last = err
+	}
 	for pause := c.client.cfg.Backoff.start(); ; {
 		if err := c.client.checkWrite(ctx, c.startTS); err != nil {
 			return err
@@ -120,22 +124,29 @@ func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 		case permanent(err):
 			return err
 		case err != nil:
-			last = err
+			failure(err)
 		}
+		answered := err == nil
 		// Something was in the way, or the outcome is unknown: look.
 		if ctx.Err() == nil {
 			var locked bool
 			if locked, err = c.inspect(ctx, row); locked || (err != nil && !transient(err)) {
 				return err
 			}
-			if err != nil {
-				last = err
+			switch {
+			case err != nil:
+				failure(err)
+			case answered:
+				last = nil
 			}
+		}
+		if c.failed.Load() {
+			return last // another row's error comes first
 		}
 		if pause.wait(ctx, 0) != nil {
 			return ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.row, row.table.name), last)
 		}
-		if last != nil && time.Since(began) > c.client.cfg.LockTTL {
+		if last != nil && failed.Sub(began) > c.client.cfg.LockTTL {
 			// Others may have begun to roll this transaction back.
 			return fmt.Errorf("txn: prewriting for longer than the lock ttl of %v: %w", c.client.cfg.LockTTL, last)
 		}
@@ -218,7 +229,7 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
 	}
 	for _, l := range others {
-		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.mayWait)
 		if err != nil {
 			return false, err
 		}
@@ -227,6 +238,13 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 		}
 	}
 	return false, nil
+}
+
+// mayWait is asked before the commit waits for a lock. Others that wait for its cells
+// need not, and when another row has failed, it waits for nothing.
+func (c *commit) mayWait() bool {
+	c.unlatch()
+	return !c.failed.Load()
 }
 
 // findConflict looks for write records and marks at or above start_ts. The

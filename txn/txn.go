@@ -168,7 +168,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		if t.span.on() {
 			t.span.set(attrCommitTS.Int64(int64(ts)))
 		}
-	case errors.Is(err, ErrConflict):
+	case Retryable(err):
 		outcome = outcomeConflict
 		t.client.counters.conflicts.Add(1)
 		t.client.conflicted(ctx, t.opts.name, err)

@@ -1,0 +1,166 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A context's cause may be another transaction's error, as errgroup makes it: a
+// commit that was cancelled for a sibling's conflict took it for its own, and
+// removed its secondaries although its primary was committed; closed by
+// contextError (errors.go).
+func TestCauseIsAnothersConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		mustSet(t, env.Client, "1", "bob", "joe")
+		g, gctx := errgroup.WithContext(t.Context())
+		tx := beginSet(t, a, "3", "bob", "joe")
+		slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+		done := commitInBackground(gctx, tx)
+		<-slow.Fired()
+		g.Go(func() error { // a sibling that conflicts
+			one := beginSet(t, env.Client, "x", "other")
+			mustSet(t, env.Client, "y", "other")
+			_, err := one.Commit(gctx)
+			return err
+		})
+		err := (<-done).err
+		if !errors.Is(err, txn.ErrUndetermined) || errors.Is(err, txn.ErrConflict) || !errors.Is(err, context.Canceled) {
+			t.Errorf("want an undetermined outcome: %v", err)
+		}
+		if err := g.Wait(); !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("the sibling: %v", err)
+		}
+		slow.Release()
+		pass(time.Minute)
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
+		var u *txn.UndeterminedError
+		if errors.As(err, &u) {
+			if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+				t.Errorf("settled: %v, %v", s.State, err)
+			}
+		}
+	})
+}
+
+// The same with causes that look like Bigtable's refusal of this commit: one that
+// had landed was reported as not committed.
+func TestCauseIsAnothersRefusal(t *testing.T) {
+	for name, cause := range map[string]error{
+		"too old":   &txn.TooOldError{TS: 1, SafePoint: 2},
+		"not found": status.Error(codes.NotFound, "another table"),
+		"denied":    status.Error(codes.PermissionDenied, "another table"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+				gctx, cancel := context.WithCancelCause(t.Context())
+				slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+				done := commitInBackground(gctx, beginSet(t, a, "3", "bob", "joe"))
+				<-slow.Fired()
+				synctest.Wait() // applied
+				cancel(cause)
+				if err := (<-done).err; !errors.Is(err, txn.ErrUndetermined) || !errors.Is(err, context.Canceled) {
+					t.Errorf("want an undetermined outcome: %v", err)
+				}
+				slow.Release()
+				pass(time.Minute)
+				for _, row := range []string{"bob", "joe"} {
+					wantValue(t, takeSnapshot(t, env.Client), row, "3")
+				}
+			})
+		})
+	}
+}
+
+// A transaction that one row's conflict has doomed waited, with its locks held and
+// kept alive, for a live younger transaction in another row, as long as that took;
+// closed by mayWait (prewrite.go).
+func TestDoomedTransactionWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, y, faults := newRegression(t, txn.Config{})
+		b := env.NewClient(txn.Config{})
+		mustSet(t, env.Client, "0", "x", "y", "z")
+		old := beginSet(t, b, "old", "z", "x", "y")
+		mustSet(t, env.Client, "1", "x") // old is doomed
+		young := beginSet(t, y, "young", "y", "y2")
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		younger := commitInBackground(t.Context(), young)
+		<-slow.Fired()
+		older := commitInBackground(t.Context(), old)
+		pass(100 * time.Millisecond)
+		reader := inBackground(func() error { wantValue(t, takeSnapshot(t, env.Client), "z", "0"); return nil })
+		pass(15 * time.Second)
+		slow.Release()
+		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
+			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
+		}
+		if r := <-reader; r.took > 3*time.Second {
+			t.Errorf("a reader of its cell waited for %v", r.took)
+		}
+		if o := <-younger; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+// One lost answer to a prewrite, followed by a long wait for a live transaction,
+// ended Update: the wait counted as time in which prewrites failed; closed by
+// counting from failure to failure (prewriteCells).
+func TestOneFailureBeforeALongWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, b, faults := newRegression(t, txn.Config{})
+		mustSet(t, env.Client, "0", "y")
+		others := txntest.NewFaults(t)
+		y := env.NewClient(txn.Config{}, others.DialOptions()...)
+		faults.OnStep(txntest.StepPrewrite, txntest.DropRequest)
+		slow := others.OnStep(txntest.StepCommit, txntest.Hold)
+		started := make(chan struct{})
+		runs := 0
+		done := inBackground(func() error {
+			_, err := b.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				if runs++; runs == 1 {
+					young := beginSet(t, y, "young", "y")
+					go func() { _, _ = young.Commit(t.Context()) }()
+					<-slow.Fired()
+					close(started)
+				}
+				set(tx, "old", "y")
+				return nil
+			})
+			return err
+		})
+		<-started
+		pass(15 * time.Second)
+		slow.Release()
+		if o := <-done; o.err != nil || runs != 2 {
+			t.Errorf("%d runs, then %v; want the conflict to be followed by a second run", runs, o.err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "y", "old")
+	})
+}
+
+// What has failed for longer than a ttl is given up, also where waits lie between.
+func TestPrewriteThatFailsForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropRequest, 0)
+		began := time.Now()
+		_, err := beginSet(t, a, "3", "bob").Commit(t.Context())
+		if took := time.Since(began); status.Code(err) != codes.Unavailable || took < 10*time.Second || took > 15*time.Second {
+			t.Errorf("%v after %v; want it given up after the ttl of 10 s", err, took)
+		}
+	})
+}
