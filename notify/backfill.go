@@ -13,7 +13,8 @@ import (
 // have acknowledged a cell's newest change do not run again. It is for an
 // observer that is registered when there is data already, and for the changes
 // that clients made before they knew of the registration: call it once the
-// largest Config.SchemaMaxAge of all clients has passed since then.
+// largest Config.SchemaMaxAge of all clients has passed since then, and as long as
+// their commits may take.
 //
 // progress, when not nil, is told how many were notified so far. After an error
 // it can be called again, from the row that it came to.

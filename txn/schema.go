@@ -30,7 +30,12 @@ type schema struct {
 	// families are the user's families and the acknowledgment family.
 	families []string
 	observed map[Column]observation
-	loaded   time.Time
+	// look numbers the reads of a table's schema by when they began. What a later
+	// one has found is at least as new.
+	look uint64
+	// loaded: it has every change that was made by then, also of the families'
+	// policies.
+	loaded time.Time
 }
 
 // An observation says who watches a column.
@@ -65,6 +70,7 @@ func (s *schema) isObserved(c Column) bool {
 // reload reads the schema record and, where Config.Admin is set, verifies the
 // table's families and policies.
 func (t *table) reload(ctx context.Context) error {
+	began := time.Now()
 	s, err := t.readSchema(ctx)
 	if err != nil {
 		return err
@@ -74,9 +80,20 @@ func (t *table) reload(ctx context.Context) error {
 			return err
 		}
 	}
-	s.loaded = time.Now()
-	t.schema.Store(s)
+	s.loaded = began
+	t.replace(s)
 	return nil
+}
+
+// replace stores a schema unless there is a newer one: an answer may be late, and
+// must not undo what was learned meanwhile, a registration above all.
+func (t *table) replace(s *schema) {
+	for {
+		old := t.schema.Load()
+		if old != nil && old.look > s.look || t.schema.CompareAndSwap(old, s) {
+			return
+		}
+	}
 }
 
 // reloadObserved reads which columns are observed, as of now. The families were
@@ -91,12 +108,13 @@ func (t *table) reloadObserved(ctx context.Context) (*schema, error) {
 		s.families = old.families
 	}
 	s.loaded = old.loaded
-	t.schema.CompareAndSwap(old, s)
+	t.replace(s)
 	return s, nil
 }
 
 func (t *table) readSchema(ctx context.Context) (*schema, error) {
 	meta := t.client.metadata
+	look := t.looks.Add(1)
 	row, err := meta.readRow(ctx, schemaRowPrefix+t.name, interleave(column(deployFamily, schemaQualifier)))
 	if err != nil {
 		return nil, err
@@ -104,7 +122,11 @@ func (t *table) readSchema(ctx context.Context) (*schema, error) {
 	if len(row[deployFamily]) == 0 {
 		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", t.name, ErrNotInitialized, meta.name, t.name)
 	}
-	return decodeSchema(t.name, row[deployFamily][0].Value)
+	s, err := decodeSchema(t.name, row[deployFamily][0].Value)
+	if err == nil {
+		s.look = look
+	}
+	return s, err
 }
 
 func decodeSchema(table string, value []byte) (*schema, error) {

@@ -21,6 +21,7 @@ type table struct {
 	client *Client
 
 	schema    atomic.Pointer[schema]
+	looks     atomic.Uint64 // at the schema
 	reloading chan struct{} // holds one token while the schema is read again
 }
 
