@@ -3,6 +3,7 @@ package txn
 import (
 	"context"
 	"iter"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -78,7 +79,7 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 	for !rest.empty() {
 		request := rest.request(false)
 		var page []bigtable.Row
-		bytes := 0
+		began, bytes, cut := time.Now(), 0, false
 		err := t.readRows(ctx, request, func(raw bigtable.Row) bool {
 			page = append(page, raw)
 			for _, items := range raw {
@@ -86,15 +87,19 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 					bytes += len(it.Value) + len(it.Column)
 				}
 			}
-			return bytes < maxPageBytes
+			cut = bytes >= maxPageBytes || time.Since(began) > c.cfg.RPCTimeout/2
+			return !cut
 		}, bigtable.RowFilter(filter(t)), bigtable.LimitRows(maxPageRows))
+		if len(page) > 0 && tookTooLong(ctx, err) {
+			cut, err = true, nil
+		}
 		if err != nil {
 			return err
 		}
 		if goOn, err := fn(t, page); err != nil || !goOn {
 			return err
 		}
-		if bytes >= maxPageBytes || len(page) == maxPageRows {
+		if cut || len(page) == maxPageRows {
 			rest = rest.beyond(page[len(page)-1].Key(), false)
 		} else {
 			rest = rest.answered(request, false)

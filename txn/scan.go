@@ -16,7 +16,8 @@ import (
 // bytes, so that a large scan needs little memory.
 //
 // A request that has run for half of Config.RPCTimeout, the consumer's time
-// included, is ended with its page, and another one goes on behind it. A client
+// included, is ended with its page, full or not, and another one goes on behind it;
+// so it is with one that comes to its deadline, if it has brought any row. A client
 // has maxStreams such requests under way; for scans beyond that, a request ends
 // with each page, since consumers may need requests of their own, and Bigtable
 // takes a hundred at a time on a connection.
@@ -82,21 +83,25 @@ func (s *scan) request(ctx context.Context) error {
 		opts = append(opts, bigtable.ReverseScan())
 	}
 	began, read, stopped := time.Now(), 0, false
+	late := func() bool { return time.Since(began) > s.view.client.cfg.RPCTimeout/2 }
 	var failed error
 	err := s.table.streamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
 		read++
 		if failed = s.add(ctx, raw); failed != nil {
 			return false, 0
 		}
-		if len(s.page) < pageRows && s.bytes < maxPageBytes {
+		if len(s.page) < pageRows && s.bytes < maxPageBytes && !late() {
 			return true, 0
 		}
 		arrived := time.Now()
 		failed = s.turn(ctx)
-		stopped = onePage || time.Since(began) > s.view.client.cfg.RPCTimeout/2
+		stopped = onePage || late()
 		return failed == nil && !s.done && !stopped, time.Since(arrived)
 	}, opts...)
 	if err != nil && failed == nil && !s.done && !stopped {
+		if len(s.page) > 0 && tookTooLong(ctx, err) {
+			return s.turn(ctx)
+		}
 		failed = s.view.client.afterRead(ctx, s.view.ts, err)
 	}
 	if failed != nil || s.done || stopped {
