@@ -489,3 +489,43 @@ func TestFailureBeforeAnyTimestamp(t *testing.T) {
 		}
 	})
 }
+
+// An observer that makes another transaction, whose outcome is not known, was taken
+// for committed itself once that one was settled: its change was lost; closed by
+// comparing start timestamps (classify, run.go).
+func TestUndeterminedInsideAnObserver(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		faults := txntest.NewFaults(t)
+		faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+		other := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		ev := &events{}
+		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add})
+		runs := 0
+		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			effect(tx, cell)
+			if runs++; runs > 1 {
+				return nil
+			}
+			nested, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := other.Update(nested, func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("effects").Set("log", "e", "y", nil)
+				return nil
+			})
+			if !errors.Is(err, txn.ErrUndetermined) {
+				t.Errorf("the nested transaction: %v", err)
+			}
+			return err
+		})
+		start(t, w)
+		pass(time.Second)
+		put(t, env.Client, input, "row", "v")
+		pass(10 * time.Minute)
+		if n := effects(t, env.Client)["row"]; n != 1 || runs != 2 {
+			t.Errorf("%d effects of %d runs, want one of the second", n, runs)
+		}
+		if n := ev.count(notify.Committed); n != 1 {
+			t.Errorf("%d runs are said to be committed", n)
+		}
+	})
+}

@@ -25,6 +25,8 @@ type Search struct {
 	Client *txn.Client
 	// Tables that have observers here.
 	Tables []string
+	// Observers are the ids of these observers.
+	Observers []string
 	// Offer hands a notification over, and waits while the worker is busy. taken
 	// is false if the worker has it already, or has nothing to do with it. met is
 	// called, later and perhaps never, when another worker turns out to be at the

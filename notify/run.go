@@ -178,6 +178,7 @@ type run struct {
 	cell    txn.Cell
 	began   time.Time
 
+	startTS  tso.Timestamp // of its transaction
 	seen     *txn.Observation
 	called   bool // the observer was
 	commitTS tso.Timestamp
@@ -205,6 +206,7 @@ func (r *run) do(ctx context.Context) {
 		return
 	}
 	defer tx.Rollback()
+	r.startTS = tx.StartTS()
 	if r.seen, err = tx.Observe(ctx, r.cell); err != nil {
 		r.outcome, r.err = Unknown, err
 		return
@@ -265,11 +267,15 @@ func (r *run) call(ctx context.Context, tx *txn.Txn) (err error) {
 
 func (r *run) classify(err error) Outcome {
 	var conflict *txn.ConflictError
+	var unknown *txn.UndeterminedError
 	var put *snooze
 	switch {
 	case err == nil:
 		return Committed
-	case errors.Is(err, txn.ErrUndetermined):
+	case errors.As(err, &unknown):
+		if unknown.StartTS != r.startTS {
+			return Failed // of another transaction, which the observer has made
+		}
 		return Unknown
 	case errors.As(err, &put):
 		return Snoozed

@@ -3,12 +3,17 @@ package notify
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -116,6 +121,7 @@ type sweeper struct {
 	share    int           // of how many workers this is one
 	counted  time.Time     // when share was last looked up
 	cuts     map[string]cut
+	missing  sync.Map // tables that this sweep has not found
 }
 
 // A cut is where a table was cut into pieces, and when.
@@ -135,9 +141,22 @@ const workersMaxAge = 10 * time.Second
 // due: the fleet's interval for each of its workers.
 func (s *sweeper) pause() time.Duration { return s.interval * time.Duration(s.share) }
 
+// skip reports that a table need not be there for the others to be swept: one that
+// was deleted while it still had observers.
+func (s *sweeper) skip(ctx context.Context, table string, err error) bool {
+	if status.Code(err) != codes.NotFound && !errors.Is(err, txn.ErrNotInitialized) {
+		return false
+	}
+	if _, known := s.missing.LoadOrStore(table, true); !known {
+		s.search.Logger.WarnContext(ctx, "a table with observers is not there; it is looked for again with the next sweep", "table", table, "error", err)
+	}
+	return true
+}
+
 // sweep reads every piece of every table once.
 func (s *sweeper) sweep(ctx context.Context) error {
 	s.scanner.sweeps.Add(1)
+	s.missing.Clear()
 	s.countWorkers(ctx)
 	todo, err := s.shuffled(ctx)
 	if err != nil {
@@ -149,7 +168,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		g.Go(func() error {
 			for p, ok := todo.next(); ok; p, ok = todo.next() {
 				n, rest, err := s.scan(gctx, p)
-				if err != nil {
+				if err != nil && !s.skip(ctx, p.table, err) {
 					return err
 				}
 				found.Add(int64(n))
@@ -199,7 +218,8 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	return found, nil, nil
 }
 
-// countWorkers looks up how many workers share the scan.
+// countWorkers looks up how many workers share the scan: those that run any of this
+// one's observers. Others sweep other tables.
 func (s *sweeper) countWorkers(ctx context.Context) {
 	if time.Since(s.counted) < workersMaxAge {
 		return
@@ -211,7 +231,8 @@ func (s *sweeper) countWorkers(ctx context.Context) {
 	}
 	n := 0
 	for _, w := range workers {
-		if len(w.Observers) > 0 && w.State == txn.OwnerFresh {
+		mine := func(id string) bool { return slices.Contains(s.search.Observers, id) }
+		if slices.ContainsFunc(w.Observers, mine) && w.State == txn.OwnerFresh {
 			n++
 		}
 	}
@@ -225,7 +246,11 @@ func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
 		c, ok := s.cuts[table]
 		if !ok || time.Since(c.at) > cutMaxAge {
 			keys, err := s.search.Client.SampleRowKeys(ctx, table)
-			if err != nil {
+			switch {
+			case err == nil:
+			case s.skip(ctx, table, err):
+				continue
+			default:
 				return nil, err
 			}
 			c = cut{time.Now(), cutTable(table, keys, s.pieces)}

@@ -262,3 +262,60 @@ func TestForeignObserver(t *testing.T) {
 		wantLeft(t, env.Client, 0, 0)
 	})
 }
+
+// One table that was deleted while it had observers ended every sweep: nothing was
+// found in the others without a hint; closed by skip (scanner.go).
+func TestDeletedTable(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
+		found := make(chan struct{}, 10)
+		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error { found <- struct{}{}; return nil })
+		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		handle(t, w, "e", z, observeEffect)
+		start(t, w)
+		pass(5 * time.Minute)
+		if err := env.Admin.DeleteTable(t.Context(), "effects"); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 { // with its pieces still known, and then without
+			put(t, env.Client, input, fmt.Sprint("row", i), "v")
+			pass(3 * time.Minute)
+			if len(found) != i+1 {
+				t.Fatalf("%d changes were found, want %d", len(found), i+1)
+			}
+		}
+		env.CreateTable("effects", "e")
+		put(t, env.Client, z, "row", "v")
+		pass(3 * time.Minute)
+		if n := len(effects(t, env.Client)); n != 1 {
+			t.Errorf("%d changes were found in the table once it was there again, want 1", n)
+		}
+	})
+}
+
+// A worker took the workers of other tables for those that share its sweeps, and
+// swept as seldom as they all together; closed by counting those with an observer in
+// common (countWorkers, scanner.go).
+func TestSweepsBesideOtherTables(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		for range 20 {
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
+			handle(t, w, "e", notify.Column{Table: "effects", Family: "e", Qualifier: "z"}, observeEffect)
+			start(t, w)
+		}
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
+		found := make(chan struct{}, 1)
+		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error { found <- struct{}{}; return nil })
+		start(t, w)
+		pass(time.Hour)
+		for i := range 4 {
+			begun := time.Now()
+			put(t, env.Client, input, fmt.Sprint("row", i), "v")
+			<-found
+			if took := time.Since(begun); took > 2*time.Minute {
+				t.Errorf("found after %v, want MaxInterval, roughly", took)
+			}
+			pass(10 * time.Minute)
+		}
+	})
+}

@@ -320,7 +320,7 @@ func (w *Worker) columns() []txn.ObservedColumn {
 // find has the finder look for notifications until ctx ends. A finder that
 // fails is started again, unless that would not help.
 func (w *Worker) find(ctx context.Context) {
-	s := Search{Client: w.client, Tables: w.tables(), Offer: w.offer, Logger: w.cfg.Logger}
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: w.offer, Logger: w.cfg.Logger}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {
