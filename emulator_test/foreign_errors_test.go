@@ -164,3 +164,79 @@ func TestPrewriteThatFailsForLong(t *testing.T) {
 		}
 	})
 }
+
+// A doomed transaction also waits for nobody whose primary cannot be read; closed by
+// ending what it waits for (inspect, prewrite.go).
+func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, b, faults := newRegression(t, txn.Config{})
+		others := txntest.NewFaults(t)
+		y := env.NewClient(txn.Config{}, others.DialOptions()...)
+		mustSet(t, env.Client, "0", "x", "y", "z", "p")
+		old := beginSet(t, b, "old", "z", "x", "y")
+		mustSet(t, env.Client, "1", "x") // old is doomed
+		slow := others.OnStep(txntest.StepCommit, txntest.Hold)
+		younger := commitInBackground(t.Context(), beginSet(t, y, "young", "p", "y"))
+		<-slow.Fired()
+		faults.On("p", func(c txntest.Call) bool { return c.Row == "p" }, txntest.DropRequest, 0)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		older := commitInBackground(ctx, old)
+		pass(100 * time.Millisecond)
+		wantValue(t, takeSnapshot(t, env.Client), "z", "0")
+		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
+			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
+		}
+		slow.Release()
+		if o := <-younger; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
+// Update's function makes another transaction, whose outcome is unknown: Update's own
+// is rolled back, and settling the other one must not say that it is committed; closed
+// by functionError (update.go).
+func TestUndeterminedInsideUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, other, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+		runs := 0
+		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			runs++
+			set(tx, "outer", "bob")
+			nested, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			err := tryUpdate(nested, other, "inner", "log")
+			if !errors.Is(err, txn.ErrUndetermined) {
+				t.Errorf("the nested transaction: %v", err)
+			}
+			return err
+		})
+		var u *txn.UndeterminedError
+		if err == nil || errors.Is(err, txn.ErrUndetermined) || errors.As(err, &u) || !errors.Is(err, context.DeadlineExceeded) || runs != 1 {
+			t.Errorf("after %d runs: %v", runs, err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "")
+	})
+}
+
+// A collection that is cancelled because of another deployment's busy one is not
+// itself a collection that lost its lease; closed by gcLease.lost (gcstate.go).
+func TestCauseIsAnothersCollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		pass(3 * time.Hour)
+		mustSet(t, env.Client, "2", "bob")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := inBackground(func() error { _, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: time.Hour}); return err })
+		pass(10 * time.Second) // in the fence
+		cancel(&txn.GCBusyError{Holder: "a collector of another deployment", Left: time.Minute})
+		var busy *txn.GCBusyError
+		if o := <-done; errors.As(o.err, &busy) || !errors.Is(o.err, context.Canceled) {
+			t.Errorf("the cancelled collection: %v", o.err)
+		}
+	})
+}

@@ -2,10 +2,14 @@ package emulator_test
 
 import (
 	"context"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -53,7 +57,7 @@ func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Colum
 
 // A late answer to a look at the schema replaced what a registration had shown since:
 // for a minute, the worker that had registered took its own observer for
-// unregistered, and removed its notifications; closed by replace (schema.go).
+// unregistered, and removed its notifications; closed by merge (schema.go).
 func TestLateSchemaAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -89,6 +93,43 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 		pass(time.Hour)
 		if runs() == 0 {
 			t.Error("the change was not observed")
+		}
+	})
+}
+
+// A look at the registry that came between a look at a new family and its answer kept
+// the old families, and a commit to the new one failed; closed by merge (schema.go).
+func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		var armed atomic.Bool
+		var once sync.Once
+		held, release := make(chan struct{}), make(chan struct{})
+		c := env.NewClient(txn.Config{TokenTTL: -1}, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if armed.Load() && strings.HasSuffix(method, "/GetTable") {
+				once.Do(func() { close(held); <-release })
+			}
+			return err
+		}))
+		wantValue(t, takeSnapshot(t, c), "bob", "")
+		env.InitTable(txn.TableSpec{Name: "a", Families: []string{"f", "g"}})
+		armed.Store(true)
+		done := inBackground(func() error {
+			_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("a").Set("bob", "g", "q", []byte("1"))
+				return nil
+			})
+			return err
+		})
+		<-held
+		if _, err := c.Observed(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
 		}
 	})
 }

@@ -62,7 +62,7 @@ func (s *slowStream) RecvMsg(m any) error {
 // deadline threw away what it had read, and failed, every time; closed by turning the
 // page by time, too (request, scan.go, and pages, locks.go).
 func TestSlowScan(t *testing.T) {
-	const rows = 60
+	const rows, pageRows = 300, 256
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 	for name, tt := range map[string]struct {
 		each func(message int) time.Duration
@@ -72,6 +72,9 @@ func TestSlowScan(t *testing.T) {
 		"one row in half of it":                {always(8 * time.Second), false},
 		"one row in the timeout":               {always(13 * time.Second), false},
 		"one row, and then the deadline comes": {func(m int) time.Duration { return time.Duration(8+7*min(m, 1)) * time.Second }, true},
+		"a page, and then the deadline comes": {func(m int) time.Duration {
+			return map[int]time.Duration{0: 9 * time.Second, pageRows: 13 * time.Second}[m]
+		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -79,7 +82,7 @@ func TestSlowScan(t *testing.T) {
 				env.CreateTable("a", "f")
 				var keys []string
 				for i := range rows {
-					keys = append(keys, fmt.Sprintf("row%02d", i))
+					keys = append(keys, fmt.Sprintf("row%03d", i))
 				}
 				mustSet(t, env.Client, "3", keys...)
 				synctest.Wait()

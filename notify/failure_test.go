@@ -529,3 +529,31 @@ func TestUndeterminedInsideAnObserver(t *testing.T) {
 		}
 	})
 }
+
+// An observer whose own transaction conflicts every time was run again at once, for
+// ever, as if the run itself had conflicted; closed by comparing start timestamps
+// (classify, run.go).
+func TestConflictInsideAnObserver(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		ev := &events{}
+		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add, MaxAttempts: 3})
+		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			one, err := env.Client.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			one.Table("effects").Set("log", "e", "z", nil)
+			put(t, env.Client, z, "log", "z")
+			_, err = one.Commit(ctx)
+			return err
+		})
+		start(t, w)
+		pass(time.Second)
+		put(t, env.Client, input, "row", "v")
+		pass(time.Hour)
+		if f, p := ev.count(notify.Failed), ev.count(notify.Parked); ev.count(notify.Conflicted) > 0 || f+p < 3 || f+p > 4 || p != 1 {
+			t.Errorf("%d runs conflicted, %d failed, %d parked; want three failures, and then a dead letter", ev.count(notify.Conflicted), f, p)
+		}
+	})
+}

@@ -272,10 +272,9 @@ func (r *run) classify(err error) Outcome {
 	switch {
 	case err == nil:
 		return Committed
-	case errors.As(err, &unknown):
-		if unknown.StartTS != r.startTS {
-			return Failed // of another transaction, which the observer has made
-		}
+	case errors.As(err, &unknown) && unknown.StartTS != r.startTS, errors.As(err, &conflict) && conflict.StartTS != r.startTS:
+		return Failed // of another transaction, which the observer has made
+	case unknown != nil:
 		return Unknown
 	case errors.As(err, &put):
 		return Snoozed

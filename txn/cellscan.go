@@ -101,18 +101,18 @@ func (s *cellScan) part(ctx context.Context, part keyRange, most int) (found *fo
 			page = min(page, most-seen)
 		}
 		n, last := 0, ""
-		err := s.table.readRows(ctx, rest.request(false), func(row bigtable.Row) bool {
+		cut, err := s.table.readPage(ctx, rest.request(false), page, interleave(filters...), func(row bigtable.Row) bool {
 			n++
 			last = row.Key()
 			found = s.cell(row)
 			return found == nil
-		}, bigtable.RowFilter(interleave(filters...)), bigtable.LimitRows(int64(page)))
+		})
 		s.rows += n
 		seen += n
 		switch {
 		case found != nil || err != nil:
 			return found, err
-		case n < page:
+		case !cut:
 			return nil, nil
 		}
 		if s.progress != nil {

@@ -27,7 +27,10 @@ type commit struct {
 	traceParent string
 	heartbeat   heartbeat
 	latch       *latch
-	failed      atomic.Bool // a row's prewrite has
+
+	failed  atomic.Bool     // a row's prewrite has
+	waiting context.Context // ends then; nil where there is but one row
+	doom    context.CancelFunc
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {

@@ -129,10 +129,10 @@ func (c *Client) metadataRows(ctx context.Context, prefix, qualifier string, fn 
 	for !rest.empty() {
 		request := rest.request(false)
 		var page []bigtable.Row
-		err := c.metadata.readRows(ctx, request, func(r bigtable.Row) bool {
+		cut, err := c.metadata.readPage(ctx, request, maxPageRows, interleave(column(deployFamily, qualifier)), func(r bigtable.Row) bool {
 			page = append(page, r)
 			return true
-		}, bigtable.RowFilter(interleave(column(deployFamily, qualifier))), bigtable.LimitRows(maxPageRows))
+		})
 		if err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func (c *Client) metadataRows(ctx context.Context, prefix, qualifier string, fn 
 				return err
 			}
 		}
-		if len(page) == maxPageRows {
+		if cut {
 			rest = rest.beyond(page[len(page)-1].Key(), false)
 		} else {
 			rest = rest.answered(request, false)

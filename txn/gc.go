@@ -261,7 +261,7 @@ func (c *Client) runGC(ctx context.Context, cfg GCConfig, s span) (*GCReport, er
 	}
 	defer lease.release(ctx)
 	r := newGCRun(c, cfg, lease.owner)
-	err = lease.explain(ctx, r.run(ctx))
+	err = lease.explain(r.run(ctx))
 	r.report.Elapsed = time.Since(begun)
 	c.metrics.gc.end(ctx, s, r.report, err)
 	return r.report, err

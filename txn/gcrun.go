@@ -234,24 +234,24 @@ func (r *gcRun) table(ctx context.Context, name, after string, do func(context.C
 	if err != nil {
 		return err
 	}
-	filter := bigtable.RowFilter(r.rules.filter(s.families))
+	filter := r.rules.filter(s.families)
 	r.report.Tables = append(r.report.Tables, GCTable{Table: name})
 	counts := &r.report.Tables[len(r.report.Tables)-1]
 	for more := true; more; {
 		var page []bigtable.Row
 		bytes := 0
-		err := r.again(ctx, func() error {
+		err := r.again(ctx, func() (err error) {
 			page, bytes = nil, 0
-			return t.readRows(ctx, bigtable.InfiniteRange(after+"\x00"), func(raw bigtable.Row) bool {
+			more, err = t.readPage(ctx, bigtable.InfiniteRange(after+"\x00"), r.page, filter, func(raw bigtable.Row) bool {
 				page = append(page, raw)
 				bytes += rowBytes(raw)
 				return bytes < maxPageBytes
-			}, filter, bigtable.LimitRows(int64(r.page)))
+			})
+			return err
 		})
 		if err != nil {
 			return err
 		}
-		more = bytes >= maxPageBytes || len(page) >= r.page
 		if len(page) == 0 {
 			break
 		}

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -157,7 +157,8 @@ func (r *gcRun) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error
 type gcLease struct {
 	locks   *tso.RowLocks
 	owner   string
-	cancel  context.CancelCauseFunc
+	cancel  context.CancelFunc
+	lost    atomic.Pointer[GCBusyError] // to whom
 	stopped chan struct{}
 }
 
@@ -184,7 +185,7 @@ func (c *Client) takeGCLease(ctx context.Context) (*gcLease, context.Context, er
 	if !ok {
 		return nil, nil, &GCBusyError{Holder: by.Owner, Left: by.Left}
 	}
-	ctx, l.cancel = context.WithCancelCause(ctx)
+	ctx, l.cancel = context.WithCancel(ctx)
 	go l.renew(ctx, c)
 	return l, ctx, nil
 }
@@ -208,23 +209,23 @@ func (l *gcLease) renew(ctx context.Context, c *Client) {
 			// Whoever takes it meanwhile is noticed by the next attempt.
 			c.log.WarnContext(ctx, "renewing the lease of garbage collection failed", "error", err)
 		case err == nil && !ok:
-			l.cancel(&GCBusyError{Holder: by.Owner, Left: by.Left, Lost: true})
+			l.lost.Store(&GCBusyError{Holder: by.Owner, Left: by.Left, Lost: true})
+			l.cancel()
 			return
 		}
 	}
 }
 
 // explain names the loss of the lease where that ended the run.
-func (l *gcLease) explain(ctx context.Context, err error) error {
-	var lost *GCBusyError
-	if err != nil && errors.As(context.Cause(ctx), &lost) {
+func (l *gcLease) explain(err error) error {
+	if lost := l.lost.Load(); err != nil && lost != nil {
 		return lost
 	}
 	return err
 }
 
 func (l *gcLease) release(ctx context.Context) {
-	l.cancel(nil)
+	l.cancel()
 	<-l.stopped
 	// The run may have been interrupted; the next must not wait for that.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

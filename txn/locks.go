@@ -3,7 +3,6 @@ package txn
 import (
 	"context"
 	"iter"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -79,27 +78,23 @@ func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, fil
 	for !rest.empty() {
 		request := rest.request(false)
 		var page []bigtable.Row
-		began, bytes, cut := time.Now(), 0, false
-		err := t.readRows(ctx, request, func(raw bigtable.Row) bool {
+		bytes := 0
+		cut, err := t.readPage(ctx, request, maxPageRows, filter(t), func(raw bigtable.Row) bool {
 			page = append(page, raw)
 			for _, items := range raw {
 				for _, it := range items {
 					bytes += len(it.Value) + len(it.Column)
 				}
 			}
-			cut = bytes >= maxPageBytes || time.Since(began) > c.cfg.RPCTimeout/2
-			return !cut
-		}, bigtable.RowFilter(filter(t)), bigtable.LimitRows(maxPageRows))
-		if len(page) > 0 && tookTooLong(ctx, err) {
-			cut, err = true, nil
-		}
+			return bytes < maxPageBytes
+		})
 		if err != nil {
 			return err
 		}
 		if goOn, err := fn(t, page); err != nil || !goOn {
 			return err
 		}
-		if cut || len(page) == maxPageRows {
+		if cut {
 			rest = rest.beyond(page[len(page)-1].Key(), false)
 		} else {
 			rest = rest.answered(request, false)

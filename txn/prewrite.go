@@ -36,6 +36,8 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 		defer func() { all.end(err) }()
 		prewrite = c.prewriteRow
 	}
+	c.waiting, c.doom = context.WithCancel(context.Background())
+	defer c.doom()
 	var g errgroup.Group
 	g.SetLimit(c.client.cfg.Parallelism)
 	for _, row := range c.rows {
@@ -46,6 +48,7 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 			err := prewrite(ctx, row)
 			if err != nil {
 				c.failed.Store(true)
+				c.doom()
 			}
 			return err
 		})
@@ -77,7 +80,7 @@ func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
 		return err
 	}
 	for _, part := range row.split() {
-		if err := c.prewriteCells(ctx, part); err != nil {
+		if err := c.prewriteCells(ctx, part); err != nil || c.failed.Load() {
 			return err
 		}
 	}
@@ -130,7 +133,11 @@ func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 		// Something was in the way, or the outcome is unknown: look.
 		if ctx.Err() == nil {
 			var locked bool
-			if locked, err = c.inspect(ctx, row); locked || (err != nil && !transient(err)) {
+			locked, err = c.inspect(ctx, row)
+			if c.failed.Load() {
+				return nil // as in prewriteRows
+			}
+			if locked || (err != nil && !transient(err)) {
 				return err
 			}
 			switch {
@@ -139,9 +146,6 @@ func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 			case answered:
 				last = nil
 			}
-		}
-		if c.failed.Load() {
-			return last // another row's error comes first
 		}
 		if pause.wait(ctx, 0) != nil {
 			return ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.row, row.table.name), last)
@@ -228,8 +232,14 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 	case own > 0:
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
 	}
+	if c.waiting != nil && len(others) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(c.waiting, cancel)()
+	}
 	for _, l := range others {
-		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.mayWait)
+		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.unlatch)
 		if err != nil {
 			return false, err
 		}
@@ -238,13 +248,6 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 		}
 	}
 	return false, nil
-}
-
-// mayWait is asked before the commit waits for a lock. Others that wait for its cells
-// need not, and when another row has failed, it waits for nothing.
-func (c *commit) mayWait() bool {
-	c.unlatch()
-	return !c.failed.Load()
 }
 
 // findConflict looks for write records and marks at or above start_ts. The

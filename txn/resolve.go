@@ -60,12 +60,16 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 // resolveForWrite clears a lock that the prewrite of the transaction that
 // started at ts met. To wait while holding locks could deadlock, so only the
 // older transaction waits, and the younger one fails at once (wait-die); clear
-// is false then, and also when mayWait, which is asked before every wait, says no.
-func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp, mayWait func() bool) (clear bool, err error) {
+// is false then. unlatch is called before it waits.
+func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
 	ctx, span := c.trace.resolve(ctx, l)
 	began := time.Now()
 	s, err := c.decide(ctx, l, ts, true, func(l *Lock, _ Status) bool {
-		return ts < l.StartTS && mayWait()
+		if ts < l.StartTS {
+			unlatch()
+			return true
+		}
+		return false
 	})
 	c.metrics.waited(ctx, l.Cell.Table, began)
 	defer func() {

@@ -99,7 +99,7 @@ func (s *scan) request(ctx context.Context) error {
 		return failed == nil && !s.done && !stopped, time.Since(arrived)
 	}, opts...)
 	if err != nil && failed == nil && !s.done && !stopped {
-		if len(s.page) > 0 && tookTooLong(ctx, err) {
+		if read > 0 && tookTooLong(ctx, err) {
 			return s.turn(ctx)
 		}
 		failed = s.view.client.afterRead(ctx, s.view.ts, err)

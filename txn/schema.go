@@ -85,15 +85,37 @@ func (t *table) reload(ctx context.Context) error {
 	return nil
 }
 
-// replace stores a schema unless there is a newer one: an answer may be late, and
-// must not undo what was learned meanwhile, a registration above all.
+// replace stores what a look has found beside what others have found meanwhile: an
+// answer may be late, and must not undo a registration, nor one of the families.
 func (t *table) replace(s *schema) {
 	for {
 		old := t.schema.Load()
-		if old != nil && old.look > s.look || t.schema.CompareAndSwap(old, s) {
+		if t.schema.CompareAndSwap(old, s.merge(old, t.client.cfg.Admin != nil)) {
 			return
 		}
 	}
+}
+
+// merge takes the record from the later look, and the families, where they do not
+// come from the record, from the later verification. What the record of the later
+// look has, it had when the other one began.
+func (s *schema) merge(old *schema, verified bool) *schema {
+	if old == nil {
+		return s
+	}
+	newer, families := *s, s.families
+	if old.look > s.look {
+		newer = *old
+	}
+	if old.loaded.After(s.loaded) {
+		newer.loaded, families = old.loaded, old.families
+	} else {
+		newer.loaded = s.loaded
+	}
+	if verified {
+		newer.families = families
+	}
+	return &newer
 }
 
 // reloadObserved reads which columns are observed, as of now. The families were

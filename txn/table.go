@@ -56,6 +56,23 @@ func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 	return err
 }
 
+// readPage is readRows for one page of a long read: of at most so many rows, as long
+// as fn wants more, and no longer than half of the timeout; a request that comes to
+// its deadline is a page, too, if it has brought any row. cut: the page has rows,
+// and there may be more behind them.
+func (t *table) readPage(ctx context.Context, rows bigtable.RowSet, most int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
+	began, n := time.Now(), 0
+	err = t.readRows(ctx, rows, func(raw bigtable.Row) bool {
+		n++
+		cut = !fn(raw) || time.Since(began) > t.client.cfg.RPCTimeout/2
+		return !cut
+	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(most)))
+	if n > 0 && tookTooLong(ctx, err) {
+		return true, nil
+	}
+	return cut || n == most, err
+}
+
 // streamRows is readRows for an answer that is consumed as it arrives: fn says,
 // besides, how long its caller was held up by others than Bigtable.
 func (t *table) streamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) error {
@@ -221,7 +238,7 @@ func (t *table) newer(ctx context.Context, old *schema) (*schema, error) {
 	case <-ctx.Done():
 		return nil, ended(ctx, fmt.Sprintf("reading the schema of table %q", t.name), nil)
 	}
-	if s := t.schema.Load(); s != old {
+	if s := t.schema.Load(); s.loaded.After(old.loaded) {
 		return s, nil // somebody else has just read it
 	}
 	if err := t.reload(ctx); err != nil {

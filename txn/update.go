@@ -27,7 +27,8 @@ import (
 // ends or the attempts are used up, with an error that tells the last conflict
 // (errors.Is with the context's error holds); or when a commit's outcome is
 // unknown (ErrUndetermined): then f is not run again, because its effects may
-// be there already. Set a deadline on ctx.
+// be there already. That of another transaction, which f has made, is f's matter:
+// ErrUndetermined does not hold for it here. Set a deadline on ctx.
 //
 // A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
@@ -81,6 +82,8 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 	var ts tso.Timestamp
 	if err = f(tx.within(ctx), tx); err == nil {
 		ts, err = tx.Commit(ctx)
+	} else if errors.Is(err, ErrUndetermined) {
+		err = &functionError{err}
 	}
 	if err == nil {
 		return ts, tx.opts, nil
@@ -89,6 +92,25 @@ func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Conte
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return 0, tx.opts, err
+}
+
+// A functionError is that of a function that could not find out what came of a
+// transaction of its own. Nothing of the one that it ran in is committed.
+type functionError struct{ err error }
+
+func (e *functionError) Error() string {
+	return fmt.Sprintf("nothing of this transaction was committed: %v", e.err)
+}
+
+func (e *functionError) Is(target error) bool {
+	return target != ErrUndetermined && errors.Is(e.err, target)
+}
+
+func (e *functionError) As(target any) bool {
+	if _, ok := target.(**UndeterminedError); ok {
+		return false
+	}
+	return errors.As(e.err, target)
 }
 
 // beforeNext waits before the next run of a function: with jittered exponential

@@ -275,7 +275,7 @@ func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selec
 func (c *Client) clearBehind(stranded []*Lock, ts tso.Timestamp) {
 	for _, l := range stranded {
 		c.background.run(func(ctx context.Context) {
-			if _, err := c.resolveForWrite(ctx, l, ts, func() bool { return true }); err != nil {
+			if _, err := c.resolveForWrite(ctx, l, ts, func() {}); err != nil {
 				c.log.DebugContext(ctx, "clearing a stranded lock behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
