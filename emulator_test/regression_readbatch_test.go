@@ -15,60 +15,79 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A batch whose last waiting callers left went on when others had been answered
-// before: it was counted down by those who left alone, and held its place, and so
-// all reads behind it, until Config.RPCTimeout; closed by counting those who were
-// answered as well (readBatcher.send).
+// A batch of which some callers have left and others were answered, so that nobody
+// waits for it any more, went on: only those who left were counted, and it held its
+// place, and so all reads behind it, until Config.RPCTimeout; closed by counting those
+// who are answered as well (readBatcher.answer and leave).
 func TestReadBatchOfWhichSomeAreAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFanOut(t, txn.Config{RPCTimeout: 20 * time.Second})
-		// The second row of the batch does not arrive.
-		stall := make(chan struct{})
-		c := f.env.NewClient(txn.Config{TokenTTL: -1, BatchReads: 1, SchemaMaxAge: time.Hour}, append(f.faults.DialOptions(), grpc.WithChainStreamInterceptor(
-			func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-				s, err := streamer(ctx, desc, cc, method, opts...)
-				return &stalledStream{ClientStream: s, stalled: stall}, err
-			}))...)
-		f.first.Release()
-		f.wg.Wait()
-		f.view = takeSnapshot(t, c).Table("a")
-		first := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
-		f.get("row0", "0")
-		<-first.Fired()
-		ctx, cancel := context.WithCancel(t.Context())
-		left := make(chan error, 1)
-		answered := inBackground(func() error {
-			_, _, err := f.view.Get(t.Context(), "row1", "f", "q")
-			return err
+	for name, leavesFirst := range map[string]bool{"one leaves, another is answered": true, "one is answered, another leaves": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { leaveReadBatch(t, leavesFirst) })
 		})
-		synctest.Wait()
-		go func() {
-			_, _, err := f.view.Get(ctx, "row2", "f", "q")
-			left <- err
-		}()
-		synctest.Wait()
-		first.Release()
-		<-stall
-		if o := <-answered; o.err != nil {
-			t.Error(o.err)
-		}
-		begun := time.Now()
+	}
+}
+
+func leaveReadBatch(t *testing.T, leavesFirst bool) {
+	f := newFanOut(t, txn.Config{RPCTimeout: 20 * time.Second})
+	// The second row of the batch does not arrive.
+	stall := &stall{begun: make(chan struct{}), first: make(chan struct{}), second: make(chan struct{})}
+	c := f.env.NewClient(txn.Config{TokenTTL: -1, BatchReads: 1, SchemaMaxAge: time.Hour}, append(f.faults.DialOptions(), grpc.WithChainStreamInterceptor(
+		func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			return &stalledStream{ClientStream: s, stall: stall}, err
+		}))...)
+	f.first.Release()
+	f.wg.Wait()
+	f.view = takeSnapshot(t, c).Table("a")
+	first := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+	f.get("row0", "0")
+	<-first.Fired()
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	answered := inBackground(func() error {
+		_, _, err := f.view.Get(t.Context(), "row1", "f", "q")
+		return err
+	})
+	synctest.Wait()
+	go func() {
+		_, _, err := f.view.Get(ctx, "row2", "f", "q")
+		left <- err
+	}()
+	synctest.Wait()
+	first.Release()
+	<-stall.begun
+	leave := func() {
 		cancel()
 		if err := <-left; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		f.get("row3", "later")
-		f.wg.Wait()
-		if d := time.Since(begun); d > time.Second {
-			t.Errorf("a read waited %v behind a request that nobody waits for", d)
-		}
-	})
+	}
+	if leavesFirst {
+		leave()
+	}
+	close(stall.first)
+	<-stall.second
+	if o := <-answered; o.err != nil {
+		t.Error(o.err)
+	}
+	begun := time.Now()
+	if !leavesFirst {
+		leave()
+	}
+	f.get("row3", "later")
+	f.wg.Wait()
+	if d := time.Since(begun); d > time.Second {
+		t.Errorf("a read waited %v behind a request that nobody waits for", d)
+	}
 }
 
-// A stalledStream is one whose request asks for two rows: it brings the first.
+// A stall is of the request that asks for two rows: it begins to wait for the first,
+// gets it when first is closed, and asks for the second, which does not come.
+type stall struct{ begun, first, second chan struct{} }
+
 type stalledStream struct {
 	grpc.ClientStream
-	stalled  chan struct{}
+	stall    *stall
 	two      bool
 	received int
 }
@@ -80,8 +99,12 @@ func (s *stalledStream) SendMsg(m any) error {
 }
 
 func (s *stalledStream) RecvMsg(m any) error {
-	if s.received++; s.two && s.received == 2 {
-		close(s.stalled)
+	switch s.received++; {
+	case s.two && s.received == 1:
+		close(s.stall.begun)
+		<-s.stall.first
+	case s.two && s.received == 2:
+		close(s.stall.second)
 		<-s.Context().Done()
 		return status.FromContextError(s.Context().Err()).Err()
 	}

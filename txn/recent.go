@@ -35,7 +35,7 @@ func (r *recentCommits) committed(rows []*rowWrites, commitTS tso.Timestamp) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := len(r.slots) / 8 // a transaction of many cells leaves room for others
+	left := max(1, len(r.slots)/8) // a transaction of many cells leaves room for others
 	for _, row := range rows {
 		for _, w := range row.writes {
 			if left--; left < 0 {
