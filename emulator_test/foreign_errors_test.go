@@ -178,10 +178,14 @@ func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 		slow := others.OnStep(txntest.StepCommit, txntest.Hold)
 		younger := commitInBackground(t.Context(), beginSet(t, y, "young", "p", "y"))
 		<-slow.Fired()
-		faults.On("p", func(c txntest.Call) bool { return c.Row == "p" }, txntest.DropRequest, 0)
+		unreadable := faults.On("p", func(c txntest.Call) bool { return c.Row == "p" }, txntest.DropRequest, 0)
+		conflicts := faults.On("x", func(c txntest.Call) bool { return c.Step == txntest.StepPrewrite && c.Row == "x" }, txntest.Hold, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		older := commitInBackground(ctx, old)
+		<-unreadable.Fired() // it waits already
+		<-conflicts.Fired()
+		conflicts.Release()
 		pass(100 * time.Millisecond)
 		wantValue(t, takeSnapshot(t, env.Client), "z", "0")
 		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
