@@ -17,38 +17,30 @@ import (
 )
 
 // Secondaries that are to be committed while a request is under way go in one
-// request, whoever's they are; each transaction's in its own when that is asked
-// for.
+// request, of whichever transactions they are.
 func TestBackgroundJoinsTransactions(t *testing.T) {
 	const commits = 40
-	for _, tt := range []struct {
-		separate bool
-		want     int
-	}{{false, 2}, {true, 1 + commits}} {
-		t.Run(fmt.Sprintf("separate=%v", tt.separate), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, SeparateSecondaries: tt.separate})
-				first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
-				mustSet(t, a, "3", "p", "s")
-				<-first.Fired()
-				for i := range commits {
-					mustSet(t, a, "3", fmt.Sprint("p", i), fmt.Sprint("s", i))
-				}
-				if s := a.Stats(); !tt.separate && s.BackgroundCells != 2*(1+commits) {
-					t.Errorf("%d changes are queued, want those of all transactions", s.BackgroundCells)
-				}
-				first.Release()
-				synctest.Wait()
-				wantNoLocks(t, env.Client)
-				if n := faults.Count()[txntest.StepSecondaries]; n != tt.want {
-					t.Errorf("%d requests for the secondaries of %d transactions, want %d", n, 1+commits, tt.want)
-				}
-				if s := a.Stats(); s.BackgroundRequests != int64(tt.want) || s.BackgroundCells != 0 || s.BackgroundBytes != 0 {
-					t.Errorf("stats say %+v", s)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		mustSet(t, a, "3", "p", "s")
+		<-first.Fired()
+		for i := range commits {
+			mustSet(t, a, "3", fmt.Sprint("p", i), fmt.Sprint("s", i))
+		}
+		if s := a.Stats(); s.BackgroundCells != 2*(1+commits) {
+			t.Errorf("%d changes are queued, want those of all transactions", s.BackgroundCells)
+		}
+		first.Release()
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
+			t.Errorf("%d requests for the secondaries of %d transactions, want 2", n, 1+commits)
+		}
+		if s := a.Stats(); s.BackgroundRequests != 2 || s.BackgroundCells != 0 || s.BackgroundBytes != 0 {
+			t.Errorf("stats say %+v", s)
+		}
+	})
 }
 
 // entryFault answers the entries of a MutateRows request for one row with an

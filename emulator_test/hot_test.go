@@ -146,13 +146,11 @@ var hotModes = []struct {
 	name string
 	cfg  txn.Config
 }{
-	{"off", txn.Config{LatchWait: -1, RecentCommits: -1}},
-	{"early abort", txn.Config{LatchWait: -1}},
-	{"latches", txn.Config{RecentCommits: -1}},
+	{"off", txn.Config{LatchWait: -1}},
 	{"both", txn.Config{}},
 }
 
-var everyHotMode = flag.Bool("hot", false, "let TestHotCells measure latches and early aborts one by one, with 16 and 64 goroutines")
+var everyHotMode = flag.Bool("hot", false, "let TestHotCells measure with 16 and 64 goroutines")
 
 // TestHotCells measures latches and early aborts in virtual time, where only
 // round trips take any: with both, more commits come of fewer requests, and the
@@ -165,9 +163,6 @@ func TestHotCells(t *testing.T) {
 			}
 			runs := map[string]hotRun{}
 			for _, mode := range hotModes {
-				if mode.name != "off" && mode.name != "both" && !*everyHotMode {
-					continue
-				}
 				r := bankOnHotCells(t, mode.cfg, clients, workers, 5*time.Millisecond, time.Second)
 				runs[mode.name] = r
 				t.Logf("%d clients, %d goroutines, %-11s %v", clients, workers, mode.name+":", r)
@@ -206,7 +201,7 @@ func TestEarlyConflict(t *testing.T) {
 		{"lock", func(tx *txn.Txn) { tx.Table("a").Lock("hot", "f", "q") }},
 	} {
 		var errs []*txn.ConflictError
-		for _, cfg := range []txn.Config{{LatchWait: -1, RecentCommits: -1}, {LatchWait: -1}, {}} {
+		for _, cfg := range []txn.Config{{LatchWait: -1}, {}} {
 			synctest.Test(t, func(t *testing.T) {
 				_, c, faults := newRegression(t, cfg)
 				late, after := begin(t, c), begin(t, c)
@@ -236,7 +231,7 @@ func TestEarlyConflict(t *testing.T) {
 					t.Fatalf("%v, want a conflict", o.err)
 				}
 				want := 0
-				if cfg.RecentCommits < 0 {
+				if cfg.LatchWait < 0 {
 					want = 1
 				}
 				if n := prewrites(faults, late); n != want {
@@ -267,7 +262,7 @@ func TestEarlyConflict(t *testing.T) {
 // A commit of another cell in the same place of the table is no conflict.
 func TestEarlyConflictNamesItsCell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newRegression(t, txn.Config{RecentCommits: 1})
+		env, c, faults := newRegression(t, txn.Config{})
 		early := beginSet(t, c, "1", "one")
 		mustSet(t, c, "2", "two")
 		if _, err := early.Commit(t.Context()); err != nil {

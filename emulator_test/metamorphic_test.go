@@ -278,19 +278,16 @@ func teach(ctx context.Context, t *testing.T, c *txn.Client) {
 // randomConfig is a configuration that must not change what anybody sees.
 func randomConfig(rnd *rand.Rand) txn.Config {
 	return txn.Config{
-		LockTTL:             []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
-		TokenTTL:            []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
-		Parallelism:         []int{1, 2, 0}[rnd.IntN(3)],
-		SyncSecondaries:     rnd.IntN(2) == 0,
-		BackgroundCells:     []int{1, 10, 0}[rnd.IntN(3)],
-		BackgroundBytes:     []int{1, 0}[rnd.IntN(2)],
-		SeparateSecondaries: rnd.IntN(2) == 0,
-		PassLocks:           rnd.IntN(2) == 0,
-		LatchWait:           []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
-		RecentCommits:       []int{-1, 1, 0}[rnd.IntN(3)],
-		PrefetchBytes:       []int{-1, 1, 0}[rnd.IntN(3)],
-		BatchReads:          rnd.IntN(3),
-		SchemaMaxAge:        []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
+		LockTTL:         []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
+		TokenTTL:        []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
+		Parallelism:     []int{1, 2, 0}[rnd.IntN(3)],
+		SyncSecondaries: rnd.IntN(2) == 0,
+		BackgroundBytes: []int{1, 5000, 0}[rnd.IntN(3)],
+		PassLocks:       rnd.IntN(2) == 0,
+		LatchWait:       []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
+		PrefetchBytes:   []int{-1, 1, 0}[rnd.IntN(3)],
+		BatchReads:      rnd.IntN(3),
+		SchemaMaxAge:    []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
 	}
 }
 

@@ -107,11 +107,11 @@ func TestBackgroundGivesUpWhatIsRefused(t *testing.T) {
 }
 
 // The queue was bounded in rows, whatever their size; closed by counting
-// changes of cells (BackgroundCells). A commit that finds no room commits its
+// bytes (BackgroundBytes), names and messages included. A commit that finds no room commits its
 // secondaries itself.
 func TestBackgroundIsBoundedInCells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, BackgroundCells: 50})
+		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, BackgroundBytes: 15_000})
 		hung := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		for i := range 2 {
 			tx := beginSet(t, a, "3", fmt.Sprint("p", i))

@@ -80,7 +80,7 @@ func TestManyTransactions(t *testing.T) {
 	}
 }
 
-// TestCommitsAreAdmitted keeps commits beyond Config.MaxCommits from taking locks.
+// TestCommitsAreAdmitted keeps commits beyond four for each request of Config.Parallelism from taking locks.
 // Without a bound, 10,000 at once keep one another from getting done within their
 // ttl: they send tens of thousands of heartbeats, and hardly any commits.
 func TestCommitsAreAdmitted(t *testing.T) {
@@ -88,9 +88,9 @@ func TestCommitsAreAdmitted(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
-		c := env.NewClient(txn.Config{TokenTTL: -1, MaxCommits: 2}, faults.DialOptions()...)
-		held := faults.On("commit", func(c txntest.Call) bool { return c.Step == txntest.StepCommit }, txntest.Hold, 2)
-		results := make(chan error, 5)
+		c := env.NewClient(txn.Config{TokenTTL: -1, Parallelism: 1}, faults.DialOptions()...)
+		held := faults.On("commit", func(c txntest.Call) bool { return c.Step == txntest.StepCommit }, txntest.Hold, 4)
+		results := make(chan error, 10)
 		for i := range cap(results) {
 			tx := beginSet(t, c, "v", "r"+strconv.Itoa(i))
 			go func() {
@@ -99,13 +99,13 @@ func TestCommitsAreAdmitted(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		if n := faults.Count()[txntest.StepPrewrite]; n != 2 {
-			t.Errorf("%d prewrites with two commits under way", n)
+		if n := faults.Count()[txntest.StepPrewrite]; n != 4 {
+			t.Errorf("%d prewrites with four commits under way", n)
 		}
 		// Who gives up waiting has not begun.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := beginSet(t, c, "v", "r9").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrUndetermined) {
+		if _, err := beginSet(t, c, "v", "r99").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrUndetermined) {
 			t.Errorf("waiting for a place: %v", err)
 		}
 		held.Release()
@@ -128,7 +128,7 @@ func TestDeadBackend(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
-		c := env.NewClient(txn.Config{TokenTTL: -1, BackgroundCells: 100, RPCTimeout: time.Second, BackgroundTimeout: 10 * time.Second}, faults.DialOptions()...)
+		c := env.NewClient(txn.Config{TokenTTL: -1, BackgroundBytes: 60_000, RPCTimeout: time.Second, BackgroundTimeout: 10 * time.Second}, faults.DialOptions()...)
 		dead := faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.Hold, 0)
 		most := 0
 		for i := range 200 {
@@ -137,11 +137,11 @@ func TestDeadBackend(t *testing.T) {
 			if _, err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			most = max(most, int(c.Stats().BackgroundCells))
+			most = max(most, int(c.Stats().BackgroundBytes))
 		}
 		<-dead.Fired()
-		if most > 100 {
-			t.Errorf("%d changes were queued, 100 are allowed", most)
+		if most > 60_000 {
+			t.Errorf("%d bytes were queued, 60,000 are allowed", most)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

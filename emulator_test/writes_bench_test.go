@@ -14,17 +14,14 @@ import (
 
 // BenchmarkSecondaries commits transactions of four rows from many goroutines,
 // with one millisecond a request, and counts the requests that commit their
-// secondaries: shared by transactions, and in requests of their own.
+// secondaries, which transactions share.
 func BenchmarkSecondaries(b *testing.B) {
 	for _, workers := range []int{1, 16, 64} {
-		for _, mode := range []struct {
-			name string
-			cfg  txn.Config
-		}{{"shared", txn.Config{}}, {"separate", txn.Config{SeparateSecondaries: true}}} {
-			b.Run(fmt.Sprintf("workers=%d/%s", workers, mode.name), func(b *testing.B) {
+		{
+			b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
 				env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck())
 				env.CreateTable("a", "f")
-				c := env.NewClient(mode.cfg, slow(time.Millisecond)...)
+				c := env.NewClient(txn.Config{}, slow(time.Millisecond)...)
 				b.ResetTimer()
 				spread(b.N, workers, func(n int) {
 					_, err := c.Update(b.Context(), func(_ context.Context, tx *txn.Txn) error {
@@ -79,7 +76,7 @@ func BenchmarkCounter(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck())
 			env.CreateTable("docs", "d")
-			c := env.NewClient(txn.Config{LatchWait: -1, RecentCommits: -1}, slow(time.Millisecond)...)
+			c := env.NewClient(txn.Config{LatchWait: -1}, slow(time.Millisecond)...)
 			counter := notify.Counter{Table: "docs", Family: "d", Qualifier: "n", Shards: shards}
 			b.ResetTimer()
 			spread(b.N, 32, func(int) {

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/defaults"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -103,40 +105,19 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		def   time.Duration
-	}{
-		{"LockTTL", &c.LockTTL, 30 * time.Second},
-		{"Timeout", &c.Timeout, 5 * time.Minute},
-		{"DrainTimeout", &c.DrainTimeout, 30 * time.Second},
-		{"Backoff.Min", &c.Backoff.Min, time.Second},
-		{"Backoff.Max", &c.Backoff.Max, 10 * time.Minute},
-	} {
-		if *d.value < 0 {
-			return c, fmt.Errorf("notify: %w: Config.%s is %v; it has to be positive, or zero for its default", txn.ErrInvalid, d.name, *d.value)
-		}
-		if *d.value == 0 {
-			*d.value = d.def
-		}
-	}
-	for _, n := range []struct {
-		name  string
-		value *int
-		def   int
-	}{
-		{"Concurrency", &c.Concurrency, 16},
-		{"Queue", &c.Queue, 1024},
-		{"MaxAttempts", &c.MaxAttempts, 10},
-		{"ConflictAttempts", &c.ConflictAttempts, 8},
-	} {
-		if *n.value < 0 {
-			return c, fmt.Errorf("notify: %w: Config.%s is %d; it has to be positive, or zero for its default", txn.ErrInvalid, n.name, *n.value)
-		}
-		if *n.value == 0 {
-			*n.value = n.def
-		}
+	err := cmp.Or(
+		defaults.Positive("Config.LockTTL", &c.LockTTL, 30*time.Second),
+		defaults.Positive("Config.Timeout", &c.Timeout, 5*time.Minute),
+		defaults.Positive("Config.DrainTimeout", &c.DrainTimeout, 30*time.Second),
+		defaults.Positive("Config.Backoff.Min", &c.Backoff.Min, time.Second),
+		defaults.Positive("Config.Backoff.Max", &c.Backoff.Max, 10*time.Minute),
+		defaults.Positive("Config.Concurrency", &c.Concurrency, 16),
+		defaults.Positive("Config.Queue", &c.Queue, 1024),
+		defaults.Positive("Config.MaxAttempts", &c.MaxAttempts, 10),
+		defaults.Positive("Config.ConflictAttempts", &c.ConflictAttempts, 8),
+	)
+	if err != nil {
+		return c, fmt.Errorf("notify: %w: %w", txn.ErrInvalid, err)
 	}
 	if c.MaxHops == 0 {
 		c.MaxHops = 1000

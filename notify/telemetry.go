@@ -12,6 +12,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/percolator-bigtable/percolator/tso/instrument"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -52,41 +53,28 @@ type telemetry struct {
 }
 
 func newTelemetry(cfg Config) (t telemetry, err error) {
-	tracers, meters := cfg.TracerProvider, cfg.MeterProvider
+	tracers := cfg.TracerProvider
 	if tracers == nil {
 		tracers = otel.GetTracerProvider()
 	}
-	if meters == nil {
-		meters = otel.GetMeterProvider()
+	in := instrument.New(cfg.MeterProvider, scope)
+	t = telemetry{
+		tracer: tracers.Tracer(scope), meter: in.Meter,
+		executions: in.Counter("percolator.observer.executions", "{run}", "Checks of a cell for an observer, by how they ended."),
+		duration:   in.Seconds("percolator.observer.duration", "Duration of runs of observers, commit included.", .001, .005, .01, .05, .1, .5, 1, 5, 10, 60),
+		lag:        in.Seconds("percolator.observer.lag", "From the oldest change that a run handled to the run's commit, in oracle time.", .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+		collapsed:  in.Counter("percolator.observer.collapsed", "{change}", "Changes that were handled along with a newer one."),
+		letters:    in.Counter("percolator.observer.dead_letters", "{change}", "Changes that became dead letters."),
+		found:      in.Counter("percolator.notifications.found", "{notification}", "Notifications that a worker took, by how it learned of them."),
+		scanned:    in.Counter("percolator.scan.cells", "{cell}", "Cells with notifications that the scan read."),
+		backlog:    in.Gauge("percolator.observer.backlog", "{cell}", "Cells that wait in this worker for an observer."),
+		scanner: [3]metric.Int64ObservableCounter{
+			in.Observed("percolator.scan.sweeps", "{sweep}", "Sweeps of this worker's scanner over all tables."),
+			in.Observed("percolator.scan.pieces", "{piece}", "Pieces of tables that the scanner read, each one request or more."),
+			in.Observed("percolator.scan.teleports", "{jump}", "Jumps of the scanner away from other workers."),
+		},
 	}
-	t.tracer, t.meter = tracers.Tracer(scope), meters.Meter(scope)
-	var errs []error
-	note := func(err error) { errs = append(errs, err) }
-	t.executions, err = t.meter.Int64Counter("percolator.observer.executions", metric.WithUnit("{run}"), metric.WithDescription("Looks at a cell for an observer, by how they ended."))
-	note(err)
-	t.duration, err = t.meter.Float64Histogram("percolator.observer.duration", metric.WithUnit("s"), metric.WithDescription("Duration of runs of observers, commit included."), metric.WithExplicitBucketBoundaries(.001, .005, .01, .05, .1, .5, 1, 5, 10, 60))
-	note(err)
-	t.lag, err = t.meter.Float64Histogram("percolator.observer.lag", metric.WithUnit("s"), metric.WithDescription("From the oldest change that a run handled to the run's commit, in oracle time."), metric.WithExplicitBucketBoundaries(.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800))
-	note(err)
-	t.collapsed, err = t.meter.Int64Counter("percolator.observer.collapsed", metric.WithUnit("{change}"), metric.WithDescription("Changes that were handled along with a newer one."))
-	note(err)
-	t.letters, err = t.meter.Int64Counter("percolator.observer.dead_letters", metric.WithUnit("{change}"), metric.WithDescription("Changes that were given up and became dead letters."))
-	note(err)
-	t.found, err = t.meter.Int64Counter("percolator.notifications.found", metric.WithUnit("{notification}"), metric.WithDescription("Notifications that a worker took, by what told it of them."))
-	note(err)
-	t.scanned, err = t.meter.Int64Counter("percolator.scan.cells", metric.WithUnit("{cell}"), metric.WithDescription("Cells with notifications that the scan read."))
-	note(err)
-	t.backlog, err = t.meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithUnit("{cell}"), metric.WithDescription("Cells that wait in this worker for an observer."))
-	note(err)
-	for i, c := range []struct{ name, unit, description string }{
-		{"percolator.scan.sweeps", "{sweep}", "Sweeps of this worker's scanner over all tables."},
-		{"percolator.scan.pieces", "{piece}", "Pieces of tables that the scanner read, each one request or more."},
-		{"percolator.scan.teleports", "{jump}", "Jumps of the scanner away from other workers."},
-	} {
-		t.scanner[i], err = t.meter.Int64ObservableCounter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.description))
-		note(err)
-	}
-	return t, errors.Join(errs...)
+	return t, in.Err()
 }
 
 // watch measures the lanes until stop is called.

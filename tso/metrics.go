@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso/instrument"
 )
 
 // This file is what the oracles tell OpenTelemetry (docs/observability.md lists
@@ -55,18 +57,15 @@ func newTelemetry(role string, tracers trace.TracerProvider, meters metric.Meter
 	if tracers == nil {
 		tracers = otel.GetTracerProvider()
 	}
-	meter := meterOf(meters)
-	t := telemetry{tracer: tracers.Tracer(scope), role: role}
-	var errs [4]error
-	t.requests, errs[0] = meter.Int64Counter("percolator.oracle.requests", metric.WithUnit("{request}"),
-		metric.WithDescription("Requests for ranges of timestamps: reservations in direct mode, attempts at servers, refusals of servers; by outcome."))
-	t.duration, errs[1] = meter.Float64Histogram("percolator.oracle.request.duration", metric.WithUnit("s"),
-		metric.WithDescription("Duration of requests for ranges of timestamps."), metric.WithExplicitBucketBoundaries(.0001, .0005, .001, .005, .01, .05, .1, .5, 1, 5, 10))
-	t.batch, errs[2] = meter.Int64Histogram("percolator.oracle.batch.size", metric.WithUnit("{timestamp}"),
-		metric.WithDescription("Callers that shared one request."), metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384))
-	t.failovers, errs[3] = meter.Int64Counter("percolator.oracle.failovers", metric.WithUnit("{failover}"),
-		metric.WithDescription("Changes of a client from one server to another."))
-	if err := errors.Join(errs[:]...); err != nil {
+	in := instrument.New(meters, scope)
+	t := telemetry{
+		tracer: tracers.Tracer(scope), role: role,
+		requests:  in.Counter("percolator.oracle.requests", "{request}", "Requests for ranges of timestamps: reservations in direct mode, attempts at servers, refusals of servers; by outcome."),
+		duration:  in.Seconds("percolator.oracle.request.duration", "Duration of requests for ranges of timestamps.", .0001, .0005, .001, .005, .01, .05, .1, .5, 1, 5, 10),
+		batch:     in.Sizes("percolator.oracle.batch.size", "{timestamp}", "Callers that shared one request.", 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384),
+		failovers: in.Counter("percolator.oracle.failovers", "{failover}", "Changes of a client from one server to another."),
+	}
+	if err := in.Err(); err != nil {
 		log.Warn("tso: making metrics failed", "error", err)
 	}
 	if role == roleClient && t.failovers != nil {
@@ -74,13 +73,6 @@ func newTelemetry(role string, tracers trace.TracerProvider, meters metric.Meter
 		t.failovers.Add(context.Background(), 0)
 	}
 	return t
-}
-
-func meterOf(meters metric.MeterProvider) metric.Meter {
-	if meters == nil {
-		meters = otel.GetMeterProvider()
-	}
-	return meters.Meter(scope)
 }
 
 // request begins the span of a request that callers share: a child of the first
@@ -227,34 +219,20 @@ func (e *BackwardsError) ErrorType() string { return outcomeOf(e) }
 // observe reads the server's own counts whenever somebody collects, until stop
 // is called.
 func (s *Server) observe() (stop func(), err error) {
-	meter := meterOf(s.cfg.MeterProvider)
-	var all []metric.Observable
-	var errs []error
-	counter := func(name, unit, description string) metric.Int64ObservableCounter {
-		c, err := meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
-		all, errs = append(all, c), append(errs, err)
-		return c
-	}
-	gauge := func(name, unit, description string) metric.Int64ObservableGauge {
-		g, err := meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(description))
-		all, errs = append(all, g), append(errs, err)
-		return g
-	}
-	timestamps := counter("percolator.oracle.timestamps", "{timestamp}", "Timestamps that this server handed out.")
-	answers := counter("percolator.oracle.answers", "{request}", "Requests that this server answered with timestamps.")
-	terms := counter("percolator.oracle.terms", "{term}", "How often this server came to lead.")
-	writes := counter("percolator.oracle.reservations", "{write}", "Writes of this server to the oracle's row: reservations, renewals, takeovers.")
-	leading := gauge("percolator.oracle.leading", "{leader}", "1 while this server leads, else 0.")
-	epoch := gauge("percolator.oracle.epoch", "{epoch}", "The epoch of this server's present or last term.")
-	locks := gauge("percolator.oracle.locks", "{lock}", "Advisory locks that this server holds for others.")
-	lag, err := meter.Float64ObservableGauge("percolator.oracle.lag", metric.WithUnit("s"), metric.WithDescription("How far oracle time is behind the leader's clock; negative when it runs ahead."))
-	all, errs = append(all, lag), append(errs, err)
-	left, err := meter.Float64ObservableGauge("percolator.oracle.reserved", metric.WithUnit("s"), metric.WithDescription("Oracle time that the leader may still hand out before it has to write again."))
-	all, errs = append(all, left), append(errs, err)
-	if err := errors.Join(errs...); err != nil {
+	in := instrument.New(s.cfg.MeterProvider, scope)
+	timestamps := in.Observed("percolator.oracle.timestamps", "{timestamp}", "Timestamps that this server handed out.")
+	answers := in.Observed("percolator.oracle.answers", "{request}", "Requests that this server answered with timestamps.")
+	terms := in.Observed("percolator.oracle.terms", "{term}", "How often this server became the leader.")
+	writes := in.Observed("percolator.oracle.reservations", "{write}", "Writes of this server to the oracle's row: reservations, renewals, takeovers.")
+	leading := in.Gauge("percolator.oracle.leading", "{leader}", "1 while this server leads, else 0.")
+	epoch := in.Gauge("percolator.oracle.epoch", "{epoch}", "The epoch of this server's present or last term.")
+	locks := in.Gauge("percolator.oracle.locks", "{lock}", "Advisory locks that this server holds for clients.")
+	lag := in.SecondsGauge("percolator.oracle.lag", "How far oracle time is behind the leader's clock; negative when it runs ahead.")
+	left := in.SecondsGauge("percolator.oracle.reserved", "Oracle time that the leader may still hand out before it has to write again.")
+	if err := in.Err(); err != nil {
 		return func() {}, err
 	}
-	r, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	r, err := in.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		now := s.lead.status()
 		o.ObserveInt64(timestamps, int64(now.Timestamps))
 		o.ObserveInt64(answers, int64(now.Requests))
@@ -270,7 +248,7 @@ func (s *Server) observe() (stop func(), err error) {
 		}
 		o.ObserveInt64(leading, is)
 		return nil
-	}, all...)
+	}, timestamps, answers, terms, writes, leading, epoch, locks, lag, left)
 	if err != nil {
 		return func() {}, err
 	}

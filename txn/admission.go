@@ -2,7 +2,11 @@ package txn
 
 import "context"
 
-// admit waits for one of Config.MaxCommits places. Without a bound, more commits
+// commitsPerRequest is how many commits a client has under way at a time for each
+// request of Config.Parallelism.
+const commitsPerRequest = 4
+
+// admit waits for one of the places for commits. Without a bound, more commits
 // than Bigtable gets done within their ttl take each other's time away: all of
 // them hold locks that have to be kept alive by heartbeats, which are requests
 // too, and none gets through. Whoever waits here holds no locks, so nobody waits

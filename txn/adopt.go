@@ -152,9 +152,8 @@ type adopter struct {
 	cfg   *AdoptConfig
 	admin *bigtable.AdminClient
 	bt    *bigtable.Client
-	// requests is a client of which only the requests are used: a Client proper
-	// needs the metadata table.
-	requests *Client
+	// A Client needs the metadata table, which may be missing here.
+	requests *store
 	table    *table
 	meta     *table
 }
@@ -180,15 +179,11 @@ func newAdopter(admin *bigtable.AdminClient, bt *bigtable.Client, cfg *AdoptConf
 	if cfg.SampleRows == 0 {
 		cfg.SampleRows = 20_000
 	}
-	config, err := Config{MetadataTable: cfg.MetadataTable, Logger: cfg.Logger}.withDefaults()
+	requests, err := newRequests(bt, storeConfig{MetadataTable: cfg.MetadataTable, Logger: cfg.Logger})
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{bt: bt, cfg: config, log: config.Logger, trace: newTracing(config)}
-	if c.metrics, err = newMetrics(config); err != nil {
-		return nil, fmt.Errorf("txn: metrics: %w", err)
-	}
-	return &adopter{cfg: cfg, admin: admin, bt: bt, requests: c, table: c.newTable(cfg.Table), meta: c.newTable(cfg.MetadataTable)}, nil
+	return &adopter{cfg: cfg, admin: admin, bt: bt, requests: requests, table: requests.newTable(cfg.Table), meta: requests.newTable(cfg.MetadataTable)}, nil
 }
 
 // describe returns the table's families in order of their names.

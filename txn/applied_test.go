@@ -14,19 +14,20 @@ import (
 // some of them may fail: the others are done.
 func TestAppliedByMutation(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
-	tracing := newTracing(Config{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))})
+	tracing := newTracing(storeConfig{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))})
 	ctx, root := tracing.root(context.Background(), "commit")
 	defer root.end(nil)
-	c := &Client{}
+	s := &store{}
+	background := newBackground(s)
 	var hinted []string
-	defer c.WatchNotifications(func(cell Cell) bool { hinted = append(hinted, cell.Qualifier); return true })()
+	defer s.hints.watch(func(cell Cell) bool { hinted = append(hinted, cell.Qualifier); return true })()
 	one := rowMutation{row: "row", mut: bigtable.NewMutation(), hints: []Cell{{Qualifier: "one"}}, secondaries: tracing.secondaries(ctx, 1)}
 	two := rowMutation{row: "row", mut: bigtable.NewMutation(), hints: []Cell{{Qualifier: "two"}}, secondaries: tracing.secondaries(ctx, 1)}
-	c.applied([]rowMutation{one, two}, []rowMutation{two})
+	background.applied([]rowMutation{one, two}, []rowMutation{two})
 	if want := []string{"one"}; !slices.Equal(hinted, want) || len(recorder.Ended()) != 1 {
 		t.Errorf("hints %v and %d spans after one of two mutations was applied, want %v and 1", hinted, len(recorder.Ended()), want)
 	}
-	c.applied([]rowMutation{two}, nil)
+	background.applied([]rowMutation{two}, nil)
 	if want := []string{"one", "two"}; !slices.Equal(hinted, want) || len(recorder.Ended()) != 2 {
 		t.Errorf("hints %v and %d spans after both, want %v and 2", hinted, len(recorder.Ended()), want)
 	}

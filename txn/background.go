@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"cloud.google.com/go/bigtable"
 )
 
 // background does work that no caller waits for: it commits secondaries, in
@@ -13,9 +15,7 @@ import (
 // and clears locks behind reads. Its memory is bounded: what does not fit is
 // refused, and the caller does it or leaves it to lazy lock resolution.
 type background struct {
-	client *Client
-	ctx    context.Context // ends when close gives up
-	cancel context.CancelFunc
+	store *store
 
 	mu     sync.Mutex
 	queues map[*table]*bulkQueue
@@ -24,6 +24,10 @@ type background struct {
 	tasks  int // running
 	closed bool
 	idle   chan struct{} // closed once closed, cells is 0 and tasks is 0
+	// abandoned: close has given up. working ends what is being sent or run then.
+	abandoned bool
+	working   map[int]context.CancelFunc
+	next      int // key in working
 }
 
 // bulkQueue holds one table's unconditional row mutations. What was not tried
@@ -53,13 +57,26 @@ const (
 	freshTimeout = 2 * time.Second
 )
 
-// separate: each request of the lane is of one transaction.
-func (l *lane) separate(cfg Config) bool { return l.retries || cfg.SeparateSecondaries }
+func newBackground(s *store) *background {
+	return &background{store: s, queues: map[*table]*bulkQueue{}, idle: make(chan struct{}), working: map[int]context.CancelFunc{}}
+}
 
-func newBackground(c *Client) *background {
-	b := &background{client: c, queues: map[*table]*bulkQueue{}, idle: make(chan struct{})}
-	b.ctx, b.cancel = context.WithCancel(untraced)
-	return b
+// work returns a context for one goroutine, which ends when close gives up; release
+// has to be called, without b.mu. b.mu is held.
+func (b *background) work() (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancel(untraced)
+	if b.abandoned {
+		cancel()
+	}
+	key := b.next
+	b.next++
+	b.working[key] = cancel
+	return ctx, func() {
+		cancel()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.working, key)
+	}
 }
 
 // add queues mutations and reports whether there was room for all of them.
@@ -67,7 +84,7 @@ func newBackground(c *Client) *background {
 // roll-forward that is applied very late could bring a collected version back
 // (design §5, hazard 9), and whoever meets the lock rolls it forward as well.
 func (b *background) add(t *table, muts []rowMutation) bool {
-	deadline := time.Now().Add(b.client.cfg.BackgroundTimeout)
+	deadline := time.Now().Add(b.store.cfg.BackgroundTimeout)
 	for i := range muts {
 		muts[i].deadline = deadline
 	}
@@ -75,7 +92,7 @@ func (b *background) add(t *table, muts []rowMutation) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// One transaction fits into an empty queue, however large it is.
-	if b.closed || (b.cells > 0 && b.cells+cells > b.client.cfg.BackgroundCells) || (b.bytes > 0 && b.bytes+bytes > b.client.cfg.BackgroundBytes) {
+	if b.closed || (b.bytes > 0 && b.bytes+bytes > b.store.cfg.BackgroundBytes) {
 		return false
 	}
 	b.cells += cells
@@ -93,27 +110,31 @@ func (b *background) add(t *table, muts []rowMutation) bool {
 func (b *background) put(t *table, q *bulkQueue, l *lane, muts []rowMutation) {
 	l.pending = append(l.pending, muts...)
 	most := 1
-	if l.separate(b.client.cfg) {
+	if l.retries {
 		most = maxTasks
 	}
 	for l.senders < min(most, len(l.pending)) {
 		l.senders++
-		go b.send(t, q, l)
+		ctx, release := b.work()
+		go func() {
+			defer release()
+			b.send(ctx, t, q, l)
+		}()
 	}
 }
 
 // send empties one lane of a table's queue.
-func (b *background) send(t *table, q *bulkQueue, l *lane) {
-	pause := b.client.cfg.Backoff.start()
+func (b *background) send(ctx context.Context, t *table, q *bulkQueue, l *lane) {
+	pause := b.store.cfg.Backoff.start()
 	for {
 		if l.retries {
-			// What is here has failed before. An error is the end of b.ctx, after which
+			// What is here has failed before. An error is the end of ctx, after which
 			// drop drops it all.
-			_ = pause.wait(b.ctx, 0)
+			_ = pause.wait(ctx, 0)
 		}
 		b.mu.Lock()
 		b.drop(t, l)
-		batch := l.take(l.separate(b.client.cfg))
+		batch := l.take()
 		if len(batch) == 0 {
 			l.senders--
 			b.mu.Unlock()
@@ -121,14 +142,14 @@ func (b *background) send(t *table, q *bulkQueue, l *lane) {
 		}
 		b.mu.Unlock()
 
-		failed := b.try(t, l, batch)
+		failed := b.try(ctx, t, l, batch)
 		shared := slices.ContainsFunc(batch, func(m rowMutation) bool { return m.startTS != batch[0].startTS })
 		for i := range failed {
 			failed[i].shared = shared
 		}
-		b.client.applied(batch, failed)
+		b.applied(batch, failed)
 		if len(failed) == 0 {
-			pause = b.client.cfg.Backoff.start()
+			pause = b.store.cfg.Backoff.start()
 		}
 		b.mu.Lock()
 		b.remove(batch)
@@ -143,7 +164,7 @@ func (b *background) send(t *table, q *bulkQueue, l *lane) {
 
 // try sends a batch and returns the rows to send again. No request outlives
 // the first deadline in its batch.
-func (b *background) try(t *table, l *lane, batch []rowMutation) (again []rowMutation) {
+func (b *background) try(ctx context.Context, t *table, l *lane, batch []rowMutation) (again []rowMutation) {
 	first := batch[0].deadline
 	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
 		first = soon
@@ -153,10 +174,10 @@ func (b *background) try(t *table, l *lane, batch []rowMutation) (again []rowMut
 			first = m.deadline
 		}
 	}
-	ctx, cancel := context.WithDeadline(b.ctx, first)
+	ctx, cancel := context.WithDeadline(ctx, first)
 	defer cancel()
-	b.client.counters.backgroundRequests.Add(1)
-	b.client.metrics.batch(len(batch))
+	b.store.counters.backgroundRequests.Add(1)
+	b.store.metrics.batch(len(batch))
 	again, _ = t.apply(ctx, batch) // each carries its own error
 	return again
 }
@@ -170,7 +191,7 @@ func (b *background) drop(t *table, l *lane) {
 	var dropped []rowMutation
 	keep := l.pending[:0]
 	for _, m := range l.pending {
-		if b.ctx.Err() == nil && now.Before(m.deadline) && (m.shared || !permanent(m.err)) {
+		if !b.abandoned && now.Before(m.deadline) && (m.shared || !permanent(m.err)) {
 			keep = append(keep, m)
 			continue
 		}
@@ -186,9 +207,9 @@ func (b *background) drop(t *table, l *lane) {
 	l.pending = keep
 	b.remove(dropped)
 	b.checkIdle()
-	b.client.counters.backgroundDropped.Add(int64(len(dropped)))
-	b.client.metrics.gaveUp(len(dropped))
-	b.client.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", len(dropped), "error", last)
+	b.store.counters.backgroundDropped.Add(int64(len(dropped)))
+	b.store.metrics.gaveUp(len(dropped))
+	b.store.log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.name, "rows", len(dropped), "error", last)
 }
 
 // remove counts mutations out. b.mu is held.
@@ -199,12 +220,12 @@ func (b *background) remove(muts []rowMutation) {
 }
 
 // take takes the next request's rows out of a lane: of as many transactions as
-// fit, or of one when separate.
-func (l *lane) take(separate bool) []rowMutation {
+// fit, or of one where it retries.
+func (l *lane) take() []rowMutation {
 	n, ops, bytes := 0, 0, 0
 	for n < len(l.pending) && n < maxBatchRows {
 		m := &l.pending[n]
-		if n > 0 && (ops+m.ops > maxMutations || bytes+m.size() > maxBatchBytes || (separate && m.startTS != l.pending[0].startTS)) {
+		if n > 0 && (ops+m.ops > maxMutations || bytes+m.size() > maxBatchBytes || (l.retries && m.startTS != l.pending[0].startTS)) {
 			break
 		}
 		ops += m.ops
@@ -242,10 +263,12 @@ func (b *background) run(f func(context.Context)) bool {
 		return false
 	}
 	b.tasks++
+	ctx, release := b.work()
 	go func() {
-		ctx, cancel := context.WithTimeout(b.ctx, b.client.cfg.BackgroundTimeout)
+		ctx, cancel := context.WithTimeout(ctx, b.store.cfg.BackgroundTimeout)
 		defer cancel()
 		f(ctx)
+		release()
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.tasks--
@@ -272,14 +295,16 @@ func (b *background) close(ctx context.Context) error {
 	b.mu.Unlock()
 	select {
 	case <-b.idle:
-		b.cancel()
 		return nil
 	case <-ctx.Done():
 	}
 	b.mu.Lock()
 	cells, tasks := b.cells, b.tasks
+	b.abandoned = true
+	for _, cancel := range b.working {
+		cancel()
+	}
 	b.mu.Unlock()
-	b.cancel()
 	<-b.idle // every request ends with its context
 	return ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
 }
@@ -290,4 +315,20 @@ func (b *background) queued() (cells, bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cells, b.bytes
+}
+
+// applied tells the watchers of the cells in muts, but for those that failed, and
+// the spans of their commits.
+func (b *background) applied(muts, failed []rowMutation) {
+	// Not by row: a batch holds those of several transactions.
+	skip := map[*bigtable.Mutation]bool{}
+	for _, m := range failed {
+		skip[m.mut] = true
+	}
+	for _, m := range muts {
+		if !skip[m.mut] {
+			b.store.hints.hint(m.hints...)
+			m.secondaries.done(1)
+		}
+	}
 }

@@ -6,6 +6,15 @@ import (
 	"time"
 )
 
+// A Backoff is an exponential backoff with full jitter: the n-th wait is
+// uniformly distributed between 0 and min(Max, Min·2ⁿ).
+type Backoff struct {
+	// Min is the first upper bound. Defaults to 2 ms.
+	Min time.Duration
+	// Max is the largest upper bound. Defaults to 1 s.
+	Max time.Duration
+}
+
 // waiter walks through one Backoff.
 type waiter struct {
 	bound, max time.Duration

@@ -9,15 +9,6 @@ import (
 	"cloud.google.com/go/bigtable"
 )
 
-// A write is one buffered write of a cell.
-type write struct {
-	cell     Cell
-	kind     Kind
-	value    []byte
-	promoted bool // a lock that a serializable transaction took for a read
-	observed bool // set when the commit begins
-}
-
 // buffer holds a transaction's writes until commit (paper §2.2: calls to Set
 // are buffered until commit time). The last write of a cell counts; a lock
 // never replaces a put or delete.
@@ -177,67 +168,4 @@ func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 		return nil
 	}
 	return out
-}
-
-// rowWrites are a transaction's writes of one row, in order of their columns.
-type rowWrites struct {
-	table  *table
-	row    string
-	writes []*write
-	// touched: a prewrite may have been sent.
-	touched bool
-}
-
-// observed are the row's cells that get a notify cell.
-func (r *rowWrites) observed() []Cell {
-	var cells []Cell
-	for _, w := range r.writes {
-		if w.observed {
-			cells = append(cells, w.cell)
-		}
-	}
-	return cells
-}
-
-func (r *rowWrites) columns() []Column {
-	cols := make([]Column, len(r.writes))
-	for i, w := range r.writes {
-		cols[i] = w.cell.Column()
-	}
-	return cols
-}
-
-// maxNamedColumns is up to how many columns of a row a prewrite names at once: the
-// emulator copies the row for each of them, and Bigtable looks for each.
-const maxNamedColumns = 8
-
-// wide reports that a prewrite should not name all of the row's columns at once.
-func (r *rowWrites) wide() bool {
-	if len(r.writes) > maxNamedColumns {
-		return true
-	}
-	all := 0
-	for _, w := range r.writes {
-		all += prewriteCost(w.cell.Column())
-	}
-	return all > filterBudget
-}
-
-// split cuts the row's writes so that a prewrite of each part fits into
-// Bigtable's limit on filters. Cells are locked one by one in the protocol, so a
-// row may be prewritten in parts.
-func (r *rowWrites) split() []*rowWrites {
-	var parts []*rowWrites
-	cost := filterBudget
-	for _, w := range r.writes {
-		c := prewriteCost(w.cell.Column())
-		if cost+c > filterBudget {
-			parts = append(parts, &rowWrites{table: r.table, row: r.row})
-			cost = 0
-		}
-		last := parts[len(parts)-1]
-		last.writes = append(last.writes, w)
-		cost += c
-	}
-	return parts
 }

@@ -141,7 +141,7 @@ func (c *Client) BulkLoad(ctx context.Context, table string, rows iter.Seq2[Bulk
 		err = b.prove(ctx)
 	}
 	if err == nil {
-		c.madeCommit(r.CommitTS, time.Time{})
+		c.clock.madeCommit(r.CommitTS, time.Time{})
 	}
 	return r, err
 }
@@ -186,7 +186,7 @@ func (b *bulkLoad) prove(ctx context.Context) error {
 			return interleave(chain(wholeFamily(LockFamily), strip), chain(anyOf(records), from(b.startTS), strip))
 		}
 		filters := []bigtable.Filter{chain(wholeFamily(LockFamily), strip), chain(anyOf(records), strip)}
-		for _, f := range t.current().families {
+		for _, f := range t.schema.current().families {
 			filters = append(filters, chain(wholeFamily(f), strip))
 		}
 		return interleave(filters...)
@@ -242,7 +242,7 @@ const bulkBatchBytes = 4 << 20
 // write sends the rows. After the first failure no further one is read.
 func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) error {
 	g, gctx := errgroup.WithContext(ctx)
-	parallel := b.client.cfg.Parallelism
+	parallel := b.client.store.cfg.Parallelism
 	if b.load.Idle {
 		parallel = min(parallel, 4) // each holds a batch in memory
 	}
@@ -303,7 +303,7 @@ type bulkRow struct {
 }
 
 func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulkRow, error) {
-	s, err := b.table.fresh(ctx)
+	s, err := b.table.schema.fresh(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -334,7 +334,7 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 		w.observed = s.isObserved(w.cell.Column())
 		writes.writes = append(writes.writes, w)
 	}
-	if err := checkRowWrites(writes); err != nil {
+	if err := writes.check(); err != nil {
 		return nil, err
 	}
 	slices.SortFunc(writes.writes, func(a, b *write) int { return cmp.Compare(a.cell.Column().key(), b.cell.Column().key()) })
@@ -369,7 +369,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 	}
 	predicate := inTheWay(r.columns, b.startTS)
 	var last error
-	for pause := b.client.cfg.Backoff.start(); ; {
+	for pause := b.client.store.cfg.Backoff.start(); ; {
 		matched, err := b.table.checkAndMutate(ctx, r.row, predicate, nil, r.mutation)
 		switch {
 		case err == nil && !matched:
@@ -406,7 +406,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 
 // sendBatch writes rows of an idle range until all are acknowledged.
 func (b *bulkLoad) sendBatch(ctx context.Context, muts []rowMutation, cells int) error {
-	for pause := b.client.cfg.Backoff.start(); ; {
+	for pause := b.client.store.cfg.Backoff.start(); ; {
 		failed, err := b.table.apply(ctx, muts)
 		switch {
 		case err == nil:

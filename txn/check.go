@@ -72,7 +72,7 @@ func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet
 	return func(yield func(Violation, error) bool) {
 		t, err := c.table(ctx, tableName)
 		if err == nil {
-			_, err = t.fresh(ctx)
+			_, err = t.schema.fresh(ctx)
 		}
 		if err != nil {
 			yield(Violation{}, err)
@@ -108,7 +108,7 @@ func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet
 // everything reads all versions of a row, data without its values.
 func everything(t *table) bigtable.Filter {
 	filters := []bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily), wholeFamily(NotifyFamily)}
-	for _, f := range t.current().families {
+	for _, f := range t.schema.current().families {
 		if f == AckFamily {
 			filters = append(filters, wholeFamily(f)) // timestamps, 8 bytes each
 			continue
@@ -192,7 +192,7 @@ func (ck *checker) row(raw bigtable.Row) {
 				ck.report(RuleFormat, Cell{Table: ck.table.name, Row: raw.Key(), Family: family}, "%v", err)
 				continue
 			}
-			if !ck.table.current().hasFamily(cell.Family) {
+			if !ck.table.schema.current().hasFamily(cell.Family) {
 				ck.report(RuleFormat, cell, "metadata in family %s for a family that the table does not have", family)
 			}
 			ts := tso.FromCell(item.Timestamp)

@@ -104,9 +104,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"LockTTL 1ns":     {LockTTL: 1},
 		"RPCTimeout":      {RPCTimeout: -1},
 		"Parallelism":     {Parallelism: -1},
-		"BackgroundCells": {BackgroundCells: -1},
-		"MaxAttempts":     {MaxAttempts: -1},
-		"MaxHold":         {MaxHold: -1},
+		"BackgroundBytes": {BackgroundBytes: -1},
 		"Backoff.Max":     {Backoff: txn.Backoff{Max: -1}},
 	} {
 		_, err := txn.NewClient(t.Context(), env.Bigtable, cfg)

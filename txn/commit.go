@@ -28,9 +28,7 @@ type commit struct {
 	heartbeat   heartbeat
 	latch       *latch
 
-	failed  atomic.Bool     // a row's prewrite has
-	waiting context.Context // ends then; nil where there is but one row
-	doom    context.CancelFunc
+	failed atomic.Bool // a row's prewrite has
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
@@ -59,7 +57,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Only now: a transaction that starts above commit_ts has to meet either
 	// the locks or the write records.
-	commitTS, asked, err := c.client.ask(ctx)
+	commitTS, asked, err := c.client.clock.ask(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
@@ -73,7 +71,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Behind the prewrites: a collection that begins from now on meets the locks,
 	// and none that had forgotten a conflict began before (docs/gc.md).
-	if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+	if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
@@ -93,12 +91,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.client.recent.committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// Who meets a secondary's lock here need not ask the primary.
-		c.client.fates.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+		c.client.known.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.madeCommit(commitTS, asked)
+	c.client.clock.madeCommit(commitTS, asked)
 	c.client.counters.committed.Add(1)
-	c.client.hint(c.rows[0].observed()...)
-	c.client.hint(c.notified...)
+	c.client.hints.hint(c.rows[0].observed()...)
+	c.client.hints.hint(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
 }
@@ -128,7 +126,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	row := c.rows[0]
 	m := bigtable.NewMutation()
 	c.addRow(m, row, commitTS)
-	p := &primaryCommit{client: c.client, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
+	p := &primaryCommit{resolver: c.client.resolver, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
 	if p.passable = c.client.cfg.PassLocks; p.passable {
 		p.commitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
@@ -179,7 +177,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		}
 		// The queue is full: the one who fills it helps to empty it.
 		failed, err := t.apply(ctx, muts)
-		c.client.applied(muts, failed)
+		c.client.background.applied(muts, failed)
 		if err != nil {
 			if !c.client.background.add(t, failed) {
 				for _, m := range failed {
@@ -227,7 +225,7 @@ func (c *commit) abort(ctx context.Context) {
 // What it leaves is removed by whoever meets it.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
-	g.SetLimit(c.client.cfg.Parallelism)
+	g.SetLimit(c.client.store.cfg.Parallelism)
 	for _, row := range c.rows {
 		for _, w := range row.writes {
 			if w.cell == c.primary {

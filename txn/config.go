@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 
@@ -9,11 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/defaults"
 )
-
-// DefaultMetadataTable is the name of the metadata table where Config does not
-// say another.
-const DefaultMetadataTable = "percolator"
 
 // Config configures a [Client]. The zero value is usable.
 type Config struct {
@@ -54,27 +52,14 @@ type Config struct {
 	// Defaults to 20 seconds.
 	RPCTimeout time.Duration
 
-	// MaxAttempts bounds how often Update runs its function.
-	// Defaults to 0: until the context ends.
-	MaxAttempts int
-
 	// Backoff paces waits for locks and retries of requests.
 	// Defaults to 2 ms growing to 1 s.
 	Backoff Backoff
-
-	// RetryBackoff paces the runs of Update's function after conflicts.
-	// Defaults to Backoff, growing to 250 ms at most.
-	RetryBackoff Backoff
 
 	// Parallelism bounds the requests that one transaction or scan has under
 	// way at a time.
 	// Defaults to 64.
 	Parallelism int
-
-	// MaxCommits bounds the commits that this client has under way at a time.
-	// Those beyond wait for their turn; they hold no locks yet.
-	// Defaults to 256.
-	MaxCommits int
 
 	// LatchWait is how long a commit, and a run after a conflict, waits for its turn
 	// among this client's transactions that write the same cells, before it goes on
@@ -83,11 +68,6 @@ type Config struct {
 	// another transaction of this client on the same cells waits that long.
 	// Defaults to 1 second. Negative: no latches.
 	LatchWait time.Duration
-
-	// RecentCommits is how many cells the client remembers with their last commit,
-	// so that a transaction that conflicts with it fails before it sends a prewrite.
-	// Defaults to 1024. Negative: none.
-	RecentCommits int
 
 	// PrefetchBytes is how many bytes of values a Get of a transaction may be
 	// expected to bring along: other columns of the row that transactions of the
@@ -118,23 +98,10 @@ type Config struct {
 	// Defaults to false.
 	SyncSecondaries bool
 
-	// BackgroundCells bounds the changes of cells that wait for background work,
-	// two or three a written cell; a commit that finds the queue full commits its
-	// secondaries itself.
-	// Defaults to 100,000.
-	BackgroundCells int
-
 	// BackgroundBytes bounds the memory, about, of what waits for background work,
 	// as BackgroundCells does.
 	// Defaults to 64 MiB.
 	BackgroundBytes int
-
-	// SeparateSecondaries makes each transaction commit its secondaries in
-	// requests of its own, instead of in those of all transactions that commit
-	// while a request is under way. Batching costs no time and saves requests; this
-	// is for comparison.
-	// Defaults to false.
-	SeparateSecondaries bool
 
 	// BackgroundTimeout is how long background work on a row is tried before it
 	// is left to whoever meets the row's locks. Nothing of a transaction that
@@ -142,24 +109,11 @@ type Config struct {
 	// Defaults to 1 minute.
 	BackgroundTimeout time.Duration
 
-	// MaxHold is how long an open transaction, or a snapshot taken with Hold,
-	// keeps garbage collection below it. After that it goes on as long as the
-	// versions are there, and then fails with ErrTooOld. Clients without a worker
-	// token (TokenTTL) hold nothing.
-	// Defaults to 24 hours.
-	MaxHold time.Duration
-
 	// SchemaMaxAge is how long a table's schema is used before it is read again
 	// in the background, which is how new families and newly observed columns
 	// become known.
 	// Defaults to 1 minute.
 	SchemaMaxAge time.Duration
-
-	// OnResolve, when set, is called after each cell that this client rolled
-	// forward or back on behalf of another transaction. It has to return
-	// quickly and may be called concurrently.
-	// Defaults to nil.
-	OnResolve func(Resolution)
 
 	// TracerProvider makes the spans of transactions, reads and commits; what a
 	// transaction that records none costs is one question to its tracer.
@@ -183,91 +137,34 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Resolution tells of one cell that a client settled for another
-// transaction.
-type Resolution struct {
-	Lock   Lock
-	Status Status
-}
-
-// A Backoff is an exponential backoff with full jitter: the n-th wait is
-// uniformly distributed between 0 and min(Max, Min·2ⁿ).
-type Backoff struct {
-	// Min is the first upper bound. Defaults to 2 ms.
-	Min time.Duration
-	// Max is the largest upper bound. Defaults to 1 s.
-	Max time.Duration
-}
-
 func (c Config) withDefaults() (Config, error) {
-	if c.MetadataTable == "" {
-		c.MetadataTable = DefaultMetadataTable
-	}
 	if c.TokenTTL == 0 {
 		c.TokenTTL = 5 * time.Second
-	}
-	if r := c.RetryBackoff; r.Min < 0 || r.Max < 0 {
-		return c, invalid("Config.RetryBackoff is %v to %v; it has to be positive, or zero for its default", r.Min, r.Max)
 	}
 	if c.LatchWait == 0 {
 		c.LatchWait = time.Second
 	}
-	if c.RecentCommits == 0 {
-		c.RecentCommits = 1024
-	}
 	if c.PrefetchBytes == 0 {
 		c.PrefetchBytes = 64 << 10
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		def   time.Duration
-	}{
-		{"LockTTL", &c.LockTTL, 10 * time.Second},
-		{"RPCTimeout", &c.RPCTimeout, 20 * time.Second},
-		{"BackgroundTimeout", &c.BackgroundTimeout, time.Minute},
-		{"MaxHold", &c.MaxHold, 24 * time.Hour},
-		{"SchemaMaxAge", &c.SchemaMaxAge, time.Minute},
-		{"Backoff.Min", &c.Backoff.Min, 2 * time.Millisecond},
-		{"Backoff.Max", &c.Backoff.Max, time.Second},
-	} {
-		if *d.value < 0 {
-			return c, invalid("Config.%s is %v; it has to be positive, or zero for its default", d.name, *d.value)
-		}
-		if *d.value == 0 {
-			*d.value = d.def
-		}
-	}
-	for _, n := range []struct {
-		name  string
-		value *int
-		def   int
-	}{
-		{"MaxAttempts", &c.MaxAttempts, 0},
-		{"Parallelism", &c.Parallelism, 64},
-		{"MaxCommits", &c.MaxCommits, 256},
-		{"BackgroundCells", &c.BackgroundCells, 100_000},
-		{"BackgroundBytes", &c.BackgroundBytes, 64 << 20},
-		{"BatchReads", &c.BatchReads, 0},
-	} {
-		if *n.value < 0 {
-			return c, invalid("Config.%s is %d; it has to be positive, or zero for its default", n.name, *n.value)
-		}
-		if *n.value == 0 {
-			*n.value = n.def
-		}
-	}
-	if c.RetryBackoff.Min == 0 {
-		c.RetryBackoff.Min = min(c.Backoff.Min, 250*time.Millisecond)
-	}
-	if c.RetryBackoff.Max == 0 {
-		c.RetryBackoff.Max = min(c.Backoff.Max, 250*time.Millisecond)
+	err := cmp.Or(
+		defaults.Positive("Config.LockTTL", &c.LockTTL, 10*time.Second),
+		defaults.Positive("Config.BatchReads", &c.BatchReads, 0),
+	)
+	if err != nil {
+		return c, invalid("%v", err)
 	}
 	if c.LockTTL < time.Millisecond {
 		return c, invalid("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)
 	}
 	return c, nil
+}
+
+// store is the part of the configuration that the layers below need.
+func (c Config) store() storeConfig {
+	return storeConfig{
+		MetadataTable: c.MetadataTable, Admin: c.Admin, RPCTimeout: c.RPCTimeout, SchemaMaxAge: c.SchemaMaxAge, Backoff: c.Backoff, Parallelism: c.Parallelism,
+		BackgroundBytes: c.BackgroundBytes, BackgroundTimeout: c.BackgroundTimeout,
+		TracerProvider: c.TracerProvider, TraceRowKeys: c.TraceRowKeys, MeterProvider: c.MeterProvider, Logger: c.Logger,
+	}
 }

@@ -92,7 +92,7 @@ func (c *Client) RawWrites(ctx context.Context, name string, rs bigtable.RowSet)
 		}
 		filter := func(t *table) bigtable.Filter {
 			var data []bigtable.Filter
-			for _, f := range t.current().dataFamilies() {
+			for _, f := range t.schema.current().dataFamilies() {
 				data = append(data, wholeFamily(f))
 			}
 			return interleave(

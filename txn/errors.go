@@ -283,3 +283,8 @@ func tookTooLong(ctx context.Context, err error) bool {
 func Retryable(err error) bool {
 	return errors.Is(err, ErrConflict) && !errors.Is(err, ErrUndetermined)
 }
+
+// because is u with another reason.
+func (e *UndeterminedError) because(err error) *UndeterminedError {
+	return &UndeterminedError{Primary: e.Primary, StartTS: e.StartTS, CommitTS: e.CommitTS, Err: err}
+}

@@ -36,7 +36,7 @@ func ExampleHold() {
 	for row, err := range snapshot.Table("accounts").ReadRows(ctx, nil) {
 		switch {
 		case errors.Is(err, txn.ErrTooOld):
-			log.Fatal("it took longer than Config.MaxHold and the retention: ", err)
+			log.Fatal("it took longer than a day and the retention: ", err)
 		case err != nil:
 			log.Fatal(err)
 		}

@@ -179,9 +179,9 @@ func inTheWayOfRow(startTS tso.Timestamp) bigtable.Filter {
 // prewriteCost bounds the size that a column adds to conflicts.
 func prewriteCost(c Column) int { return 3 * filterCost(c.key()) }
 
-// fate reads everything at a primary that can decide the fate of the
+// outcomeCells matches everything at a primary that can decide the outcome of the
 // transaction that started at startTS.
-func fate(primary Column, startTS tso.Timestamp) bigtable.Filter {
+func outcomeCells(primary Column, startTS tso.Timestamp) bigtable.Filter {
 	k := primary.key()
 	return interleave(
 		chain(column(LockFamily, k), at(startTS)),

@@ -260,10 +260,13 @@ func (c *Client) runGC(ctx context.Context, cfg GCConfig, s span) (*GCReport, er
 		return nil, err
 	}
 	defer lease.release(ctx)
-	r := newGCRun(c, cfg, lease.owner)
+	r, err := newGCRun(c, cfg, lease.owner)
+	if err != nil {
+		return nil, err
+	}
 	err = lease.explain(r.run(ctx))
 	r.report.Elapsed = time.Since(begun)
-	c.metrics.gc.end(ctx, s, r.report, err)
+	r.measure.end(ctx, s, r.report, err)
 	return r.report, err
 }
 
@@ -280,7 +283,10 @@ func (c *Client) PlanGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
 	}
 	defer c.leave()
 	begun := time.Now()
-	r := newGCRun(c, cfg, "")
+	r, err := newGCRun(c, cfg, "")
+	if err != nil {
+		return nil, err
+	}
 	r.report.DryRun = true
 	err = r.plan(ctx)
 	r.report.Elapsed = time.Since(begun)

@@ -20,7 +20,7 @@ const maxLiveLocks = 100
 // fence no new one can come, so one look at each table is enough. Live ones are
 // awaited, and never forced.
 func (r *gcRun) resolveLocks(ctx context.Context, tables []string) error {
-	pause := r.client.cfg.Backoff.start()
+	pause := r.client.store.cfg.Backoff.start()
 	for began := time.Now(); ; {
 		blocked := &GCBlockedError{SafePoint: r.report.SafePoint}
 		var left []string
@@ -38,7 +38,7 @@ func (r *gcRun) resolveLocks(ctx context.Context, tables []string) error {
 		case blocked.Count == 0:
 			return nil
 		case time.Since(began) >= r.cfg.LockWait:
-			r.client.metrics.gc.lock(ctx, "left", blocked.Count)
+			r.measure.lock(ctx, "left", blocked.Count)
 			return blocked
 		}
 		tables = left
@@ -70,7 +70,7 @@ func (r *gcRun) resolveTable(ctx context.Context, name string, blocked *GCBlocke
 		}
 		var mu sync.Mutex
 		g, gctx := errgroup.WithContext(ctx)
-		g.SetLimit(r.client.cfg.Parallelism)
+		g.SetLimit(r.client.store.cfg.Parallelism)
 		for _, l := range locks {
 			g.Go(func() error {
 				live, err := r.settle(gctx, l)
@@ -96,13 +96,13 @@ func (r *gcRun) resolveTable(ctx context.Context, name string, blocked *GCBlocke
 // settle resolves one lock, as anybody else would; live says that its owner is
 // alive.
 func (r *gcRun) settle(ctx context.Context, l *Lock) (live bool, err error) {
-	var s Status
+	var s outcome
 	err = r.again(ctx, func() error {
 		now, err := r.client.Timestamp(ctx)
 		if err != nil {
 			return err
 		}
-		if s, err = r.client.decide(ctx, l, now, false, waitNever); err != nil || !s.final() {
+		if s, err = r.client.decide(ctx, l, now, false, waitNever); err != nil || !s.Final() {
 			return err
 		}
 		return r.client.finish(ctx, l, s)
@@ -127,6 +127,6 @@ func (r *gcRun) settle(ctx context.Context, l *Lock) (live bool, err error) {
 		return true, nil
 	}
 	n.Found++
-	r.client.metrics.gc.lock(ctx, action, 1)
+	r.measure.lock(ctx, action, 1)
 	return false, nil
 }

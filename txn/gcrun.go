@@ -26,6 +26,7 @@ type gcRun struct {
 	cfg     GCConfig
 	owner   string
 	limiter *rate.Limiter
+	measure gcMetrics
 	page    int
 
 	report *GCReport
@@ -36,14 +37,18 @@ type gcRun struct {
 	rules  gcRules
 }
 
-func newGCRun(c *Client, cfg GCConfig, owner string) *gcRun {
-	r := &gcRun{client: c, cfg: cfg, owner: owner, page: gcPageRows, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
+func newGCRun(c *Client, cfg GCConfig, owner string) (*gcRun, error) {
+	measure, err := newGCMetrics(c.store.cfg.MeterProvider)
+	if err != nil {
+		return nil, fmt.Errorf("txn: metrics: %w", err)
+	}
+	r := &gcRun{measure: measure, client: c, cfg: cfg, owner: owner, page: gcPageRows, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
 	if cfg.Rate > 0 {
 		r.page = max(1, min(gcPageRows, int(cfg.Rate)))
 		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
 	}
 	r.report = &GCReport{HeldBy: []GCHold{}, Tables: []GCTable{}}
-	return r
+	return r, nil
 }
 
 // choose finds the safe point of a new run (design §8 rule 1): as late as the
@@ -54,7 +59,7 @@ func (r *gcRun) choose(ctx context.Context) (tso.Timestamp, error) {
 	if err != nil {
 		return 0, err
 	}
-	record, _, err := r.client.readSafePoint(ctx)
+	record, _, err := r.client.safePoint.readRecord(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -102,7 +107,7 @@ func (r *gcRun) run(ctx context.Context) error {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
 	}
-	if p, err = r.client.publishSafePoint(ctx, p, r.report.Now, r.cfg.Retention); err != nil {
+	if p, err = r.client.safePoint.publish(ctx, p, r.report.Now, r.cfg.Retention); err != nil {
 		return err
 	}
 	published := time.Now()
@@ -112,7 +117,7 @@ func (r *gcRun) run(ctx context.Context) error {
 		return err
 	}
 	for _, name := range tables {
-		r.client.metrics.gc.page(ctx, name, GCTable{})
+		r.measure.page(ctx, name, GCTable{})
 	}
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
@@ -130,7 +135,7 @@ func (r *gcRun) run(ctx context.Context) error {
 // had come behind its fence and its locks, and both stay true of that safe
 // point: nothing at or below it can come any more.
 func (r *gcRun) resume(ctx context.Context, tables []string, last *recordpb.GarbageRun) error {
-	record, _, err := r.client.readSafePoint(ctx)
+	record, _, err := r.client.safePoint.readRecord(ctx)
 	if err != nil {
 		return err
 	}
@@ -181,7 +186,7 @@ func (r *gcRun) openTables(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if _, err := t.fresh(ctx); err != nil {
+		if _, err := t.schema.fresh(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -230,7 +235,7 @@ func (r *gcRun) table(ctx context.Context, name, after string, do func(context.C
 	if err != nil {
 		return err
 	}
-	s, err := t.fresh(ctx)
+	s, err := t.schema.fresh(ctx)
 	if err != nil {
 		return err
 	}
@@ -266,7 +271,7 @@ func (r *gcRun) table(ctx context.Context, name, after string, do func(context.C
 			return err
 		}
 		if !r.report.DryRun {
-			r.client.metrics.gc.page(ctx, name, done)
+			r.measure.page(ctx, name, done)
 		}
 		after = page[len(page)-1].Key()
 		counts.add(done)
@@ -334,7 +339,7 @@ func (r *gcRun) collectPage(ctx context.Context, t *table, page []bigtable.Row, 
 	}
 	counts := make([]GCTable, len(alone))
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.client.cfg.Parallelism)
+	g.SetLimit(r.client.store.cfg.Parallelism)
 	for i, raw := range alone {
 		g.Go(func() (err error) {
 			counts[i], err = r.collectRow(gctx, t, raw)
@@ -385,7 +390,7 @@ func (r *gcRun) collectRow(ctx context.Context, t *table, raw bigtable.Row) (GCT
 		}
 		// The row is not what it was.
 		err := r.again(ctx, func() (err error) {
-			raw, err = t.readRow(ctx, key, r.rules.filter(t.current().families))
+			raw, err = t.readRow(ctx, key, r.rules.filter(t.schema.current().families))
 			return err
 		})
 		if err != nil {
@@ -408,7 +413,7 @@ func (r *gcRun) applyAll(ctx context.Context, t *table, muts []rowMutation) erro
 
 // again repeats what may be repeated until it succeeds, is refused, or ctx ends.
 func (r *gcRun) again(ctx context.Context, f func() error) error {
-	for pause := r.client.cfg.Backoff.start(); ; {
+	for pause := r.client.store.cfg.Backoff.start(); ; {
 		err := f()
 		if err == nil || permanent(err) {
 			return err

@@ -67,7 +67,7 @@ func (c *Client) GCStatus(ctx context.Context) (*GCStatus, error) {
 		return nil, err
 	}
 	defer c.leave()
-	record, _, err := c.readSafePoint(ctx)
+	record, _, err := c.safePoint.readRecord(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ type gcLease struct {
 }
 
 func (c *Client) gcLocks() (*tso.RowLocks, error) {
-	return tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.oracle, RPCTimeout: c.cfg.RPCTimeout})
+	return tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.clock.oracle, RPCTimeout: c.store.cfg.RPCTimeout})
 }
 
 // takeGCLease takes the lease and renews it until release. The context it

@@ -3,12 +3,13 @@ package txn
 import (
 	"context"
 	"errors"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso/instrument"
 )
 
 // This file holds the metrics and spans of garbage collection.
@@ -27,7 +28,6 @@ const (
 
 // gcMetrics are the instruments of garbage collection.
 type gcMetrics struct {
-	age      metric.Float64ObservableGauge // every client has it
 	duration metric.Float64Histogram
 	versions metric.Int64Counter
 	cells    metric.Int64Counter
@@ -35,32 +35,17 @@ type gcMetrics struct {
 	locks    metric.Int64Counter
 }
 
-func newGCMetrics(meter metric.Meter) (m gcMetrics, err error) {
-	var errs []error
-	counter := func(name, unit, description string) metric.Int64Counter {
-		n, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
-		errs = append(errs, err)
-		return n
+func newGCMetrics(provider metric.MeterProvider) (gcMetrics, error) {
+	in := instrument.New(provider, scope)
+	m := gcMetrics{
+		versions: in.Counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
+		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
+		bytes:    in.Counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
+		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what it did with them."),
+		// From a run with nothing to do, over the fence of two minutes, to large tables.
+		duration: in.Seconds("percolator.gc.run.duration", "Duration of runs of garbage collection.", 1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600),
 	}
-	m = gcMetrics{
-		versions: counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
-		cells:    counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
-		bytes:    counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
-		locks:    counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what became of them."),
-	}
-	// From a run with nothing to do, over the fence of two minutes, to large tables.
-	m.duration, err = meter.Float64Histogram("percolator.gc.run.duration", metric.WithUnit("s"), metric.WithDescription("Duration of runs of garbage collection."), metric.WithExplicitBucketBoundaries(1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600))
-	errs = append(errs, err)
-	m.age, err = meter.Float64ObservableGauge("percolator.gc.safe_point.age", metric.WithUnit("s"), metric.WithDescription("Age, in oracle time, of the safe point that this client goes by; nothing before the first one."))
-	return m, errors.Join(append(errs, err)...)
-}
-
-// observe reads the age of the safe point, without any request.
-func (m *gcMetrics) observe(o metric.Observer, c *Client) {
-	p, now := c.safePoint.view.Load().ts, c.OracleNow()
-	if p > 0 && now > 0 {
-		o.ObserveFloat64(m.age, (time.Duration(now-p) * time.Microsecond).Seconds())
-	}
+	return m, in.Err()
 }
 
 // page counts what was removed from some rows of a table, which may be nothing:

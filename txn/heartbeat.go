@@ -20,7 +20,6 @@ import (
 // what the commit's predicate looks at.
 type heartbeat struct {
 	commit *commit
-	ctx    context.Context
 
 	// minCommit and raises are what readers have raised, as far as it is known.
 	minCommit tso.Timestamp
@@ -37,13 +36,13 @@ type heartbeat struct {
 const beats = 4
 
 func (h *heartbeat) start(ctx context.Context, c *commit) {
-	h.commit, h.ctx = c, ctx
+	h.commit = c
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, h.fire)
+	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, func() { h.fire(ctx) })
 }
 
-func (h *heartbeat) fire() {
+func (h *heartbeat) fire(commit context.Context) {
 	h.mu.Lock()
 	if h.stopped {
 		h.mu.Unlock()
@@ -52,14 +51,14 @@ func (h *heartbeat) fire() {
 	h.beat.Add(1)
 	// In time for the next beat: one request that hangs must not let the lock
 	// expire.
-	ctx, cancel := context.WithTimeout(h.ctx, h.commit.client.cfg.LockTTL/beats)
+	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beats)
 	defer cancel()
 	h.cancel = cancel
 	h.mu.Unlock()
 	defer h.beat.Done()
 
-	if err := h.extend(ctx); err != nil && h.ctx.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
-		h.commit.client.log.WarnContext(h.ctx, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
+	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
+		h.commit.client.log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
 	h.mu.Lock()

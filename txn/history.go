@@ -92,7 +92,7 @@ func (c *Client) History(ctx context.Context, table, row string) ([]Version, err
 		return nil, err
 	}
 	filters := []bigtable.Filter{wholeFamily(LockFamily), wholeFamily(WriteFamily), wholeFamily(MarkFamily), wholeFamily(NotifyFamily)}
-	for _, f := range t.current().families {
+	for _, f := range t.schema.current().families {
 		filters = append(filters, wholeFamily(f))
 	}
 	raw, err := t.readRow(ctx, row, interleave(filters...))
@@ -137,7 +137,7 @@ func (c *Client) VersionsOf(ctx context.Context, name string, rs bigtable.RowSet
 // two timestamps, which no other transaction shares.
 func ofTransaction(t *table, startTS, commitTS tso.Timestamp) bigtable.Filter {
 	var data []bigtable.Filter
-	for _, f := range t.current().families {
+	for _, f := range t.schema.current().families {
 		data = append(data, wholeFamily(f))
 	}
 	filters := []bigtable.Filter{

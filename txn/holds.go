@@ -9,6 +9,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
+// maxHold is how long an open transaction, or a snapshot taken with Hold, keeps
+// garbage collection below it. After that it goes on as long as the versions are
+// there, and then fails with ErrTooOld.
+const maxHold = 24 * time.Hour
+
 // holds are the transactions, and the snapshots taken with Hold, that a client
 // has open. The oldest of them is published in the client's worker token, and
 // collectors keep the safe point below it. That is a courtesy: what is not
@@ -40,13 +45,13 @@ func (h *holds) remove(n *hold) {
 	delete(h.open, n)
 }
 
-// oldest is the smallest timestamp that was held for no longer than atMost; 0
+// oldest is the smallest timestamp that was held for no longer than maxHold; 0
 // when there is none. since is when the first of all was added.
-func (h *holds) oldest(atMost time.Duration) (ts tso.Timestamp, since time.Time) {
+func (h *holds) oldest() (ts tso.Timestamp, since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for n := range h.open {
-		if time.Since(n.begun) > atMost {
+		if time.Since(n.begun) > maxHold {
 			continue
 		}
 		if ts == 0 || n.ts < ts {
@@ -61,9 +66,9 @@ func (h *holds) oldest(atMost time.Duration) (ts tso.Timestamp, since time.Time)
 
 // announce starts the token of a client that has written nothing yet but keeps
 // something open for long. A running token is renewed by itself.
-func (h *holds) announce(ctx context.Context, c *Client) {
-	ts, since := h.oldest(c.cfg.MaxHold)
+func (h *holds) announce(ctx context.Context, t *token) {
+	ts, since := h.oldest()
 	if ts != 0 && time.Since(since) >= gctime.SafePointMaxAge()/3 {
-		c.token.ensure(ctx)
+		t.ensure(ctx)
 	}
 }

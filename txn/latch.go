@@ -58,8 +58,8 @@ type latch struct {
 	overtaken int
 }
 
-func newLatches(cfg Config) *latches {
-	return &latches{wait: cfg.LatchWait, seed: maphash.MakeSeed()}
+func newLatches(wait time.Duration) *latches {
+	return &latches{wait: wait, seed: maphash.MakeSeed()}
 }
 
 // slotsOf are the slots of a commit's cells; none where latches do not apply.
@@ -308,5 +308,5 @@ func (a *attempt) drop() {
 
 func (c *Client) latched(ctx context.Context, began time.Time) {
 	c.counters.latchWaits.Add(1)
-	c.metrics.latched(ctx, began)
+	c.measure.latched(ctx, began)
 }

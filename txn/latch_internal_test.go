@@ -28,7 +28,7 @@ func (ls *latches) wantIdle(t *testing.T) {
 // ever, and nothing is left, also of those that gave up.
 func TestLatchesExclude(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(Config{LatchWait: time.Hour})
+		ls := newLatches(time.Hour)
 		holders := make([]int, 8)
 		var mu sync.Mutex
 		var g sync.WaitGroup
@@ -84,7 +84,7 @@ func TestLatchesExclude(t *testing.T) {
 // One that needs two slots is overtaken by those that need one, but not for ever.
 func TestLatchesServeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(Config{LatchWait: time.Hour})
+		ls := newLatches(time.Hour)
 		got := func(slots ...uint16) *latch {
 			l, waited, err := ls.acquire(t.Context(), slots)
 			if l == nil || waited || err != nil {
@@ -134,7 +134,7 @@ func TestLatchesServeInTurn(t *testing.T) {
 // one that has had it for that long, for those behind.
 func TestLatchesAreOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(Config{LatchWait: time.Second})
+		ls := newLatches(time.Second)
 		stuck, _, _ := ls.acquire(t.Context(), []uint16{7})
 		<-time.After(10 * time.Second)
 		began := time.Now()
@@ -157,7 +157,7 @@ func TestLatchesAreOvertaken(t *testing.T) {
 // The queues are bounded: whoever comes to a full one goes on without.
 func TestLatchQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(Config{LatchWait: time.Hour})
+		ls := newLatches(time.Hour)
 		first, _, _ := ls.acquire(t.Context(), []uint16{7})
 		ctx, cancel := context.WithCancel(t.Context())
 		var g sync.WaitGroup

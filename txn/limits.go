@@ -61,22 +61,6 @@ func checkValue(cell Cell, value []byte) error {
 	return nil
 }
 
-// checkRowWrites bounds what a commit sends for one row: the prewrite's two
-// and the commit's three changes a column, and the row's bytes.
-func checkRowWrites(r *rowWrites) error {
-	if n := 3 * len(r.writes); n > maxMutations {
-		return limit("%d columns written in row %q of table %q; at most %d fit into the one mutation that commits a row", len(r.writes), r.row, r.table.name, maxMutations/3)
-	}
-	bytes := 0
-	for _, w := range r.writes {
-		bytes += len(w.value) + 2*len(w.cell.Qualifier)
-	}
-	if bytes > maxRowBytes {
-		return limit("%d bytes written to row %q of table %q; Bigtable allows %d in a row", bytes, r.row, r.table.name, maxRowBytes)
-	}
-	return nil
-}
-
 func limit(format string, args ...any) error {
 	return fmt.Errorf("txn: %w: %s", ErrLimit, fmt.Sprintf(format, args...))
 }

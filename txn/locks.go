@@ -28,7 +28,7 @@ func (c *Client) LocksOf(ctx context.Context, table string, rs bigtable.RowSet, 
 
 func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f bigtable.Filter) iter.Seq2[Lock, error] {
 	return func(yield func(Lock, error) bool) {
-		met, now := 0, c.OracleNow()
+		met, now := 0, c.clock.now()
 		ctx, span := c.trace.call(ctx, "list locks", name)
 		err := c.pages(ctx, name, rs, func(*table) bigtable.Filter { return interleave(f) }, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
@@ -60,49 +60,6 @@ func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f b
 	}
 }
 
-// pages reads rows of a table as they are stored, page by page, until fn
-// returns false or an error.
-func (c *Client) pages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*table) bigtable.Filter, fn func(*table, []bigtable.Row) (bool, error)) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
-	t, err := c.table(ctx, name)
-	if err != nil {
-		return err
-	}
-	rest, err := newRowSet(rs)
-	if err != nil {
-		return err
-	}
-	for !rest.empty() {
-		request := rest.request(false)
-		var page []bigtable.Row
-		bytes := 0
-		cut, err := t.readPage(ctx, request, maxPageRows, filter(t), func(raw bigtable.Row) bool {
-			page = append(page, raw)
-			for _, items := range raw {
-				for _, it := range items {
-					bytes += len(it.Value) + len(it.Column)
-				}
-			}
-			return bytes < maxPageBytes
-		})
-		if err != nil {
-			return err
-		}
-		if goOn, err := fn(t, page); err != nil || !goOn {
-			return err
-		}
-		if cut {
-			rest = rest.beyond(page[len(page)-1].Key(), false)
-		} else {
-			rest = rest.answered(request, false)
-		}
-	}
-	return nil
-}
-
 // Resolve settles one lock as its transaction's primary decides: it rolls the
 // cell forward or back if the transaction is committed, rolled back, or dead,
 // in which case the primary is rolled back first. A lock whose owner is alive
@@ -123,19 +80,19 @@ func (c *Client) Resolve(ctx context.Context, l Lock) (s Status, err error) {
 	defer c.leave()
 	ctx, span := c.trace.settle(ctx, &l)
 	defer func() {
-		span.set(attrAction.String(resolution(s, 0)))
+		span.set(attrAction.String(resolution(outcome{Status: s}, 0)))
 		span.end(err)
 	}()
-	now, err := c.Timestamp(ctx)
+	now, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return Status{}, err
 	}
 	// The lock may have been listed long ago, and be kept alive since.
-	s, err = c.decide(ctx, &l, now, false, waitNever)
-	if err != nil || !s.final() {
-		return s, err
+	o, err := c.decide(ctx, &l, now, false, waitNever)
+	if err != nil || !o.Final() {
+		return o.Status, err
 	}
-	return s, c.finish(ctx, &l, s)
+	return o.Status, c.finish(ctx, &l, o)
 }
 
 // ResolveTransaction settles every lock of one transaction, in all tables of
@@ -144,7 +101,7 @@ func (c *Client) Resolve(ctx context.Context, l Lock) (s Status, err error) {
 func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS tso.Timestamp) (s Status, locks int, err error) {
 	ctx, span := c.trace.call(ctx, "resolve transaction", "")
 	defer func() {
-		span.set(attrStartTS.Int64(int64(startTS)), attrLocks.Int(locks), attrAction.String(resolution(s, 0)))
+		span.set(attrStartTS.Int64(int64(startTS)), attrLocks.Int(locks), attrAction.String(resolution(outcome{Status: s}, 0)))
 		span.end(err)
 	}()
 	tables, err := c.Tables(ctx)
@@ -157,7 +114,7 @@ func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS t
 				return s, locks, err
 			}
 			locks++
-			if s, err = c.Resolve(ctx, l); err != nil || !s.final() {
+			if s, err = c.Resolve(ctx, l); err != nil || !s.Final() {
 				return s, locks, err
 			}
 		}
@@ -166,4 +123,14 @@ func (c *Client) ResolveTransaction(ctx context.Context, primary Cell, startTS t
 		s, err = c.Status(ctx, primary, startTS)
 	}
 	return s, locks, err
+}
+
+// Status reads the outcome of the transaction that started at startTS from its
+// primary cell, and changes nothing.
+func (c *Client) Status(ctx context.Context, primary Cell, startTS tso.Timestamp) (Status, error) {
+	t, err := c.table(ctx, primary.Table)
+	if err != nil {
+		return Status{}, err
+	}
+	return readStatus(ctx, t, primary, startTS)
 }

@@ -34,7 +34,7 @@ func (h traceHandler) WithGroup(name string) slog.Handler {
 // conflicted records a transaction that failed because of another one: the
 // metric, and the collision log, which names the cells.
 func (c *Client) conflicted(ctx context.Context, name string, err error) {
-	c.metrics.conflict(ctx, err)
+	c.measure.conflict(ctx, err)
 	var e *ConflictError
 	if !errors.As(err, &e) || !c.log.Enabled(ctx, slog.LevelDebug) {
 		return

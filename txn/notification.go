@@ -91,7 +91,7 @@ func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row)
 			continue
 		}
 		l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
-		if err != nil || !l.Observed || l.ExpiresTS() > c.OracleNow() {
+		if err != nil || !l.Observed || l.ExpiresTS() > c.clock.now() {
 			continue
 		}
 		s, err := c.Resolve(ctx, *l)
@@ -180,7 +180,7 @@ func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
 	if err := c.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), 0)); err != nil {
 		return err
 	}
-	c.hint(cells...)
+	c.hints.hint(cells...)
 	return nil
 }
 
@@ -194,14 +194,14 @@ func (c *Client) checkNotifiable(ctx context.Context, cell Cell, weak bool) erro
 	if err != nil {
 		return err
 	}
-	s, err := t.fresh(ctx)
+	s, err := t.schema.fresh(ctx)
 	if err != nil {
 		return err
 	}
 	o, ok := s.observed[cell.Column()]
 	if !ok || (weak && !o.weak) {
 		// It may have been registered since the schema was read.
-		if s, err = t.newer(ctx, s); err != nil {
+		if s, err = t.schema.newer(ctx, s); err != nil {
 			return err
 		}
 		o, ok = s.observed[cell.Column()]
@@ -242,7 +242,7 @@ func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, erro
 	if err := t.client.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
-	t.client.hint(cells...)
+	t.client.hints.hint(cells...)
 	return ts, nil
 }
 

@@ -39,7 +39,7 @@ func (c *Client) observations(ctx context.Context, name string, rs bigtable.RowS
 		return interleave(chain(wholeFamily(NotifyFamily), bigtable.LatestNFilter(maxTriggers)))
 	}
 	return c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
-		schema, err := t.fresh(ctx)
+		schema, err := t.schema.fresh(ctx)
 		if err != nil {
 			return false, err
 		}

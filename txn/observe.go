@@ -95,7 +95,7 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := tbl.fresh(ctx)
+	s, err := tbl.schema.fresh(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 	slices.Sort(o.Observers)
 	ctx, span := t.client.trace.begin(t.within(ctx), "read", cell.Table)
 	value, present, err := o.read(t.later.lookBegins(ctx, cell.Table), t.client, tbl)
-	err = t.client.afterRead(ctx, t.startTS, err)
+	err = t.client.safePoint.afterRead(ctx, t.startTS, err)
 	span.end(err)
 	t.later.lookEnds(err)
 	if err != nil {
@@ -128,7 +128,7 @@ func (o *Observation) read(ctx context.Context, c *Client, tbl *table) (value []
 	key := o.Cell.Column().key()
 	notify := chain(o.notifyColumns(), upTo(o.StartTS), bigtable.LatestNFilter(maxTriggers))
 	f := interleave(notify, sel.visibleAt(o.StartTS, nil))
-	row, raw, err := c.settledRow(ctx, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
+	row, raw, err := settledRow(ctx, c.resolver, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
 		return nil, false, err
 	}

@@ -35,8 +35,8 @@ func WithName(name string) TxnOption { return func(o *txnOptions) { o.name = nam
 // among transactions that are.
 func Serializable() TxnOption { return func(o *txnOptions) { o.serializable = true } }
 
-// MaxAttempts bounds how often [Client.Update] runs its function, in place of
-// Config.MaxAttempts.
+// MaxAttempts bounds how often [Client.Update] runs its function; 0 is no bound:
+// until the context ends.
 func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
 
 // A SnapshotOption configures a [Snapshot].

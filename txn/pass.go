@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 
 	"cloud.google.com/go/bigtable"
 
@@ -77,16 +76,16 @@ func lockAsRead(l *Lock) bigtable.Filter {
 
 // pass makes sure that the transaction that left the live primary lock l commits
 // above ts, if ever, and reports whether that is so.
-func (c *Client) pass(ctx context.Context, l *Lock, ts tso.Timestamp) bool {
+func pass(ctx context.Context, r *resolver, l *Lock, ts tso.Timestamp) bool {
 	switch {
-	case !c.cfg.PassLocks || l == nil || !l.Passable:
+	case !r.cfg.PassLocks || l == nil || !l.Passable:
 		return false
 	case l.MinCommitTS >= ts:
 		return true
 	case l.Raises >= maxRaises:
 		return false
 	}
-	t, err := c.table(ctx, l.Cell.Table)
+	t, err := r.table(ctx, l.Cell.Table)
 	if err != nil {
 		return false
 	}
@@ -98,68 +97,8 @@ func (c *Client) pass(ctx context.Context, l *Lock, ts tso.Timestamp) bool {
 	m.Set(LockFamily, col.key(), l.StartTS.Cell(), encodeLock(&raised))
 	did, err := t.checkAndMutate(ctx, l.Cell.Row, lockAsRead(l), m, nil)
 	if did && err == nil {
-		c.counters.raises.Add(1)
+		r.counters.raises.Add(1)
 	}
 	// After an error the lock is read again, and tells.
 	return did && err == nil
-}
-
-// errPassed: the weak notifications of the transaction, which only its owner
-// knows, would stay at the old commit_ts, where an observer may have taken them.
-var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
-
-// rollBack ends a commit that ended in errPassed: its owner has given up, so that
-// nobody can take another commit_ts, and perhaps nobody ever meets the lock.
-func (p *primaryCommit) rollBack(ctx context.Context) error {
-	for pause := p.client.cfg.Backoff.start(); ; {
-		s, err := p.table.rollBackPrimary(ctx, p.primary, p.startTS, StateLocked, 0)
-		if s.final() {
-			p.client.resolved(p.lock, s)
-		}
-		if err == nil || permanent(err) {
-			return err
-		}
-		// Whether it was applied or not, sending it again is harmless.
-		if pause.wait(ctx, 0) != nil {
-			return ended(ctx, "rolling back a commit that a reader has passed", err)
-		}
-	}
-}
-
-// predicate is that of a commit at commitTS.
-func (p *primaryCommit) predicate() bigtable.Filter {
-	if p.passable {
-		return lockWithMin(p.primary.Column(), p.startTS, 0, p.commitTS)
-	}
-	return lockAt(p.primary.Column(), p.startTS)
-}
-
-// raised: the lock that was read back says that a commit at commitTS has not
-// landed and never will.
-func (p *primaryCommit) raised(l *Lock) bool {
-	return p.passable && l.MinCommitTS >= p.commitTS
-}
-
-// renew takes a new commit_ts after the old one was ruled out, and whatever else
-// stands between commit_ts and the commit.
-func (p *primaryCommit) renew(ctx context.Context, l *Lock) error {
-	if p.commitAt == nil {
-		return errPassed
-	}
-	ts, err := p.client.Timestamp(ctx)
-	if err != nil {
-		return err
-	}
-	if ts <= l.MinCommitTS {
-		return corrupt(p.primary, "readers have raised the minimum commit_ts to %d, which is not before the oracle's present, %d", l.MinCommitTS, ts)
-	}
-	if err := p.client.checkWrite(ctx, p.startTS); err != nil {
-		return err
-	}
-	m, err := p.commitAt(ctx, ts)
-	if err != nil {
-		return err
-	}
-	p.commitTS, p.mutation = ts, m
-	return nil
 }

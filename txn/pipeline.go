@@ -58,7 +58,7 @@ func (s *start) young() bool {
 // ask asks the oracle.
 func (s *start) ask(ctx context.Context, c *Client) {
 	defer close(s.done)
-	s.ts, s.asked, s.err = c.ask(ctx)
+	s.ts, s.asked, s.err = c.clock.ask(ctx)
 }
 
 // answered waits for the answer, unless that will be too old to be used.
@@ -83,8 +83,6 @@ func (s *start) answered(ctx context.Context) bool {
 type starts struct {
 	mu      sync.Mutex
 	waiting []*start // in the order in which they were asked for
-	// committed is the largest commit_ts of this client.
-	committed tso.Timestamp
 	// began is when the last of these transactions did, busy whether the one
 	// before it did shortly before.
 	began time.Time
@@ -109,17 +107,8 @@ func (s *starts) take() *start {
 
 // good reports whether a transaction may begin at an answer: it is young, and
 // nothing that this client has committed is in its way.
-func (s *starts) good(n *start) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return n.err == nil && n.ts > s.committed && n.young()
-}
-
-// passed notes a commit of this client.
-func (s *starts) passed(ts tso.Timestamp) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.committed = max(s.committed, ts)
+func (s *start) good(c *clock) bool {
+	return s.err == nil && c.aboveCommits(s.ts) && s.young()
 }
 
 // add makes room for one more, if it is likely to be of use.
@@ -159,10 +148,10 @@ func (t *Txn) askAgain(ctx context.Context, err error) {
 	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
 		return
 	}
-	if a.limit == nil || a.number > maxAttemptsAhead {
+	if !a.again || a.number > maxAttemptsAhead {
 		return
 	}
-	if limit := a.limit(t.opts); limit > 0 && a.number >= limit {
+	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
 		return
 	}
 	a.next = &start{done: make(chan struct{})}
@@ -182,12 +171,12 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 		if ctx.Err() != nil {
 			return ended(ctx, "waiting for a timestamp", nil)
 		}
-		if answered && c.starts.good(n) {
+		if answered && n.good(&c.clock) {
 			// The age of its locks is counted from the question.
 			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
-			c.youngest.learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.clock.learn(n.ts-1, n.asked) // the transaction may show what is below
 			c.counters.asked.Add(1)
-			c.metrics.reads.saved(ctx, why)
+			c.measure.reads.saved(ctx, why)
 			return nil
 		}
 	}

@@ -59,7 +59,7 @@ func TestPatternBudgets(t *testing.T) {
 
 // A read cache is bounded too.
 func TestReadCacheIsBounded(t *testing.T) {
-	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
 	r := new(reads).use(c, "", true)
 	for i := range 3 * maxCachedRows {
 		r.begin(Cell{"t", fmt.Sprint(i), "f", "q"})
@@ -75,7 +75,7 @@ func TestReadCacheIsBounded(t *testing.T) {
 // A transaction that asks for any number of columns of a row remembered each, and
 // compared each with all; a client kept names of any length.
 func TestAskedColumnsAreBounded(t *testing.T) {
-	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
 	r := new(reads).use(c, "", true)
 	for i := range 10_000 {
 		cell := Cell{"t", "r", "f", fmt.Sprint(i)}
@@ -116,7 +116,7 @@ func TestAskedColumnsAreBounded(t *testing.T) {
 // BenchmarkPattern is what learning costs a row of two columns, by many
 // transactions of one kind at once.
 func BenchmarkPattern(b *testing.B) {
-	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
 	var wg sync.WaitGroup
 	b.ReportAllocs()
 	for b.Loop() {
@@ -145,7 +145,7 @@ var keys = func() (k [100]string) {
 
 // A transaction that reads one cell pays for learning with no allocation.
 func TestReadOfOneCellAllocatesNothing(t *testing.T) {
-	c := &Client{cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
 	var own reads
 	cell := Cell{"t", "r", "f", "q"}
 	if n := testing.AllocsPerRun(100, func() {

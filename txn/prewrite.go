@@ -22,7 +22,7 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 		row.touched = true
 	}
 	if len(c.rows) == 1 {
-		return c.prewriteTraced(ctx, c.rows[0])
+		return c.prewriteTraced(ctx, ctx, c.rows[0])
 	}
 	return c.prewriteRows(ctx)
 }
@@ -36,19 +36,19 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 		defer func() { all.end(err) }()
 		prewrite = c.prewriteRow
 	}
-	c.waiting, c.doom = context.WithCancel(context.Background())
-	defer c.doom()
+	waiting, stopWaiting := context.WithCancel(ctx)
+	defer stopWaiting()
 	var g errgroup.Group
-	g.SetLimit(c.client.cfg.Parallelism)
+	g.SetLimit(c.client.store.cfg.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
 			if c.failed.Load() {
 				return nil // the one that failed returns its error
 			}
-			err := prewrite(ctx, row)
+			err := prewrite(ctx, waiting, row)
 			if err != nil {
 				c.failed.Store(true)
-				c.doom()
+				stopWaiting()
 			}
 			return err
 		})
@@ -59,28 +59,29 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 // maxPrewriteSpans is how many rows of a commit get a span each.
 const maxPrewriteSpans = 16
 
-func (c *commit) prewriteTraced(ctx context.Context, row *rowWrites) error {
+func (c *commit) prewriteTraced(ctx, waiting context.Context, row *rowWrites) error {
 	ctx, span := c.client.trace.begin(ctx, "prewrite", row.table.name)
 	if span.on() {
 		span.set(attrCells.Int(len(row.writes)))
 	}
-	err := c.prewriteRow(ctx, row)
+	err := c.prewriteRow(ctx, waiting, row)
 	span.end(err)
 	return err
 }
 
-// prewriteRow locks the cells of one row. A predicate that names many columns costs
+// prewriteRow locks the cells of one row. waiting ends the waits for locks when
+// another row has failed. A predicate that names many columns costs
 // Bigtable much and may not fit into its limit, so a wide row is first tried with one
 // that names none.
-func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
+func (c *commit) prewriteRow(ctx, waiting context.Context, row *rowWrites) error {
 	if !row.wide() {
-		return c.prewriteCells(ctx, row)
+		return c.prewriteCells(ctx, waiting, row)
 	}
 	if locked, err := c.prewriteWholeRow(ctx, row); locked || err != nil {
 		return err
 	}
 	for _, part := range row.split() {
-		if err := c.prewriteCells(ctx, part); err != nil || c.failed.Load() {
+		if err := c.prewriteCells(ctx, waiting, part); err != nil || c.failed.Load() {
 			return err
 		}
 	}
@@ -91,7 +92,7 @@ func (c *commit) prewriteRow(ctx context.Context, row *rowWrites) error {
 // a write record or mark at or above start_ts: then, and when the outcome is not
 // known, it is not locked and says no more, and the cells have to be tried by name.
 func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked bool, err error) {
-	if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+	if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
 	matched, err := row.table.checkAndMutate(ctx, row.row, inTheWayOfRow(c.startTS), nil, c.lockMutation(row))
@@ -104,7 +105,7 @@ func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked b
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
 // start_ts.
-func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
+func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) error {
 	cols := row.columns()
 	predicate := inTheWay(cols, c.startTS)
 	var last error
@@ -115,8 +116,8 @@ func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 		}
 		last = err
 	}
-	for pause := c.client.cfg.Backoff.start(); ; {
-		if err := c.client.checkWrite(ctx, c.startTS); err != nil {
+	for pause := c.client.store.cfg.Backoff.start(); ; {
+		if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
 			return err
 		}
 		matched, err := row.table.checkAndMutate(ctx, row.row, predicate, nil, c.lockMutation(row))
@@ -133,7 +134,7 @@ func (c *commit) prewriteCells(ctx context.Context, row *rowWrites) error {
 		// Something was in the way, or the outcome is unknown: look.
 		if ctx.Err() == nil {
 			var locked bool
-			locked, err = c.inspect(ctx, row)
+			locked, err = c.inspect(ctx, waiting, row)
 			if c.failed.Load() {
 				return nil // as in prewriteRows
 			}
@@ -201,7 +202,7 @@ func (c *commit) lock(w *write) *Lock {
 //     alive and older.
 //
 // No error and not locked: the way is free now, send again.
-func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err error) {
+func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked bool, err error) {
 	raw, err := row.table.readRow(ctx, row.row, conflicts(row.columns(), c.startTS))
 	if err != nil {
 		return false, err
@@ -232,11 +233,11 @@ func (c *commit) inspect(ctx context.Context, row *rowWrites) (locked bool, err 
 	case own > 0:
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
 	}
-	if c.waiting != nil && len(others) > 0 {
+	if len(others) > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(c.waiting, cancel)()
+		defer context.AfterFunc(waiting, cancel)()
 	}
 	for _, l := range others {
 		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.unlatch)

@@ -3,7 +3,6 @@ package txn
 import (
 	"context"
 	"errors"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -12,7 +11,7 @@ import (
 
 // primaryCommit brings one commit of a primary to a known outcome.
 type primaryCommit struct {
-	client   *Client
+	resolver *resolver
 	table    *table
 	primary  Cell
 	startTS  tso.Timestamp
@@ -35,10 +34,10 @@ type primaryCommit struct {
 func (p *primaryCommit) run(ctx context.Context) error {
 	var last error
 	unknown := false // a request that may have been applied was sent
-	for pause := p.client.cfg.Backoff.start(); ; {
+	for pause := p.resolver.store.cfg.Backoff.start(); ; {
 		refused := false
 		if unknown {
-			if err := p.client.checkWrite(ctx, p.startTS); err != nil {
+			if err := p.resolver.safePoint.checkWrite(ctx, p.startTS); err != nil {
 				// The locks are resolved by now, or about to be.
 				return p.undetermined(err)
 			}
@@ -90,7 +89,7 @@ func (p *primaryCommit) undetermined(err error) error {
 // results). Not done: the primary lock is still there, or nothing could be
 // read; the commit is to be sent again.
 func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
-	s, err := p.table.fate(ctx, p.primary, p.startTS)
+	s, err := readStatus(ctx, p.table, p.primary, p.startTS)
 	if err != nil {
 		return false, err
 	}
@@ -99,15 +98,15 @@ func (p *primaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		if s.CommitTS != p.commitTS {
 			return true, corrupt(p.primary, "the transaction that started at %d is committed at %d instead of %d", p.startTS, s.CommitTS, p.commitTS)
 		}
-		p.client.fates.put(p.startTS, s)
+		p.resolver.known.put(p.startTS, s)
 		return true, nil
 	case StateRolledBack:
-		if forgotten, err := p.client.forgotten(ctx, p.startTS); err != nil {
+		if forgotten, err := p.resolver.safePoint.forgotten(ctx, p.startTS); err != nil {
 			return false, err
 		} else if forgotten {
 			return true, p.undetermined(errForgotten)
 		}
-		p.client.fates.put(p.startTS, s)
+		p.resolver.known.put(p.startTS, s)
 		return true, &ConflictError{Cell: p.primary, StartTS: p.startTS, Reason: ConflictRolledBack}
 	case StateLocked:
 		p.lock = s.Lock
@@ -124,75 +123,62 @@ var errForgotten = errors.New("the primary holds a rollback marker, but the tran
 
 var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
 
-// Settle brings a commit whose outcome was unknown to its end: it sends the
-// commit again, with the same commit timestamp, as long as the primary lock is
-// there, and otherwise reads what became of it. A commit that cannot land any more,
-// because a reader has passed its lock (Config.PassLocks), it rolls back. It returns
-// StateCommitted or
-// StateRolledBack, or an UndeterminedError when it could not find out, because
-// ctx ended once more, for example, or because garbage collection has passed the
-// transaction: from then on only a record of the commit proves anything, and a
-// commit is not sent any more. It may be
-// called from another process than the one that committed, with the exported
-// fields of the UndeterminedError alone.
-func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (s Status, err error) {
-	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
-		return Status{}, invalid("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
-	}
-	if err := checkCell(u.Primary); err != nil {
-		return Status{}, err
-	}
-	if err := c.enter(); err != nil {
-		return Status{}, err
-	}
-	defer c.leave()
-	ctx, span := c.trace.call(ctx, "settle", u.Primary.Table)
-	defer func() {
-		span.set(attrStartTS.Int64(int64(u.StartTS)), attrCommitTS.Int64(int64(u.CommitTS)), attrAction.String(resolution(s, 0)))
-		span.end(err)
-	}()
-	t, err := c.table(ctx, u.Primary.Table)
-	if err != nil {
-		return Status{}, u.because(err)
-	}
-	s, err = t.fate(ctx, u.Primary, u.StartTS)
-	if err != nil {
-		return Status{}, u.because(err)
-	}
-	if s.State == StateLocked {
-		if err := c.checkWrite(ctx, u.StartTS); err != nil {
-			return Status{}, u.because(err)
+// errPassed: the weak notifications of the transaction, which only its owner
+// knows, would stay at the old commit_ts, where an observer may have taken them.
+var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
+
+// rollBack ends a commit that ended in errPassed: its owner has given up, so that
+// nobody can take another commit_ts, and perhaps nobody ever meets the lock.
+func (p *primaryCommit) rollBack(ctx context.Context) error {
+	for pause := p.resolver.store.cfg.Backoff.start(); ; {
+		s, err := rollBackPrimary(ctx, p.table, p.primary, p.startTS, StateLocked, 0)
+		if s.Final() {
+			p.resolver.resolved(p.lock, s)
 		}
-		m := bigtable.NewMutation()
-		addCommit(m, s.Lock, u.CommitTS)
-		p := &primaryCommit{client: c, table: t, primary: u.Primary, startTS: u.StartTS, commitTS: u.CommitTS, mutation: m, passable: s.Lock.Passable}
-		err := p.run(ctx)
-		if errors.Is(err, errPassed) {
-			err = p.rollBack(ctx)
+		if err == nil || permanent(err) {
+			return err
 		}
-		if err != nil && !errors.Is(err, ErrConflict) {
-			return Status{}, u.because(err)
-		}
-		if s, err = t.fate(ctx, u.Primary, u.StartTS); err != nil {
-			return Status{}, u.because(err)
+		// Whether it was applied or not, sending it again is harmless.
+		if pause.wait(ctx, 0) != nil {
+			return ended(ctx, "rolling back a commit that a reader has passed", err)
 		}
 	}
-	switch s.State {
-	case StateCommitted:
-		c.madeCommit(s.CommitTS, time.Time{})
-		return s, nil
-	case StateRolledBack:
-		if forgotten, err := c.forgotten(ctx, u.StartTS); err != nil {
-			return Status{}, u.because(err)
-		} else if forgotten {
-			return Status{}, u.because(errForgotten)
-		}
-		return s, nil
-	}
-	return Status{}, u.because(errNoTrace)
 }
 
-// because is u with another reason.
-func (e *UndeterminedError) because(err error) *UndeterminedError {
-	return &UndeterminedError{Primary: e.Primary, StartTS: e.StartTS, CommitTS: e.CommitTS, Err: err}
+// predicate is that of a commit at commitTS.
+func (p *primaryCommit) predicate() bigtable.Filter {
+	if p.passable {
+		return lockWithMin(p.primary.Column(), p.startTS, 0, p.commitTS)
+	}
+	return lockAt(p.primary.Column(), p.startTS)
+}
+
+// raised: the lock that was read back says that a commit at commitTS has not
+// landed and never will.
+func (p *primaryCommit) raised(l *Lock) bool {
+	return p.passable && l.MinCommitTS >= p.commitTS
+}
+
+// renew takes a new commit_ts after the old one was ruled out, and whatever else
+// stands between commit_ts and the commit.
+func (p *primaryCommit) renew(ctx context.Context, l *Lock) error {
+	if p.commitAt == nil {
+		return errPassed
+	}
+	ts, err := p.resolver.clock.timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if ts <= l.MinCommitTS {
+		return corrupt(p.primary, "readers have raised the minimum commit_ts to %d, which is not before the oracle's present, %d", l.MinCommitTS, ts)
+	}
+	if err := p.resolver.safePoint.checkWrite(ctx, p.startTS); err != nil {
+		return err
+	}
+	m, err := p.commitAt(ctx, ts)
+	if err != nil {
+		return err
+	}
+	p.commitTS, p.mutation = ts, m
+	return nil
 }

@@ -31,8 +31,9 @@ const (
 
 // A readBatcher joins reads of a table at one timestamp.
 type readBatcher struct {
-	table *table
-	ts    tso.Timestamp
+	client *Client
+	table  *table
+	ts     tso.Timestamp
 
 	mu      sync.Mutex
 	running int // requests
@@ -43,12 +44,11 @@ type readBatcher struct {
 type waitingRead struct {
 	row     string
 	columns []Column
-	// detached is the caller's context without its end: what the request is
-	// counted for, and the span it is below.
-	detached context.Context
-	batch    *readBatch // nil: not sent yet
-	over     bool       // answered, or the caller has left
-	done     chan struct{}
+	span    trace.Span
+	batch   *readBatch    // nil: none yet
+	first   chan struct{} // closed when its caller has to start batch
+	over    bool          // answered, or the caller has left
+	done    chan struct{}
 
 	// Set when done is closed. failed: the request ended without an answer for
 	// this row.
@@ -58,9 +58,10 @@ type waitingRead struct {
 
 // A readBatch is one request.
 type readBatch struct {
-	members []*waitingRead
-	live    int // those who wait
-	cancel  context.CancelFunc
+	members []*waitingRead // the first one's caller starts it
+	columns []Column
+	live    int                // those who wait
+	cancel  context.CancelFunc // nil: not started yet
 }
 
 // batched returns how a row's first read is made; nil: by a request of its own.
@@ -72,7 +73,7 @@ func (r *reads) batched(t *table, sel selection, ts tso.Timestamp) readFunc {
 	defer r.mu.Unlock()
 	b := r.batchers[t]
 	if b == nil {
-		b = &readBatcher{table: t, ts: ts}
+		b = &readBatcher{client: r.client, table: t, ts: ts}
 		if r.batchers == nil {
 			r.batchers = map[*table]*readBatcher{}
 		}
@@ -83,25 +84,19 @@ func (r *reads) batched(t *table, sel selection, ts tso.Timestamp) readFunc {
 	}
 }
 
-// A readFunc is table.readRow, or in its place.
-type readFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error)
-
 // read reads columns of a row; f is the filter that does so.
 func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
 	b.mu.Lock()
-	if b.running < b.table.client.cfg.BatchReads {
+	if b.running < b.client.cfg.BatchReads {
 		b.running++
 		b.mu.Unlock()
 		defer b.next()
 		return b.table.readRow(ctx, row, f)
 	}
-	w := &waitingRead{row: row, columns: columns, detached: context.WithoutCancel(ctx), done: make(chan struct{})}
+	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), first: make(chan struct{}), done: make(chan struct{})}
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		b.leave(w)
+	if !b.await(ctx, w) {
 		return nil, ended(ctx, "waiting for a read of table "+b.table.name, nil)
 	}
 	if w.failed {
@@ -111,17 +106,40 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 	return w.raw, nil
 }
 
-// leave takes a caller out whose context has ended.
-func (b *readBatcher) leave(w *waitingRead) {
+// await returns when w is done, or false when ctx has ended first. The caller of a
+// batch's first member starts it, with its own context but for its end, also when it
+// leaves: others may wait for the answer.
+func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
+	first := w.first
+	for {
+		select {
+		case <-w.done:
+			return true
+		case <-first:
+			first = nil
+			b.start(ctx, w.batch)
+		case <-ctx.Done():
+			if b.leave(w) && first != nil {
+				b.start(ctx, w.batch)
+			}
+			return false
+		}
+	}
+}
+
+// leave takes a caller out whose context has ended, and reports whether it is the
+// first of a batch.
+func (b *readBatcher) leave(w *waitingRead) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if w.batch == nil {
 		b.waiting = slices.DeleteFunc(b.waiting, func(o *waitingRead) bool { return o == w })
-		return
+		return false
 	}
-	if w.ends(); w.batch.live == 0 {
+	if w.ends(); w.batch.live == 0 && w.batch.cancel != nil {
 		w.batch.cancel()
 	}
+	return w.batch.members[0] == w
 }
 
 // answer lets callers go whose row has arrived. When all others have left, the
@@ -155,17 +173,27 @@ func (b *readBatcher) next() {
 		b.running--
 		return
 	}
-	batch := &readBatch{members: slices.Clone(b.waiting[:n]), live: n}
+	batch := &readBatch{members: slices.Clone(b.waiting[:n]), columns: columns, live: n}
 	b.waiting = slices.Delete(b.waiting, 0, n)
-	ctx, cancel := context.WithCancel(batch.members[0].detached)
-	batch.cancel = cancel
 	for _, w := range batch.members {
 		w.batch = batch
 	}
+	close(batch.members[0].first)
+}
+
+// start sends a batch, unless all who waited have left.
+func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	b.mu.Lock()
+	batch.cancel = cancel
+	wanted := batch.live > 0
+	b.mu.Unlock()
 	go func() {
 		defer b.next()
 		defer cancel()
-		b.send(ctx, batch, selection{columns: columns})
+		if wanted {
+			b.send(ctx, batch, selection{columns: batch.columns})
+		}
 	}()
 }
 
@@ -200,14 +228,14 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel selection)
 		}
 		byRow[w.row] = append(byRow[w.row], w)
 		if i > 0 && link.SpanContext.IsValid() {
-			trace.SpanFromContext(w.detached).AddLink(link)
+			w.span.AddLink(link)
 		}
 	}
 	trace.SpanFromContext(ctx).SetAttributes(attrRows.Int(len(rows)))
-	b.table.client.counters.batches.Add(1)
-	b.table.client.counters.batched.Add(int64(len(batch.members)))
-	b.table.client.metrics.reads.joined(ctx, b.table.name, len(batch.members))
-	f := sel.visibleAt(b.ts, b.table.current().readFamilies())
+	b.client.counters.batches.Add(1)
+	b.client.counters.batched.Add(int64(len(batch.members)))
+	b.client.measure.reads.joined(ctx, b.table.name, len(batch.members))
+	f := sel.visibleAt(b.ts, b.table.schema.current().readFamilies())
 	err := b.table.readRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]
 		for i, w := range members {

@@ -2,11 +2,12 @@ package txn
 
 import (
 	"context"
-	"errors"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+
+	"github.com/percolator-bigtable/percolator/tso/instrument"
 )
 
 const (
@@ -22,12 +23,12 @@ type readMetrics struct {
 	oracle metric.Int64Counter
 }
 
-func newReadMetrics(meter metric.Meter) (m readMetrics, err error) {
-	var errs [3]error
-	m.cells, errs[0] = meter.Int64Counter("percolator.prefetch.cells", metric.WithUnit("{cell}"), metric.WithDescription("Cells that were read ahead, and those of them that were asked for later."))
-	m.batch, errs[1] = meter.Int64Histogram("percolator.read.batch.size", metric.WithUnit("{read}"), metric.WithDescription("Point reads that shared one request."), countBuckets)
-	m.oracle, errs[2] = meter.Int64Counter("percolator.oracle.saved", metric.WithUnit("{timestamp}"), metric.WithDescription("Snapshots and transactions that did not wait for a timestamp."))
-	return m, errors.Join(errs[:]...)
+func newReadMetrics(in *instrument.Set) readMetrics {
+	return readMetrics{
+		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were read ahead, and those of them that were asked for later."),
+		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
+		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
+	}
 }
 
 // prefetched counts cells that were read ahead, or used.

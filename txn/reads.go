@@ -124,7 +124,7 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 			c.used = true
 			r.used.Add(1)
 			r.client.counters.prefetchUsed.Add(1)
-			r.client.metrics.reads.prefetched(cell.Table, "used", 1)
+			r.client.measure.reads.prefetched(cell.Table, "used", 1)
 			r.note(cell, row, len(c.value))
 		}
 		if !c.present {
@@ -247,7 +247,7 @@ func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts 
 	}
 	r.ahead.Add(n)
 	r.client.counters.prefetched.Add(n)
-	r.client.metrics.reads.prefetched(t.name, "read", n)
+	r.client.measure.reads.prefetched(t.name, "read", n)
 }
 
 // readCell reads one cell for Get, in one request with what is likely to be asked
@@ -308,8 +308,8 @@ func (v *View) readColumns(ctx context.Context, key string, sel selection, ahead
 	}
 	ctx, span := v.traced(ctx)
 	wide := selection{columns: append(sel.columns[:len(sel.columns):len(sel.columns)], ahead...)}
-	row, raw, err := v.client.settledRow(ctx, t, key, sel, wide.visibleAt(v.ts, t.current().readFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
-	err = v.client.afterRead(ctx, v.ts, err)
+	row, raw, err := settledRow(ctx, v.client.resolver, t, key, sel, wide.visibleAt(v.ts, t.schema.current().readFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.safePoint.afterRead(ctx, v.ts, err)
 	span.end(err)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"sync"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -24,8 +25,16 @@ type recentCommit struct {
 	commitTS tso.Timestamp
 }
 
-func newRecentCommits(cfg Config) *recentCommits {
-	return &recentCommits{seed: maphash.MakeSeed(), slots: make([]recentCommit, max(0, cfg.RecentCommits))}
+// recentSlots is how many cells a client remembers with their last commit.
+const recentSlots = 1024
+
+// newRecentCommits makes one that remembers nothing where latches are off.
+func newRecentCommits(latchWait time.Duration) *recentCommits {
+	slots := recentSlots
+	if latchWait < 0 {
+		slots = 0
+	}
+	return &recentCommits{seed: maphash.MakeSeed(), slots: make([]recentCommit, slots)}
 }
 
 // committed remembers a commit that is known to stand.

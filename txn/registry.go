@@ -6,12 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"cloud.google.com/go/bigtable"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
@@ -40,7 +36,7 @@ func (c *Client) Observed(ctx context.Context, table string) ([]ObservedColumn, 
 	if err != nil {
 		return nil, err
 	}
-	s, err := t.reloadObserved(ctx)
+	s, err := t.schema.reloadObserved(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +130,7 @@ func (c *Client) editObserved(ctx context.Context, table string, edit func(*reco
 	if err != nil {
 		return err
 	}
-	err = replaceSchema(ctx, c.metadata.api, c.metadata.name, table, c.cfg.RPCTimeout, func(m *recordpb.TableSchema) error {
+	err = replaceSchema(ctx, c.metadata.api, c.metadata.name, table, c.store.cfg.RPCTimeout, func(m *recordpb.TableSchema) error {
 		if m.FormatVersion == 0 {
 			return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q any more", table, ErrNotInitialized, c.metadata.name)
 		}
@@ -143,11 +139,7 @@ func (c *Client) editObserved(ctx context.Context, table string, edit func(*reco
 	if err != nil {
 		return err
 	}
-	return t.reload(ctx)
-}
-
-func columnOf(o *recordpb.ObservedColumn) Column {
-	return Column{o.GetColumn().GetFamily(), string(o.GetColumn().GetQualifier())}
+	return t.schema.reload(ctx)
 }
 
 // checkObserver bounds ids to what can stand in a qualifier, a flag and a
@@ -165,56 +157,4 @@ func checkObserver(id string) error {
 		return invalid("observer id %q; it may not hold spaces, slashes, colons, percent signs or what cannot be printed", id)
 	}
 	return nil
-}
-
-// replaceSchema edits a table's schema record. Others may edit it at the same
-// time, so it is replaced only as it was read, and read again otherwise. edit
-// gets an empty record where there is none.
-func replaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) error {
-	for {
-		done, err := tryReplaceSchema(ctx, meta, metadataTable, table, timeout, edit)
-		if done || err != nil {
-			return err
-		}
-	}
-}
-
-func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) (done bool, err error) {
-	rctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	row := schemaRowPrefix + table
-	stored, err := meta.ReadRow(rctx, row, bigtable.RowFilter(interleave(column(deployFamily, schemaQualifier))))
-	if err != nil {
-		return false, wrapRPC(ctx, "read of the schema record", metadataTable, err)
-	}
-	record, old := &recordpb.TableSchema{}, []byte(nil)
-	if len(stored[deployFamily]) > 0 {
-		old = stored[deployFamily][0].Value
-		if err := proto.Unmarshal(old, record); err != nil {
-			return false, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, ErrCorrupt, err)
-		}
-		if err := checkFormat(record, fmt.Sprintf("schema record of table %q", table)); err != nil {
-			return false, fmt.Errorf("txn: %w", err)
-		}
-	}
-	before := proto.Clone(record)
-	if err := edit(record); err != nil {
-		return false, err
-	}
-	if old != nil && proto.Equal(before, record) {
-		return true, nil
-	}
-	m := bigtable.NewMutation()
-	m.Set(deployFamily, schemaQualifier, 0, marshal(record))
-	// With a record: if it is the same. Without: if there is none.
-	predicate, onMatch, onMiss := chain(column(deployFamily, schemaQualifier), bigtable.ValueRangeFilter(old, append(slices.Clone(old), 0))), m, (*bigtable.Mutation)(nil)
-	if old == nil {
-		predicate, onMatch, onMiss = column(deployFamily, schemaQualifier), nil, m
-	}
-	var matched bool
-	if err := meta.Apply(rctx, row, bigtable.NewCondMutation(interleave(predicate), onMatch, onMiss), bigtable.GetCondMutationResult(&matched)); err != nil {
-		// It may have been applied; the edit is idempotent.
-		return false, wrapRPC(ctx, "schema record", metadataTable, err)
-	}
-	return matched == (old != nil), nil
 }

@@ -349,7 +349,7 @@ func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err erro
 	key := col.key()
 	m := bigtable.NewMutation()
 	lock := chain(column(LockFamily, key), at(r.StartTS))
-	for pause := c.cfg.Backoff.start(); ; {
+	for pause := c.store.cfg.Backoff.start(); ; {
 		var matched bool
 		switch r.Kind {
 		case RepairRedundantLock:

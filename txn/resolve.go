@@ -16,22 +16,37 @@ import (
 // that wakes up late do no harm.
 
 // patience says what to do about a lock whose owner is alive.
-type patience func(*Lock, Status) bool
+type patience func(*Lock, outcome) bool
 
-func waitNever(*Lock, Status) bool { return false }
+func waitNever(*Lock, outcome) bool { return false }
+
+// An outcome is a Status and what this client knows besides.
+type outcome struct {
+	Status
+	// primaryCleared: this client has replaced the primary lock by a marker.
+	primaryCleared bool
+	// lockGone: nothing tells the transaction's outcome, but the lock that was met
+	// is not there any more: its owner has aborted.
+	lockGone bool
+	// changed: what was read is out of date.
+	changed bool
+}
+
+// undecided: the transaction's owner may be alive.
+func (o outcome) undecided() bool { return !o.changed && !o.Final() }
 
 // resolveForRead clears a lock that a read at ts met, waiting while its owner
 // is alive. walkPast reports that the transaction committed after ts: its lock
 // is no obstacle, and is cleaned up behind.
-func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
-	ctx, span := c.trace.resolve(ctx, l)
+func (r *resolver) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) (walkPast bool, err error) {
+	ctx, span := r.trace.resolve(ctx, l)
 	began := time.Now()
 	passed := false
-	s, err := c.decide(ctx, l, ts, true, func(_ *Lock, s Status) bool {
-		passed = c.pass(ctx, s.Lock, ts)
+	s, err := r.decide(ctx, l, ts, true, func(_ *Lock, s outcome) bool {
+		passed = pass(ctx, r, s.Lock, ts)
 		return !passed
 	})
-	c.metrics.waited(ctx, l.Cell.Table, began)
+	r.metrics.waited(ctx, l.Cell.Table, began)
 	defer func() {
 		action := resolution(s, ts)
 		if passed {
@@ -47,31 +62,31 @@ func (c *Client) resolveForRead(ctx context.Context, l *Lock, ts tso.Timestamp) 
 		return false, err
 	}
 	if s.State == StateCommitted && s.CommitTS > ts {
-		c.background.run(func(ctx context.Context) {
-			if err := c.finish(ctx, l, s); err != nil {
-				c.log.DebugContext(ctx, "rolling forward behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+		r.background.run(func(ctx context.Context) {
+			if err := r.finish(ctx, l, s); err != nil {
+				r.log.DebugContext(ctx, "rolling forward behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
 		return true, nil
 	}
-	return false, c.finish(ctx, l, s)
+	return false, r.finish(ctx, l, s)
 }
 
 // resolveForWrite clears a lock that the prewrite of the transaction that
 // started at ts met. To wait while holding locks could deadlock, so only the
 // older transaction waits, and the younger one fails at once (wait-die); clear
 // is false then. unlatch is called before it waits.
-func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
-	ctx, span := c.trace.resolve(ctx, l)
+func (r *resolver) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
+	ctx, span := r.trace.resolve(ctx, l)
 	began := time.Now()
-	s, err := c.decide(ctx, l, ts, true, func(l *Lock, _ Status) bool {
+	s, err := r.decide(ctx, l, ts, true, func(l *Lock, _ outcome) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
 		}
 		return false
 	})
-	c.metrics.waited(ctx, l.Cell.Table, began)
+	r.metrics.waited(ctx, l.Cell.Table, began)
 	defer func() {
 		span.set(attrAction.String(resolution(s, 0)))
 		span.end(err)
@@ -81,10 +96,10 @@ func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp,
 		return false, err
 	case s.lockGone:
 		return true, nil
-	case !s.final():
+	case !s.Final():
 		return false, nil
 	}
-	return true, c.finish(ctx, l, s)
+	return true, r.finish(ctx, l, s)
 }
 
 // decide finds the fate of the transaction that wrote l, and makes one if that
@@ -94,35 +109,35 @@ func (c *Client) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestamp,
 // the caller's own timestamp saves a question to the oracle when the lock is
 // old. The result is final, unless wait refused to wait for a live owner, or
 // the lock went away.
-func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRead bool, wait patience) (Status, error) {
-	if s, ok := c.fates.get(l.StartTS); ok {
-		return s, nil
+func (r *resolver) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRead bool, wait patience) (outcome, error) {
+	if s, ok := r.known.get(l.StartTS); ok {
+		return outcome{Status: s}, nil
 	}
-	t, err := c.table(ctx, l.Primary.Table)
+	t, err := r.table(ctx, l.Primary.Table)
 	if err != nil {
-		return Status{}, err
+		return outcome{}, err
 	}
-	c.counters.locksMet.Add(1)
+	r.counters.locksMet.Add(1)
 	var last error
-	for pause := c.cfg.Backoff.start(); ; justRead = false {
+	for pause := r.store.cfg.Backoff.start(); ; justRead = false {
 		// A primary lock that was just read speaks for its transaction.
-		s := Status{State: StateLocked, Lock: l}
+		s := outcome{Status: Status{State: StateLocked, Lock: l}}
 		if !justRead || !l.IsPrimary() {
-			s, err = t.fate(ctx, l.Primary, l.StartTS)
+			s.Status, err = readStatus(ctx, t, l.Primary, l.StartTS)
 		}
 		expires := l.ExpiresTS()
-		if err == nil && !s.final() {
-			s, expires, err = c.judge(ctx, t, l, s, asOf, justRead)
+		if err == nil && !s.Final() {
+			s, expires, err = r.judge(ctx, t, l, s, asOf, justRead)
 			if err == nil && (s.lockGone || (s.undecided() && !wait(l, s))) {
 				return s, nil
 			}
 		}
 		switch {
-		case err == nil && s.final():
-			c.fates.put(l.StartTS, s)
+		case err == nil && s.Final():
+			r.known.put(l.StartTS, s.Status)
 			return s, nil
 		case permanent(err), errors.Is(err, ErrFormatVersion), errors.Is(err, ErrCorrupt):
-			return Status{}, err // reading it again says the same
+			return outcome{}, err // reading it again says the same
 		case err != nil:
 			last = err
 		}
@@ -131,11 +146,11 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRe
 			atMost += time.Millisecond
 		}
 		if pause.wait(ctx, atMost) != nil {
-			return Status{}, ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
+			return outcome{}, ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
 		}
 		// Before the primary is read again, for marker-if-nothing-there.
-		if asOf, err = c.Timestamp(ctx); err != nil {
-			return Status{}, err
+		if asOf, err = r.clock.timestamp(ctx); err != nil {
+			return outcome{}, err
 		}
 	}
 }
@@ -144,35 +159,35 @@ func (c *Client) decide(ctx context.Context, l *Lock, asOf tso.Timestamp, justRe
 // primary's ttl decides; only where there is no primary lock does that of the
 // lock that was met (hazards 2 and 7). expires is when to look again at the
 // latest; stateChanged says to look again soon.
-func (c *Client) judge(ctx context.Context, t *table, l *Lock, s Status, asOf tso.Timestamp, justRead bool) (_ Status, expires tso.Timestamp, err error) {
+func (r *resolver) judge(ctx context.Context, t *table, l *Lock, s outcome, asOf tso.Timestamp, justRead bool) (_ outcome, expires tso.Timestamp, err error) {
 	judged := l
 	if s.State == StateLocked {
 		judged = s.Lock
-	} else if forgotten, err := c.forgotten(ctx, l.StartTS); err != nil {
+	} else if forgotten, err := r.safePoint.forgotten(ctx, l.StartTS); err != nil {
 		return s, l.ExpiresTS(), err
 	} else if !justRead || forgotten {
 		// Below the safe point the primary may be empty because it was collected
 		// since the lock was read, and the lock was resolved before that. An owner that aborts leaves no trace at its primary; it leaves no lock
 		// either, and then there is nothing to wait for or to roll back.
-		gone, err := c.isGone(ctx, l)
+		gone, err := r.isGone(ctx, l)
 		if gone || err != nil {
-			return Status{lockGone: gone}, l.ExpiresTS(), err
+			return outcome{lockGone: gone}, l.ExpiresTS(), err
 		}
 	}
-	if !c.dead(ctx, judged, asOf) {
+	if !r.dead(ctx, judged, asOf) {
 		return s, judged.ExpiresTS(), nil
 	}
-	c.metrics.stranded(judged, asOf)
-	rolledBack, err := t.rollBackPrimary(ctx, l.Primary, l.StartTS, s.State, asOf)
-	if rolledBack.final() && s.Lock != nil {
-		c.resolved(s.Lock, rolledBack)
+	r.metrics.stranded(judged, asOf)
+	rolledBack, err := rollBackPrimary(ctx, t, l.Primary, l.StartTS, s.State, asOf)
+	if rolledBack.Final() && s.Lock != nil {
+		r.resolved(s.Lock, rolledBack)
 	}
 	return rolledBack, judged.ExpiresTS(), err
 }
 
 // isGone reports that a lock is not there any more.
-func (c *Client) isGone(ctx context.Context, l *Lock) (bool, error) {
-	t, err := c.table(ctx, l.Cell.Table)
+func (r *resolver) isGone(ctx context.Context, l *Lock) (bool, error) {
+	t, err := r.table(ctx, l.Cell.Table)
 	if err != nil {
 		return false, err
 	}
@@ -182,15 +197,15 @@ func (c *Client) isGone(ctx context.Context, l *Lock) (bool, error) {
 
 // dead reports whether a lock may be rolled back at oracle time now: its ttl
 // is over, or its owner's token went stale.
-func (c *Client) dead(ctx context.Context, l *Lock, now tso.Timestamp) bool {
-	return now >= l.ExpiresTS() || c.token.stale(ctx, l.Owner, now)
+func (r *resolver) dead(ctx context.Context, l *Lock, now tso.Timestamp) bool {
+	return now >= l.ExpiresTS() || r.token.stale(ctx, l.Owner, now)
 }
 
 // rollBackPrimary makes sure that the transaction never commits: it replaces
 // the primary lock, or the nothing that is there, with a rollback marker that
 // a late prewrite runs into (hazards 1 and 2). The result is stateChanged when
 // something else was there.
-func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.Timestamp, found State, asOf tso.Timestamp) (Status, error) {
+func rollBackPrimary(ctx context.Context, t *table, primary Cell, startTS tso.Timestamp, found State, asOf tso.Timestamp) (outcome, error) {
 	col := primary.Column()
 	mark := bigtable.NewMutation()
 	mark.Set(MarkFamily, col.key(), startTS.Cell(), encodeRollback(startTS))
@@ -205,18 +220,18 @@ func (t *table) rollBackPrimary(ctx context.Context, primary Cell, startTS tso.T
 		done = !matched
 	}
 	if err != nil || !done {
-		return Status{State: stateChanged}, err
+		return outcome{changed: true}, err
 	}
-	return Status{State: StateRolledBack, primaryCleared: true}, nil
+	return outcome{Status: Status{State: StateRolledBack}, primaryCleared: true}, nil
 }
 
 // finish rolls the lock's own cell forward or back, as its transaction's final
 // status says. It returns once the cell is known to be clean.
-func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
+func (r *resolver) finish(ctx context.Context, l *Lock, s outcome) error {
 	if l.IsPrimary() && s.primaryCleared {
 		return nil
 	}
-	t, err := c.table(ctx, l.Cell.Table)
+	t, err := r.table(ctx, l.Cell.Table)
 	if err != nil {
 		return err
 	}
@@ -226,11 +241,11 @@ func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
 	} else {
 		removeLockAndData(m, l.Cell.Column(), l.StartTS)
 	}
-	for pause := c.cfg.Backoff.start(); ; {
+	for pause := r.store.cfg.Backoff.start(); ; {
 		did, err := t.checkAndMutate(ctx, l.Cell.Row, lockAt(l.Cell.Column(), l.StartTS), m, nil)
 		switch {
 		case err == nil && did:
-			c.resolved(l, s)
+			r.resolved(l, s)
 			return nil
 		case err == nil, permanent(err):
 			return err
@@ -244,7 +259,7 @@ func (c *Client) finish(ctx context.Context, l *Lock, s Status) error {
 
 // resolution is the low-cardinality name of what became of a lock that was met
 // by a read at ts; 0: by anybody else.
-func resolution(s Status, ts tso.Timestamp) string {
+func resolution(s outcome, ts tso.Timestamp) string {
 	switch {
 	case s.lockGone:
 		return "gone"
@@ -258,18 +273,18 @@ func resolution(s Status, ts tso.Timestamp) string {
 	return "left"
 }
 
-func (c *Client) resolved(l *Lock, s Status) {
-	c.metrics.resolved(l, resolution(s, 0))
+func (r *resolver) resolved(l *Lock, s outcome) {
+	r.metrics.resolved(l, resolution(s, 0))
 	if s.State == StateCommitted {
-		c.counters.rolledForward.Add(1)
+		r.counters.rolledForward.Add(1)
 		if l.Observed {
-			c.hint(l.Cell)
+			r.hints.hint(l.Cell)
 		}
 	} else {
-		c.counters.rolledBack.Add(1)
+		r.counters.rolledBack.Add(1)
 	}
-	if f := c.cfg.OnResolve; f != nil {
-		f(Resolution{*l, s})
+	if f := r.onResolve.Load(); f != nil {
+		(*f)(Resolution{*l, s.Status})
 	}
 }
 

@@ -35,8 +35,8 @@ const (
 
 // safePoint is what a client knows of the deployment's safe point.
 type safePoint struct {
-	client *Client
-	view   atomic.Pointer[safePointView]
+	store *store
+	view  atomic.Pointer[safePointView]
 	// reading holds one token while the safe point is read.
 	reading chan struct{}
 	stop    context.CancelFunc
@@ -62,8 +62,8 @@ func (v *safePointView) fresh() bool {
 
 // newSafePoint reads the safe point, which is also the first request of a
 // client, and keeps it fresh until close.
-func newSafePoint(ctx context.Context, c *Client) (*safePoint, error) {
-	s := &safePoint{client: c, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
+func newSafePoint(ctx context.Context, st *store) (*safePoint, error) {
+	s := &safePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
 	s.view.Store(&safePointView{})
 	if err := s.read(ctx); err != nil {
 		return nil, err
@@ -71,8 +71,9 @@ func newSafePoint(ctx context.Context, c *Client) (*safePoint, error) {
 	return s, nil
 }
 
-// keep starts to keep the safe point fresh.
-func (s *safePoint) keep() {
+// keep starts to keep the safe point fresh, and calls also each time, with a context
+// that ends when the next time comes.
+func (s *safePoint) keep(also func(context.Context)) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(untraced)
 	go func() {
@@ -88,10 +89,10 @@ func (s *safePoint) keep() {
 			}
 			rctx, cancel := context.WithTimeout(ctx, interval)
 			err := s.readAgain(rctx, s.view.Load())
-			s.client.holds.announce(rctx, s.client)
+			also(rctx)
 			cancel()
 			if err != nil && ctx.Err() == nil {
-				s.client.log.WarnContext(ctx, "reading the safe point failed; transactions stop when it is older than allowed", "age", time.Since(s.view.Load().asked), "max_age", gctime.SafePointMaxAge(), "error", err)
+				s.store.log.WarnContext(ctx, "reading the safe point failed; transactions stop when it is older than allowed", "age", time.Since(s.view.Load().asked), "max_age", gctime.SafePointMaxAge(), "error", err)
 			}
 		}
 	}()
@@ -105,7 +106,7 @@ func (s *safePoint) close() {
 // read asks for the safe point once.
 func (s *safePoint) read(ctx context.Context) error {
 	asked := time.Now() // before the request: what is published later may be missed
-	record, _, err := s.client.readSafePoint(ctx)
+	record, _, err := s.readRecord(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (s *safePoint) readAgain(ctx context.Context, old *safePointView) error {
 // when the safe point cannot be read: then nothing is sure.
 func (s *safePoint) current(ctx context.Context) (tso.Timestamp, error) {
 	var last error
-	for pause := s.client.cfg.Backoff.start(); ; {
+	for pause := s.store.cfg.Backoff.start(); ; {
 		v := s.view.Load()
 		if v.fresh() {
 			return v.ts, nil
@@ -159,7 +160,7 @@ func (s *safePoint) current(ctx context.Context) (tso.Timestamp, error) {
 		case err != nil:
 			last = err
 			if pause.wait(ctx, 0) != nil {
-				return 0, ended(ctx, fmt.Sprintf("the safe point was last read %v ago, and transactions go by it for at most %v; reading it from row %q of table %q", time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge(), gcRowKey, s.client.metadata.name), last)
+				return 0, ended(ctx, fmt.Sprintf("the safe point was last read %v ago, and transactions go by it for at most %v; reading it from row %q of table %q", time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge(), gcRowKey, s.store.metadata.name), last)
 			}
 		}
 	}
@@ -168,8 +169,8 @@ func (s *safePoint) current(ctx context.Context) (tso.Timestamp, error) {
 // checkRead fails with a TooOldError when what was read at ts may lack versions.
 // It belongs behind a read: then no collection that could have hidden something
 // from it had begun when it was answered.
-func (c *Client) checkRead(ctx context.Context, ts tso.Timestamp) error {
-	p, err := c.safePoint.current(ctx)
+func (s *safePoint) checkRead(ctx context.Context, ts tso.Timestamp) error {
+	p, err := s.current(ctx)
 	if err == nil && ts < p {
 		return &TooOldError{TS: ts, SafePoint: p}
 	}
@@ -179,11 +180,11 @@ func (c *Client) checkRead(ctx context.Context, ts tso.Timestamp) error {
 // afterRead is the outcome of a read at ts that ended with err: records that
 // contradict each other are what a collection leaves for those who come too
 // late.
-func (c *Client) afterRead(ctx context.Context, ts tso.Timestamp, err error) error {
+func (s *safePoint) afterRead(ctx context.Context, ts tso.Timestamp, err error) error {
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return err
 	}
-	if e := c.checkRead(ctx, ts); e != nil {
+	if e := s.checkRead(ctx, ts); e != nil {
 		return e
 	}
 	return err
@@ -192,8 +193,8 @@ func (c *Client) afterRead(ctx context.Context, ts tso.Timestamp, err error) err
 // checkWrite fails with a TooOldError when the transaction that started at ts
 // may not write: others' commits that it conflicts with may be forgotten, and
 // its locks would be resolved.
-func (c *Client) checkWrite(ctx context.Context, ts tso.Timestamp) error {
-	p, err := c.safePoint.current(ctx)
+func (s *safePoint) checkWrite(ctx context.Context, ts tso.Timestamp) error {
+	p, err := s.current(ctx)
 	if err == nil && ts <= p {
 		return &TooOldError{TS: ts, SafePoint: p, Write: true}
 	}
@@ -204,15 +205,15 @@ func (c *Client) checkWrite(ctx context.Context, ts tso.Timestamp) error {
 // may have been collected before now: what its primary lacks proves nothing
 // then, and a rollback marker does not either (design §8 rule 6). It belongs
 // behind the read of the primary.
-func (c *Client) forgotten(ctx context.Context, ts tso.Timestamp) (bool, error) {
-	p, err := c.safePoint.current(ctx)
+func (s *safePoint) forgotten(ctx context.Context, ts tso.Timestamp) (bool, error) {
+	p, err := s.current(ctx)
 	return err != nil || ts <= p, err
 }
 
 // keepAbove splits off the mutations of transactions that may not write any
 // more: they are failed, and whoever meets the locks settles them. On an
 // error, it is not known which those are, and muts is returned.
-func (c *Client) keepAbove(ctx context.Context, muts []rowMutation) (keep, tooOld []rowMutation, err error) {
+func (s *safePoint) keepAbove(ctx context.Context, muts []rowMutation) (keep, tooOld []rowMutation, err error) {
 	checked := false
 	var p tso.Timestamp
 	for _, m := range muts {
@@ -220,7 +221,7 @@ func (c *Client) keepAbove(ctx context.Context, muts []rowMutation) (keep, tooOl
 			continue
 		}
 		if !checked {
-			if p, err = c.safePoint.current(ctx); err != nil {
+			if p, err = s.current(ctx); err != nil {
 				return muts, nil, err
 			}
 			checked = true
@@ -237,10 +238,10 @@ func (c *Client) keepAbove(ctx context.Context, muts []rowMutation) (keep, tooOl
 	return keep, tooOld, nil
 }
 
-// readSafePoint reads the record; a deployment that never collected garbage has
+// readRecord reads the record; a deployment that never collected garbage has
 // none, and an empty one is returned. raw is its stored form.
-func (c *Client) readSafePoint(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
-	row, err := c.metadata.readRow(ctx, gcRowKey, interleave(column(deployFamily, safePointQualifier)))
+func (s *safePoint) readRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
+	row, err := s.store.metadata.readRow(ctx, gcRowKey, interleave(column(deployFamily, safePointQualifier)))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -250,26 +251,26 @@ func (c *Client) readSafePoint(ctx context.Context) (record *recordpb.SafePoint,
 	}
 	raw = row[deployFamily][0].Value
 	if err := proto.Unmarshal(raw, record); err != nil {
-		return nil, nil, fmt.Errorf("txn: the safe point in row %q of table %q: %w: it does not parse: %w", gcRowKey, c.metadata.name, ErrCorrupt, err)
+		return nil, nil, fmt.Errorf("txn: the safe point in row %q of table %q: %w: it does not parse: %w", gcRowKey, s.store.metadata.name, ErrCorrupt, err)
 	}
-	if err := checkFormat(record, fmt.Sprintf("the safe point in row %q of table %q", gcRowKey, c.metadata.name)); err != nil {
+	if err := checkFormat(record, fmt.Sprintf("the safe point in row %q of table %q", gcRowKey, s.store.metadata.name)); err != nil {
 		return nil, nil, fmt.Errorf("txn: %w", err)
 	}
 	return record, raw, nil
 }
 
-// publishSafePoint raises the stored safe point to ts. It never lowers it: what
+// publish raises the stored safe point to ts. It never lowers it: what
 // stands there afterwards is returned, and it may be higher. Only an exact
 // match of what was read is replaced, so of two collectors the higher wins,
 // in whatever order they come.
-func (c *Client) publishSafePoint(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
+func (s *safePoint) publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
 	var last error
-	for pause := c.cfg.Backoff.start(); ; {
+	for pause := s.store.cfg.Backoff.start(); ; {
 		asked := time.Now()
-		record, raw, err := c.readSafePoint(ctx)
+		record, raw, err := s.readRecord(ctx)
 		if err == nil {
 			if stored := tso.Timestamp(record.Ts); stored >= ts {
-				c.safePoint.learn(stored, asked)
+				s.learn(stored, asked)
 				return stored, nil
 			}
 			m := bigtable.NewMutation()
@@ -278,9 +279,9 @@ func (c *Client) publishSafePoint(ctx context.Context, ts, now tso.Timestamp, re
 			}))
 			at := column(deployFamily, safePointQualifier)
 			if raw == nil {
-				_, err = c.metadata.checkAndMutate(ctx, gcRowKey, interleave(at), nil, m)
+				_, err = s.store.metadata.checkAndMutate(ctx, gcRowKey, interleave(at), nil, m)
 			} else {
-				_, err = c.metadata.checkAndMutate(ctx, gcRowKey, interleave(chain(at, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
+				_, err = s.store.metadata.checkAndMutate(ctx, gcRowKey, interleave(chain(at, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
 			}
 		}
 		// Whatever came of it is read back above.

@@ -13,23 +13,22 @@ import (
 // Readers need S ≥ P, writers S > P, and so do those who judge by what is
 // missing.
 func TestSafePointBounds(t *testing.T) {
-	c := &Client{}
-	c.safePoint = &safePoint{client: c}
-	c.safePoint.view.Store(newSafePointView(100, time.Now()))
+	s := &safePoint{store: &store{}}
+	s.view.Store(newSafePointView(100, time.Now()))
 	for _, tt := range []struct {
 		ts          tso.Timestamp
 		read, write bool
 	}{{99, false, false}, {100, true, false}, {101, true, true}} {
-		if err := c.checkRead(t.Context(), tt.ts); (err == nil) != tt.read || err != nil && !errors.Is(err, ErrTooOld) {
+		if err := s.checkRead(t.Context(), tt.ts); (err == nil) != tt.read || err != nil && !errors.Is(err, ErrTooOld) {
 			t.Errorf("read at %d: %v", tt.ts, err)
 		}
-		if err := c.checkWrite(t.Context(), tt.ts); (err == nil) != tt.write || err != nil && !errors.Is(err, ErrTooOld) {
+		if err := s.checkWrite(t.Context(), tt.ts); (err == nil) != tt.write || err != nil && !errors.Is(err, ErrTooOld) {
 			t.Errorf("write at %d: %v", tt.ts, err)
 		}
-		if gone, err := c.forgotten(t.Context(), tt.ts); err != nil || gone == tt.write {
+		if gone, err := s.forgotten(t.Context(), tt.ts); err != nil || gone == tt.write {
 			t.Errorf("forgotten at %d: %v, %v", tt.ts, gone, err)
 		}
-		keep, tooOld, err := c.keepAbove(t.Context(), []rowMutation{{startTS: tt.ts}, {}})
+		keep, tooOld, err := s.keepAbove(t.Context(), []rowMutation{{startTS: tt.ts}, {}})
 		if n := len(keep) - 1; err != nil || (n == 1) != tt.write || len(tooOld) != 1-n {
 			t.Errorf("keepAbove at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
 		}

@@ -62,7 +62,7 @@ func (s *scan) run(ctx context.Context) error {
 func (s *scan) request(ctx context.Context) error {
 	set := s.rest
 	request := set.request(s.options.reverse)
-	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies()))}
+	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.schema.current().readFamilies()))}
 	limit := 0
 	streams := &s.view.client.streams
 	onePage := streams.Add(1) > maxStreams
@@ -83,7 +83,7 @@ func (s *scan) request(ctx context.Context) error {
 		opts = append(opts, bigtable.ReverseScan())
 	}
 	began, read, stopped := time.Now(), 0, false
-	late := func() bool { return time.Since(began) > s.view.client.cfg.RPCTimeout/2 }
+	late := func() bool { return time.Since(began) > s.view.client.store.cfg.RPCTimeout/2 }
 	var failed error
 	err := s.table.streamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
 		read++
@@ -102,7 +102,7 @@ func (s *scan) request(ctx context.Context) error {
 		if read > 0 && tookTooLong(ctx, err) {
 			return s.turn(ctx)
 		}
-		failed = s.view.client.afterRead(ctx, s.view.ts, err)
+		failed = s.view.client.safePoint.afterRead(ctx, s.view.ts, err)
 	}
 	if failed != nil || s.done || stopped {
 		return failed
@@ -120,7 +120,7 @@ func (s *scan) request(ctx context.Context) error {
 func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 	e, err := evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
-		return s.view.client.afterRead(ctx, s.view.ts, err)
+		return s.view.client.safePoint.afterRead(ctx, s.view.ts, err)
 	}
 	for _, items := range raw {
 		for _, it := range items {
@@ -135,7 +135,7 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 func (s *scan) turn(ctx context.Context) error {
 	err := s.settle(ctx, s.page)
 	// Also where there are no rows: they may have been there.
-	if err := s.view.client.afterRead(ctx, s.view.ts, err); err != nil {
+	if err := s.view.client.safePoint.afterRead(ctx, s.view.ts, err); err != nil {
 		return err
 	}
 	if len(s.page) == 0 {
@@ -172,7 +172,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		if len(locks) == 0 {
 			break
 		}
-		again, err := s.view.client.clearForRead(ctx, locks, s.view.ts, passed)
+		again, err := clearForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
 		if err != nil {
 			return err
 		}
@@ -190,11 +190,11 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(s.view.client.cfg.Parallelism)
+	g.SetLimit(s.view.client.store.cfg.Parallelism)
 	for i := range page {
 		r := &page[i]
 		r.raw = nil
-		s.view.client.clearBehind(r.row.stranded, s.view.ts)
+		clearBehind(s.view.client.resolver, r.row.stranded, s.view.ts)
 		if len(r.row.exact) > 0 {
 			g.Go(func() error { return r.row.readExact(gctx, s.table, r.key) })
 		}
@@ -211,7 +211,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	}
 	slices.Sort(set.keys)
 	var failed error
-	filter := bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.current().readFamilies()))
+	filter := bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.schema.current().readFamilies()))
 	for !set.empty() {
 		request := set.request(false).(bigtable.RowList)
 		err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {

@@ -3,8 +3,6 @@ package txn
 import (
 	"context"
 	"sync"
-
-	"go.opentelemetry.io/otel/trace"
 )
 
 // secondaries is the span of one transaction's secondaries, which are committed
@@ -15,20 +13,6 @@ type secondaries struct {
 	mu   sync.Mutex
 	left int // rows
 	err  error
-}
-
-// secondaries begins the span; it is the transaction's child and holds nothing
-// open.
-func (t tracing) secondaries(ctx context.Context, rows int) *secondaries {
-	if rows == 0 || !trace.SpanFromContext(ctx).IsRecording() {
-		return nil
-	}
-	_, s := t.begin(ctx, "commit secondaries", "")
-	if !s.on() {
-		return nil
-	}
-	s.set(attrRows.Int(rows))
-	return &secondaries{span: s, left: rows}
 }
 
 // done counts rows that are committed; the last one ends the span.
@@ -55,14 +39,4 @@ func (s *secondaries) count(rows int, err error) {
 	if s.left == 0 {
 		s.span.end(s.err)
 	}
-}
-
-// names bounds the bytes of names in a mutation of the row: each cell's up to
-// three times, and those of the primary in each record.
-func (r *rowWrites) names(primary Cell) int {
-	n := len(r.writes) * (len(primary.Row) + len(primary.Qualifier))
-	for _, w := range r.writes {
-		n += 3 * (len(w.cell.Family) + len(w.cell.Qualifier))
-	}
-	return n
 }

@@ -53,7 +53,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		}
 	}
 	if o.past || o.staleness != nil && o.hold {
-		if err := c.checkRead(ctx, s.ts); err != nil {
+		if err := c.safePoint.checkRead(ctx, s.ts); err != nil {
 			s.Release()
 			return nil, err
 		}

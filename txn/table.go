@@ -2,9 +2,7 @@ package txn
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -18,20 +16,23 @@ import (
 type table struct {
 	name   string
 	api    bigtable.TableAPI
-	client *Client
+	store  *store
+	schema schemaSource
+}
 
-	schema    atomic.Pointer[schema]
-	looks     atomic.Uint64 // at the schema
-	reloading chan struct{} // holds one token while the schema is read again
+func newTable(s *store, name string) *table {
+	t := &table{name: name, api: s.opener.OpenTable(name), store: s}
+	t.schema = schemaSource{table: t, reloading: make(chan struct{}, 1)}
+	return t
 }
 
 // timeout gives a request its deadline. Most have an earlier one from their
 // caller already; a context of their own would only cost.
 func (t *table) timeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if d, ok := ctx.Deadline(); ok && time.Until(d) <= t.client.cfg.RPCTimeout {
+	if d, ok := ctx.Deadline(); ok && time.Until(d) <= t.store.cfg.RPCTimeout {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, t.client.cfg.RPCTimeout)
+	return context.WithTimeout(ctx, t.store.cfg.RPCTimeout)
 }
 
 // readRow reads one row. A row without matching cells is nil.
@@ -41,7 +42,7 @@ func (t *table) readRow(ctx context.Context, row string, f bigtable.Filter) (big
 	began := time.Now()
 	r, err := t.api.ReadRow(rctx, row, bigtable.RowFilter(f))
 	err = wrapRPC(ctx, "read", t.name, err)
-	t.client.metrics.operation(ctx, "ReadRow", t.name, began, err)
+	t.store.metrics.operation(ctx, "ReadRow", t.name, began, err)
 	return r, err
 }
 
@@ -52,7 +53,7 @@ func (t *table) readRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 	defer cancel()
 	began := time.Now()
 	err := wrapRPC(ctx, "read", t.name, t.api.ReadRows(rctx, rows, fn, opts...))
-	t.client.metrics.operation(ctx, "ReadRows", t.name, began, err)
+	t.store.metrics.operation(ctx, "ReadRows", t.name, began, err)
 	return err
 }
 
@@ -64,7 +65,7 @@ func (t *table) readPage(ctx context.Context, rows bigtable.RowSet, most int, fi
 	began, n := time.Now(), 0
 	err = t.readRows(ctx, rows, func(raw bigtable.Row) bool {
 		n++
-		cut = !fn(raw) || time.Since(began) > t.client.cfg.RPCTimeout/2
+		cut = !fn(raw) || time.Since(began) > t.store.cfg.RPCTimeout/2
 		return !cut
 	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(most)))
 	if n > 0 && tookTooLong(ctx, err) {
@@ -85,7 +86,7 @@ func (t *table) streamRows(ctx context.Context, rows bigtable.RowSet, fn func(bi
 		return goOn
 	}, opts...)
 	err = wrapRPC(ctx, "read", t.name, err)
-	t.client.metrics.operation(ctx, "ReadRows", t.name, began, err)
+	t.store.metrics.operation(ctx, "ReadRows", t.name, began, err)
 	return err
 }
 
@@ -97,7 +98,7 @@ func (t *table) checkAndMutate(ctx context.Context, row string, predicate bigtab
 	began := time.Now()
 	err = t.api.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
 	err = wrapRPC(ctx, "conditional mutation", t.name, err)
-	t.client.metrics.operation(ctx, "CheckAndMutateRow", t.name, began, err)
+	t.store.metrics.operation(ctx, "CheckAndMutateRow", t.name, began, err)
 	return matched, err
 }
 
@@ -149,9 +150,9 @@ func (t *table) apply(ctx context.Context, muts []rowMutation) (failed []rowMuta
 func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []rowMutation, err error) {
 	// The deadline first, then the check: what a collector's fence waits for is
 	// the request's time, counted from when the safe point was good.
-	rctx, cancel := context.WithTimeout(ctx, min(t.client.cfg.RPCTimeout, gctime.MaxApply()))
+	rctx, cancel := context.WithTimeout(ctx, min(t.store.cfg.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
-	muts, failed, err = t.client.keepAbove(rctx, muts)
+	muts, failed, err = t.store.safePoint.keepAbove(rctx, muts)
 	switch {
 	case err != nil:
 		return failAll(muts, err), err
@@ -171,7 +172,7 @@ func (t *table) applyOnce(ctx context.Context, muts []rowMutation) (failed []row
 	began := time.Now()
 	errs, bulkErr := t.api.ApplyBulk(rctx, rows, ms)
 	bulkErr = wrapRPC(ctx, "bulk mutation", t.name, bulkErr)
-	t.client.metrics.operation(ctx, "MutateRows", t.name, began, bulkErr)
+	t.store.metrics.operation(ctx, "MutateRows", t.name, began, bulkErr)
 	if bulkErr != nil {
 		return append(failed, failAll(muts, bulkErr)...), bulkErr
 	}
@@ -191,58 +192,4 @@ func failAll(muts []rowMutation, err error) []rowMutation {
 		failed[i].err = err
 	}
 	return failed
-}
-
-// current returns the schema for a read, and has it read again in the
-// background when it is older than Config.SchemaMaxAge.
-func (t *table) current() *schema {
-	s := t.schema.Load()
-	if time.Since(s.loaded) <= t.client.cfg.SchemaMaxAge {
-		return s
-	}
-	select {
-	case t.reloading <- struct{}{}:
-	default:
-		return s
-	}
-	started := t.client.background.run(func(ctx context.Context) {
-		defer func() { <-t.reloading }()
-		if err := t.reload(ctx); err != nil {
-			t.client.log.WarnContext(ctx, "reading the schema again failed", "table", t.name, "error", err)
-			// Not at every read from now on.
-			if err := sleep(ctx, time.Second); err != nil {
-				return
-			}
-		}
-	})
-	if !started {
-		<-t.reloading
-	}
-	return s
-}
-
-// fresh returns a schema that is not older than Config.SchemaMaxAge, for a
-// commit: a column that became observed must get its notify cells.
-func (t *table) fresh(ctx context.Context) (*schema, error) {
-	if s := t.schema.Load(); time.Since(s.loaded) <= t.client.cfg.SchemaMaxAge {
-		return s, nil
-	}
-	return t.newer(ctx, t.schema.Load())
-}
-
-// newer returns a schema that was read after old.
-func (t *table) newer(ctx context.Context, old *schema) (*schema, error) {
-	select {
-	case t.reloading <- struct{}{}:
-		defer func() { <-t.reloading }()
-	case <-ctx.Done():
-		return nil, ended(ctx, fmt.Sprintf("reading the schema of table %q", t.name), nil)
-	}
-	if s := t.schema.Load(); s.loaded.After(old.loaded) {
-		return s, nil // somebody else has just read it
-	}
-	if err := t.reload(ctx); err != nil {
-		return nil, err
-	}
-	return t.schema.Load(), nil
 }

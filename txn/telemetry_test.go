@@ -163,8 +163,8 @@ func TestTraceOfManyRows(t *testing.T) {
 }
 
 func TestTraceOfAConflict(t *testing.T) {
-	for _, recent := range []int{-1, 0} {
-		traceOfAConflict(t, txn.Config{RecentCommits: recent}, recent == 0)
+	for _, wait := range []time.Duration{-1, 0} {
+		traceOfAConflict(t, txn.Config{LatchWait: wait}, wait == 0)
 	}
 }
 

@@ -30,8 +30,8 @@ const (
 // token says nothing, so that locks of clients that write none live until
 // their ttl.
 type token struct {
-	client *Client
-	name   string // empty when Config.TokenTTL is negative
+	resolver *resolver
+	name     string // empty when Config.TokenTTL is negative
 
 	writing sync.Mutex // held while the token is written
 
@@ -49,17 +49,13 @@ type token struct {
 	observers []string
 }
 
-func newToken(c *Client) *token {
-	t := &token{client: c, others: map[string]tso.Timestamp{}}
-	if c.cfg.TokenTTL > 0 {
+func newToken(r *resolver) *token {
+	t := &token{resolver: r, others: map[string]tso.Timestamp{}}
+	if r.cfg.TokenTTL > 0 {
 		t.name = rand.Text()
 	}
 	return t
 }
-
-// Owner returns the token that this client writes into its locks; empty when
-// Config.TokenTTL is negative.
-func (c *Client) Owner() string { return c.token.name }
 
 // ensure writes the token before the client's first prewrite and keeps it
 // fresh until close. Failure is no reason not to commit: the locks' ttl
@@ -86,9 +82,9 @@ func (t *token) ensure(ctx context.Context) {
 
 func (t *token) start(ctx context.Context, done chan struct{}) {
 	defer close(done)
-	wctx, cancel := context.WithTimeout(ctx, t.client.cfg.TokenTTL)
+	wctx, cancel := context.WithTimeout(ctx, t.resolver.cfg.TokenTTL)
 	defer cancel()
-	started, err := t.client.Timestamp(wctx)
+	started, err := t.resolver.clock.timestamp(wctx)
 	if err == nil {
 		t.mu.Lock()
 		t.started = started
@@ -100,8 +96,8 @@ func (t *token) start(ctx context.Context, done chan struct{}) {
 	t.starting = nil
 	switch {
 	case err != nil:
-		t.retryAt = time.Now().Add(t.client.cfg.TokenTTL)
-		t.client.log.WarnContext(ctx, "writing the worker token failed; only the locks' ttl shows that this client is alive", "owner", t.name, "error", err)
+		t.retryAt = time.Now().Add(t.resolver.cfg.TokenTTL)
+		t.resolver.log.WarnContext(ctx, "writing the worker token failed; only the locks' ttl shows that this client is alive", "owner", t.name, "error", err)
 	case !t.closed:
 		t.running = true
 		var rctx context.Context
@@ -119,25 +115,25 @@ func (t *token) write(ctx context.Context, now tso.Timestamp) error {
 	t.mu.Lock()
 	started, observers := t.started, t.observers
 	t.mu.Unlock()
-	oldest, _ := t.client.holds.oldest(t.client.cfg.MaxHold)
+	oldest, _ := t.resolver.holds.oldest()
 	m := bigtable.NewMutation()
 	m.Set(deployFamily, tokenQualifier, 0, marshal(&recordpb.WorkerToken{
 		FormatVersion: FormatVersion,
-		ExpiresTs:     int64(now) + t.client.cfg.TokenTTL.Microseconds(),
+		ExpiresTs:     int64(now) + t.resolver.cfg.TokenTTL.Microseconds(),
 		StartedTs:     int64(started),
 		Host:          host,
 		Pid:           int64(os.Getpid()),
 		Observers:     observers,
 		OldestTs:      int64(oldest),
 	}))
-	_, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}})
+	_, err := t.resolver.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}})
 	return err
 }
 
 func (t *token) renew(ctx context.Context) {
 	defer close(t.stopped)
 	t.sweep(ctx, t.started)
-	tick := time.NewTicker(t.client.cfg.TokenTTL / 3)
+	tick := time.NewTicker(t.resolver.cfg.TokenTTL / 3)
 	defer tick.Stop()
 	for {
 		select {
@@ -147,7 +143,7 @@ func (t *token) renew(ctx context.Context) {
 		}
 		err := t.renewOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			t.client.log.WarnContext(ctx, "renewing the worker token failed", "owner", t.name, "error", err)
+			t.resolver.log.WarnContext(ctx, "renewing the worker token failed", "owner", t.name, "error", err)
 		}
 	}
 }
@@ -155,9 +151,9 @@ func (t *token) renew(ctx context.Context) {
 // renewOnce gives up in time for the next try: one request that hangs must not
 // make the client look dead.
 func (t *token) renewOnce(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, t.client.cfg.TokenTTL/3)
+	ctx, cancel := context.WithTimeout(ctx, t.resolver.cfg.TokenTTL/3)
 	defer cancel()
-	now, err := t.client.Timestamp(ctx)
+	now, err := t.resolver.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -170,7 +166,7 @@ func (t *token) publish(ctx context.Context) error {
 		return invalid("Hold needs a worker token; Config.TokenTTL is negative")
 	}
 	t.ensure(ctx)
-	now, err := t.client.Timestamp(ctx)
+	now, err := t.resolver.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -178,7 +174,7 @@ func (t *token) publish(ctx context.Context) error {
 	running := t.running && !t.closed
 	t.mu.Unlock()
 	if !running {
-		return fmt.Errorf("txn: the worker token of this client could not be written, and without it nothing holds garbage collection back; try again in %v", t.client.cfg.TokenTTL)
+		return fmt.Errorf("txn: the worker token of this client could not be written, and without it nothing holds garbage collection back; try again in %v", t.resolver.cfg.TokenTTL)
 	}
 	return t.write(ctx, now)
 }
@@ -186,7 +182,7 @@ func (t *token) publish(ctx context.Context) error {
 // sweep removes the tokens of clients that died long ago.
 func (t *token) sweep(ctx context.Context, now tso.Timestamp) {
 	var dead []rowMutation
-	err := t.client.metadata.readRows(ctx, bigtable.PrefixRange(tokenRowPrefix), func(r bigtable.Row) bool {
+	err := t.resolver.metadata.readRows(ctx, bigtable.PrefixRange(tokenRowPrefix), func(r bigtable.Row) bool {
 		if w, ok := decodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
 			m := bigtable.NewMutation()
 			m.DeleteCellsInColumn(deployFamily, tokenQualifier)
@@ -195,10 +191,10 @@ func (t *token) sweep(ctx context.Context, now tso.Timestamp) {
 		return true
 	}, bigtable.RowFilter(interleave(column(deployFamily, tokenQualifier))))
 	if err == nil && len(dead) > 0 {
-		_, err = t.client.metadata.apply(ctx, dead)
+		_, err = t.resolver.metadata.apply(ctx, dead)
 	}
 	if err != nil && ctx.Err() == nil {
-		t.client.log.DebugContext(ctx, "sweeping stale worker tokens failed", "error", err)
+		t.resolver.log.DebugContext(ctx, "sweeping stale worker tokens failed", "error", err)
 	}
 }
 
@@ -223,7 +219,7 @@ func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool
 	if known && now < expires {
 		return false // it was fresh when last read, and still is
 	}
-	row, err := t.client.metadata.readRow(ctx, tokenRowPrefix+owner, interleave(column(deployFamily, tokenQualifier)))
+	row, err := t.resolver.metadata.readRow(ctx, tokenRowPrefix+owner, interleave(column(deployFamily, tokenQualifier)))
 	if err != nil {
 		return false
 	}
@@ -233,7 +229,7 @@ func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool
 	}
 	expires = tso.Timestamp(w.ExpiresTs)
 	t.mu.Lock()
-	if len(t.others) >= fateCacheSize {
+	if len(t.others) >= outcomeCacheSize {
 		clear(t.others)
 	}
 	t.others[owner] = expires
@@ -260,7 +256,25 @@ func (t *token) close(ctx context.Context) {
 	}
 	m := bigtable.NewMutation()
 	m.DeleteCellsInColumn(deployFamily, tokenQualifier)
-	if _, err := t.client.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}}); err != nil {
-		t.client.log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.name, "error", err)
+	if _, err := t.resolver.metadata.apply(ctx, []rowMutation{{row: tokenRowPrefix + t.name, mut: m, ops: 1}}); err != nil {
+		t.resolver.log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.name, "error", err)
 	}
+}
+
+// announce says which observers this client runs, and writes the token if it is not
+// there yet.
+func (t *token) announce(ctx context.Context, observers []string) error {
+	t.mu.Lock()
+	t.observers = observers
+	running := t.running
+	t.retryAt = time.Time{}
+	t.mu.Unlock()
+	if t.name == "" {
+		return nil
+	}
+	if !running {
+		t.ensure(ctx)
+		return ctx.Err()
+	}
+	return t.renewOnce(ctx)
 }

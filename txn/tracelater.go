@@ -33,16 +33,6 @@ func (t *Txn) Trace(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.later.parent)
 }
 
-// untraced is the context of work that belongs to no transaction.
-var untraced = trace.ContextWithSpan(context.Background(), quiet)
-
-// quiet is what is in the contexts of requests that are in no trace. Its sampled
-// flag is not set, so that the Bigtable client and gRPC make no traces of their
-// own for them. Package notify has the same.
-var quiet = trace.SpanFromContext(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
-	TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1},
-})))
-
 // later is a trace that has not begun yet.
 type later struct {
 	t       *Txn
@@ -68,7 +58,7 @@ func (l *later) start(ctx context.Context) {
 		ctx := t.opts.traceLater(ctx)
 		l.parent = trace.SpanFromContext(ctx)
 		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, l.attempt, trace.WithTimestamp(t.begun))
+		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
 		if !t.span.on() {
 			return
 		}
@@ -91,16 +81,13 @@ func (l *later) start(ctx context.Context) {
 	})
 }
 
-// laterKey finds a trace that has not begun in the context of Observe's read.
-type laterKey struct{}
-
 // lookBegins and lookEnds are around Observe's read. l may be nil.
 func (l *later) lookBegins(ctx context.Context, table string) context.Context {
 	if l == nil {
 		return ctx
 	}
 	l.look = laterRead{table: table, began: time.Now()}
-	return context.WithValue(ctx, laterKey{}, l)
+	return withDeferred(ctx, l)
 }
 
 func (l *later) lookEnds(err error) {
@@ -111,13 +98,9 @@ func (l *later) lookEnds(err error) {
 	l.look.ended = time.Now()
 }
 
-// beginLater begins the trace of a look that met a lock, and returns ctx with
+// Begin begins the trace of a look that met a lock, and returns ctx with
 // the look's span in it.
-func beginLater(ctx context.Context) context.Context {
-	l, ok := ctx.Value(laterKey{}).(*later)
-	if !ok {
-		return ctx
-	}
+func (l *later) Begin(ctx context.Context) context.Context {
 	l.start(ctx)
 	if !l.look.span.on() {
 		return ctx
@@ -129,7 +112,7 @@ func beginLater(ctx context.Context) context.Context {
 func (t *Txn) trace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, a)
+		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, a.number, &a.earlier)
 		return
 	}
 	t.later = &later{t: t, attempt: a}

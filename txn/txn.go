@@ -190,7 +190,7 @@ func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
 		t.reads.describe(t.span)
 		t.span.end(err)
 	}
-	t.client.metrics.transaction(ctx, t, outcome, rows)
+	t.client.measure.transaction(ctx, t, outcome, rows)
 }
 
 // commit returns how many rows are written as well.
@@ -242,7 +242,7 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := tbl.fresh(ctx)
+		s, err := tbl.schema.fresh(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -251,7 +251,7 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 			for _, w := range cols {
 				if !s.hasFamily(w.cell.Family) {
 					// It may have been added since the schema was read.
-					if s, err = tbl.newer(ctx, s); err != nil {
+					if s, err = tbl.schema.newer(ctx, s); err != nil {
 						return nil, err
 					}
 				}
@@ -264,7 +264,7 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 			slices.SortFunc(r.writes, func(a, b *write) int {
 				return strings.Compare(a.cell.Column().key(), b.cell.Column().key())
 			})
-			if err := checkRowWrites(r); err != nil {
+			if err := r.check(); err != nil {
 				return nil, err
 			}
 			all = append(all, r)
@@ -283,19 +283,6 @@ func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
 		return strings.Compare(a.row, b.row)
 	})
 	return all, nil
-}
-
-func (r *rowWrites) holds(c Cell) bool { return r.table.name == c.Table && r.row == c.Row }
-
-// checkWrite refuses what the table cannot hold.
-func (s *schema) checkWrite(table string, w *write) error {
-	if !s.hasFamily(w.cell.Family) {
-		return fmt.Errorf("txn: write of %s: %w: table %q has no family %q; known are %s. Create it and run `percctl table init %s` or txn.InitTable, which records it", w.cell, ErrSchema, table, w.cell.Family, strings.Join(s.families, ", "), table)
-	}
-	if w.kind != KindLock && s.observed[w.cell.Column()].weak {
-		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications; it can be notified, but not written", w.cell, ErrSchema)
-	}
-	return nil
 }
 
 // A Table is a transaction's view of one table, for reading and writing.
@@ -366,4 +353,20 @@ func (t *Table) DeleteRow(ctx context.Context, row string) error {
 // overlayRow is the overlay of a single row.
 func (t *Txn) overlayRow(table, row string, sel selection, read bigtable.Row) bigtable.Row {
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
+}
+
+// within returns ctx with the transaction's span in it, unless the caller has
+// begun spans below it, and with the count of its requests.
+func (t *Txn) within(ctx context.Context) context.Context {
+	if t.client.measure.requests.Enabled(ctx) {
+		ctx = countRequests(ctx, &t.requests)
+	}
+	if t.carried == nil {
+		return ctx
+	}
+	here, own := trace.SpanContextFromContext(ctx), t.carried.SpanContext()
+	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, t.carried)
 }

@@ -56,7 +56,7 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 		var s *schema
 		t, err := c.table(ctx, name)
 		if err == nil {
-			s, err = t.reloadObserved(ctx)
+			s, err = t.schema.reloadObserved(ctx)
 		}
 		if err != nil {
 			yield(Unfinished{}, err)
@@ -136,7 +136,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 func (c *Client) wasPending(ctx context.Context, t *table, cell Cell, observer string, asOf tso.Timestamp) (bool, error) {
 	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	_, _, err := o.read(ctx, c, t)
-	if err = c.afterRead(ctx, asOf, err); err != nil {
+	if err = c.safePoint.afterRead(ctx, asOf, err); err != nil {
 		return false, err
 	}
 	return o.Pending(observer), nil

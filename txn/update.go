@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -32,9 +35,9 @@ import (
 //
 // A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
-	pause := c.cfg.RetryBackoff.start()
+	pause := c.retryBackoff().start()
 	wasTooOld := false
-	run := attempt{again: true, limit: c.maxAttempts}
+	run := attempt{again: true}
 	defer run.drop()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := c.attempt(ctx, &run, f, opts)
@@ -44,7 +47,7 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 		tooOld := o.becameTooOld
 		again := errors.Is(err, ErrConflict) || (tooOld && !wasTooOld)
 		wasTooOld = tooOld
-		limit := c.maxAttempts(o)
+		limit := o.maxAttempts
 		switch {
 		case !again || errors.Is(err, ErrUndetermined):
 			return 0, err
@@ -55,16 +58,16 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
 		c.counters.retries.Add(1)
-		c.metrics.retry(ctx, o.name)
+		c.measure.retry(ctx, o.name)
 		c.trace.retry(ctx, o.name, run.number+1, err)
 	}
 }
 
-func (c *Client) maxAttempts(o txnOptions) int {
-	if o.maxAttempts > 0 {
-		return o.maxAttempts
-	}
-	return c.cfg.MaxAttempts
+// maxRetryPause bounds the pause between two runs of Update's function.
+const maxRetryPause = 250 * time.Millisecond
+
+func (c *Client) retryBackoff() Backoff {
+	return Backoff{Min: min(c.store.cfg.Backoff.Min, maxRetryPause), Max: min(c.store.cfg.Backoff.Max, maxRetryPause)}
 }
 
 func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
@@ -132,4 +135,23 @@ func (c *Client) beforeNext(ctx context.Context, run *attempt, pause *waiter, co
 		err = pause.wait(ctx, 0)
 	}
 	return err
+}
+
+// An attempt is one run of a function given to Update.
+type attempt struct {
+	number int
+	// earlier is the span of the attempt before.
+	earlier trace.SpanContext
+
+	// again: Update runs the function again after a conflict. early: the last run
+	// ended in one that was known before its prewrite. slots are the latches of the
+	// cells that it wrote, latch what is held of them for the next run.
+	again    bool
+	early    bool
+	wasEarly bool // and the one before
+	slots    []uint16
+	latch    *latch
+
+	// next is the start timestamp of the next attempt; nil: not asked for.
+	next *start
 }

@@ -82,8 +82,8 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	r, err := v.client.visibleRow(ctx, t, row, o.sel, v.ts)
-	err = v.client.afterRead(ctx, v.ts, err)
+	r, err := visibleRow(ctx, v.client.resolver, t, row, o.sel, v.ts)
+	err = v.client.safePoint.afterRead(ctx, v.ts, err)
 	span.end(err)
 	if err != nil || v.txn == nil {
 		return r, err

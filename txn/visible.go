@@ -222,10 +222,13 @@ func (e *evaluation) readExact(ctx context.Context, t *table, row string) error 
 	return nil
 }
 
+// A readFunc is table.readRow, or in its place.
+type readFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error)
+
 // visibleRow reads one row at ts: one request, unless a lock or another
 // transaction's prewrite is in the way.
-func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
-	visible, _, err := c.settledRow(ctx, t, row, sel, sel.visibleAt(ts, t.current().readFamilies()), ts, nil)
+func visibleRow(ctx context.Context, r *resolver, t *table, row string, sel selection, ts tso.Timestamp) (bigtable.Row, error) {
+	visible, _, err := settledRow(ctx, r, t, row, sel, sel.visibleAt(ts, t.schema.current().readFamilies()), ts, nil)
 	return visible, err
 }
 
@@ -233,7 +236,7 @@ func (c *Client) visibleRow(ctx context.Context, t *table, row string, sel selec
 // sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
 // lock stood in the way then. The first read is made by first, where that is not
 // nil.
-func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp, first readFunc) (visible, raw bigtable.Row, err error) {
+func settledRow(ctx context.Context, r *resolver, t *table, row string, sel selection, f bigtable.Filter, ts tso.Timestamp, first readFunc) (visible, raw bigtable.Row, err error) {
 	var passed passed
 	read := first
 	if read == nil {
@@ -252,7 +255,7 @@ func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selec
 			if passed == nil {
 				passed = map[tso.Timestamp]bool{}
 			}
-			again, err := c.clearForRead(ctx, e.locks, ts, passed)
+			again, err := clearForRead(ctx, r, e.locks, ts, passed)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -263,7 +266,7 @@ func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selec
 				return nil, nil, err
 			}
 		}
-		c.clearBehind(e.stranded, ts)
+		clearBehind(r, e.stranded, ts)
 		if err := e.readExact(ctx, t, row); err != nil {
 			return nil, nil, err
 		}
@@ -272,11 +275,11 @@ func (c *Client) settledRow(ctx context.Context, t *table, row string, sel selec
 }
 
 // clearBehind settles stranded locks in the background.
-func (c *Client) clearBehind(stranded []*Lock, ts tso.Timestamp) {
+func clearBehind(r *resolver, stranded []*Lock, ts tso.Timestamp) {
 	for _, l := range stranded {
-		c.background.run(func(ctx context.Context) {
-			if _, err := c.resolveForWrite(ctx, l, ts, func() {}); err != nil {
-				c.log.DebugContext(ctx, "clearing a stranded lock behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+		r.background.run(func(ctx context.Context) {
+			if _, err := r.resolveForWrite(ctx, l, ts, func() {}); err != nil {
+				r.log.DebugContext(ctx, "clearing a stranded lock behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
 	}
@@ -285,13 +288,13 @@ func (c *Client) clearBehind(stranded []*Lock, ts tso.Timestamp) {
 // clearForRead settles the locks that a read at ts met. Those of transactions
 // that committed after ts are added to passed; again says that others were
 // cleared away, so that the row has to be read again.
-func (c *Client) clearForRead(ctx context.Context, locks []*Lock, ts tso.Timestamp, passed passed) (again bool, err error) {
+func clearForRead(ctx context.Context, r *resolver, locks []*Lock, ts tso.Timestamp, passed passed) (again bool, err error) {
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(c.cfg.Parallelism)
+	g.SetLimit(r.store.cfg.Parallelism)
 	walkPast := make([]bool, len(locks))
 	for i, l := range locks {
 		g.Go(func() (err error) {
-			walkPast[i], err = c.resolveForRead(gctx, l, ts)
+			walkPast[i], err = r.resolveForRead(gctx, l, ts)
 			return err
 		})
 	}

@@ -2,7 +2,6 @@ package txn
 
 import (
 	"context"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -46,39 +45,13 @@ func (c *Client) Announce(ctx context.Context, observers []string) error {
 	return c.token.announce(ctx, observers)
 }
 
-func (t *token) announce(ctx context.Context, observers []string) error {
-	t.mu.Lock()
-	t.observers = observers
-	running := t.running
-	t.retryAt = time.Time{}
-	t.mu.Unlock()
-	if t.name == "" {
-		return nil
-	}
-	if !running {
-		t.ensure(ctx)
-		return ctx.Err()
-	}
-	return t.renewOnce(ctx)
-}
-
-// OracleNow estimates the oracle's time from the last timestamp that this client
-// was given, without asking for one. It is for deciding when to look at
-// something again, and never for what has to be right. 0: none was given yet.
-func (c *Client) OracleNow() tso.Timestamp {
-	if ahead := c.oracleAhead.Load(); ahead != 0 {
-		return tso.Timestamp(ahead + time.Since(c.made).Microseconds())
-	}
-	return 0
-}
-
 // AdvisoryLocks returns the deployment's advisory locks: the timestamp
 // service's, where the client's oracle is one, or else locks in the metadata
 // table. cheap says that taking one costs no request to Bigtable.
 func (c *Client) AdvisoryLocks() (locks tso.Locks, cheap bool, err error) {
-	if served, ok := c.oracle.(interface{ Locks() tso.Locks }); ok {
+	if served, ok := c.clock.oracle.(interface{ Locks() tso.Locks }); ok {
 		return served.Locks(), true, nil
 	}
-	locks, err = tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.oracle, Family: oracleFamily, RPCTimeout: c.cfg.RPCTimeout})
+	locks, err = tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.clock.oracle, Family: oracleFamily, RPCTimeout: c.store.cfg.RPCTimeout})
 	return locks, false, err
 }

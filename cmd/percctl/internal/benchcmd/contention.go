@@ -65,7 +65,7 @@ within a process; those between processes stay.`,
 	f.IntVar(&o.callers, "callers", 16, "callers that transfer at a time, in each process")
 	f.IntVar(&o.clients, "processes", 2, "client processes")
 	f.DurationVar(&o.duration, "duration", 3*time.Second, "how long each bank is measured")
-	f.StringVar(&o.latches, "latches", "both", "on, off or both: whether transactions of one process queue for cells and remember commits (LatchWait and RecentCommits of txn.Config)")
+	f.StringVar(&o.latches, "latches", "both", "on, off or both: whether transactions of one process queue for cells and remember commits (txn.Config.LatchWait)")
 	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)

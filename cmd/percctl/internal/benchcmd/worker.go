@@ -126,7 +126,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
 	w.bt = bt
 	if noLatches {
-		w.config.LatchWait, w.config.RecentCommits = -1, -1
+		w.config.LatchWait = -1
 	}
 	switch oracle {
 	case "":

@@ -50,7 +50,7 @@ func judgeGC(r *Result, s *txn.GCStatus) {
 	for _, h := range s.Holds {
 		if h.OldestTS <= retained {
 			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), cli.Stamp(h.OldestTS)),
-				"it keeps the safe point below what the retention allows, until it ends or txn.Config.MaxHold is over", "end the transaction, or the process; percctl gc status")
+				"it keeps the safe point below what the retention allows, until it ends for at most a day", "end the transaction, or the process; percctl gc status")
 		}
 	}
 }

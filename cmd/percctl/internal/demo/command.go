@@ -235,7 +235,7 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 		d.progress.event("metrics for Prometheus at %s", n)
 	}
 	strands := newStrands()
-	config, closeOracle, err := at.clientConfig(strands.resolved)
+	config, closeOracle, err := at.clientConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -245,6 +245,7 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
+	own.OnResolve(strands.resolved)
 	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
 	if err := index.Register(ctx, own); err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func TestCrash(t *testing.T) {
 				}
 				stopped <- at
 			}}
-			config := clientConfig(nil)
+			config := clientConfig()
 			config.SyncSecondaries = true // before the notification is removed
 			victim := env.NewClient(config, crash.dialOptions()...)
 			crash.arm(test.point)
@@ -72,7 +72,8 @@ func TestCrash(t *testing.T) {
 			if (left > 0) != test.notified {
 				t.Errorf("%d notifications are left", left)
 			}
-			own := env.NewClient(clientConfig(strands.resolved))
+			own := env.NewClient(clientConfig())
+			own.OnResolve(strands.resolved)
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
 				t.Fatal(err)

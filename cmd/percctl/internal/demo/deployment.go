@@ -32,8 +32,8 @@ const (
 // without end.
 const setupTimeout = 10 * time.Second
 
-func clientConfig(onResolve func(txn.Resolution)) txn.Config {
-	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, OnResolve: onResolve, BatchReads: 1}
+func clientConfig() txn.Config {
+	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, BatchReads: 1}
 }
 
 // workerConfig has the fleet look for work all the time. The defaults are for
@@ -61,8 +61,8 @@ func (d *deployment) goesOn() bool { return len(d.oracles) > 0 }
 
 // clientConfig is clientConfig with the deployment's oracle. Call the function
 // it returns when the client is closed.
-func (d *deployment) clientConfig(onResolve func(txn.Resolution)) (cfg txn.Config, closeOracle func(), err error) {
-	cfg = clientConfig(onResolve)
+func (d *deployment) clientConfig() (cfg txn.Config, closeOracle func(), err error) {
+	cfg = clientConfig()
 	if !d.goesOn() {
 		return cfg, func() {}, nil
 	}

@@ -75,12 +75,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 		return err
 	}
 	defer conn.close()
-	config, closeOracle, err := at.clientConfig(func(r txn.Resolution) {
-		// Told before anything that depends on it.
-		out.report(report{Resolved: &resolvedReport{
-			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
-		}})
-	})
+	config, closeOracle, err := at.clientConfig()
 	if err != nil {
 		return err
 	}
@@ -88,6 +83,12 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
 		return err
 	}
+	client.OnResolve(func(r txn.Resolution) {
+		// Told before anything that depends on it.
+		out.report(report{Resolved: &resolvedReport{
+			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
+		}})
+	})
 	// The secondaries of what is committed. A coordinator that is dead took the
 	// emulator with it.
 	defer func() {

@@ -90,7 +90,8 @@ func (o *resolveOptions) parse(args []string) (err error) {
 
 func (o *resolveOptions) run(ctx context.Context) error {
 	r := newResolver()
-	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{OnResolve: r.resolved}, func(ctx context.Context, s *session.Session) error {
+	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
+		s.Client().OnResolve(r.resolved)
 		return o.resolve(ctx, s, r)
 	})
 }

@@ -50,10 +50,8 @@ func drawnConfig(rnd *rand.Rand) txn.Config {
 	cfg := clientConfig()
 	cfg.PassLocks = rnd.IntN(2) == 0
 	cfg.SyncSecondaries = rnd.IntN(4) == 0
-	cfg.SeparateSecondaries = rnd.IntN(4) == 0
-	cfg.BackgroundCells = []int{1, 20, 0, 0}[rnd.IntN(4)]
+	cfg.BackgroundBytes = []int{1, 10_000, 0, 0}[rnd.IntN(4)]
 	cfg.LatchWait = []time.Duration{-1, 10 * time.Millisecond, 0, 0}[rnd.IntN(4)]
-	cfg.RecentCommits = []int{-1, 1, 0, 0}[rnd.IntN(4)]
 	return cfg
 }
 
@@ -190,7 +188,6 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	}
 	cfg := drawnConfig(rand.New(rand.NewPCG(sp.Seed, 4)))
 	cfg.Oracle = oracle
-	cfg.OnResolve = func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) }
 	client, err := newClient(ctx, bt, cfg)
 	switch {
 	case ctx.Err() != nil:
@@ -198,6 +195,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
+	client.OnResolve(func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
 	owner := client.Owner()
 	send(message{Ready: &owner})
 	if sp.Net {

@@ -44,16 +44,6 @@ const (
 	attrLocks      = attribute.Key("percolator.locks")
 )
 
-// The outcomes of a transaction.
-const (
-	outcomeCommitted    = "committed"
-	outcomeReadOnly     = "read only"
-	outcomeRolledBack   = "rolled back"
-	outcomeConflict     = "conflict"
-	outcomeUndetermined = "undetermined"
-	outcomeFailed       = "failed"
-)
-
 // tracing makes spans.
 type tracing struct {
 	tracer trace.Tracer
@@ -64,7 +54,7 @@ type tracing struct {
 	placeholder trace.TracerProvider
 }
 
-func newTracing(cfg Config) tracing {
+func newTracing(cfg storeConfig) tracing {
 	provider := cfg.TracerProvider
 	if provider == nil {
 		provider = otel.GetTracerProvider()
@@ -164,32 +154,11 @@ func request(operation, table string) []trace.SpanStartOption {
 	return []trace.SpanStartOption{clientKind, trace.WithAttributes(requestAttrs(operation, table)...)}
 }
 
-// An attempt is one run of a function given to Update.
-type attempt struct {
-	number int
-	// earlier is the span of the attempt before.
-	earlier trace.SpanContext
-
-	// again: Update runs the function again after a conflict. early: the last run
-	// ended in one that was known before its prewrite. slots are the latches of the
-	// cells that it wrote, latch what is held of them for the next run.
-	again    bool
-	early    bool
-	wasEarly bool // and the one before
-	slots    []uint16
-	latch    *latch
-
-	// limit tells how many attempts there may be (0: any number); nil outside of
-	// Update.
-	limit func(txnOptions) int
-	// next is the start timestamp of the next attempt; nil: not asked for.
-	next *start
-}
-
-// transaction begins the span of one attempt of a transaction. carried is what
+// transaction begins the span of one attempt of a transaction, linked to that of the
+// attempt before, which it replaces in earlier. carried is what
 // has to be in the contexts of its requests: the span, also one that does not
 // record; nil where there is no SDK.
-func (t tracing) transaction(ctx context.Context, name string, a *attempt, opts ...trace.SpanStartOption) (s span, carried trace.Span) {
+func (t tracing) transaction(ctx context.Context, name string, number int, earlier *trace.SpanContext, opts ...trace.SpanStartOption) (s span, carried trace.Span) {
 	if t.off() {
 		return span{}, nil
 	}
@@ -197,32 +166,18 @@ func (t tracing) transaction(ctx context.Context, name string, a *attempt, opts 
 	if name != "" {
 		title += " " + name
 	}
-	if a.earlier.IsValid() {
-		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: a.earlier}))
+	if earlier.IsValid() {
+		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: *earlier}))
 	}
 	sctx, s := t.root(ctx, title, opts...)
 	if sctx == ctx {
 		return span{}, nil
 	}
 	if s.on() {
-		s.SetAttributes(attrName.String(name), attrAttempt.Int(a.number))
-		a.earlier = s.SpanContext()
+		s.SetAttributes(attrName.String(name), attrAttempt.Int(number))
+		*earlier = s.SpanContext()
 	}
 	return s, trace.SpanFromContext(sctx)
-}
-
-// within returns ctx with the transaction's span in it, unless the caller has
-// begun spans below it, and with the count of its requests.
-func (t *Txn) within(ctx context.Context) context.Context {
-	ctx = t.client.metrics.counting(ctx, t)
-	if t.carried == nil {
-		return ctx
-	}
-	here, own := trace.SpanContextFromContext(ctx), t.carried.SpanContext()
-	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
-		return ctx
-	}
-	return trace.ContextWithSpan(ctx, t.carried)
 }
 
 // conflict adds the event of a conflict to whatever span ctx is in.
@@ -260,7 +215,7 @@ func (t tracing) cell(c Cell) []attribute.KeyValue {
 // of the client that left it.
 func (t tracing) resolve(ctx context.Context, l *Lock) (context.Context, span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
-		if ctx = beginLater(ctx); !trace.SpanFromContext(ctx).IsRecording() {
+		if ctx = beginDeferred(ctx); !trace.SpanFromContext(ctx).IsRecording() {
 			return ctx, span{}
 		}
 	}
@@ -280,6 +235,20 @@ func (t tracing) settle(ctx context.Context, l *Lock) (context.Context, span) {
 		s.SetAttributes(attrLockTS.Int64(int64(l.StartTS)), attrLockOwner.String(l.Owner))
 	}
 	return ctx, s
+}
+
+// secondaries begins the span; it is the transaction's child and holds nothing
+// open.
+func (t tracing) secondaries(ctx context.Context, rows int) *secondaries {
+	if rows == 0 || !trace.SpanFromContext(ctx).IsRecording() {
+		return nil
+	}
+	_, s := t.begin(ctx, "commit secondaries", "")
+	if !s.on() {
+		return nil
+	}
+	s.set(attrRows.Int(rows))
+	return &secondaries{span: s, left: rows}
 }
 
 // call begins an operator's call about one transaction or one table, which may
@@ -326,3 +295,34 @@ func errorType(err error) string {
 	}
 	return "_OTHER" // OpenTelemetry's word for it
 }
+
+// A deferredTrace is a trace that begins only when it becomes worth one.
+type deferredTrace interface {
+	// Begin begins it, and returns ctx with the span of the read that met a lock.
+	Begin(ctx context.Context) context.Context
+}
+
+// deferredKey finds a deferredTrace in a context.
+type deferredKey struct{}
+
+// withDeferred returns ctx such that a lock that is met in it begins d.
+func withDeferred(ctx context.Context, d deferredTrace) context.Context {
+	return context.WithValue(ctx, deferredKey{}, d)
+}
+
+func beginDeferred(ctx context.Context) context.Context {
+	if d, ok := ctx.Value(deferredKey{}).(deferredTrace); ok {
+		return d.Begin(ctx)
+	}
+	return ctx
+}
+
+// untraced is the context of work that belongs to no transaction.
+var untraced = trace.ContextWithSpan(context.Background(), quiet)
+
+// quiet is what is in the contexts of requests that are in no trace. Its sampled
+// flag is not set, so that the Bigtable client and gRPC make no traces of their
+// own for them. Package notify has the same.
+var quiet = trace.SpanFromContext(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+	TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1},
+})))
