@@ -295,18 +295,24 @@ func (b *background) close(ctx context.Context) error {
 	b.mu.Unlock()
 	select {
 	case <-b.idle:
+		b.abandon() // those that pause before they look for more
 		return nil
 	case <-ctx.Done():
 	}
+	cells, tasks := b.abandon()
+	<-b.idle // every request ends with its context
+	return ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
+}
+
+// abandon ends every goroutine's context, and says how much was left.
+func (b *background) abandon() (cells, tasks int) {
 	b.mu.Lock()
-	cells, tasks := b.cells, b.tasks
+	defer b.mu.Unlock()
 	b.abandoned = true
 	for _, cancel := range b.working {
 		cancel()
 	}
-	b.mu.Unlock()
-	<-b.idle // every request ends with its context
-	return ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
+	return b.cells, b.tasks
 }
 
 // queued is the number of changes of cells that wait or are being sent, and

@@ -222,7 +222,7 @@ func (b *bulkLoad) foreign(t *table, raw bigtable.Row) *NotIdleError {
 			if item.Timestamp < prePercolator {
 				e.What, e.TS = VersionPlain, tso.Timestamp(item.Timestamp)
 			}
-			if _, cell, err := metadataCell(t, raw.Key(), item); err == nil && isMetadataFamily(family) {
+			if _, cell, err := metadataCell(t.name, raw.Key(), item); err == nil && isMetadataFamily(family) {
 				e.Cell = cell
 			} else {
 				c, _ := splitColumn(item.Column)

@@ -187,7 +187,7 @@ func (ck *checker) row(raw bigtable.Row) {
 				ck.failure(raw.Key(), item)
 				continue
 			}
-			_, cell, err := metadataCell(ck.table, raw.Key(), item)
+			_, cell, err := metadataCell(ck.table.name, raw.Key(), item)
 			if err != nil {
 				ck.report(RuleFormat, Cell{Table: ck.table.name, Row: raw.Key(), Family: family}, "%v", err)
 				continue
@@ -226,7 +226,7 @@ func (ck *checker) row(raw bigtable.Row) {
 
 // failure checks the record of an observer's failure.
 func (ck *checker) failure(row string, item bigtable.ReadItem) {
-	cell, _, err := failureCell(ck.table, row, item)
+	cell, _, err := failureCell(ck.table.name, row, item)
 	if err == nil {
 		_, err = decodeFailure(cell, item.Value)
 	}

@@ -118,3 +118,8 @@ func (c *clock) within(d time.Duration) (tso.Timestamp, bool) {
 	}
 	return c.readable, true
 }
+
+// remaining is how long oracle time now is before ts, at least 0.
+func remaining(now, ts tso.Timestamp) time.Duration {
+	return max(0, time.Duration(ts-now)*time.Microsecond)
+}

@@ -111,7 +111,7 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 		return nil
 	}
 	ctx, span := c.client.trace.begin(ctx, "notify", "")
-	err := c.client.writeNotifications(ctx, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
+	err := writeNotifications(ctx, c.client.store, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
 	span.end(err)
 	return err
 }

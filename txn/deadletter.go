@@ -119,40 +119,6 @@ func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 	}, nil
 }
 
-// metadataRows calls fn with the rows of a prefix of the metadata table and the
-// value of one of their columns, page by page.
-func (c *Client) metadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
-	rest, err := newRowSet(bigtable.PrefixRange(prefix))
-	if err != nil {
-		return err
-	}
-	for !rest.empty() {
-		request := rest.request(false)
-		var page []bigtable.Row
-		cut, err := c.metadata.readPage(ctx, request, maxPageRows, interleave(column(deployFamily, qualifier)), func(r bigtable.Row) bool {
-			page = append(page, r)
-			return true
-		})
-		if err != nil {
-			return err
-		}
-		for _, r := range page {
-			if len(r[deployFamily]) == 0 {
-				continue
-			}
-			if goOn, err := fn(r, r[deployFamily][0].Value); err != nil || !goOn {
-				return err
-			}
-		}
-		if cut {
-			rest = rest.beyond(page[len(page)-1].Key(), false)
-		} else {
-			rest = rest.answered(request, false)
-		}
-	}
-	return nil
-}
-
 // Replay gives a dead letter's notification another try: it notifies the cell
 // again, forgets the failures, and removes the letter. When it ends half-way
 // both are there, and to replay it again is harmless. An observer that has

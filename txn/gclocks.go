@@ -57,7 +57,7 @@ func (r *gcRun) resolveTable(ctx context.Context, name string, blocked *GCBlocke
 		var locks []*Lock
 		for _, raw := range page {
 			for _, item := range raw[LockFamily] {
-				_, cell, err := metadataCell(t, raw.Key(), item)
+				_, cell, err := metadataCell(t.name, raw.Key(), item)
 				if err != nil {
 					return false, err
 				}

@@ -107,7 +107,7 @@ func (r gcRules) judge(t *table, raw bigtable.Row) *gcRow {
 			if family == NotifyFamily && isFailure(item) {
 				continue // its notify cell stands beside it
 			}
-			c, at, err := metadataCell(t, raw.Key(), item)
+			c, at, err := metadataCell(t.name, raw.Key(), item)
 			if err != nil {
 				g.err = err
 				return g

@@ -298,15 +298,6 @@ func (r *gcRun) savePosition(ctx context.Context) error {
 	return ended(ctx, "collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
 }
 
-func rowBytes(raw bigtable.Row) (n int) {
-	for _, items := range raw {
-		for _, it := range items {
-			n += len(it.Value) + len(it.Column)
-		}
-	}
-	return n
-}
-
 // count is the page of a plan.
 func (r *gcRun) count(_ context.Context, t *table, page []bigtable.Row, done *GCTable) error {
 	for _, raw := range page {

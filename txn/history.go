@@ -192,7 +192,7 @@ func newVersion(t *table, row, family string, item bigtable.ReadItem) Version {
 	if family == NotifyFamily && isFailure(item) {
 		return newFailureVersion(t, row, v, item)
 	}
-	_, cell, err := metadataCell(t, row, item)
+	_, cell, err := metadataCell(t.name, row, item)
 	if err != nil {
 		_, key, _ := strings.Cut(item.Column, ":")
 		v.Kind, v.Cell, v.Err = VersionUnreadable, Cell{t.name, row, family, key}, err
@@ -230,7 +230,7 @@ func newVersion(t *table, row, family string, item bigtable.ReadItem) Version {
 
 func newFailureVersion(t *table, row string, v Version, item bigtable.ReadItem) Version {
 	var f Failure
-	cell, observer, err := failureCell(t, row, item)
+	cell, observer, err := failureCell(t.name, row, item)
 	if err == nil {
 		f, err = decodeFailure(cell, item.Value)
 	}

@@ -34,7 +34,7 @@ func (c *Client) locks(ctx context.Context, name string, rs bigtable.RowSet, f b
 			for _, raw := range page {
 				for _, item := range raw[LockFamily] {
 					ts := tso.FromCell(item.Timestamp)
-					_, cell, err := metadataCell(t, raw.Key(), item)
+					_, cell, err := metadataCell(t.name, raw.Key(), item)
 					l := &Lock{Cell: cell, StartTS: ts}
 					if err != nil {
 						l.Cell = Cell{Table: t.name, Row: raw.Key(), Family: LockFamily}

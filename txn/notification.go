@@ -2,8 +2,6 @@ package txn
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -12,10 +10,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
-
-// maxTriggers bounds how many notify cells of one column are read at a time.
-// Those beyond it are older, and collapse into the same run.
-const maxTriggers = 128
 
 // A Notification is what stands in the notify column of a cell: a hint that its
 // observers may have to run (paper §2.4). Only the acknowledgments tell whether
@@ -86,7 +80,7 @@ func (c *Client) notifications(ctx context.Context, name string, rs bigtable.Row
 // those that were committed. What it cannot settle is left to the next sweep.
 func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row) (found []Notification) {
 	for _, item := range raw[LockFamily] {
-		_, cell, err := metadataCell(t, raw.Key(), item)
+		_, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
 			continue
 		}
@@ -131,7 +125,7 @@ func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 	}
 	for _, item := range raw[NotifyFamily] {
 		if isFailure(item) {
-			cell, observer, err := failureCell(t, raw.Key(), item)
+			cell, observer, err := failureCell(t.name, raw.Key(), item)
 			if err != nil {
 				continue
 			}
@@ -141,7 +135,7 @@ func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 			}
 			continue
 		}
-		_, cell, err := metadataCell(t, raw.Key(), item)
+		_, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
 			continue
 		}
@@ -169,7 +163,7 @@ func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
 		return nil
 	}
 	for _, cell := range cells {
-		if err := c.checkNotifiable(ctx, cell, false); err != nil {
+		if err := checkNotifiable(ctx, c.store, cell, false); err != nil {
 			return err
 		}
 	}
@@ -177,97 +171,11 @@ func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
 	if err != nil {
 		return err
 	}
-	if err := c.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), 0)); err != nil {
+	if err := writeNotifications(ctx, c.store, cells, ts, encodeTrigger(traceParent(ctx), 0)); err != nil {
 		return err
 	}
 	c.hints.hint(cells...)
 	return nil
-}
-
-// checkNotifiable refuses cells whose column nobody observes, or, if weak, that
-// is not for weak notifications.
-func (c *Client) checkNotifiable(ctx context.Context, cell Cell, weak bool) error {
-	if err := checkCell(cell); err != nil {
-		return err
-	}
-	t, err := c.table(ctx, cell.Table)
-	if err != nil {
-		return err
-	}
-	s, err := t.schema.fresh(ctx)
-	if err != nil {
-		return err
-	}
-	o, ok := s.observed[cell.Column()]
-	if !ok || (weak && !o.weak) {
-		// It may have been registered since the schema was read.
-		if s, err = t.schema.newer(ctx, s); err != nil {
-			return err
-		}
-		o, ok = s.observed[cell.Column()]
-	}
-	switch {
-	case !ok:
-		return fmt.Errorf("txn: notification of %s: %w: no observer is registered for column %s of table %q", cell, ErrSchema, cell.Column(), cell.Table)
-	case weak && !o.weak:
-		return fmt.Errorf("txn: notification of %s: %w: column %s is not for weak notifications: its observers run when it is written", cell, ErrSchema, cell.Column())
-	}
-	return nil
-}
-
-// notifications are the transaction's weak notifications, checked.
-func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
-	var cells []Cell
-	for cell := range t.buffer.notify {
-		if err := t.client.checkNotifiable(ctx, cell, true); err != nil {
-			return nil, err
-		}
-		cells = append(cells, cell)
-	}
-	slices.SortFunc(cells, func(a, b Cell) int { return strings.Compare(a.String(), b.String()) })
-	return cells, nil
-}
-
-// onlyNotify ends a transaction that writes nothing: its weak notifications are
-// set at a timestamp of their own, so that whatever was committed before is
-// seen by the observers.
-func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
-	if len(cells) == 0 {
-		return t.startTS, nil
-	}
-	ts, err := t.client.Timestamp(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if err := t.client.writeNotifications(ctx, cells, ts, encodeTrigger(traceParent(ctx), t.hops)); err != nil {
-		return 0, err
-	}
-	t.client.hints.hint(cells...)
-	return ts, nil
-}
-
-// writeNotifications sets notify cells at ts.
-func (c *Client) writeNotifications(ctx context.Context, cells []Cell, ts tso.Timestamp, value []byte) error {
-	byTable := map[string][]rowMutation{}
-	for _, cell := range cells {
-		m := bigtable.NewMutation()
-		m.Set(NotifyFamily, cell.Column().key(), ts.Cell(), value)
-		byTable[cell.Table] = append(byTable[cell.Table], rowMutation{row: cell.Row, mut: m, ops: 1})
-	}
-	return c.mutate(ctx, byTable)
-}
-
-// mutate applies idempotent mutations in the foreground.
-func (c *Client) mutate(ctx context.Context, byTable map[string][]rowMutation) error {
-	var errs []error
-	for name, muts := range byTable {
-		t, err := c.table(ctx, name)
-		if err == nil {
-			_, err = t.apply(ctx, muts)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 // A Cleared says which notifications of a cell have been dealt with.

@@ -1,11 +1,9 @@
 package txn
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"slices"
-	"strconv"
 	"strings"
 
 	"cloud.google.com/go/bigtable"
@@ -44,15 +42,6 @@ type Observation struct {
 
 	// writer is where the change's transaction started and has its primary.
 	writer writeRecord
-}
-
-// A Trigger is one notify cell.
-type Trigger struct {
-	TS tso.Timestamp
-	// TraceParent is the W3C trace context of the transaction that set it.
-	TraceParent string
-	// Hops is how many runs of observers, one causing the next, led to it.
-	Hops int
 }
 
 // Pending reports whether observer has not acknowledged the newest change.
@@ -216,30 +205,6 @@ func (t *Txn) Acknowledge(o *Observation, observer string) {
 	t.buffer.set(Cell{o.Cell.Table, o.Cell.Row, c.Family, c.Qualifier}, KindPut, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
 }
 
-func decodeAck(cell Cell, observer string, value []byte) (tso.Timestamp, error) {
-	if len(value) != 8 {
-		return 0, corrupt(cell, "the acknowledgment of observer %s has %d bytes instead of 8", observer, len(value))
-	}
-	return tso.Timestamp(binary.BigEndian.Uint64(value)), nil
-}
-
-// ackColumn is the acknowledgment column c:ack_O of an observer.
-func ackColumn(c Column, observer string) Column {
-	return Column{AckFamily, c.key() + "/" + observer}
-}
-
-// ObserverOf tells which observer of which column an acknowledgment column
-// belongs to. An observer's id has no slash in it, so the last one ends the
-// column.
-func ObserverOf(ack Column) (c Column, observer string, ok bool) {
-	slash := strings.LastIndexByte(ack.Qualifier, '/')
-	if ack.Family != AckFamily || slash < 0 {
-		return Column{}, "", false
-	}
-	c, ok = splitColumn(ack.Qualifier[:slash])
-	return c, ack.Qualifier[slash+1:], ok
-}
-
 // remember keeps a cell's value for Get. What was read at the start timestamp
 // stays what it is.
 func (t *Txn) remember(cell Cell, value []byte, present bool) {
@@ -259,27 +224,4 @@ func (t *Txn) recall(cell Cell) (value []byte, present, known bool) {
 		return nil, false, ok
 	}
 	return append([]byte{}, k.value...), true, true
-}
-
-// A notify cell's value is the W3C traceparent of the transaction that set it,
-// which may be empty, and then, where runs of observers led to that
-// transaction, ";hops=" and how many.
-const hopsMark = ";hops="
-
-func encodeTrigger(traceParent string, hops int) []byte {
-	if hops > 0 {
-		traceParent += hopsMark + strconv.Itoa(hops)
-	}
-	return []byte(traceParent)
-}
-
-// decodeTrigger never fails: what it does not understand is no reason not to
-// run an observer.
-func decodeTrigger(ts tso.Timestamp, value []byte) Trigger {
-	traceParent, rest, _ := bytes.Cut(value, []byte(hopsMark))
-	hops, err := strconv.Atoi(string(rest))
-	if err != nil || hops < 0 {
-		hops = 0
-	}
-	return Trigger{TS: ts, TraceParent: string(traceParent), Hops: hops}
 }

@@ -1,14 +1,11 @@
 package txn
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
 // A reader at R that meets the lock of a live transaction need not wait for it
@@ -30,35 +27,9 @@ import (
 // no other case (hazard 5). docs/design/2026-11-20-min-commit-ts.md has the
 // cases.
 
-// passableVersion is the format version of a lock record with a minimum. Clients
-// that do not know it refuse the record, and with it the lock.
-const passableVersion = 2
-
 // maxRaises bounds how often readers raise one lock; then they wait. Otherwise a
 // cell that is read all the time could keep its writer from ever committing.
 const maxRaises = 4
-
-// passableHeader begins the record of a passable lock: format_version 2 and
-// min_commit. Records compare by their bytes as their minima do.
-func passableHeader(minCommit tso.Timestamp) []byte {
-	return binary.BigEndian.AppendUint64([]byte{1 << 3, passableVersion, 9<<3 | 2, 8}, uint64(minCommit))
-}
-
-func decodePassable(cell Cell, ts tso.Timestamp, m *recordpb.Lock, value []byte) (minCommit tso.Timestamp, passable bool, err error) {
-	if m.FormatVersion < passableVersion {
-		if len(m.MinCommit) > 0 || m.Raises > 0 {
-			return 0, false, corrupt(cell, "lock record at %d of format version %d has a minimum commit_ts", ts, m.FormatVersion)
-		}
-		return 0, false, nil
-	}
-	if len(m.MinCommit) == 8 {
-		minCommit = tso.Timestamp(binary.BigEndian.Uint64(m.MinCommit))
-	}
-	if minCommit < 0 || !bytes.HasPrefix(value, passableHeader(minCommit)) || m.Primary != nil {
-		return 0, false, corrupt(cell, "lock record at %d does not begin with a minimum commit_ts, or is no primary's", ts)
-	}
-	return minCommit, true, nil
-}
 
 // lockWithMin matches the primary lock of startTS with a minimum commit
 // timestamp in [from, below).

@@ -2,7 +2,6 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -158,12 +157,6 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) err
 	}
 }
 
-// transient reports that reading again may help.
-func transient(err error) bool {
-	var rpc *rpcError
-	return errors.As(err, &rpc) && !permanent(err)
-}
-
 // lockMutation writes data and lock of each cell at start_ts.
 func (c *commit) lockMutation(row *rowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
@@ -210,7 +203,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked b
 	own := 0
 	var others []*Lock
 	for _, item := range raw[LockFamily] {
-		_, cell, err := metadataCell(row.table, row.row, item)
+		_, cell, err := metadataCell(row.table.name, row.row, item)
 		if err != nil {
 			return false, err
 		}
@@ -257,7 +250,7 @@ func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
 	var found *ConflictError
 	for _, family := range []string{WriteFamily, MarkFamily} {
 		for _, item := range raw[family] {
-			_, cell, err := metadataCell(row.table, row.row, item)
+			_, cell, err := metadataCell(row.table.name, row.row, item)
 			if err != nil {
 				return err
 			}

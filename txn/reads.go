@@ -3,13 +3,10 @@ package txn
 import (
 	"bytes"
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 
 	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -202,7 +199,7 @@ func (r *rowReads) wasAsked(c Column) bool {
 func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[LockFamily] {
-		c, _, err := metadataCell(t, key, item)
+		c, _, err := metadataCell(t.name, key, item)
 		if err != nil {
 			return
 		}
@@ -281,19 +278,6 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	}
 	v.reads.answered(cell, len(value))
 	return value, present, nil
-}
-
-// refused reports that Bigtable would answer the same request in the same way.
-func refused(err error) bool {
-	if errors.Is(err, ErrTooOld) {
-		return false
-	}
-	for _, e := range flatten(err) {
-		if status.Code(e) == codes.ResourceExhausted || status.Code(e) == codes.OutOfRange {
-			return true
-		}
-	}
-	return permanent(err)
 }
 
 func (r *reads) forget(cell Cell) {

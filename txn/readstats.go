@@ -1,7 +1,5 @@
 package txn
 
-import "sync/atomic"
-
 // ReadStats are counts of what saved requests.
 type ReadStats struct {
 	// PrefetchedCells counts cells that were read ahead, PrefetchUsed those of
@@ -17,12 +15,6 @@ type ReadStats struct {
 	// AheadTimestamps counts transactions whose start timestamp was asked for
 	// before they began ([WriteOnly], retries).
 	AheadTimestamps int64 `json:"ahead_timestamps"`
-}
-
-type readCounters struct {
-	prefetched, prefetchUsed atomic.Int64
-	batches, batched         atomic.Int64
-	reused, asked            atomic.Int64
 }
 
 func (c *readCounters) read() ReadStats {

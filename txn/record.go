@@ -1,7 +1,11 @@
 package txn
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -357,4 +361,56 @@ func checkFormat(m versioned, where string) error {
 		return fmt.Errorf("%w: %s has format version %d, this library knows up to %d: upgrade it", ErrFormatVersion, where, v, known)
 	}
 	return nil
+}
+
+// passableVersion is the format version of a lock record with a minimum. Clients
+// that do not know it refuse the record, and with it the lock.
+const passableVersion = 2
+
+// passableHeader begins the record of a passable lock: format_version 2 and
+// min_commit. Records compare by their bytes as their minima do.
+func passableHeader(minCommit tso.Timestamp) []byte {
+	return binary.BigEndian.AppendUint64([]byte{1 << 3, passableVersion, 9<<3 | 2, 8}, uint64(minCommit))
+}
+
+func decodePassable(cell Cell, ts tso.Timestamp, m *recordpb.Lock, value []byte) (minCommit tso.Timestamp, passable bool, err error) {
+	if m.FormatVersion < passableVersion {
+		if len(m.MinCommit) > 0 || m.Raises > 0 {
+			return 0, false, corrupt(cell, "lock record at %d of format version %d has a minimum commit_ts", ts, m.FormatVersion)
+		}
+		return 0, false, nil
+	}
+	if len(m.MinCommit) == 8 {
+		minCommit = tso.Timestamp(binary.BigEndian.Uint64(m.MinCommit))
+	}
+	if minCommit < 0 || !bytes.HasPrefix(value, passableHeader(minCommit)) || m.Primary != nil {
+		return 0, false, corrupt(cell, "lock record at %d does not begin with a minimum commit_ts, or is no primary's", ts)
+	}
+	return minCommit, true, nil
+}
+
+// metadataCell undoes the qualifier of a metadata column.
+func metadataCell(table, row string, item bigtable.ReadItem) (Column, Cell, error) {
+	_, key, _ := strings.Cut(item.Column, ":")
+	c, ok := splitColumn(key)
+	if !ok {
+		return c, Cell{}, corrupt(Cell{Table: table, Row: row}, "metadata column %q does not name a family:qualifier", item.Column)
+	}
+	return c, Cell{table, row, c.Family, c.Qualifier}, nil
+}
+
+// find looks a column up in one family of a row.
+func find(items []bigtable.ReadItem, column string) (bigtable.ReadItem, bool) {
+	if i, ok := position(items, column); ok {
+		return items[i], true
+	}
+	return bigtable.ReadItem{}, false
+}
+
+// position is where a column is in one family of a row, which Bigtable returns
+// in order of its columns.
+func position(items []bigtable.ReadItem, column string) (int, bool) {
+	return slices.BinarySearchFunc(items, column, func(it bigtable.ReadItem, c string) int {
+		return strings.Compare(it.Column, c)
+	})
 }

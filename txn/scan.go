@@ -22,10 +22,8 @@ import (
 // with each page, since consumers may need requests of their own, and Bigtable
 // takes a hundred at a time on a connection.
 const (
-	pageRows     = 256
-	maxPageRows  = 4096
-	maxPageBytes = 4 << 20
-	maxStreams   = 16
+	pageRows   = 256
+	maxStreams = 16
 )
 
 type scan struct {

@@ -1,17 +1,5 @@
 package txn
 
-import "sync/atomic"
-
-// counters are what Stats reports.
-type counters struct {
-	begun, committed, conflicts, retries, undetermined atomic.Int64
-	timestamps, locksMet                               atomic.Int64
-	earlyConflicts, latchWaits, raises                 atomic.Int64
-	rolledForward, rolledBack                          atomic.Int64
-	backgroundDropped, backgroundRequests              atomic.Int64
-	readCounters
-}
-
 // Stats are counts since the client was made.
 type Stats struct {
 	// Begun counts read-write transactions, each attempt of Update included.

@@ -306,3 +306,12 @@ func (s *store) mutate(ctx context.Context, byTable map[string][]rowMutation) er
 	}
 	return errors.Join(errs...)
 }
+
+func rowBytes(raw bigtable.Row) (n int) {
+	for _, items := range raw {
+		for _, it := range items {
+			n += len(it.Value) + len(it.Column)
+		}
+	}
+	return n
+}

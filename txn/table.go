@@ -11,6 +11,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
+// maxPageRows and maxPageBytes bound a page of rows, so that a long read needs little
+// memory.
+const (
+	maxPageRows  = 4096
+	maxPageBytes = 4 << 20
+)
+
 // table is one opened table: its requests, each with a deadline and with
 // errors that name it, and its schema.
 type table struct {

@@ -9,7 +9,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
@@ -259,27 +258,6 @@ func (t tracing) call(ctx context.Context, operation, table string) (context.Con
 		s.SetAttributes(requestAttrs(operation, table)...)
 	}
 	return ctx, s
-}
-
-// traceParent is the W3C trace context of ctx, for the locks; empty when
-// nobody records the trace, so that no link leads to nothing.
-func traceParent(ctx context.Context) string {
-	if !trace.SpanContextFromContext(ctx).IsSampled() {
-		return ""
-	}
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carrier)
-	return carrier["traceparent"]
-}
-
-// ParseTraceParent reads the trace context that a lock or a notification
-// carries; what is empty or no traceparent gives an invalid one.
-func ParseTraceParent(s string) trace.SpanContext {
-	if s == "" {
-		return trace.SpanContext{}
-	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": s})
-	return trace.SpanContextFromContext(ctx)
 }
 
 // errorType is the low-cardinality name of an error.

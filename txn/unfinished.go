@@ -87,7 +87,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 		if isFailure(item) {
 			continue
 		}
-		_, cell, err := metadataCell(t, raw.Key(), item)
+		_, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 		}
 	}
 	for _, item := range raw[LockFamily] {
-		_, cell, err := metadataCell(t, raw.Key(), item)
+		_, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
 			return nil, err
 		}
@@ -109,7 +109,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 		}
 	}
 	for _, item := range raw[WriteFamily] {
-		ack, cell, err := metadataCell(t, raw.Key(), item)
+		ack, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
 			return nil, err
 		}

@@ -53,7 +53,7 @@ type passed map[tso.Timestamp]bool
 func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, passed passed) (e evaluation, err error) {
 	key := raw.Key()
 	for _, item := range raw[LockFamily] {
-		c, cell, err := metadataCell(t, key, item)
+		c, cell, err := metadataCell(t.name, key, item)
 		if err != nil {
 			return evaluation{}, err
 		}
@@ -79,7 +79,7 @@ func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, p
 	}
 	writes := raw[WriteFamily]
 	for _, item := range writes {
-		c, cell, err := metadataCell(t, key, item)
+		c, cell, err := metadataCell(t.name, key, item)
 		if err != nil {
 			return evaluation{}, err
 		}
@@ -127,32 +127,6 @@ func evaluate(t *table, raw bigtable.Row, sel selection, readTS tso.Timestamp, p
 		e.sort()
 	}
 	return e, nil
-}
-
-// metadataCell undoes the qualifier of a metadata column.
-func metadataCell(t *table, row string, item bigtable.ReadItem) (Column, Cell, error) {
-	_, key, _ := strings.Cut(item.Column, ":")
-	c, ok := splitColumn(key)
-	if !ok {
-		return c, Cell{}, corrupt(Cell{Table: t.name, Row: row}, "metadata column %q does not name a family:qualifier", item.Column)
-	}
-	return c, Cell{t.name, row, c.Family, c.Qualifier}, nil
-}
-
-// find looks a column up in one family of a row.
-func find(items []bigtable.ReadItem, column string) (bigtable.ReadItem, bool) {
-	if i, ok := position(items, column); ok {
-		return items[i], true
-	}
-	return bigtable.ReadItem{}, false
-}
-
-// position is where a column is in one family of a row, which Bigtable returns
-// in order of its columns.
-func position(items []bigtable.ReadItem, column string) (int, bool) {
-	return slices.BinarySearchFunc(items, column, func(it bigtable.ReadItem, c string) int {
-		return strings.Compare(it.Column, c)
-	})
 }
 
 // findWrite looks up the write record of a column, given as family:qualifier.
