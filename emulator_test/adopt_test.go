@@ -108,7 +108,7 @@ func dumpTable(t *testing.T, env *txntest.Env, table string) (cells, families st
 func checkTable(t *testing.T, env *txntest.Env, table string) {
 	t.Helper()
 	c := env.NewClient(txn.Config{TokenTTL: -1})
-	for v, err := range c.Check(t.Context(), table, nil) {
+	for v, err := range txn.Check(t.Context(), c, table, nil) {
 		t.Errorf("violation: %v, %v", v, err)
 	}
 }

@@ -45,7 +45,7 @@ func TestBulkLoad(t *testing.T) {
 			env := newBulk(t)
 			before := takeSnapshot(t, env.Client)
 			const n = 1100
-			r, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{Idle: idle})
+			r, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(n), txn.BulkLoad{Idle: idle})
 			if err != nil || r.Rows != n || r.Cells != 2*n || r.StartTS <= before.ReadTS() || r.CommitTS <= r.StartTS {
 				t.Fatalf("%+v, %v", r, err)
 			}
@@ -86,15 +86,15 @@ func TestBulkLoadRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var notIdle *txn.NotIdleError
-	_, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{})
+	_, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(10), txn.BulkLoad{})
 	if !errors.As(err, &notIdle) || notIdle.Cell.Row != "r0500" || notIdle.What != txn.VersionPlain || !errors.Is(err, txn.ErrNotIdle) {
 		t.Errorf("a range with plain data: %v", err)
 	}
 	// Beside it, or with the caller's word, it is let in.
-	if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{Rows: bigtable.NewRange("", "r0010")}); err != nil {
+	if _, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(10), txn.BulkLoad{Rows: bigtable.NewRange("", "r0010")}); err != nil {
 		t.Error(err)
 	}
-	if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(600), txn.BulkLoad{Idle: true}); err != nil {
+	if _, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(600), txn.BulkLoad{Idle: true}); err != nil {
 		t.Error(err)
 	}
 	wantValue(t, takeSnapshot(t, env.Client), "r0500", "value 500")
@@ -117,7 +117,7 @@ func TestBulkLoadRefuses(t *testing.T) {
 				}
 			}
 		}
-		if _, err := env.Client.BulkLoad(t.Context(), "a", in, txn.BulkLoad{Rows: bigtable.NewRange("p", "r"), Idle: true}); !errors.Is(err, txn.ErrInvalid) && !errors.Is(err, txn.ErrSchema) && !errors.Is(err, txn.ErrLimit) {
+		if _, err := txn.LoadBulk(t.Context(), env.Client, "a", in, txn.BulkLoad{Rows: bigtable.NewRange("p", "r"), Idle: true}); !errors.Is(err, txn.ErrInvalid) && !errors.Is(err, txn.ErrSchema) && !errors.Is(err, txn.ErrLimit) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -141,7 +141,7 @@ func TestBulkLoadMeetsWriter(t *testing.T) {
 			tx := beginSet(t, other, "live", "r0003")
 			late := beginSet(t, other, "late", "r0005")
 			defer late.Rollback()
-			_, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{Idle: idle, Started: func(_, _ tso.Timestamp) {
+			_, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(10), txn.BulkLoad{Idle: idle, Started: func(_, _ tso.Timestamp) {
 				if _, err := tx.Commit(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -175,7 +175,7 @@ func TestBulkLoadFaults(t *testing.T) {
 					return c.Table == "a" && (c.Method == "CheckAndMutateRow" || c.Method == "MutateRows")
 				}, action, 3)
 				c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-				r, err := c.BulkLoad(t.Context(), "a", bulkRows(50), txn.BulkLoad{Idle: idle})
+				r, err := txn.LoadBulk(t.Context(), c, "a", bulkRows(50), txn.BulkLoad{Idle: idle})
 				if err != nil || r.Rows != 50 {
 					t.Errorf("%+v, %v", r, err)
 				}
@@ -207,14 +207,14 @@ func TestBulkLoadGoesOn(t *testing.T) {
 				}
 			}
 		}
-		r, err := env.Client.BulkLoad(t.Context(), "a", half, txn.BulkLoad{Idle: idle})
+		r, err := txn.LoadBulk(t.Context(), env.Client, "a", half, txn.BulkLoad{Idle: idle})
 		if !errors.Is(err, cut) || r.Rows == 0 {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{}); !errors.Is(err, txn.ErrNotIdle) {
+		if _, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(n), txn.BulkLoad{}); !errors.Is(err, txn.ErrNotIdle) {
 			t.Errorf("begun anew: %v", err)
 		}
-		again, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{Idle: idle, StartTS: r.StartTS, CommitTS: r.CommitTS})
+		again, err := txn.LoadBulk(t.Context(), env.Client, "a", bulkRows(n), txn.BulkLoad{Idle: idle, StartTS: r.StartTS, CommitTS: r.CommitTS})
 		if err != nil || again.Rows != n || again.CommitTS != r.CommitTS {
 			t.Errorf("%+v, %v", again, err)
 		}
@@ -230,7 +230,7 @@ func TestBulkLoadGoesOn(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := env.Client.BulkLoad(ctx, "a", bulkRows(3), txn.BulkLoad{}); !errors.Is(err, context.Canceled) {
+		if _, err := txn.LoadBulk(ctx, env.Client, "a", bulkRows(3), txn.BulkLoad{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	}

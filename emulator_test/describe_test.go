@@ -19,7 +19,7 @@ func TestRawWrites(t *testing.T) {
 		pass(time.Hour)
 		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
-		d, err := c.Describe(t.Context(), "a")
+		d, err := txn.Describe(t.Context(), c, "a")
 		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {
 			t.Fatalf("%+v, %v", d, err)
 		}
@@ -31,7 +31,7 @@ func TestRawWrites(t *testing.T) {
 		// As old as the clock of a forgotten batch says: it cannot be told.
 		put(t, env, "r021", "f", "q", bigtable.Now()-7200e6, []byte("raw"))
 		var found []txn.RawWrite
-		for w, err := range c.RawWrites(t.Context(), "a", nil) {
+		for w, err := range txn.RawWrites(t.Context(), c, "a", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +56,7 @@ func TestRawWritesWithoutAdoption(t *testing.T) {
 	put(t, env, "bob", "f", "q", later, []byte("raw"))
 	put(t, env, "eve", "f", "q", later, []byte("raw"))
 	n := 0
-	for w, err := range env.Client.RawWrites(t.Context(), "a", nil) {
+	for w, err := range txn.RawWrites(t.Context(), env.Client, "a", nil) {
 		if err != nil || w.Cell.Row != "bob" || w.At != tso.Timestamp(later) {
 			t.Errorf("%+v, %v", w, err)
 		}
@@ -83,7 +83,7 @@ func TestWorkers(t *testing.T) {
 		}
 		faults.Kill()
 		pass(time.Minute)
-		all, err := alive.Workers(t.Context())
+		all, err := txn.Workers(t.Context(), alive)
 		if err != nil {
 			t.Fatal(err)
 		}

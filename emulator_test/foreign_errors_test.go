@@ -235,7 +235,7 @@ func TestCauseIsAnothersCollection(t *testing.T) {
 		pass(3 * time.Hour)
 		mustSet(t, env.Client, "2", "bob")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		done := inBackground(func() error { _, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: time.Hour}); return err })
+		done := inBackground(func() error { _, err := txn.RunGC(ctx, env.Client, txn.GCConfig{Retention: time.Hour}); return err })
 		pass(10 * time.Second) // in the fence
 		cancel(&txn.GCBusyError{Holder: "a collector of another deployment", Left: time.Minute})
 		var busy *txn.GCBusyError

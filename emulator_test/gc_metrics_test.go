@@ -78,7 +78,7 @@ func TestGCMetrics(t *testing.T) {
 		}
 		pass(20 * time.Minute)
 		var blocked *txn.GCBlockedError
-		if _, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
+		if _, err := txn.RunGC(t.Context(), env.Client, txn.GCConfig{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
 			t.Fatalf("not blocked: %v", err)
 		}
 		pass(time.Hour)

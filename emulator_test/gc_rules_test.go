@@ -159,7 +159,7 @@ func TestPlanOfCollection(t *testing.T) {
 		mustSet(t, env.Client, "late", "bob")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		plan, err := c.PlanGC(t.Context(), txn.GCConfig{Retention: retention})
+		plan, err := txn.PlanGC(t.Context(), c, txn.GCConfig{Retention: retention})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,11 +179,11 @@ func TestPlanOfCollection(t *testing.T) {
 		if !plan.DryRun || run.DryRun || !run.Finished || run.Previous != 0 {
 			t.Errorf("plan %+v\nrun %+v", plan, run)
 		}
-		st, err := c.GCStatus(t.Context())
+		st, err := txn.ReadGCStatus(t.Context(), c)
 		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txn.GCDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if p, err := c.SafePoint(t.Context()); err != nil || p != run.SafePoint {
+		if p, err := txn.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
 			t.Errorf("safe point %d, %v", p, err)
 		}
 	})
@@ -204,7 +204,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var phases []txn.GCPhase
 		var collecting time.Time
-		r, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: retention, Rate: 20, Progress: func(p txn.GCProgress) {
+		r, err := txn.RunGC(ctx, env.Client, txn.GCConfig{Retention: retention, Rate: 20, Progress: func(p txn.GCProgress) {
 			if n := len(phases); n == 0 || phases[n-1] != p.Phase {
 				phases = append(phases, p.Phase)
 				collecting = time.Now()
@@ -222,7 +222,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
 			t.Errorf("100 rows at 20 a second took %v", took)
 		}
-		st, err := env.Client.GCStatus(t.Context())
+		st, err := txn.ReadGCStatus(t.Context(), env.Client)
 		if err != nil || st.Run.Phase != txn.GCCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
@@ -231,7 +231,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		if !r.Resumed || r.SafePoint != st.SafePoint || r.Total.Rows != 200 || time.Since(begun) > time.Second {
 			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
 		}
-		st, err = env.Client.GCStatus(t.Context())
+		st, err = txn.ReadGCStatus(t.Context(), env.Client)
 		if err != nil || st.Run.Phase != txn.GCDone || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
 		}
@@ -255,12 +255,12 @@ func TestCollectorLosesItsLease(t *testing.T) {
 		stuck.Store(true)
 		faults.On("lease", func(c txntest.Call) bool { return stuck.Load() && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
 		ended := inBackground(func() error {
-			_, err := slow.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txn.RunGC(t.Context(), slow, txn.GCConfig{Retention: retention})
 			return err
 		})
 		pass(45 * time.Second)
 		other := inBackground(func() error {
-			_, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txn.RunGC(t.Context(), env.Client, txn.GCConfig{Retention: retention})
 			return err
 		})
 		pass(time.Second)
@@ -280,10 +280,10 @@ func TestCollectionRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		for name, cfg := range map[string]txn.GCConfig{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
-			if _, err := env.Client.RunGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+			if _, err := txn.RunGC(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if _, err := env.Client.PlanGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+			if _, err := txn.PlanGC(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -336,7 +336,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		held := faults.On("publish", publishes, txntest.Hold, 1)
 		pass(5 * time.Minute)
 		ended := inBackground(func() error {
-			_, err := late.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txn.RunGC(t.Context(), late, txn.GCConfig{Retention: retention})
 			return err
 		})
 		<-held.Fired()
@@ -345,7 +345,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		second := runGC(t, env.Client, txn.GCConfig{})
 		held.Release()
 		<-ended
-		st, err := env.Client.GCStatus(t.Context())
+		st, err := txn.ReadGCStatus(t.Context(), env.Client)
 		if err != nil || st.SafePoint != second.SafePoint || second.SafePoint <= first.SafePoint {
 			t.Errorf("published %d after %d and %d, %v", st.SafePoint, first.SafePoint, second.SafePoint, err)
 		}
@@ -355,7 +355,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Minute)
-		if p, err := env.Client.SafePoint(t.Context()); err != nil || p != second.SafePoint {
+		if p, err := txn.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
 			t.Errorf("safe point %d after the row was lost, %v", p, err)
 		}
 	})

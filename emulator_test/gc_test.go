@@ -32,7 +32,7 @@ func runGC(t *testing.T, c *txn.Client, cfg txn.GCConfig) *txn.GCReport {
 	if cfg.Retention == 0 {
 		cfg.Retention = retention
 	}
-	r, err := c.RunGC(t.Context(), cfg)
+	r, err := txn.RunGC(t.Context(), c, cfg)
 	if err != nil {
 		t.Fatalf("garbage collection: %v (%+v)", err, r)
 	}
@@ -76,7 +76,7 @@ func contents(t *testing.T, c *txn.Client, table string, ts tso.Timestamp) strin
 func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left []string) {
 	t.Helper()
 	for _, row := range rows {
-		versions, err := c.History(t.Context(), "a", row)
+		versions, err := txn.History(t.Context(), c, "a", row)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +252,7 @@ var afterCollector = []struct {
 		var running sync.WaitGroup
 		for i := range reports {
 			running.Go(func() {
-				r, err := env.NewClient(txn.Config{TokenTTL: -1}).RunGC(t.Context(), txn.GCConfig{Retention: retention})
+				r, err := txn.RunGC(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), txn.GCConfig{Retention: retention})
 				var busy *txn.GCBusyError
 				switch {
 				case err == nil:
@@ -335,7 +335,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 		return requests.Load() == int64(k)
 	}, action, 1).Optional()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := inBackground(func() error { _, err := c.RunGC(ctx, txn.GCConfig{Retention: retention}); return err })
+	ended := inBackground(func() error { _, err := txn.RunGC(ctx, c, txn.GCConfig{Retention: retention}); return err })
 	select {
 	case <-rule.Fired():
 		fired = true

@@ -50,11 +50,11 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 		resolver := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, slow.DialOptions()...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		for l, err := range resolver.Locks(ctx, "right", nil) {
+		for l, err := range txn.Locks(ctx, resolver, "right", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, _ = resolver.Resolve(ctx, l)
+			_, _ = txn.Resolve(ctx, resolver, l)
 		}
 		<-late.Fired()
 

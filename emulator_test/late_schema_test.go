@@ -124,7 +124,7 @@ func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
 			return err
 		})
 		<-held
-		if _, err := c.Observed(t.Context(), "a"); err != nil {
+		if _, err := txn.Observed(t.Context(), c, "a"); err != nil {
 			t.Fatal(err)
 		}
 		close(release)

@@ -36,7 +36,7 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	}
 	var rows []string
 	unreadable := map[string]bool{}
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range txn.Locks(t.Context(), c, "a", nil) {
 		rows = append(rows, l.Cell.Row)
 		switch {
 		case errors.Is(err, txn.ErrCorrupt), errors.Is(err, txn.ErrFormatVersion):
@@ -49,7 +49,7 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 		t.Errorf("locks in rows %q, unreadable %v", rows, unreadable)
 	}
 	n := 0
-	for l, err := range c.LocksOf(t.Context(), "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
+	for l, err := range txn.LocksOf(t.Context(), c, "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
 		if err != nil || l.Cell.Row != "r5" {
 			t.Errorf("%v, %v", l, err)
 		}

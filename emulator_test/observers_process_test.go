@@ -35,7 +35,7 @@ func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop 
 	cfg := workerConfig()
 	var err error
 	// Without a service they are not the default.
-	if cfg.Locks, _, err = client.AdvisoryLocks(); err != nil {
+	if cfg.Locks, _, err = txn.AdvisoryLocks(client); err != nil {
 		return err
 	}
 	w, err := newChain(client, cfg)

@@ -351,7 +351,7 @@ func TestPrefetchBesideObserve(t *testing.T) {
 		for i := range 5 {
 			tx := begin(t, s.c, txn.WithName("observer"))
 			cell := txn.Cell{Table: "a", Row: fmt.Sprintf("row%d", i), Family: "f", Qualifier: "d"}
-			if _, err := tx.Observe(t.Context(), cell); err != nil {
+			if _, err := txn.Observe(t.Context(), tx, cell); err != nil {
 				t.Fatal(err)
 			}
 			s.faults.Reset()

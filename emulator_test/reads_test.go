@@ -154,7 +154,7 @@ func TestAnyBytes(t *testing.T) {
 			}
 		}
 		cell := txn.Cell{Table: "t", Row: row, Family: "f", Qualifier: qualifier}
-		for v, err := range env.Client.Check(ctx, "t", bigtable.RowList{row}) {
+		for v, err := range txn.Check(ctx, env.Client, "t", bigtable.RowList{row}) {
 			t.Fatalf("%v: %v, %v", cell, v, err)
 		}
 		commit(func(tbl *txn.Table) { tbl.Delete(row, "f", qualifier) })
@@ -547,7 +547,7 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(ts)), nil), want...)
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), after...)
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(commit-1)), nil), before...)
-	for l, err := range env.Client.Locks(ctx, "t", nil) {
+	for l, err := range txn.Locks(ctx, env.Client, "t", nil) {
 		// A lock-only lock is in no reader's way.
 		if err != nil || l.Kind != txn.KindLock {
 			t.Errorf("lock left behind: %+v, %v", l, err)

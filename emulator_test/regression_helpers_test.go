@@ -115,7 +115,7 @@ func wantValue(t *testing.T, s *txn.Snapshot, row, want string) {
 
 func wantNoLocks(t *testing.T, c *txn.Client) {
 	t.Helper()
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range txn.Locks(t.Context(), c, "a", nil) {
 		t.Errorf("lock left on %s: %v", l.Cell, err)
 	}
 }

@@ -283,7 +283,7 @@ func TestLongListOfRanges(t *testing.T) {
 				t.Errorf("%d requests; the test is to need more than one", len(seen.reads))
 			}
 			wantKeys(t, s, rs, backwards, txn.Reverse())
-			for v, err := range env.Client.Check(t.Context(), "a", rs) {
+			for v, err := range txn.Check(t.Context(), env.Client, "a", rs) {
 				t.Errorf("violation: %v, %v", v, err)
 			}
 		}

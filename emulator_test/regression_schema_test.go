@@ -72,7 +72,7 @@ func TestCheckAfterNewFamily(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		for v, err := range a.Check(t.Context(), "a", nil) {
+		for v, err := range txn.Check(t.Context(), a, "a", nil) {
 			t.Errorf("violation: %v, %v", v, err)
 		}
 	})
@@ -96,7 +96,7 @@ func TestCheckThatCannotRead(t *testing.T) {
 		}
 		faults.On("schema of b", step(txntest.StepSchema), txntest.DropRequest, 0)
 		failed := 0
-		for v, err := range a.Check(t.Context(), "a", nil) {
+		for v, err := range txn.Check(t.Context(), a, "a", nil) {
 			if err == nil {
 				t.Errorf("violation: %v", v)
 			}

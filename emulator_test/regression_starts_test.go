@@ -126,7 +126,7 @@ func TestStalenessBehindARetry(t *testing.T) {
 func TestStalenessBehindABulkLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
-		if _, err := c.BulkLoad(t.Context(), "a", bulkRows(3), txn.BulkLoad{Idle: true}); err != nil {
+		if _, err := txn.LoadBulk(t.Context(), c, "a", bulkRows(3), txn.BulkLoad{Idle: true}); err != nil {
 			t.Fatal(err)
 		}
 		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))

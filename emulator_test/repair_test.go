@@ -43,11 +43,11 @@ func put(t *testing.T, env *txntest.Env, row, family, qualifier string, at bigta
 
 func settleLocks(t *testing.T, c *txn.Client) {
 	t.Helper()
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range txn.Locks(t.Context(), c, "a", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Resolve(t.Context(), l); err != nil {
+		if _, err := txn.Resolve(t.Context(), c, l); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -55,7 +55,7 @@ func settleLocks(t *testing.T, c *txn.Client) {
 
 func planRepairs(t *testing.T, c *txn.Client) *txn.RepairPlan {
 	t.Helper()
-	p, err := c.PlanRepairs(t.Context(), "a", nil, txn.RepairConfig{})
+	p, err := txn.PlanRepairs(t.Context(), c, "a", nil, txn.RepairConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func wantPlan(t *testing.T, p *txn.RepairPlan, repairs, undecided []string) {
 
 func apply(t *testing.T, c *txn.Client, r txn.Repair, want bool) {
 	t.Helper()
-	if done, err := c.ApplyRepair(t.Context(), r); err != nil || done != want {
+	if done, err := txn.ApplyRepair(t.Context(), c, r); err != nil || done != want {
 		t.Errorf("repair of %s: done %v, %v; want %v", r.Cell, done, err, want)
 	}
 }
@@ -157,11 +157,11 @@ func TestRepairKeepsMarkerInUse(t *testing.T) {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		deadBefore(t, env, txntest.StepCommit, "r1", "r2")
 		pass(time.Minute)
-		for l, err := range c.Locks(t.Context(), "a", bigtable.RowList{"r1"}) {
+		for l, err := range txn.Locks(t.Context(), c, "a", bigtable.RowList{"r1"}) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Resolve(t.Context(), l); err != nil {
+			if _, err := txn.Resolve(t.Context(), c, l); err != nil {
 				t.Fatal(err)
 			}
 		}

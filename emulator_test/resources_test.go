@@ -165,10 +165,10 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+	if err := txn.RegisterObserver(t.Context(), client, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Notify(t.Context(), txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
+	if err := txn.Notify(t.Context(), client, txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
 		t.Fatal(err)
 	}
 	before := goleak.IgnoreCurrent()

@@ -29,7 +29,7 @@ func (s *script) collect(client string, words []string, opts map[string]string) 
 		ctx, cancel = context.WithTimeout(ctx, t)
 		defer cancel()
 	}
-	r, err := c.RunGC(ctx, cfg)
+	r, err := txn.RunGC(ctx, c.Client, cfg)
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	var blocked *txn.GCBlockedError
@@ -79,7 +79,7 @@ func (s *script) status(c *scriptClient, name string) string {
 	if !errors.As(tx.err, &u) {
 		s.t.Fatalf("%s is not undetermined: %v", name, tx.err)
 	}
-	st, err := c.Status(c.ctx, u.Primary, u.StartTS)
+	st, err := txn.StatusOf(c.ctx, c.Client, u.Primary, u.StartTS)
 	if err != nil {
 		return s.rename(err.Error())
 	}

@@ -425,11 +425,11 @@ func (s *script) settle(c *scriptClient, name string) string {
 
 func (s *script) resolve(c *scriptClient, table string) string {
 	var out []string
-	for l, err := range c.Locks(c.ctx, table, nil) {
+	for l, err := range txn.Locks(c.ctx, c.Client, table, nil) {
 		if err != nil {
 			return err.Error()
 		}
-		st, err := c.Resolve(c.ctx, l)
+		st, err := txn.Resolve(c.ctx, c.Client, l)
 		if err != nil {
 			return err.Error()
 		}

@@ -124,7 +124,7 @@ func TestSlowLocks(t *testing.T) {
 		var late atomic.Int64
 		c := env.NewClient(txn.Config{TokenTTL: -1}, slowRows(func(int) time.Duration { return time.Second }, &late))
 		n := 0
-		for l, err := range c.Locks(t.Context(), "a", nil) {
+		for l, err := range txn.Locks(t.Context(), c, "a", nil) {
 			if err != nil {
 				t.Fatalf("after %d locks: %v", n, err)
 			}

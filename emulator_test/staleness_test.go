@@ -171,7 +171,7 @@ func TestStalenessAndSafePoint(t *testing.T) {
 		putValue(t, c, "r", "1")
 		<-time.After(time.Hour) // virtual
 		putValue(t, env.Client, "r", "2")
-		if _, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: 30 * time.Minute}); err != nil {
+		if _, err := txn.RunGC(t.Context(), env.Client, txn.GCConfig{Retention: 30 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(24*time.Hour)), "r"); got != "2" {

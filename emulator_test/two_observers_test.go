@@ -22,7 +22,7 @@ func TestObserverElsewhere(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		in := txn.Column{Family: "f", Qualifier: "in"}
 		for _, id := range []string{"early", "late"} {
-			if err := a.RegisterObserver(t.Context(), "left", in, id, false); err != nil {
+			if err := txn.RegisterObserver(t.Context(), a, "left", in, id, false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -105,7 +105,7 @@ func TestRepeatingOracle(t *testing.T) {
 			t.Errorf("committed at %d, started at %d: %v", ts, tx.StartTS(), err)
 		}
 		synctest.Wait()
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range txn.Locks(t.Context(), env.Client, "a", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
 		}
 		s, err := env.Client.Snapshot(t.Context())
@@ -123,7 +123,7 @@ func TestRepeatingOracle(t *testing.T) {
 // take that for finished.
 func TestWaitSeesLocks(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, _ *txn.Client) {
-		if err := a.RegisterObserver(t.Context(), "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+		if err := txn.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 			t.Fatal(err)
 		}
 		change := func(ctx context.Context, c *txn.Client) {

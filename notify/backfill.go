@@ -26,7 +26,7 @@ func Backfill(ctx context.Context, client *txn.Client, col Column, rs bigtable.R
 	const batch = 500
 	var pending []txn.Cell
 	send := func() error {
-		if err := client.Notify(ctx, pending...); err != nil {
+		if err := txn.Notify(ctx, client, pending...); err != nil {
 			return err
 		}
 		cells += len(pending)

@@ -63,7 +63,7 @@ func (c *cleaner) run(ctx context.Context, done chan struct{}) {
 			<-c.wake
 			continue
 		}
-		if err := c.worker.client.ClearNotifications(ctx, batch...); err != nil {
+		if err := txn.ClearNotifications(ctx, c.worker.client, batch...); err != nil {
 			c.worker.cfg.Logger.WarnContext(ctx, "removing notifications failed; they are found again", "cells", len(batch), "error", err)
 			continue
 		}

@@ -198,12 +198,12 @@ func ExampleMaxAttempts() {
 	if _, err := notify.Wait(ctx, client, notify.WaitConfig{}); err != nil {
 		log.Fatal(err)
 	}
-	for letter, err := range client.DeadLetters(ctx) {
+	for letter, err := range txn.DeadLetters(ctx, client) {
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Printf("%s failed %d times for %s: %s\n", letter.Observer, letter.Attempts, letter.Cell, letter.Error)
-		if err := client.Replay(ctx, letter); err != nil {
+		if err := txn.Replay(ctx, client, letter); err != nil {
 			log.Fatal(err)
 		}
 	}

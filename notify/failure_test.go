@@ -88,7 +88,7 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 			t.Errorf("%d runs and %d looks within the pause", s.Runs, s.Found)
 		}
 		// A hint is no reason to try either.
-		if err := client.Notify(t.Context(), txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
+		if err := txn.Notify(t.Context(), client, txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
 			t.Fatal(err)
 		}
 		pass(time.Second)
@@ -173,7 +173,7 @@ func TestReplay(t *testing.T) {
 		// The removal arrives after the run has failed again.
 		held := faults.OnStep(txntest.StepDeadLetter, txntest.Hold)
 		done := make(chan error, 1)
-		go func() { done <- operator.Replay(t.Context(), letters[0]) }()
+		go func() { done <- txn.Replay(t.Context(), operator, letters[0]) }()
 		<-held.Fired()
 		pass(10 * time.Second)
 		if s := w.Stats(); s.Parked != 2 {
@@ -188,7 +188,7 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("letters after the second failure %+v", again)
 		}
 		broken.Store(false)
-		if err := operator.Replay(t.Context(), again[0]); err != nil {
+		if err := txn.Replay(t.Context(), operator, again[0]); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)
@@ -196,7 +196,7 @@ func TestReplay(t *testing.T) {
 			t.Errorf("%d effects", n)
 		}
 		// To replay a letter whose change was acknowledged since is harmless.
-		if err := operator.Replay(t.Context(), again[0]); err != nil {
+		if err := txn.Replay(t.Context(), operator, again[0]); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)
@@ -324,7 +324,7 @@ func TestLeftoverFailure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := env.Client.SetFailure(t.Context(), cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now * 2}); err != nil {
+		if err := txn.SetFailure(t.Context(), env.Client, cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now * 2}); err != nil {
 			t.Fatal(err)
 		}
 		wantLeft(t, env.Client, 0, 1)
@@ -470,14 +470,14 @@ func TestFailureBeforeAnyTimestamp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := env.Client.SetFailure(t.Context(), cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now}); err != nil {
+		if err := txn.SetFailure(t.Context(), env.Client, cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now}); err != nil {
 			t.Fatal(err)
 		}
 		f := &manualFinder{offer: make(chan txn.Notification)}
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{Finder: f})
 		handle(t, w, "o", input, observeEffect)
 		start(t, w)
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range txn.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -59,7 +59,7 @@ func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (tak
 // newest change, as far as the notify column tells, and is not to be tried yet.
 // Failures without a notification wait for nothing; they are to be removed.
 func (w *Worker) allWaiting(l *lane, n txn.Notification) bool {
-	now := w.client.OracleNow()
+	now := txn.OracleNow(w.client)
 	if now == 0 || len(n.Triggers) == 0 {
 		return false
 	}
@@ -114,7 +114,7 @@ func (o *orphans) check(ctx context.Context, table string) (orphanCheck, bool) {
 	if err != nil {
 		return orphanCheck{}, false
 	}
-	columns, err := o.worker.client.Observed(ctx, table)
+	columns, err := txn.Observed(ctx, o.worker.client, table)
 	if err != nil {
 		o.worker.cfg.Logger.DebugContext(ctx, "reading the registry of observers failed", "table", table, "error", err)
 		return orphanCheck{}, false

@@ -69,7 +69,7 @@ func TestMeetsWhoWasThereBefore(t *testing.T) {
 		stale := txn.Notification{}
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "r", "1")
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range txn.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -85,7 +85,7 @@ func start(t *testing.T, w *notify.Worker) (stop func() error) {
 // committed from now on is notified.
 func register(t *testing.T, c *txn.Client, col notify.Column, id string, weak bool) {
 	t.Helper()
-	if err := c.RegisterObserver(t.Context(), col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
+	if err := txn.RegisterObserver(t.Context(), c, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -158,7 +158,7 @@ func effects(t *testing.T, c *txn.Client) map[string]int {
 // left counts the notifications and failures that stand in docs.
 func left(t *testing.T, c *txn.Client) (triggers, failures int) {
 	t.Helper()
-	for n, err := range c.Notifications(t.Context(), "docs", nil) {
+	for n, err := range txn.Notifications(t.Context(), c, "docs", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func wantLeft(t *testing.T, c *txn.Client, triggers, failures int) {
 func deadLetters(t *testing.T, c *txn.Client) []txn.DeadLetter {
 	t.Helper()
 	var all []txn.DeadLetter
-	for d, err := range c.DeadLetters(t.Context()) {
+	for d, err := range txn.DeadLetters(t.Context(), c) {
 		if err != nil {
 			t.Fatal(err)
 		}

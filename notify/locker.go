@@ -29,7 +29,7 @@ func newLocker(client *txn.Client, cfg Config) (locker, error) {
 	case cfg.NoLocks:
 		l.locks = nil
 	case l.locks == nil:
-		locks, cheap, err := client.AdvisoryLocks()
+		locks, cheap, err := txn.AdvisoryLocks(client)
 		if err != nil {
 			return l, err
 		}

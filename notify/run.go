@@ -49,7 +49,7 @@ func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again t
 			again = l.again
 		}
 		if l.settled > 0 {
-			lane.settle(t.cell.Row, w.client.OracleNow(), l.settled)
+			lane.settle(t.cell.Row, txn.OracleNow(w.client), l.settled)
 		}
 		if l.seen != nil {
 			looks = append(looks, l)
@@ -207,13 +207,13 @@ func (r *run) do(ctx context.Context) {
 	}
 	defer tx.Rollback()
 	r.startTS = tx.StartTS()
-	if r.seen, err = tx.Observe(ctx, r.cell); err != nil {
+	if r.seen, err = txn.Observe(ctx, tx, r.cell); err != nil {
 		r.outcome, r.err = Unknown, err
 		return
 	}
 	r.outcome = r.need()
 	if r.outcome != Acknowledged && r.outcome != Waiting {
-		ctx = tx.Trace(ctx)
+		ctx = txn.Trace(ctx, tx)
 	}
 	link(r.span, r.seen)
 	if r.outcome != "" {
@@ -221,7 +221,7 @@ func (r *run) do(ctx context.Context) {
 	}
 	// First, so that the acknowledgment is the primary: an observer's write
 	// records lead to what it ran for.
-	tx.Acknowledge(r.seen, h.id)
+	txn.Acknowledge(tx, r.seen, h.id)
 	r.called = true
 	r.worker.counters.runs.Add(1)
 	if err = r.call(context.WithValue(ctx, triggerKey{}, r.seen), tx); err == nil {
@@ -447,7 +447,7 @@ func (r *run) fail(ctx context.Context, attempts int, pause time.Duration, text 
 	f.LastTS = r.seen.StartTS
 	f.NotBefore = r.now() + tso.Timestamp(pause.Microseconds())
 	f.Error = text
-	if err := r.worker.client.SetFailure(ctx, r.cell, r.handler.id, f); err != nil {
+	if err := txn.SetFailure(ctx, r.worker.client, r.cell, r.handler.id, f); err != nil {
 		r.worker.cfg.Logger.WarnContext(ctx, "storing an observer's failure failed; other workers may run it before its pause is over", "observer", r.handler.id, "cell", r.cell, "error", err)
 	}
 	return pause
@@ -471,11 +471,11 @@ func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, r.handler.timeout)
 	defer cancel()
 	_, err := r.worker.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-		now, err := tx.Observe(ctx, r.cell)
+		now, err := txn.Observe(ctx, tx, r.cell)
 		if err != nil || now.Acks[id] >= o.StartTS {
 			return err
 		}
-		tx.Acknowledge(o, id)
+		txn.Acknowledge(tx, o, id)
 		return nil
 	}, txn.WithName(id))
 	if err != nil {
@@ -498,11 +498,11 @@ func (r *run) park(ctx context.Context, attempts int, text string) (done bool, a
 	if n := len(o.Triggers); n > 0 {
 		d.TraceParent = o.Triggers[n-1].TraceParent
 	}
-	err := w.client.Park(ctx, d)
+	err := txn.Park(ctx, w.client, d)
 	if err == nil && len(o.Observers) > 1 {
 		// The notification may have to stay for the other observers.
 		f.NotBefore, f.Attempts, f.Error, f.LastTS = forever, attempts, text, o.StartTS
-		err = w.client.SetFailure(ctx, r.cell, r.handler.id, f)
+		err = txn.SetFailure(ctx, w.client, r.cell, r.handler.id, f)
 	}
 	if err != nil {
 		w.cfg.Logger.WarnContext(ctx, "storing a dead letter failed; it is tried again", "observer", r.handler.id, "cell", r.cell, "error", err)
@@ -519,7 +519,7 @@ func (r *run) cycle(ctx context.Context) string {
 	const shown = 8
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d runs of observers caused each other, more than Config.MaxHops (%d): %s of %s", r.hops(), r.worker.cfg.MaxHops, r.handler.id, r.cell)
-	hops, err := r.worker.client.Trail(ctx, r.seen, shown)
+	hops, err := txn.Trail(ctx, r.worker.client, r.seen, shown)
 	for _, h := range hops {
 		fmt.Fprintf(&text, ", caused by %s of %s (committed at %d)", h.Observer, h.Cell, h.CommitTS)
 	}

@@ -277,9 +277,9 @@ func TestHopsThroughRollForward(t *testing.T) {
 		put(t, env.Client, input, "0", "v")
 		for range 20 {
 			pass(5 * time.Second)
-			for l, err := range env.Client.Locks(t.Context(), "docs", nil) {
+			for l, err := range txn.Locks(t.Context(), env.Client, "docs", nil) {
 				if err == nil {
-					_, err = env.Client.Resolve(t.Context(), l)
+					_, err = txn.Resolve(t.Context(), env.Client, l)
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -319,7 +319,7 @@ func TestConflictsAreReported(t *testing.T) {
 			t.Errorf("%d conflicts, want 3 in a row", n)
 		}
 		found := false
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range txn.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -377,7 +377,7 @@ func TestMisuse(t *testing.T) {
 	if err := w.Run(t.Context()); !errors.Is(err, txn.ErrObserver) || !strings.Contains(err.Error(), "d:mid") {
 		t.Errorf("a contradictory registration: %v", err)
 	}
-	if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "o"); err != nil {
+	if _, err := txn.UnregisterObserver(t.Context(), env.Client, "docs", "o"); err != nil {
 		t.Fatal(err)
 	}
 	register(t, env.Client, input, "weakling", true)
@@ -493,7 +493,7 @@ func TestStoreDown(t *testing.T) {
 func TestAnnounced(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		listed := func() (ids []string) {
-			workers, err := env.Client.Workers(t.Context())
+			workers, err := txn.Workers(t.Context(), env.Client)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -548,7 +548,7 @@ func TestBrokenCell(t *testing.T) {
 		if n := ev.count(notify.Unknown); n < 5 || n > 50 {
 			t.Errorf("%d looks at the broken cell in ten minutes", n)
 		}
-		if err := env.Client.ClearNotifications(t.Context(), txn.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
+		if err := txn.ClearNotifications(t.Context(), env.Client, txn.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)

@@ -195,7 +195,7 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	for i, part := range parts {
 		var met atomic.Bool
 		row := part.start
-		for n, err := range s.search.Client.Sweep(ctx, p.table, part.rows()) {
+		for n, err := range txn.Sweep(ctx, s.search.Client, p.table, part.rows()) {
 			if err != nil {
 				return found, nil, err
 			}
@@ -224,7 +224,7 @@ func (s *sweeper) countWorkers(ctx context.Context) {
 	if time.Since(s.counted) < workersMaxAge {
 		return
 	}
-	workers, err := s.search.Client.Workers(ctx)
+	workers, err := txn.Workers(ctx, s.search.Client)
 	if err != nil {
 		s.search.Logger.DebugContext(ctx, "counting the workers failed", "error", err)
 		return
@@ -245,7 +245,7 @@ func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
 	for _, table := range s.search.Tables {
 		c, ok := s.cuts[table]
 		if !ok || time.Since(c.at) > cutMaxAge {
-			keys, err := s.search.Client.SampleRowKeys(ctx, table)
+			keys, err := txn.SampleRowKeys(ctx, s.search.Client, table)
 			switch {
 			case err == nil:
 			case s.skip(ctx, table, err):

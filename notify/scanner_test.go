@@ -255,7 +255,7 @@ func TestForeignObserver(t *testing.T) {
 		}
 		wantLeft(t, env.Client, rows+1, 0)
 		// Once it is unregistered, nothing waits for it.
-		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "elsewhere"); err != nil {
+		if _, err := txn.UnregisterObserver(t.Context(), env.Client, "docs", "elsewhere"); err != nil {
 			t.Fatal(err)
 		}
 		pass(5 * time.Minute)

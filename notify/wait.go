@@ -78,14 +78,14 @@ func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *txn.Unfini
 	if asOf, err = w.client.Timestamp(ctx); err != nil {
 		return 0, nil, err
 	}
-	tables, err := w.client.Tables(ctx)
+	tables, err := txn.ListTables(ctx, w.client)
 	if err != nil {
 		return 0, nil, err
 	}
 	var observed []string
 	weak := false
 	for _, table := range tables {
-		columns, err := w.client.Observed(ctx, table)
+		columns, err := txn.Observed(ctx, w.client, table)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -110,7 +110,7 @@ func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *txn.Unfini
 // there would be new locks, of transactions that have nothing to do with it.
 func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp, allLocks bool) (*txn.Unfinished, error) {
 	for _, table := range tables {
-		for u, err := range w.client.Unfinished(ctx, table, nil, asOf, allLocks) {
+		for u, err := range txn.FindUnfinished(ctx, w.client, table, nil, asOf, allLocks) {
 			if err == nil && u.Lock != nil {
 				var left *txn.Unfinished
 				if left, err = w.unlocked(ctx, table, u, asOf, allLocks); err == nil && left == nil {
@@ -132,7 +132,7 @@ func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp,
 // what is not finished in it then.
 func (w *waiter) unlocked(ctx context.Context, table string, u txn.Unfinished, asOf tso.Timestamp, allLocks bool) (*txn.Unfinished, error) {
 	for {
-		s, err := w.client.Resolve(ctx, *u.Lock)
+		s, err := txn.Resolve(ctx, w.client, *u.Lock)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +143,7 @@ func (w *waiter) unlocked(ctx context.Context, table string, u txn.Unfinished, a
 			}
 		}
 		locked := false
-		for now, err := range w.client.Unfinished(ctx, table, bigtable.RowList{u.Cell.Row}, asOf, allLocks) {
+		for now, err := range txn.FindUnfinished(ctx, w.client, table, bigtable.RowList{u.Cell.Row}, asOf, allLocks) {
 			if err != nil {
 				return nil, err
 			}

@@ -168,7 +168,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		w.stopped()
 		return err
 	}
-	if err := w.client.Announce(ctx, w.ids()); err != nil {
+	if err := txn.Announce(ctx, w.client, w.ids()); err != nil {
 		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
 	}
 	// What is running outlives ctx, until it is drained.
@@ -215,7 +215,7 @@ func (w *Worker) fail(err error) { w.end(&endError{err}) }
 // that something else is registered under an id or for a column.
 func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
-		if err := w.client.RegisterObserver(ctx, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
+		if err := txn.RegisterObserver(ctx, w.client, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
 			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
 		}
 	}
@@ -277,11 +277,11 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 	if w.cfg.NoHints {
 		return func() {}
 	}
-	stopWatching := w.client.WatchNotifications(func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
+	stopWatching := txn.WatchNotifications(w.client, func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
 	sctx, cancel := context.WithCancel(ctx)
 	var subscribed sync.WaitGroup
 	subscribed.Go(func() {
-		err := w.client.SubscribeNotifications(sctx, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
+		err := txn.SubscribeNotifications(sctx, w.client, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
 		if err != nil && sctx.Err() == nil {
 			w.cfg.Logger.WarnContext(ctx, "hints from other processes are not to be had; the scan finds what they would have told of", "error", err)
 		}
@@ -380,7 +380,7 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 	}
 	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if aerr := w.client.Announce(actx, nil); aerr != nil {
+	if aerr := txn.Announce(actx, w.client, nil); aerr != nil {
 		w.cfg.Logger.DebugContext(ctx, "taking the announcement of the worker back failed; its token goes stale by itself", "error", aerr)
 	}
 	return idle, err

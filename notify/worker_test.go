@@ -44,7 +44,7 @@ func TestChain(t *testing.T) {
 			}
 			for _, col := range []notify.Column{input, middle} {
 				id := map[notify.Column]string{input: "first", middle: "second"}[col]
-				if err := env.Client.RegisterObserver(t.Context(), col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, false); err != nil {
+				if err := txn.RegisterObserver(t.Context(), env.Client, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, false); err != nil {
 					t.Fatal(err)
 				}
 			}

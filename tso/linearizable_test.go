@@ -481,7 +481,7 @@ func (b *bank) verify() {
 	if sum != accounts*opening {
 		b.t.Errorf("the sum is %d, want %d", sum, accounts*opening)
 	}
-	for v, err := range b.client.Check(ctx, "bank", nil) {
+	for v, err := range txn.Check(ctx, b.client, "bank", nil) {
 		if err != nil {
 			b.t.Fatal(err)
 		}

@@ -108,7 +108,8 @@ type BulkReport struct {
 // rows come in ascending order of their keys, each once. On an error, what was
 // written stays, committed. Calling it again with the timestamps of the report
 // and the same rows goes on.
-func (c *Client) BulkLoad(ctx context.Context, table string, rows iter.Seq2[BulkRow, error], load BulkLoad) (BulkReport, error) {
+func LoadBulk(ctx context.Context, client *Client, table string, rows iter.Seq2[BulkRow, error], load BulkLoad) (BulkReport, error) {
+	c := resolverOf(client)
 	r := BulkReport{StartTS: load.StartTS, CommitTS: load.CommitTS}
 	if (load.StartTS == 0) != (load.CommitTS == 0) || load.StartTS < 0 || load.CommitTS < load.StartTS {
 		return r, invalid("bulk load with start_ts %d and commit_ts %d; give those of the load that goes on, or none", load.StartTS, load.CommitTS)
@@ -147,7 +148,7 @@ func (c *Client) BulkLoad(ctx context.Context, table string, rows iter.Seq2[Bulk
 }
 
 type bulkLoad struct {
-	client *Client
+	client *resolver
 	table  *table
 	load   BulkLoad
 	set    rowSet
@@ -158,14 +159,14 @@ type bulkLoad struct {
 
 func (b *bulkLoad) timestamps(ctx context.Context, r *BulkReport) (err error) {
 	if r.StartTS == 0 {
-		if r.StartTS, err = b.client.Timestamp(ctx); err != nil {
+		if r.StartTS, err = b.client.clock.timestamp(ctx); err != nil {
 			return err
 		}
-		if r.CommitTS, err = b.client.Timestamp(ctx); err != nil {
+		if r.CommitTS, err = b.client.clock.timestamp(ctx); err != nil {
 			return err
 		}
 	} else {
-		now, err := b.client.Timestamp(ctx)
+		now, err := b.client.clock.timestamp(ctx)
 		if err != nil {
 			return err
 		}

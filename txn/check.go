@@ -68,7 +68,8 @@ func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.
 // What no stored byte tells it cannot see: a secondary that was lost with its
 // lock, plain writes, and what garbage collection has taken: a committed
 // secondary at or below the safe point may have outlived its primary's record.
-func (c *Client) Check(ctx context.Context, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
+func Check(ctx context.Context, client *Client, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
+	c := resolverOf(client)
 	return func(yield func(Violation, error) bool) {
 		t, err := c.table(ctx, tableName)
 		if err == nil {
@@ -120,7 +121,7 @@ func everything(t *table) bigtable.Filter {
 
 // checker collects the violations of one page.
 type checker struct {
-	client *Client
+	client *resolver
 	table  *table
 	found  []Violation
 	// safePoint is one that every collection that began before the page was read
@@ -460,7 +461,7 @@ func (ck *checker) clock(ctx context.Context) error {
 	if ck.newest == 0 {
 		return nil
 	}
-	now, err := ck.client.Timestamp(ctx)
+	now, err := ck.client.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}

@@ -89,7 +89,8 @@ func (c *Client) OpenTable(ctx context.Context, name string) error {
 }
 
 // Tables lists the transactional tables of the deployment.
-func (c *Client) Tables(ctx context.Context) ([]string, error) {
+func ListTables(ctx context.Context, client *Client) ([]string, error) {
+	c := resolverOf(client)
 	return c.tableNames(ctx)
 }
 

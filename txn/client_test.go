@@ -230,7 +230,7 @@ func TestDoneAndClosed(t *testing.T) {
 	wantError(t, err, txn.ErrClosed)
 	_, err = c.Update(ctx, set("a", "r"))
 	wantError(t, err, txn.ErrClosed)
-	for _, err := range c.Locks(ctx, "a", nil) {
+	for _, err := range txn.Locks(ctx, c, "a", nil) {
 		wantError(t, err, txn.ErrClosed)
 	}
 }
@@ -265,7 +265,7 @@ func TestCloseDrains(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Fatal(err)
 		}
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range txn.Locks(t.Context(), env.Client, "a", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
 		}
 	})

@@ -55,12 +55,13 @@ func (d *DeadLetter) check() error {
 // observer, with a ParkedTS of its own. It does not remove the notification:
 // that comes after, so that nothing is lost in between. On an error it may be
 // stored or not.
-func (c *Client) Park(ctx context.Context, d DeadLetter) error {
+func Park(ctx context.Context, client *Client, d DeadLetter) error {
+	c := resolverOf(client)
 	if err := d.check(); err != nil {
 		return err
 	}
 	var err error
-	if d.ParkedTS, err = c.Timestamp(ctx); err != nil {
+	if d.ParkedTS, err = c.clock.timestamp(ctx); err != nil {
 		return err
 	}
 	m := bigtable.NewMutation()
@@ -84,7 +85,8 @@ func (c *Client) Park(ctx context.Context, d DeadLetter) error {
 
 // DeadLetters iterates over the dead letters of the deployment, by table and
 // observer.
-func (c *Client) DeadLetters(ctx context.Context) iter.Seq2[DeadLetter, error] {
+func DeadLetters(ctx context.Context, client *Client) iter.Seq2[DeadLetter, error] {
+	c := resolverOf(client)
 	return func(yield func(DeadLetter, error) bool) {
 		err := c.metadataRows(ctx, deadRowPrefix, deadQualifier, func(r bigtable.Row, value []byte) (bool, error) {
 			d, err := decodeDeadLetter(c.metadata.name, r.Key(), value)
@@ -124,23 +126,24 @@ func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 // both are there, and to replay it again is harmless. An observer that has
 // acknowledged the change since does not run. One that fails again leaves
 // another letter, even if it is faster than the removal of this one.
-func (c *Client) Replay(ctx context.Context, d DeadLetter) error {
+func Replay(ctx context.Context, client *Client, d DeadLetter) error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	if err := c.ClearNotifications(ctx, Cleared{Cell: d.Cell, Failures: []string{d.Observer}}); err != nil {
+	if err := ClearNotifications(ctx, client, Cleared{Cell: d.Cell, Failures: []string{d.Observer}}); err != nil {
 		return err
 	}
-	if err := c.Notify(ctx, d.Cell); err != nil {
+	if err := Notify(ctx, client, d.Cell); err != nil {
 		return err
 	}
-	return c.DropDeadLetter(ctx, d)
+	return DropDeadLetter(ctx, client, d)
 }
 
 // DropDeadLetter removes a dead letter for good, but not one that was parked
 // after it, which d's ParkedTS tells. Its change stays without acknowledgment:
 // the next notification of the cell runs the observer all the same.
-func (c *Client) DropDeadLetter(ctx context.Context, d DeadLetter) error {
+func DropDeadLetter(ctx context.Context, client *Client, d DeadLetter) error {
+	c := resolverOf(client)
 	if err := d.check(); err != nil {
 		return err
 	}

@@ -30,7 +30,11 @@ type TableDescription struct {
 
 // Describe reads a table's schema record. It does not look at the table itself,
 // and fails with ErrNotInitialized, ErrFormatVersion or ErrCorrupt.
-func (c *Client) Describe(ctx context.Context, table string) (TableDescription, error) {
+func Describe(ctx context.Context, client *Client, table string) (TableDescription, error) {
+	return describe(ctx, resolverOf(client), table)
+}
+
+func describe(ctx context.Context, c *resolver, table string) (TableDescription, error) {
 	d := TableDescription{Name: table}
 	row, err := c.metadata.readRow(ctx, schemaRowPrefix+table, interleave(column(deployFamily, schemaQualifier)))
 	if err != nil {
@@ -54,7 +58,8 @@ func (c *Client) Describe(ctx context.Context, table string) (TableDescription, 
 
 // UnfinishedAdoptions lists the tables whose adoption, or the undoing of one,
 // did not come to its end.
-func (c *Client) UnfinishedAdoptions(ctx context.Context) ([]string, error) {
+func UnfinishedAdoptions(ctx context.Context, client *Client) ([]string, error) {
+	c := resolverOf(client)
 	var names []string
 	err := c.metadata.readRows(ctx, bigtable.PrefixRange(adoptionRowPrefix), func(r bigtable.Row) bool {
 		names = append(names, r.Key()[len(adoptionRowPrefix):])
@@ -83,9 +88,10 @@ type RawWrite struct {
 // table's adoption, or than a commit of the same column; its writer's clock has
 // set that timestamp. In a table that InitTable made transactional, which
 // records no time, those in columns without a commit are not found.
-func (c *Client) RawWrites(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+func RawWrites(ctx context.Context, client *Client, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+	c := resolverOf(client)
 	return func(yield func(RawWrite, error) bool) {
-		d, err := c.Describe(ctx, name)
+		d, err := describe(ctx, c, name)
 		if err != nil {
 			yield(RawWrite{}, err)
 			return

@@ -56,7 +56,7 @@ func ExampleAdopt() {
 }
 
 // A new table is filled before it is used.
-func ExampleClient_BulkLoad() {
+func ExampleLoadBulk() {
 	ctx := context.Background()
 	bt, admin, stop := emulator(ctx)
 	defer stop()
@@ -77,7 +77,7 @@ func ExampleClient_BulkLoad() {
 			}
 		}
 	}
-	report, err := client.BulkLoad(ctx, "words", rows, txn.BulkLoad{})
+	report, err := txn.LoadBulk(ctx, client, "words", rows, txn.BulkLoad{})
 	fmt.Println(report.Rows, "rows", err)
 	// Output: 3 rows <nil>
 }

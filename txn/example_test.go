@@ -42,7 +42,7 @@ func ExampleHold() {
 		}
 		fmt.Println(row.Key())
 	}
-	status, err := client.GCStatus(ctx)
+	status, err := txn.ReadGCStatus(ctx, client)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -10,7 +10,8 @@ import (
 
 // SetFailure stores an observer's failure on a cell, in place of what is
 // stored. On an error it may be stored or not.
-func (c *Client) SetFailure(ctx context.Context, cell Cell, observer string, f Failure) error {
+func SetFailure(ctx context.Context, client *Client, cell Cell, observer string, f Failure) error {
+	c := resolverOf(client)
 	if err := checkCell(cell); err != nil {
 		return err
 	}

@@ -238,7 +238,8 @@ func (e *GCBusyError) ErrorType() string { return "gc_busy" }
 // means that live transactions are in the way. The report is returned with every
 // error that comes after the run began, and says what was done. When ctx ends,
 // what was removed stays removed, and the position is kept.
-func (c *Client) RunGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
+func RunGC(ctx context.Context, client *Client, cfg GCConfig) (*GCReport, error) {
+	c := resolverOf(client)
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -248,14 +249,14 @@ func (c *Client) RunGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
 	}
 	defer c.leave()
 	ctx, span := c.trace.call(ctx, "collect garbage", "")
-	report, err := c.runGC(ctx, cfg, span)
+	report, err := runGC(ctx, c, cfg, span)
 	span.end(err)
 	return report, err
 }
 
-func (c *Client) runGC(ctx context.Context, cfg GCConfig, s span) (*GCReport, error) {
+func runGC(ctx context.Context, c *resolver, cfg GCConfig, s span) (*GCReport, error) {
 	begun := time.Now()
-	lease, ctx, err := c.takeGCLease(ctx)
+	lease, ctx, err := takeGCLease(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +274,8 @@ func (c *Client) runGC(ctx context.Context, cfg GCConfig, s span) (*GCReport, er
 // PlanGC says what RunGC would reclaim now, and changes nothing. It reads every
 // table. What is locked is counted as it stands, so the numbers are estimates
 // where transactions have not ended.
-func (c *Client) PlanGC(ctx context.Context, cfg GCConfig) (*GCReport, error) {
+func PlanGC(ctx context.Context, client *Client, cfg GCConfig) (*GCReport, error) {
+	c := resolverOf(client)
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err

@@ -98,7 +98,7 @@ func (r *gcRun) resolveTable(ctx context.Context, name string, blocked *GCBlocke
 func (r *gcRun) settle(ctx context.Context, l *Lock) (live bool, err error) {
 	var s outcome
 	err = r.again(ctx, func() error {
-		now, err := r.client.Timestamp(ctx)
+		now, err := r.client.clock.timestamp(ctx)
 		if err != nil {
 			return err
 		}

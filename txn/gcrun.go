@@ -22,7 +22,7 @@ const gcPageRows = 1024
 
 // gcRun is one run of garbage collection, or one plan.
 type gcRun struct {
-	client  *Client
+	client  *resolver
 	cfg     GCConfig
 	owner   string
 	limiter *rate.Limiter
@@ -37,7 +37,7 @@ type gcRun struct {
 	rules  gcRules
 }
 
-func newGCRun(c *Client, cfg GCConfig, owner string) (*gcRun, error) {
+func newGCRun(c *resolver, cfg GCConfig, owner string) (*gcRun, error) {
 	measure, err := newGCMetrics(c.store.cfg.MeterProvider)
 	if err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
@@ -55,7 +55,7 @@ func newGCRun(c *Client, cfg GCConfig, owner string) (*gcRun, error) {
 // retention allows, below every open transaction that is known of, and never
 // before the one that is published.
 func (r *gcRun) choose(ctx context.Context) (tso.Timestamp, error) {
-	now, err := r.client.Timestamp(ctx)
+	now, err := r.client.clock.timestamp(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -63,7 +63,7 @@ func (r *gcRun) choose(ctx context.Context) (tso.Timestamp, error) {
 	if err != nil {
 		return 0, err
 	}
-	holds, err := r.client.readHolds(ctx, now)
+	holds, err := readHolds(ctx, r.client, now)
 	if err != nil {
 		return 0, err
 	}
@@ -90,7 +90,7 @@ func (r *gcRun) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	last, err := r.client.readGCRun(ctx)
+	last, err := readGCRun(ctx, r.client)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (r *gcRun) resume(ctx context.Context, tables []string, last *recordpb.Garb
 		return err
 	}
 	r.report.Previous = tso.Timestamp(record.Ts)
-	if r.report.Now, err = r.client.Timestamp(ctx); err != nil {
+	if r.report.Now, err = r.client.clock.timestamp(ctx); err != nil {
 		return err
 	}
 	r.state, r.report.Resumed = last, true
@@ -176,7 +176,7 @@ func (r *gcRun) plan(ctx context.Context) error {
 // openTables opens every transactional table, which verifies it where that is
 // possible, before anything is changed.
 func (r *gcRun) openTables(ctx context.Context) ([]string, error) {
-	names, err := r.client.Tables(ctx)
+	names, err := r.client.tableNames(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -57,12 +57,14 @@ type GCRunStatus struct {
 
 // SafePoint returns a safe point that every read below fails at by now. It is
 // at most half a minute behind the published one, and costs no request.
-func (c *Client) SafePoint(ctx context.Context) (tso.Timestamp, error) {
+func SafePoint(ctx context.Context, client *Client) (tso.Timestamp, error) {
+	c := resolverOf(client)
 	return c.safePoint.current(ctx)
 }
 
 // GCStatus reads the state of garbage collection, and changes nothing.
-func (c *Client) GCStatus(ctx context.Context) (*GCStatus, error) {
+func ReadGCStatus(ctx context.Context, client *Client) (*GCStatus, error) {
+	c := resolverOf(client)
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
@@ -71,7 +73,7 @@ func (c *Client) GCStatus(ctx context.Context) (*GCStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	run, err := c.readGCRun(ctx)
+	run, err := readGCRun(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -83,17 +85,17 @@ func (c *Client) GCStatus(ctx context.Context) (*GCStatus, error) {
 			Rows: run.Rows, Versions: run.Versions, Cells: run.Cells, Bytes: run.Bytes,
 		},
 	}
-	locks, err := c.gcLocks()
+	locks, err := gcLocks(c)
 	if err != nil {
 		return nil, err
 	}
 	if s.Lease, err = locks.Holder(ctx, gcLeaseName); err != nil {
 		return nil, err
 	}
-	if s.Now, err = c.Timestamp(ctx); err != nil {
+	if s.Now, err = c.clock.timestamp(ctx); err != nil {
 		return nil, err
 	}
-	s.Holds, err = c.readHolds(ctx, s.Now)
+	s.Holds, err = readHolds(ctx, c, s.Now)
 	return s, err
 }
 
@@ -105,7 +107,7 @@ var gcPhases = map[recordpb.GarbageRun_Phase]GCPhase{
 }
 
 // readHolds returns what clients have open, the oldest first.
-func (c *Client) readHolds(ctx context.Context, now tso.Timestamp) ([]GCHold, error) {
+func readHolds(ctx context.Context, c *resolver, now tso.Timestamp) ([]GCHold, error) {
 	holds := []GCHold{}
 	err := c.metadata.readRows(ctx, bigtable.PrefixRange(tokenRowPrefix), func(r bigtable.Row) bool {
 		w, ok := decodeToken(r)
@@ -120,7 +122,7 @@ func (c *Client) readHolds(ctx context.Context, now tso.Timestamp) ([]GCHold, er
 
 // readGCRun reads how far the last run came. One that this library cannot read
 // is as good as none: a run can always begin anew.
-func (c *Client) readGCRun(ctx context.Context) (*recordpb.GarbageRun, error) {
+func readGCRun(ctx context.Context, c *resolver) (*recordpb.GarbageRun, error) {
 	row, err := c.metadata.readRow(ctx, gcRowKey, interleave(column(deployFamily, gcRunQualifier)))
 	if err != nil {
 		return nil, err
@@ -139,7 +141,7 @@ func (c *Client) readGCRun(ctx context.Context) (*recordpb.GarbageRun, error) {
 // replaces, and whenever it lands, it only says what was done for a safe point,
 // and that stays done.
 func (r *gcRun) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error {
-	now, err := r.client.Timestamp(ctx)
+	now, err := r.client.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -162,14 +164,14 @@ type gcLease struct {
 	stopped chan struct{}
 }
 
-func (c *Client) gcLocks() (*tso.RowLocks, error) {
+func gcLocks(c *resolver) (*tso.RowLocks, error) {
 	return tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.clock.oracle, RPCTimeout: c.store.cfg.RPCTimeout})
 }
 
 // takeGCLease takes the lease and renews it until release. The context it
 // returns ends when the lease is lost.
-func (c *Client) takeGCLease(ctx context.Context) (*gcLease, context.Context, error) {
-	locks, err := c.gcLocks()
+func takeGCLease(ctx context.Context, c *resolver) (*gcLease, context.Context, error) {
+	locks, err := gcLocks(c)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -190,7 +192,7 @@ func (c *Client) takeGCLease(ctx context.Context) (*gcLease, context.Context, er
 	return l, ctx, nil
 }
 
-func (l *gcLease) renew(ctx context.Context, c *Client) {
+func (l *gcLease) renew(ctx context.Context, c *resolver) {
 	defer close(l.stopped)
 	ttl := gctime.LeaseTTL()
 	tick := time.NewTicker(ttl / 3)

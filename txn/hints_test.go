@@ -23,7 +23,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	observed := txn.Column{Family: "bal", Qualifier: "us\x00d"}
 	env.CreateTable("accounts", "bal")
-	if err := env.Client.RegisterObserver(t.Context(), "accounts", observed, "audit", false); err != nil {
+	if err := txn.RegisterObserver(t.Context(), env.Client, "accounts", observed, "audit", false); err != nil {
 		t.Fatal(err)
 	}
 	writer := env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1})
@@ -33,7 +33,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- worker.SubscribeNotifications(ctx, []txn.ObservedColumn{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
+		done <- txn.SubscribeNotifications(ctx, worker, []txn.ObservedColumn{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
 	}()
 	write := func(row string) {
 		t.Helper()
@@ -51,7 +51,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	if got, want := <-hinted, (txn.Cell{Table: "accounts", Row: "r\x00w", Family: "bal", Qualifier: "us\x00d"}); got != want {
 		t.Errorf("hinted %v, want %v", got, want)
 	}
-	stop := writer.WatchNotifications(func(c txn.Cell) bool { return c.Row == "mine" })
+	stop := txn.WatchNotifications(writer, func(c txn.Cell) bool { return c.Row == "mine" })
 	write("mine")
 	write("theirs")
 	stop()

@@ -79,7 +79,8 @@ type Version struct {
 // History returns every cell stored in a row of a table, all versions: plain
 // data first, then in order of their timestamps. A row with nothing in it has
 // none. It reads the row in one request, and settles no lock.
-func (c *Client) History(ctx context.Context, table, row string) ([]Version, error) {
+func History(ctx context.Context, client *Client, table, row string) ([]Version, error) {
+	c := resolverOf(client)
 	if err := checkRowKey(row); err != nil {
 		return nil, err
 	}
@@ -115,7 +116,8 @@ func (c *Client) History(ctx context.Context, table, row string) ([]Version, err
 // commits stand; with 0, which is for a transaction that is not known to be
 // committed, every record since startTS is read, and notify cells, which name
 // no transaction, are left out. It settles no lock.
-func (c *Client) VersionsOf(ctx context.Context, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+func VersionsOf(ctx context.Context, client *Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+	c := resolverOf(client)
 	return func(yield func(Version, error) bool) {
 		err := c.pages(ctx, name, rs, func(t *table) bigtable.Filter { return ofTransaction(t, startTS, commitTS) }, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {

@@ -127,7 +127,7 @@ func TestHistory(t *testing.T) {
 	}
 	primary := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
 	for state := txn.StateLocked; state == txn.StateLocked; { // until the millisecond of its ttl is over
-		s, err := env.Client.Resolve(ctx, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
+		s, err := txn.Resolve(ctx, env.Client, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestHistory(t *testing.T) {
 	}
 
 	before := dump(t, env, "a")
-	got, err := env.Client.History(ctx, "a", "r")
+	got, err := txn.History(ctx, env.Client, "a", "r")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 	of := func(startTS, commitTS tso.Timestamp) string {
 		t.Helper()
 		var versions []txn.Version
-		for v, err := range env.Client.VersionsOf(ctx, "a", nil, startTS, commitTS) {
+		for v, err := range txn.VersionsOf(ctx, env.Client, "a", nil, startTS, commitTS) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +202,7 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 	if got := of(tx.StartTS(), 0); got != dead {
 		t.Errorf("the dead transaction:\n%s\nwant:\n%s", got, dead)
 	}
-	for range env.Client.VersionsOf(ctx, "a", nil, first.StartTS(), c1) {
+	for range txn.VersionsOf(ctx, env.Client, "a", nil, first.StartTS(), c1) {
 		break // ends the read
 	}
 	if !slices.Equal(dump(t, env, "a"), before) {
@@ -215,16 +215,16 @@ func TestHistoryOfNothing(t *testing.T) {
 	ctx := t.Context()
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("a", "f")
-	if got, err := env.Client.History(ctx, "a", "r"); err != nil || len(got) > 0 {
+	if got, err := txn.History(ctx, env.Client, "a", "r"); err != nil || len(got) > 0 {
 		t.Errorf("an empty row: %v, %v", got, err)
 	}
-	if _, err := env.Client.History(ctx, "a", ""); !errors.Is(err, txn.ErrInvalid) {
+	if _, err := txn.History(ctx, env.Client, "a", ""); !errors.Is(err, txn.ErrInvalid) {
 		t.Errorf("no row: %v", err)
 	}
-	if _, err := env.Client.History(ctx, "b", "r"); !errors.Is(err, txn.ErrNotInitialized) {
+	if _, err := txn.History(ctx, env.Client, "b", "r"); !errors.Is(err, txn.ErrNotInitialized) {
 		t.Errorf("no table: %v", err)
 	}
-	for _, err := range env.Client.VersionsOf(ctx, "b", nil, 1, 2) {
+	for _, err := range txn.VersionsOf(ctx, env.Client, "b", nil, 1, 2) {
 		if !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("no table: %v", err)
 		}
@@ -243,18 +243,18 @@ func TestOwnerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := env.Client.OwnerState(ctx, env.Client.Owner(), now)
+	got, err := txn.OwnerOf(ctx, env.Client, env.Client.Owner(), now)
 	if err != nil || got.State != txn.OwnerFresh || got.ExpiresTS <= now || got.StartedTS >= now || got.PID == 0 {
 		t.Errorf("a client that runs: %+v, %v", got, err)
 	}
 	// Exactly at its expiry it is stale, as Resolve judges it.
 	for at, want := range map[tso.Timestamp]txn.OwnerState{got.ExpiresTS - 1: txn.OwnerFresh, got.ExpiresTS: txn.OwnerStale} {
-		if s, err := env.Client.OwnerState(ctx, env.Client.Owner(), at); err != nil || s.State != want {
+		if s, err := txn.OwnerOf(ctx, env.Client, env.Client.Owner(), at); err != nil || s.State != want {
 			t.Errorf("at %d, expiring at %d: %+v, %v; want %s", at, got.ExpiresTS, s, err, want)
 		}
 	}
 	for _, owner := range []string{"", "nobody"} {
-		if s, err := env.Client.OwnerState(ctx, owner, now); err != nil || s != (txn.OwnerStatus{State: txn.OwnerMissing}) {
+		if s, err := txn.OwnerOf(ctx, env.Client, owner, now); err != nil || s != (txn.OwnerStatus{State: txn.OwnerMissing}) {
 			t.Errorf("owner %q: %+v, %v", owner, s, err)
 		}
 	}

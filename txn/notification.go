@@ -34,8 +34,9 @@ type Notification struct {
 //
 // It reads the notify family alone, but Bigtable may have to pass over all of a
 // row's families to find it: bound rs.
-func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
-	return c.notifications(ctx, name, rs, bigtable.BlockAllFilter(), nil)
+func Notifications(ctx context.Context, client *Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+	c := resolverOf(client)
+	return eachNotification(ctx, c, name, rs, bigtable.BlockAllFilter(), nil)
 }
 
 // Sweep iterates over the notifications in rows of a table as Notifications
@@ -43,11 +44,12 @@ func (c *Client) Notifications(ctx context.Context, name string, rs bigtable.Row
 // after its commit point, the change of a secondary stands in nothing but a
 // lock, until somebody reads the cell. Sweep settles the locks of observed
 // columns that are past their ttl, and yields what it has rolled forward.
-func (c *Client) Sweep(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
-	return c.notifications(ctx, name, rs, wholeFamily(LockFamily), c.settleStranded)
+func Sweep(ctx context.Context, client *Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+	c := resolverOf(client)
+	return eachNotification(ctx, c, name, rs, wholeFamily(LockFamily), settleStranded)
 }
 
-func (c *Client) notifications(ctx context.Context, name string, rs bigtable.RowSet, also bigtable.Filter, settle func(context.Context, *table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
+func eachNotification(ctx context.Context, c *resolver, name string, rs bigtable.RowSet, also bigtable.Filter, settle func(context.Context, *resolver, *table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
 	return func(yield func(Notification, error) bool) {
 		filter := func(*table) bigtable.Filter {
 			return interleave(chain(wholeFamily(NotifyFamily), bigtable.LatestNFilter(maxTriggers)), also)
@@ -59,7 +61,7 @@ func (c *Client) notifications(ctx context.Context, name string, rs bigtable.Row
 					return false, err
 				}
 				if settle != nil {
-					found = append(found, settle(ctx, t, raw)...)
+					found = append(found, settle(ctx, c, t, raw)...)
 				}
 				for _, n := range found {
 					if !yield(n, nil) {
@@ -78,7 +80,7 @@ func (c *Client) notifications(ctx context.Context, name string, rs bigtable.Row
 // settleStranded settles the locks of a row's observed columns that are past
 // their ttl, as far as this client can tell, and returns the notifications of
 // those that were committed. What it cannot settle is left to the next sweep.
-func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row) (found []Notification) {
+func settleStranded(ctx context.Context, c *resolver, t *table, raw bigtable.Row) (found []Notification) {
 	for _, item := range raw[LockFamily] {
 		_, cell, err := metadataCell(t.name, raw.Key(), item)
 		if err != nil {
@@ -88,7 +90,7 @@ func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row)
 		if err != nil || !l.Observed || l.ExpiresTS() > c.clock.now() {
 			continue
 		}
-		s, err := c.Resolve(ctx, *l)
+		s, err := c.resolveLock(ctx, *l)
 		switch {
 		case err != nil:
 			c.log.DebugContext(ctx, "settling a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)
@@ -101,7 +103,8 @@ func (c *Client) settleStranded(ctx context.Context, t *table, raw bigtable.Row)
 
 // SampleRowKeys returns keys that cut a table into pieces of about equal size, as
 // Bigtable's tablets do; there may be none.
-func (c *Client) SampleRowKeys(ctx context.Context, name string) ([]string, error) {
+func SampleRowKeys(ctx context.Context, client *Client, name string) ([]string, error) {
+	c := resolverOf(client)
 	t, err := c.table(ctx, name)
 	if err != nil {
 		return nil, err
@@ -158,7 +161,8 @@ func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 // notifications each runs; on another, those run that have not acknowledged the
 // cell's newest change, for example because they were registered after it. On
 // an error some may be set.
-func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
+func Notify(ctx context.Context, client *Client, cells ...Cell) error {
+	c := resolverOf(client)
 	if len(cells) == 0 {
 		return nil
 	}
@@ -167,7 +171,7 @@ func (c *Client) Notify(ctx context.Context, cells ...Cell) error {
 			return err
 		}
 	}
-	ts, err := c.Timestamp(ctx)
+	ts, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -192,7 +196,8 @@ type Cleared struct {
 // ClearNotifications removes notify cells, and failures beside them. It checks
 // nothing: to remove a notification that an observer has still to see loses it.
 // On an error some may be removed; to remove them again is harmless.
-func (c *Client) ClearNotifications(ctx context.Context, cleared ...Cleared) error {
+func ClearNotifications(ctx context.Context, client *Client, cleared ...Cleared) error {
+	c := resolverOf(client)
 	byTable := map[string][]rowMutation{}
 	for _, d := range cleared {
 		if err := checkCell(d.Cell); err != nil {

@@ -23,7 +23,7 @@ func newObservedTable(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	t.Helper()
 	env := txntest.New(t, opts...)
 	env.CreateTable("t", "f")
-	if err := env.Client.RegisterObserver(t.Context(), "t", observedCell.Column(), "o", false); err != nil {
+	if err := txn.RegisterObserver(t.Context(), env.Client, "t", observedCell.Column(), "o", false); err != nil {
 		t.Fatal(err)
 	}
 	return env
@@ -31,7 +31,7 @@ func newObservedTable(t *testing.T, opts ...txntest.Option) *txntest.Env {
 
 func observe(t *testing.T, tx *txn.Txn) *txn.Observation {
 	t.Helper()
-	o, err := tx.Observe(t.Context(), observedCell)
+	o, err := txn.Observe(t.Context(), tx, observedCell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestObserve(t *testing.T) {
 		if o.ChangeTS != changed || !o.Pending("o") || o.Settled() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
 			t.Errorf("after a change: %+v", o)
 		}
-		tx.Acknowledge(o, "o")
+		txn.Acknowledge(tx, o, "o")
 	}
 	if _, err := a.Commit(ctx); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestObserve(t *testing.T) {
 	if o.Pending("o") || o.Acks["o"] != a.StartTS() {
 		t.Errorf("after the acknowledgment: %+v", o)
 	}
-	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+	if err := txn.ClearNotifications(ctx, c, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
 		t.Fatal(err)
 	}
 	later, err := c.Update(ctx, set("t", "r"))
@@ -91,7 +91,7 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What was cleared up to a start_ts is nothing above it.
-	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+	if err := txn.ClearNotifications(ctx, c, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
 		t.Fatal(err)
 	}
 	if o := observe(t, begin()); !o.Pending("o") || len(o.Triggers) != 1 || o.Triggers[0].TS != later {
@@ -132,7 +132,7 @@ func TestCheckOfAcknowledgments(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				tx.Acknowledge(observe(t, tx), "o")
+				txn.Acknowledge(tx, observe(t, tx), "o")
 				if _, err := tx.Commit(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -140,7 +140,7 @@ func TestCheckOfAcknowledgments(t *testing.T) {
 			}
 			tt.damage(t, env, runs[0], runs[1])
 			n := 0
-			for v, err := range env.Client.Check(t.Context(), "t", nil) {
+			for v, err := range txn.Check(t.Context(), env.Client, "t", nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -182,7 +182,7 @@ func TestBrokenNotifications(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []string
-	for n, err := range env.Client.Notifications(t.Context(), "t", nil) {
+	for n, err := range txn.Notifications(t.Context(), env.Client, "t", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestBrokenNotifications(t *testing.T) {
 		t.Errorf("found %s, want %s", got, want)
 	}
 	n := 0
-	for v, err := range env.Client.Check(t.Context(), "t", nil) {
+	for v, err := range txn.Check(t.Context(), env.Client, "t", nil) {
 		if err != nil || v.Rule != txn.RuleFormat {
 			t.Errorf("%v, %v", v, err)
 		}
@@ -207,7 +207,7 @@ func TestBrokenNotifications(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	if _, err := tx.Observe(t.Context(), observedCell); !errors.Is(err, txn.ErrCorrupt) {
+	if _, err := txn.Observe(t.Context(), tx, observedCell); !errors.Is(err, txn.ErrCorrupt) {
 		t.Error(err)
 	}
 }
@@ -217,7 +217,7 @@ func TestDeadLetterIdentity(t *testing.T) {
 	ctx := t.Context()
 	env := newObservedTable(t)
 	letters := func() (all []txn.DeadLetter) {
-		for d, err := range env.Client.DeadLetters(ctx) {
+		for d, err := range txn.DeadLetters(ctx, env.Client) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func TestDeadLetterIdentity(t *testing.T) {
 		return all
 	}
 	park := func(text string) txn.DeadLetter {
-		if err := env.Client.Park(ctx, txn.DeadLetter{Cell: observedCell, Observer: "o", Error: text}); err != nil {
+		if err := txn.Park(ctx, env.Client, txn.DeadLetter{Cell: observedCell, Observer: "o", Error: text}); err != nil {
 			t.Fatal(err)
 		}
 		all := letters()
@@ -237,13 +237,13 @@ func TestDeadLetterIdentity(t *testing.T) {
 	}
 	first := park("first")
 	second := park("second")
-	if err := env.Client.DropDeadLetter(ctx, first); err != nil {
+	if err := txn.DropDeadLetter(ctx, env.Client, first); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 1 || all[0].Error != "second" {
 		t.Errorf("letters after the first was dropped: %+v", all)
 	}
-	if err := env.Client.DropDeadLetter(ctx, second); err != nil {
+	if err := txn.DropDeadLetter(ctx, env.Client, second); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 0 {
@@ -263,14 +263,14 @@ func TestRegistrations(t *testing.T) {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		all.Go(func() {
 			for range 2 { // again is harmless
-				if err := c.RegisterObserver(ctx, "t", txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%d", i%4)}, fmt.Sprintf("o%d", i), false); err != nil {
+				if err := txn.RegisterObserver(ctx, c, "t", txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%d", i%4)}, fmt.Sprintf("o%d", i), false); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	all.Wait()
-	cols, err := env.Client.Observed(ctx, "t")
+	cols, err := txn.Observed(ctx, env.Client, "t")
 	if err != nil || len(cols) != 4 {
 		t.Fatalf("%+v, %v", cols, err)
 	}
@@ -280,7 +280,7 @@ func TestRegistrations(t *testing.T) {
 		}
 	}
 	reg := func(family, qualifier, id string, weak bool) error {
-		return env.Client.RegisterObserver(ctx, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
+		return txn.RegisterObserver(ctx, env.Client, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
 	}
 	wantError(t, reg("f", "q1", "o0", false), txn.ErrObserver, "o0", "f:q0", "UnregisterObserver")
 	wantError(t, reg("f", "q0", "new", true), txn.ErrObserver, "strong notifications")
@@ -288,7 +288,7 @@ func TestRegistrations(t *testing.T) {
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)
 	}
-	wantError(t, env.Client.Notify(ctx, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
+	wantError(t, txn.Notify(ctx, env.Client, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
 	_, err = env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("t").Set("r", "f", "other", nil)
 		tx.Table("t").Notify("r", "f", "q0")

@@ -22,16 +22,17 @@ const maxAckVersions = 8
 // rows that have notifications.
 //
 // Observers of a cell whose column is not observed any more are none.
-func (c *Client) Observations(ctx context.Context, name string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
+func Observations(ctx context.Context, client *Client, name string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
+	c := resolverOf(client)
 	return func(yield func(Observation, error) bool) {
-		if err := c.observations(ctx, name, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
+		if err := eachObservation(ctx, c, name, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
 			yield(Observation{}, err)
 		}
 	}
 }
 
-func (c *Client) observations(ctx context.Context, name string, rs bigtable.RowSet, yield func(Observation) bool) error {
-	asOf, err := c.Timestamp(ctx)
+func eachObservation(ctx context.Context, c *resolver, name string, rs bigtable.RowSet, yield func(Observation) bool) error {
+	asOf, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,7 +44,7 @@ func (c *Client) observations(ctx context.Context, name string, rs bigtable.RowS
 		if err != nil {
 			return false, err
 		}
-		behind, err := c.behind(ctx, t, schema, page, asOf)
+		behind, err := readObserved(ctx, c, t, schema, page, asOf)
 		if err != nil {
 			return false, err
 		}
@@ -53,7 +54,7 @@ func (c *Client) observations(ctx context.Context, name string, rs bigtable.RowS
 				return false, err
 			}
 			for _, n := range found {
-				o, err := c.observation(ctx, t, schema, n, behind[raw.Key()], asOf)
+				o, err := newObservation(ctx, c, t, schema, n, behind[raw.Key()], asOf)
 				if err != nil {
 					return false, err
 				}
@@ -68,7 +69,7 @@ func (c *Client) observations(ctx context.Context, name string, rs bigtable.RowS
 
 // behind reads what the rows of a page hold about their observed columns:
 // locks, newest records, and acknowledgments.
-func (c *Client) behind(ctx context.Context, t *table, s *schema, page []bigtable.Row, asOf tso.Timestamp) (map[string]bigtable.Row, error) {
+func readObserved(ctx context.Context, c *resolver, t *table, s *schema, page []bigtable.Row, asOf tso.Timestamp) (map[string]bigtable.Row, error) {
 	rows := map[string]bigtable.Row{}
 	set := rowSet{keys: []string{}}
 	for _, raw := range page {
@@ -126,7 +127,7 @@ func (s *schema) observedState(asOf tso.Timestamp) bigtable.Filter {
 
 // observation says what raw, an answer to observedState, means for a
 // notification.
-func (c *Client) observation(ctx context.Context, t *table, s *schema, n Notification, raw bigtable.Row, asOf tso.Timestamp) (Observation, error) {
+func newObservation(ctx context.Context, c *resolver, t *table, s *schema, n Notification, raw bigtable.Row, asOf tso.Timestamp) (Observation, error) {
 	col := n.Cell.Column()
 	observed := s.observed[col]
 	o := Observation{
@@ -146,7 +147,7 @@ func (c *Client) observation(ctx context.Context, t *table, s *schema, n Notific
 		if !ok {
 			continue
 		}
-		value, err := c.committedAck(ctx, t, Cell{t.name, n.Cell.Row, ack.Family, ack.Qualifier}, w, raw)
+		value, err := committedAck(ctx, c, t, Cell{t.name, n.Cell.Row, ack.Family, ack.Qualifier}, w, raw)
 		if err != nil {
 			return o, err
 		}
@@ -177,7 +178,7 @@ func (o *Observation) changed(raw bigtable.Row) (err error) {
 }
 
 // committedAck is the value that an acknowledgment's write record names.
-func (c *Client) committedAck(ctx context.Context, t *table, ack Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, error) {
+func committedAck(ctx context.Context, c *resolver, t *table, ack Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, error) {
 	w, err := decodeWrite(ack, tso.FromCell(record.Timestamp), record.Value)
 	if err != nil {
 		return nil, err

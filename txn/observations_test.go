@@ -30,11 +30,11 @@ func TestObservations(t *testing.T) {
 			c := env.Client
 			strong, weak := txn.Column{Family: "f", Qualifier: "strong"}, txn.Column{Family: "f", Qualifier: "weak"}
 			for _, id := range observers {
-				if err := c.RegisterObserver(ctx, "docs", strong, id, false); err != nil {
+				if err := txn.RegisterObserver(ctx, c, "docs", strong, id, false); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := c.RegisterObserver(ctx, "docs", weak, "w", true); err != nil {
+			if err := txn.RegisterObserver(ctx, c, "docs", weak, "w", true); err != nil {
 				t.Fatal(err)
 			}
 			cell := func(row string, col txn.Column) txn.Cell {
@@ -44,12 +44,12 @@ func TestObservations(t *testing.T) {
 			acknowledge := func(row string, at txn.Observation, ids ...string) {
 				t.Helper()
 				_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-					seen, err := tx.Observe(ctx, cell(row, strong))
+					seen, err := txn.Observe(ctx, tx, cell(row, strong))
 					if at.StartTS != 0 {
 						seen = &at
 					}
 					for _, id := range ids {
-						tx.Acknowledge(seen, id)
+						txn.Acknowledge(tx, seen, id)
 					}
 					return err
 				})
@@ -65,17 +65,17 @@ func TestObservations(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := c.Notify(ctx, cell("old", strong), cell("weakly", weak)); err != nil {
+			if err := txn.Notify(ctx, c, cell("old", strong), cell("weakly", weak)); err != nil {
 				t.Fatal(err)
 			}
 			acknowledge("half", txn.Observation{}, observers[0])
 			acknowledge("done", txn.Observation{}, observers...)
 			acknowledge("dropped", *look(t, c, cell("dropped", strong)), observers[0]) // an ack below its own start_ts
-			if err := c.SetFailure(ctx, cell("changed", strong), observers[1], txn.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
+			if err := txn.SetFailure(ctx, c, cell("changed", strong), observers[1], txn.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
 				t.Fatal(err)
 			}
 			var rows []string
-			for o, err := range c.Observations(ctx, "docs", nil) {
+			for o, err := range txn.Observations(ctx, c, "docs", nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -103,7 +103,7 @@ func look(t *testing.T, c *txn.Client, cell txn.Cell) *txn.Observation {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	o, err := tx.Observe(t.Context(), cell)
+	o, err := txn.Observe(t.Context(), tx, cell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestObservationsOfLocked(t *testing.T) {
 	c := env.Client
 	col := txn.Column{Family: "f", Qualifier: "q"}
 	cell := txn.Cell{Table: "docs", Row: "r", Family: "f", Qualifier: "q"}
-	if err := c.RegisterObserver(ctx, "docs", col, "a", false); err != nil {
+	if err := txn.RegisterObserver(ctx, c, "docs", col, "a", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Update(ctx, set2(cell)); err != nil {
@@ -134,8 +134,8 @@ func TestObservationsOfLocked(t *testing.T) {
 	}
 	var first *txn.Observation
 	if _, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) (err error) {
-		if first, err = tx.Observe(ctx, cell); err == nil {
-			tx.Acknowledge(first, "a")
+		if first, err = txn.Observe(ctx, tx, cell); err == nil {
+			txn.Acknowledge(tx, first, "a")
 		}
 		return err
 	}); err != nil {
@@ -155,7 +155,7 @@ func TestObservationsOfLocked(t *testing.T) {
 		}
 	}()
 	n := 0
-	for o, err := range c.Observations(ctx, "docs", nil) {
+	for o, err := range txn.Observations(ctx, c, "docs", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -73,14 +73,16 @@ func (o *Observation) Settled() bool { return !slices.ContainsFunc(o.Observers, 
 //
 // The transaction counts from then on as caused by the notifications that were
 // found, see [Lock.Hops].
-func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
+func Observe(ctx context.Context, tx *Txn, cell Cell) (*Observation, error) {
 	if err := checkCell(cell); err != nil {
 		return nil, err
 	}
-	if err := t.alive(); err != nil {
+	t := transactionOf(tx)
+	if err := t.Alive(); err != nil {
 		return nil, err
 	}
-	tbl, err := t.client.table(ctx, cell.Table)
+	r := t.Resolver()
+	tbl, err := r.table(ctx, cell.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -89,27 +91,22 @@ func (t *Txn) Observe(ctx context.Context, cell Cell) (*Observation, error) {
 		return nil, err
 	}
 	column := s.observed[cell.Column()]
-	o := &Observation{Cell: cell, StartTS: t.startTS, Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
+	o := &Observation{Cell: cell, StartTS: t.StartTS(), Weak: column.weak, Observers: slices.Clone(column.observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	slices.Sort(o.Observers)
-	ctx, span := t.client.trace.begin(t.within(ctx), "read", cell.Table)
-	value, present, err := o.read(t.later.lookBegins(ctx, cell.Table), t.client, tbl)
-	err = t.client.safePoint.afterRead(ctx, t.startTS, err)
-	span.end(err)
-	t.later.lookEnds(err)
-	if err != nil {
+	ctx, end := t.Observing(ctx, cell.Table)
+	value, present, err := o.read(ctx, r, tbl)
+	if err = end(err); err != nil {
 		return nil, err
 	}
-	t.remember(cell, value, present)
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.Remember(cell, value, present)
 	for _, trigger := range o.Triggers {
-		t.hops = max(t.hops, trigger.Hops+1)
+		t.CausedBy(trigger.Hops + 1)
 	}
 	return o, nil
 }
 
 // read fills in what is stored, for o.Observers, and returns the cell's value.
-func (o *Observation) read(ctx context.Context, c *Client, tbl *table) (value []byte, present bool, err error) {
+func (o *Observation) read(ctx context.Context, c *resolver, tbl *table) (value []byte, present bool, err error) {
 	sel := selection{columns: []Column{o.Cell.Column()}}
 	for _, id := range o.Observers {
 		sel.columns = append(sel.columns, ackColumn(o.Cell.Column(), id))
@@ -117,7 +114,7 @@ func (o *Observation) read(ctx context.Context, c *Client, tbl *table) (value []
 	key := o.Cell.Column().key()
 	notify := chain(o.notifyColumns(), upTo(o.StartTS), bigtable.LatestNFilter(maxTriggers))
 	f := interleave(notify, sel.visibleAt(o.StartTS, nil))
-	row, raw, err := settledRow(ctx, c.resolver, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
+	row, raw, err := settledRow(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
 		return nil, false, err
 	}
@@ -200,28 +197,7 @@ func (o *Observation) acks(row bigtable.Row) error {
 // of o.Cell up to o.StartTS. The transaction commits only if nobody else has
 // acknowledged for that observer since it started, which is what lets at most
 // one run commit for each change.
-func (t *Txn) Acknowledge(o *Observation, observer string) {
+func Acknowledge(tx *Txn, o *Observation, observer string) {
 	c := ackColumn(o.Cell.Column(), observer)
-	t.buffer.set(Cell{o.Cell.Table, o.Cell.Row, c.Family, c.Qualifier}, KindPut, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
-}
-
-// remember keeps a cell's value for Get. What was read at the start timestamp
-// stays what it is.
-func (t *Txn) remember(cell Cell, value []byte, present bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.known == nil {
-		t.known = map[Cell]knownValue{}
-	}
-	t.known[cell] = knownValue{value, present}
-}
-
-func (t *Txn) recall(cell Cell) (value []byte, present, known bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	k, ok := t.known[cell]
-	if !ok || !k.present {
-		return nil, false, ok
-	}
-	return append([]byte{}, k.value...), true, true
+	transactionOf(tx).Put(Cell{o.Cell.Table, o.Cell.Row, c.Family, c.Qualifier}, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
 }

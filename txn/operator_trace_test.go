@@ -137,7 +137,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 	cfg.TracerProvider = provider
 	operator := env.NewClient(cfg)
 	var primary txn.Cell
-	for l, err := range operator.Locks(t.Context(), "accounts", nil) {
+	for l, err := range txn.Locks(t.Context(), operator, "accounts", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 	recorder.Reset()
 	for locks := 1; locks > 0; { // until its ttl is over
 		var s txn.Status
-		if s, locks, err = operator.ResolveTransaction(t.Context(), primary, tx.StartTS()); err != nil {
+		if s, locks, err = txn.ResolveTransaction(t.Context(), operator, primary, tx.StartTS()); err != nil {
 			t.Fatal(err)
 		}
 		if s.State == txn.StateRolledBack {

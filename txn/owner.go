@@ -41,7 +41,8 @@ type OwnerStatus struct {
 
 // OwnerState reads the worker token of a lock's owner (Lock.Owner, which may be
 // empty) and judges it at oracle time now, as Resolve does. It changes nothing.
-func (c *Client) OwnerState(ctx context.Context, owner string, now tso.Timestamp) (OwnerStatus, error) {
+func OwnerOf(ctx context.Context, client *Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
+	c := resolverOf(client)
 	s := OwnerStatus{State: OwnerMissing}
 	if owner == "" {
 		return s, nil

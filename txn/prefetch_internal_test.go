@@ -60,14 +60,15 @@ func TestPatternBudgets(t *testing.T) {
 // A read cache is bounded too.
 func TestReadCacheIsBounded(t *testing.T) {
 	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
-	r := new(reads).use(c, "", true)
+	r := new(reads)
+	r.init(c, "", true)
 	for i := range 3 * maxCachedRows {
 		r.begin(Cell{"t", fmt.Sprint(i), "f", "q"})
 		if len(r.rows) > maxCachedRows {
 			t.Fatalf("%d rows", len(r.rows))
 		}
 	}
-	if c.cfg.PrefetchBytes = -1; new(reads).use(c, "", true) != nil {
+	if c.cfg.PrefetchBytes = -1; new(reads).init(c, "", true) {
 		t.Error("a cache without a budget")
 	}
 }
@@ -76,7 +77,8 @@ func TestReadCacheIsBounded(t *testing.T) {
 // compared each with all; a client kept names of any length.
 func TestAskedColumnsAreBounded(t *testing.T) {
 	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
-	r := new(reads).use(c, "", true)
+	r := new(reads)
+	r.init(c, "", true)
 	for i := range 10_000 {
 		cell := Cell{"t", "r", "f", fmt.Sprint(i)}
 		r.begin(cell)
@@ -122,7 +124,8 @@ func BenchmarkPattern(b *testing.B) {
 	for b.Loop() {
 		for range 8 {
 			wg.Go(func() {
-				r := new(reads).use(c, "page", true)
+				r := new(reads)
+				r.init(c, "page", true)
 				for i := range 100 {
 					row := Cell{"t", keys[i], "f", "a"}
 					r.begin(row)
@@ -150,7 +153,8 @@ func TestReadOfOneCellAllocatesNothing(t *testing.T) {
 	cell := Cell{"t", "r", "f", "q"}
 	if n := testing.AllocsPerRun(100, func() {
 		own = reads{}
-		r := own.use(c, "page", true)
+		r := &own
+		r.init(c, "page", true)
 		if _, _, known := r.recall(cell); known || r.begin(cell) != nil {
 			t.Error("something is known")
 		}

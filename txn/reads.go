@@ -35,6 +35,8 @@ type reads struct {
 
 	// Cells that were read ahead, and those that were asked for later.
 	ahead, used atomic.Int64
+	// remembers: a cell was kept that no Get has asked for.
+	remembers atomic.Bool
 
 	mu       sync.Mutex
 	firstID  rowID
@@ -48,6 +50,7 @@ type rowID struct{ table, row string }
 
 // rowReads is what Gets asked for in one row.
 type rowReads struct {
+	begun   bool // a Get has asked for first
 	first   Column
 	pattern *pattern // nil until a second column is asked for
 	asked   []Column // behind the first, each once, the first maxAskedColumns
@@ -63,16 +66,13 @@ type cachedCell struct {
 	used    bool
 }
 
-// use returns r, made ready, or nil where nothing is to be shared.
-func (r *reads) use(c *Client, name string, prefetch bool) *reads {
+// init makes r ready, and reports whether reads share anything.
+func (r *reads) init(c *Client, name string, prefetch bool) (shared bool) {
+	r.client, r.name = c, name
 	if prefetch {
 		r.budget = max(c.cfg.PrefetchBytes, 0)
 	}
-	if r.budget == 0 && c.cfg.BatchReads == 0 {
-		return nil
-	}
-	r.client, r.name = c, name
-	return r
+	return r.budget > 0 || c.cfg.BatchReads > 0
 }
 
 // row returns what was asked for in a row; nil: nothing yet.
@@ -103,7 +103,7 @@ func (r *reads) addRow(id rowID) *rowReads {
 
 // recall returns a cell that was read ahead.
 func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
-	if r == nil || r.budget == 0 {
+	if r == nil || r.budget == 0 && !r.remembers.Load() {
 		return nil, false, false
 	}
 	r.mu.Lock()
@@ -132,6 +132,21 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 	return nil, false, false
 }
 
+// remember keeps a cell's value that was read otherwise. What was read at the start
+// timestamp stays what it is.
+func (r *reads) remember(cell Cell, value []byte, present bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := rowID{cell.Table, cell.Row}
+	row := r.row(id)
+	if row == nil {
+		row = r.addRow(id)
+	}
+	r.bytes += len(value)
+	row.cells = append(row.cells, cachedCell{column: cell.Column(), value: value, present: present, used: true})
+	r.remembers.Store(true)
+}
+
 // begin notes that a cell is going to be read. For the first of its row, it
 // returns what is worth reading along.
 func (r *reads) begin(cell Cell) []Column {
@@ -141,11 +156,14 @@ func (r *reads) begin(cell Cell) []Column {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := rowID{cell.Table, cell.Row}
-	if r.row(id) != nil {
+	row := r.row(id)
+	switch {
+	case row == nil:
+		row = r.addRow(id)
+	case row.begun:
 		return nil
 	}
-	row := r.addRow(id)
-	row.first, row.pattern = cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
+	row.begun, row.first, row.pattern = true, cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}

@@ -29,7 +29,8 @@ type ObservedColumn struct {
 
 // Observed reads which columns of a table are observed, as of now, in order of
 // the columns.
-func (c *Client) Observed(ctx context.Context, table string) ([]ObservedColumn, error) {
+func Observed(ctx context.Context, client *Client, table string) ([]ObservedColumn, error) {
+	c := resolverOf(client)
 	t, err := c.table(ctx, table)
 	if err != nil {
 		return nil, err
@@ -55,7 +56,8 @@ func (c *Client) Observed(ctx context.Context, table string) ([]ObservedColumn, 
 // afterwards, which each does at least once in its own Config.SchemaMaxAge.
 // Changes that other clients commit before that may go unnoticed; see
 // notify.Backfill.
-func (c *Client) RegisterObserver(ctx context.Context, table string, col Column, observer string, weak bool) error {
+func RegisterObserver(ctx context.Context, client *Client, table string, col Column, observer string, weak bool) error {
+	c := resolverOf(client)
 	if err := checkColumn(col); err != nil {
 		return err
 	}
@@ -65,7 +67,7 @@ func (c *Client) RegisterObserver(ctx context.Context, table string, col Column,
 	if key := ackColumn(col, observer).key(); len(key) > maxColumnKey {
 		return limit("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), maxColumnKey)
 	}
-	return c.editObserved(ctx, table, func(m *recordpb.TableSchema) error {
+	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		if !slices.Contains(m.Families, col.Family) {
 			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, ErrSchema, col.Family, strings.Join(m.Families, ", "))
 		}
@@ -104,8 +106,9 @@ func strength(weak bool) string {
 // notifications of it that are left are removed by the workers that meet them.
 // Acknowledgments stay: an observer that is registered again under the same id
 // goes on where it stopped.
-func (c *Client) UnregisterObserver(ctx context.Context, table, observer string) (found bool, err error) {
-	err = c.editObserved(ctx, table, func(m *recordpb.TableSchema) error {
+func UnregisterObserver(ctx context.Context, client *Client, table, observer string) (found bool, err error) {
+	c := resolverOf(client)
+	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		found = false
 		for _, o := range m.Observed {
 			if slices.Contains(o.Observers, observer) {
@@ -123,7 +126,7 @@ func (c *Client) UnregisterObserver(ctx context.Context, table, observer string)
 }
 
 // editObserved changes a table's schema record and reads it back.
-func (c *Client) editObserved(ctx context.Context, table string, edit func(*recordpb.TableSchema) error) error {
+func editObserved(ctx context.Context, c *resolver, table string, edit func(*recordpb.TableSchema) error) error {
 	t, err := c.table(ctx, table)
 	if err != nil {
 		return err

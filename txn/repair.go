@@ -75,7 +75,8 @@ type RepairConfig struct {
 // mended without guessing, and, when there is something, through the locks and
 // records of all tables for what is known of the transactions. It changes
 // nothing and may run beside live transactions.
-func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
+func PlanRepairs(ctx context.Context, client *Client, name string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
+	c := resolverOf(client)
 	if cfg.MarkerAge == 0 {
 		cfg.MarkerAge = 24 * time.Hour
 	}
@@ -85,11 +86,11 @@ func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSe
 	if cfg.MarkerAge < time.Hour || cfg.Most < 0 {
 		return nil, invalid("RepairConfig with MarkerAge %v, Most %d; a marker has to be at least an hour old", cfg.MarkerAge, cfg.Most)
 	}
-	now, err := c.Timestamp(ctx)
+	now, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d, err := c.Describe(ctx, name)
+	d, err := describe(ctx, c, name)
 	if err != nil {
 		return nil, err
 	}
@@ -108,12 +109,12 @@ func (c *Client) PlanRepairs(ctx context.Context, name string, rs bigtable.RowSe
 	if err != nil || len(found) == 0 {
 		return p, err
 	}
-	known, err := c.evidence(ctx, found)
+	known, err := findEvidence(ctx, c, found)
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range found {
-		ok, err := c.judgeRepair(ctx, &r, known[r.StartTS], now)
+		ok, err := judgeRepair(ctx, c, &r, known[r.StartTS], now)
 		if err != nil {
 			return nil, err
 		}
@@ -229,14 +230,14 @@ type evidence struct {
 }
 
 // traces looks through the locks and records of all tables.
-func (c *Client) evidence(ctx context.Context, of []Repair) (map[tso.Timestamp]*evidence, error) {
+func findEvidence(ctx context.Context, c *resolver, of []Repair) (map[tso.Timestamp]*evidence, error) {
 	known := map[tso.Timestamp]*evidence{}
 	oldest := of[0].StartTS
 	for _, r := range of {
 		known[r.StartTS] = &evidence{}
 		oldest = min(oldest, r.StartTS)
 	}
-	tables, err := c.Tables(ctx)
+	tables, err := c.tableNames(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +271,7 @@ func (c *Client) evidence(ctx context.Context, of []Repair) (map[tso.Timestamp]*
 }
 
 // judgeRepair says whether what is known of the transaction allows the repair.
-func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
+func judgeRepair(ctx context.Context, c *resolver, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
@@ -294,15 +295,19 @@ func (c *Client) judgeRepair(ctx context.Context, r *Repair, known *evidence, no
 		r.Why = "no lock of its transaction is left"
 		return true, nil
 	}
-	return c.judgeRedundant(ctx, r, known)
+	return judgeRedundant(ctx, c, r, known)
 }
 
-func (c *Client) judgeRedundant(ctx context.Context, r *Repair, known *evidence) (bool, error) {
+func judgeRedundant(ctx context.Context, c *resolver, r *Repair, known *evidence) (bool, error) {
 	if known.locked == nil || known.locked.StartTS != r.StartTS {
 		r.Why = "its lock is gone meanwhile"
 		return false, nil
 	}
-	s, err := c.Status(ctx, known.locked.Primary, r.StartTS)
+	t, err := c.table(ctx, known.locked.Primary.Table)
+	if err != nil {
+		return false, err
+	}
+	s, err := readStatus(ctx, t, known.locked.Primary, r.StartTS)
 	switch {
 	case err != nil:
 		return false, err
@@ -321,7 +326,8 @@ func (c *Client) judgeRedundant(ctx context.Context, r *Repair, known *evidence)
 // row again, and then deletes by a conditional mutation that fails if anything
 // of the transaction has appeared since. done is false when the cell has
 // changed; nothing was changed then. Applying it twice is harmless.
-func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err error) {
+func ApplyRepair(ctx context.Context, client *Client, r Repair) (done bool, err error) {
+	c := resolverOf(client)
 	if err := checkCell(r.Cell); err != nil {
 		return false, err
 	}
@@ -338,11 +344,11 @@ func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err erro
 	}
 	// Before the row is read: a commit of the transaction that comes after the
 	// look stands above it, because it takes its commit_ts after its prewrites.
-	asOf, err := c.Timestamp(ctx)
+	asOf, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return false, err
 	}
-	if ok, err := c.asPlanned(ctx, t, r, asOf); err != nil || !ok {
+	if ok, err := asPlanned(ctx, c, t, r, asOf); err != nil || !ok {
 		return false, err
 	}
 	col := r.Cell.Column()
@@ -381,8 +387,8 @@ func (c *Client) ApplyRepair(ctx context.Context, r Repair) (done bool, err erro
 }
 
 // asPlanned looks at the row again.
-func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Timestamp) (bool, error) {
-	d, err := c.Describe(ctx, t.name)
+func asPlanned(ctx context.Context, c *resolver, t *table, r Repair, now tso.Timestamp) (bool, error) {
+	d, err := describe(ctx, c, t.name)
 	if err != nil {
 		return false, err
 	}
@@ -398,7 +404,7 @@ func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Time
 		case RepairOrphanData:
 			return again.ofTransaction(now), nil
 		case RepairRedundantLock:
-			return c.stillRedundant(ctx, t, r)
+			return stillRedundant(ctx, c, t, r)
 		}
 		return true, nil
 	}
@@ -406,7 +412,7 @@ func (c *Client) asPlanned(ctx context.Context, t *table, r Repair, now tso.Time
 }
 
 // stillRedundant asks the primary again.
-func (c *Client) stillRedundant(ctx context.Context, t *table, r Repair) (bool, error) {
+func stillRedundant(ctx context.Context, c *resolver, t *table, r Repair) (bool, error) {
 	raw, err := t.readRow(ctx, r.Cell.Row, interleave(lockAt(r.Cell.Column(), r.StartTS)))
 	if err != nil || len(raw[LockFamily]) == 0 {
 		return false, err
@@ -415,5 +421,5 @@ func (c *Client) stillRedundant(ctx context.Context, t *table, r Repair) (bool, 
 	if err != nil {
 		return false, err
 	}
-	return c.judgeRedundant(ctx, &r, &evidence{locked: l})
+	return judgeRedundant(ctx, c, &r, &evidence{locked: l})
 }

@@ -102,6 +102,35 @@ func (r *resolver) resolveForWrite(ctx context.Context, l *Lock, ts tso.Timestam
 	return true, r.finish(ctx, l, s)
 }
 
+// resolveLock resolves one lock, as its transaction's primary decides, and waits for nobody.
+func (r *resolver) resolveLock(ctx context.Context, l Lock) (s Status, err error) {
+	if err := checkCell(l.Cell); err != nil {
+		return Status{}, err
+	}
+	if err := checkCell(l.Primary); err != nil {
+		return Status{}, err
+	}
+	if err := r.enter(); err != nil {
+		return Status{}, err
+	}
+	defer r.leave()
+	ctx, span := r.trace.settle(ctx, &l)
+	defer func() {
+		span.set(attrAction.String(resolution(outcome{Status: s}, 0)))
+		span.end(err)
+	}()
+	now, err := r.clock.timestamp(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	// The lock may have been listed long ago, and be kept alive since.
+	o, err := r.decide(ctx, &l, now, false, waitNever)
+	if err != nil || !o.Final() {
+		return o.Status, err
+	}
+	return o.Status, r.finish(ctx, &l, o)
+}
+
 // decide finds the fate of the transaction that wrote l, and makes one if that
 // transaction is dead: its primary is rolled back first, before anything of it
 // is cleaned up. asOf is any timestamp that the oracle handed out before l was

@@ -44,7 +44,10 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		// At a timestamp that is yet to come, reads would not be repeatable.
 		return nil, invalid("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
-	s := &Snapshot{client: c, ts: o.at, reads: new(reads).use(c, o.name, o.prefetch)}
+	s := &Snapshot{client: c, ts: o.at}
+	if shared := new(reads); shared.init(c, o.name, o.prefetch) {
+		s.reads = shared
+	}
 	if o.hold {
 		s.hold = c.holds.add(s.ts)
 		if err := c.token.publish(ctx); err != nil {

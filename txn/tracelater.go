@@ -12,27 +12,6 @@ import (
 
 // This file lets a transaction look before it is worth a trace.
 
-// TraceLater keeps a transaction, and what it asks Bigtable, out of every trace
-// until [Txn.Trace] is called, or until [Txn.Observe] meets a lock: for those
-// who look again and again and mostly find nothing to do. begin is called then,
-// once, and returns a context with the span that the transaction's is to be
-// below, which may be a new trace. The times of the transaction's span, of its
-// start timestamp and of Observe's read are those at which they happened.
-func TraceLater(begin func(context.Context) context.Context) TxnOption {
-	return func(o *txnOptions) { o.traceLater = begin }
-}
-
-// Trace begins the span that [TraceLater] has put off, and returns ctx with the
-// span that begin made. Until it returns nothing else may use the transaction. It
-// does nothing for a transaction that was begun without TraceLater.
-func (t *Txn) Trace(ctx context.Context) context.Context {
-	if t.later == nil {
-		return ctx
-	}
-	t.later.start(ctx)
-	return trace.ContextWithSpan(ctx, t.later.parent)
-}
-
 // later is a trace that has not begun yet.
 type later struct {
 	t       *Txn

@@ -21,7 +21,7 @@ func TestTraceLater(t *testing.T) {
 	env := txntest.New(t)
 	env.InitTable(txn.TableSpec{Name: "docs", Families: []string{"d"}})
 	cell := txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}
-	if err := env.Client.RegisterObserver(t.Context(), "docs", cell.Column(), "first", false); err != nil {
+	if err := txn.RegisterObserver(t.Context(), env.Client, "docs", cell.Column(), "first", false); err != nil {
 		t.Fatal(err)
 	}
 	c := env.NewClient(txn.Config{TracerProvider: provider, LockTTL: 100 * time.Millisecond, TokenTTL: -1})
@@ -36,7 +36,7 @@ func TestTraceLater(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Observe(ctx, cell); err != nil {
+		if _, err := txn.Observe(ctx, tx, cell); err != nil {
 			t.Fatal(err)
 		}
 		return tx
@@ -60,7 +60,7 @@ func TestTraceLater(t *testing.T) {
 	before := time.Now()
 	tx := look()
 	between := time.Now()
-	here := tx.Trace(ctx)
+	here := txn.Trace(ctx, tx)
 	tx.Table("docs").Set("row", "d", "out", []byte("x"))
 	if _, err := tx.Commit(here); err != nil {
 		t.Fatal(err)

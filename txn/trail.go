@@ -23,7 +23,8 @@ type Hop struct {
 // the way back is stored. It ends early at a change that no observer wrote, at a
 // weak notification, which does not say who set it, and at versions that were
 // garbage-collected.
-func (c *Client) Trail(ctx context.Context, o *Observation, n int) ([]Hop, error) {
+func Trail(ctx context.Context, client *Client, o *Observation, n int) ([]Hop, error) {
+	c := resolverOf(client)
 	var hops []Hop
 	for w := o.writer; len(hops) < n; {
 		col, observer, ok := ObserverOf(w.primary.Column())

@@ -23,16 +23,15 @@ import (
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
-	client   *Client
-	opts     txnOptions
-	startTS  tso.Timestamp
-	begun    time.Time     // for the part of the locks' ttl that is over at commit
-	early    time.Duration // how long before begun startTS was asked for
-	buffer   buffer
-	run      *attempt
-	hold     *hold  // keeps garbage collection below startTS
-	reads    *reads // ownReads, or nil
-	ownReads reads
+	client  *Client
+	opts    txnOptions
+	startTS tso.Timestamp
+	begun   time.Time     // for the part of the locks' ttl that is over at commit
+	early   time.Duration // how long before begun startTS was asked for
+	buffer  buffer
+	run     *attempt
+	hold    *hold // keeps garbage collection below startTS
+	reads   reads
 
 	span       span       // not on where nothing records
 	carried    trace.Span // the span, also one that does not record; nil without an SDK
@@ -44,14 +43,6 @@ type Txn struct {
 	done bool
 	// hops counts the observers' runs that led here; see [Txn.Observe].
 	hops int
-	// known are cells that were read already and are not asked for again.
-	known map[Cell]knownValue
-}
-
-// A knownValue is a cell's value at the start timestamp.
-type knownValue struct {
-	value   []byte
-	present bool
 }
 
 // Begin starts a transaction, which has to be ended by Commit or Rollback.
@@ -78,7 +69,7 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 	}
 	t.started(t.startTS)
 	t.hold = c.holds.add(t.startTS)
-	t.reads = t.ownReads.use(c, t.opts.name, !t.opts.noPrefetch)
+	t.reads.init(c, t.opts.name, !t.opts.noPrefetch)
 	c.counters.begun.Add(1)
 	return t, nil
 }
@@ -89,7 +80,7 @@ func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 // Table returns the transaction's view of a table. The table is opened and
 // verified by the first read, or by Commit.
 func (t *Txn) Table(name string) *Table {
-	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: t.reads}}
+	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
 // finish moves the transaction to its end; only the first call does.

@@ -42,7 +42,8 @@ type Unfinished struct {
 // observer and removed the notify cell, and the acknowledgment in the same row
 // has a commit above asOf; that is looked for too, and judged by what the row
 // held as of asOf.
-func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
+func FindUnfinished(ctx context.Context, client *Client, name string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
+	c := resolverOf(client)
 	filter := func(*table) bigtable.Filter {
 		return interleave(
 			chain(wholeFamily(NotifyFamily), upTo(asOf), latest, bigtable.StripValueFilter()),
@@ -64,7 +65,7 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 		}
 		err = c.pages(ctx, name, rs, filter, func(t *table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
-				found, err := c.unfinishedRow(ctx, t, s, raw, asOf, allLocks)
+				found, err := unfinishedRow(ctx, c, t, s, raw, asOf, allLocks)
 				if err != nil {
 					return false, err
 				}
@@ -82,7 +83,7 @@ func (c *Client) Unfinished(ctx context.Context, name string, rs bigtable.RowSet
 	}
 }
 
-func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw bigtable.Row, asOf tso.Timestamp, allLocks bool) (found []Unfinished, err error) {
+func unfinishedRow(ctx context.Context, c *resolver, t *table, s *schema, raw bigtable.Row, asOf tso.Timestamp, allLocks bool) (found []Unfinished, err error) {
 	for _, item := range raw[NotifyFamily] {
 		if isFailure(item) {
 			continue
@@ -121,7 +122,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 		// Of a weak notification nothing is left when it has been dealt with.
 		was := s.observed[cell.Column()].weak
 		if !was {
-			if was, err = c.wasPending(ctx, t, cell, observer, asOf); err != nil {
+			if was, err = wasPending(ctx, c, t, cell, observer, asOf); err != nil {
 				return nil, err
 			}
 		}
@@ -133,7 +134,7 @@ func (c *Client) unfinishedRow(ctx context.Context, t *table, s *schema, raw big
 }
 
 // wasPending reports whether observer had something to do on a cell as of asOf.
-func (c *Client) wasPending(ctx context.Context, t *table, cell Cell, observer string, asOf tso.Timestamp) (bool, error) {
+func wasPending(ctx context.Context, c *resolver, t *table, cell Cell, observer string, asOf tso.Timestamp) (bool, error) {
 	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]Failure{}}
 	_, _, err := o.read(ctx, c, t)
 	if err = c.safePoint.afterRead(ctx, asOf, err); err != nil {

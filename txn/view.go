@@ -41,12 +41,6 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
 			return value, kind == KindPut, nil
 		}
-		if value, present, ok := v.txn.recall(cell); ok {
-			if v.txn.opts.serializable {
-				v.txn.buffer.promote(cell)
-			}
-			return value, present, nil
-		}
 	}
 	if value, ok, err = v.readCell(ctx, cell); err != nil {
 		return nil, false, err

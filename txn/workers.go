@@ -21,8 +21,9 @@ type Worker struct {
 // within the last hour too, and judges them by oracle time. A client that has
 // written nothing yet, or writes no token, is not among them. A token that cannot
 // be read is OwnerMissing.
-func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
-	now, err := c.Timestamp(ctx)
+func Workers(ctx context.Context, client *Client) ([]Worker, error) {
+	c := resolverOf(client)
+	now, err := c.clock.timestamp(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -41,14 +42,16 @@ func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 // Announce says in this client's worker token which observers it runs, and
 // writes the token if it is not there yet. Without a token (Config.TokenTTL) it
 // does nothing.
-func (c *Client) Announce(ctx context.Context, observers []string) error {
+func Announce(ctx context.Context, client *Client, observers []string) error {
+	c := resolverOf(client)
 	return c.token.announce(ctx, observers)
 }
 
 // AdvisoryLocks returns the deployment's advisory locks: the timestamp
 // service's, where the client's oracle is one, or else locks in the metadata
 // table. cheap says that taking one costs no request to Bigtable.
-func (c *Client) AdvisoryLocks() (locks tso.Locks, cheap bool, err error) {
+func AdvisoryLocks(client *Client) (locks tso.Locks, cheap bool, err error) {
+	c := resolverOf(client)
 	if served, ok := c.clock.oracle.(interface{ Locks() tso.Locks }); ok {
 		return served.Locks(), true, nil
 	}

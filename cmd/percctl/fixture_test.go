@@ -304,11 +304,11 @@ func (f *fixture) rollBackPrimary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for l, err := range c.Locks(ctx, "accounts", bigtable.RowList{"max"}) {
+	for l, err := range txn.Locks(ctx, c, "accounts", bigtable.RowList{"max"}) {
 		if err != nil {
 			return err
 		}
-		s, err := c.Resolve(ctx, l)
+		s, err := txn.Resolve(ctx, c, l)
 		if err != nil || s.State != txn.StateRolledBack {
 			return errors.Join(err, fmt.Errorf("primary of BACK: %v", s.State))
 		}
@@ -370,12 +370,12 @@ func (f *fixture) check(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.Close(ctx) }()
-	tables, err := c.Tables(ctx)
+	tables, err := txn.ListTables(ctx, c)
 	if err != nil {
 		return err
 	}
 	for _, table := range tables {
-		for v, err := range c.Check(ctx, table, nil) {
+		for v, err := range txn.Check(ctx, c, table, nil) {
 			if err != nil {
 				return err
 			}

@@ -44,7 +44,7 @@ func (f *fixture) observe(ctx context.Context) error {
 		id     string
 		weak   bool
 	}{{rawColumn, "parser", false}, {rawColumn, "linker", false}, {dirtyColumn, "indexer", true}} {
-		if err := c.RegisterObserver(ctx, "documents", o.column, o.id, o.weak); err != nil {
+		if err := txn.RegisterObserver(ctx, c, "documents", o.column, o.id, o.weak); err != nil {
 			return err
 		}
 	}
@@ -60,7 +60,7 @@ func (f *fixture) observe(ctx context.Context) error {
 			return f.leave(ctx, "STUCK", txntest.StepCommit, txn.Config{LockTTL: shortTTL, TokenTTL: -1}, "documents/d6/contents:raw", "documents/d6/index:other")
 		},
 		func(ctx context.Context) error {
-			return c.Notify(ctx, txn.Cell{Table: "documents", Row: "w1", Family: "index", Qualifier: "dirty"})
+			return txn.Notify(ctx, c, txn.Cell{Table: "documents", Row: "w1", Family: "index", Qualifier: "dirty"})
 		},
 		func(ctx context.Context) error { return f.announce(ctx, nil, longTTL, "linker") },
 		func(ctx context.Context) error { return f.announce(ctx, &f.past, shortTTL, "parser") },
@@ -96,9 +96,9 @@ func (o observing) change(row, value string) func(context.Context) error {
 func (o observing) acknowledge(row, observer string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := o.c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-			seen, err := tx.Observe(ctx, o.cell(row))
+			seen, err := txn.Observe(ctx, tx, o.cell(row))
 			if err == nil {
-				tx.Acknowledge(seen, observer)
+				txn.Acknowledge(tx, seen, observer)
 			}
 			return err
 		})
@@ -110,7 +110,7 @@ func (o observing) acknowledge(row, observer string) func(context.Context) error
 func (o observing) fail(row string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ts := o.f.start[row]
-		return o.c.SetFailure(ctx, o.cell(row), "parser", txn.Failure{
+		return txn.SetFailure(ctx, o.c, o.cell(row), "parser", txn.Failure{
 			ChangeTS: ts, Attempts: 3, NotBefore: tso.FromTime(time.Date(2099, 1, 1, 0, 0, 0, 0, time.UTC)),
 			FirstTS: ts + 1_000_000, LastTS: ts + 2_000_000, Error: "no \x1b[31mparser",
 		})
@@ -121,7 +121,7 @@ func (o observing) fail(row string) func(context.Context) error {
 func (o observing) giveUp(row string, clear bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ts := o.f.start[row]
-		err := o.c.Park(ctx, txn.DeadLetter{Cell: o.cell(row), Observer: "parser", ChangeTS: ts, Attempts: 10, FirstTS: ts + 1, ParkedTS: ts + 9_000_000, Error: "boom at " + row})
+		err := txn.Park(ctx, o.c, txn.DeadLetter{Cell: o.cell(row), Observer: "parser", ChangeTS: ts, Attempts: 10, FirstTS: ts + 1, ParkedTS: ts + 9_000_000, Error: "boom at " + row})
 		switch {
 		case err != nil:
 			return err
@@ -130,9 +130,9 @@ func (o observing) giveUp(row string, clear bool) func(context.Context) error {
 			if err != nil {
 				return err
 			}
-			return o.c.ClearNotifications(ctx, txn.Cleared{Cell: o.cell(row), UpTo: now})
+			return txn.ClearNotifications(ctx, o.c, txn.Cleared{Cell: o.cell(row), UpTo: now})
 		}
-		return o.c.SetFailure(ctx, o.cell(row), "parser", txn.Failure{ChangeTS: ts, Attempts: 10, NotBefore: txn.Never, FirstTS: ts + 1, LastTS: ts + 8_000_000, Error: "boom at " + row})
+		return txn.SetFailure(ctx, o.c, o.cell(row), "parser", txn.Failure{ChangeTS: ts, Attempts: 10, NotBefore: txn.Never, FirstTS: ts + 1, LastTS: ts + 8_000_000, Error: "boom at " + row})
 	}
 }
 
@@ -148,7 +148,7 @@ func (f *fixture) announce(ctx context.Context, oracle *past, ttl time.Duration,
 	if err != nil {
 		return err
 	}
-	if err := c.Announce(ctx, []string{observer}); err != nil {
+	if err := txn.Announce(ctx, c, []string{observer}); err != nil {
 		return err
 	}
 	faults.Kill()

@@ -56,7 +56,7 @@ func Observers() *Workload {
 			// Before the first change: whoever writes one sets notify cells, and the
 			// registry is what says whose acknowledgments count.
 			for id, col := range map[string]string{"first": "in", "second": "mid"} {
-				if err := w.Client.RegisterObserver(ctx, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
+				if err := txn.RegisterObserver(ctx, w.Client, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
 					return err
 				}
 			}

@@ -183,7 +183,7 @@ func expected(err error) error {
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
 		var locks []txn.Lock
-		for l, err := range c.Locks(ctx, table, nil) {
+		for l, err := range txn.Locks(ctx, c, table, nil) {
 			if err != nil {
 				return resolved, err
 			}
@@ -193,7 +193,7 @@ func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int,
 			return resolved, nil
 		}
 		for _, l := range locks {
-			s, err := c.Resolve(ctx, l)
+			s, err := txn.Resolve(ctx, c, l)
 			if err != nil {
 				return resolved, err
 			}

@@ -224,7 +224,7 @@ func (e *Env) Check() {
 	}
 	defer func() { _ = c.Close(ctx) }()
 	for _, table := range e.tables {
-		for v, err := range c.Check(ctx, table, nil) {
+		for v, err := range txn.Check(ctx, c, table, nil) {
 			if err != nil {
 				e.t.Fatalf("consistency check of table %s: %v", table, err)
 			}

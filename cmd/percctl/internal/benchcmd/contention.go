@@ -136,7 +136,7 @@ func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	if err := r.withClient(ctx, func(c *txn.Client) error {
-		_, err := c.BulkLoad(ctx, bankTable, balances(accounts), txn.BulkLoad{Idle: true})
+		_, err := txn.LoadBulk(ctx, c, bankTable, balances(accounts), txn.BulkLoad{Idle: true})
 		return err
 	}); err != nil {
 		return line, err

@@ -58,7 +58,7 @@ func setUp(ctx context.Context, r *run, documents int, observer runOrder) error 
 	}
 	defer func() { _ = client.Close(ctx) }()
 	column, id, _ := observerOf(observer)
-	if err := client.RegisterObserver(ctx, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
+	if err := txn.RegisterObserver(ctx, client, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
 		return err
 	}
 	return fill(ctx, bt, documents, observer.Observer == "cluster")

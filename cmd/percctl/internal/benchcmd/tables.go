@@ -72,7 +72,7 @@ func (t tableSpec) init(ctx context.Context, bt *bigtable.Client, admin *bigtabl
 // fill writes committed rows to one table, and the same cells to the other.
 func (t tableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Client) error {
 	for v := range max(t.versions, 1) {
-		if _, err := client.BulkLoad(ctx, t.name, t.bulkRows(), txn.BulkLoad{Idle: true}); err != nil {
+		if _, err := txn.LoadBulk(ctx, client, t.name, t.bulkRows(), txn.BulkLoad{Idle: true}); err != nil {
 			return err
 		}
 		out := &bulk{table: bt.Open(t.raw())}
@@ -137,7 +137,7 @@ func (r *run) withClient(ctx context.Context, f func(*txn.Client) error) (err er
 
 func checkTables(ctx context.Context, client *txn.Client, tables []string) error {
 	for _, name := range tables {
-		for v, err := range client.Check(ctx, name, nil) {
+		for v, err := range txn.Check(ctx, client, name, nil) {
 			if err != nil {
 				return err
 			}

@@ -217,7 +217,7 @@ func (w *worker) run(ctx context.Context, o runOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
 	if o.Locks {
-		locks, _, err := w.client.AdvisoryLocks()
+		locks, _, err := txn.AdvisoryLocks(w.client)
 		if err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	}
 	count := 0
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range s.Client().Check(ctx, table, rows) {
+		for v, err := range txn.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

@@ -80,7 +80,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	for _, table := range env.Tables {
 		stranded, inTable := 0, 0
 		oldest := now
-		for l, err := range env.Client.Locks(ctx, table, nil) {
+		for l, err := range txn.Locks(ctx, env.Client, table, nil) {
 			if unreadable(err) {
 				continue // another check says so
 			}
@@ -110,7 +110,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 }}
 
 var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	all, err := env.Client.Workers(ctx)
+	all, err := txn.Workers(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 		}
 		looked += len(keys)
 		n, hidden := 0, 0
-		for w, err := range env.Client.RawWrites(ctx, table, keys) {
+		for w, err := range txn.RawWrites(ctx, env.Client, table, keys) {
 			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 				break // another check says so
 			}
@@ -190,7 +190,7 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			continue
 		}
 		n := 0
-		for v, err := range env.Client.Check(ctx, table, keys) {
+		for v, err := range txn.Check(ctx, env.Client, table, keys) {
 			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
 				break
 			}

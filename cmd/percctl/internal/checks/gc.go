@@ -15,7 +15,7 @@ import (
 const behindAfter = 2
 
 var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	s, err := env.Client.GCStatus(ctx)
+	s, err := txn.ReadGCStatus(ctx, env.Client)
 	if err != nil {
 		return err
 	}

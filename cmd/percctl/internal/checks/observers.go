@@ -21,7 +21,7 @@ const oldNotification = tso.Timestamp(10 * time.Minute / time.Microsecond)
 // observers looks for observers that nobody runs, and for what they are behind
 // with; it ends after a number of notifications of each table, or at its timeout.
 var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	clients, err := env.Client.Workers(ctx)
+	clients, err := txn.Workers(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 	}
 	registered := 0
 	for _, table := range env.Tables {
-		columns, err := env.Client.Observed(ctx, table)
+		columns, err := txn.Observed(ctx, env.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 			continue // another check says so
 		}
@@ -61,7 +61,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 // oldNotifications finds what observers of a table are behind with.
 func oldNotifications(ctx context.Context, env *Env, r *Result, table string, now tso.Timestamp) error {
 	looked, old, oldest := 0, 0, now
-	for seen, err := range env.Client.Observations(ctx, table, nil) {
+	for seen, err := range txn.Observations(ctx, env.Client, table, nil) {
 		if unreadable(err) {
 			break // another check says so
 		}
@@ -109,7 +109,7 @@ func waitsSince(seen *txn.Observation) tso.Timestamp {
 // deadLetters counts what was given up, by observer.
 func deadLetters(ctx context.Context, env *Env, r *Result) error {
 	looked, count := 0, map[string]int{}
-	for d, err := range env.Client.DeadLetters(ctx) {
+	for d, err := range txn.DeadLetters(ctx, env.Client) {
 		if unreadable(err) {
 			r.find(Warning, "dead letters", err.Error(), "another version of the library has written it, or it is damaged", "percctl version on all machines")
 			break

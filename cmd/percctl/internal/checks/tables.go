@@ -21,7 +21,7 @@ const tableTimeout = time.Minute
 
 var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
 	for _, table := range env.Tables {
-		_, err := env.Client.Describe(ctx, table)
+		_, err := txn.Describe(ctx, env.Client, table)
 		switch {
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
@@ -56,7 +56,7 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 		if len(missing) > 0 {
 			r.find(Error, table, "it lacks the metadata families "+strings.Join(missing, ", "), "what they held, locks or commit records, is lost", "restore the table from a backup; if it never was transactional, percctl table init "+table)
 		}
-		d, err := env.Client.Describe(ctx, table)
+		d, err := txn.Describe(ctx, env.Client, table)
 		if err != nil {
 			continue // another check says so
 		}
@@ -107,7 +107,7 @@ func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
 }
 
 var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	names, err := env.Client.UnfinishedAdoptions(ctx)
+	names, err := txn.UnfinishedAdoptions(ctx, env.Client)
 	if err != nil {
 		return err
 	}

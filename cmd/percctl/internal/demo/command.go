@@ -245,13 +245,13 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	own.OnResolve(strands.resolved)
+	txn.OnResolve(own, strands.resolved)
 	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
 	if err := index.Register(ctx, own); err != nil {
 		return nil, err
 	}
 	if at.goesOn() {
-		if err := own.RegisterObserver(ctx, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
+		if err := txn.RegisterObserver(ctx, own, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
 			return nil, err
 		}
 	}

@@ -64,7 +64,7 @@ func TestCrash(t *testing.T) {
 
 			// Its rows are read without the library, which would settle them.
 			left := 0
-			for _, err := range env.Client.Notifications(t.Context(), index.Documents, nil) {
+			for _, err := range txn.Notifications(t.Context(), env.Client, index.Documents, nil) {
 				if left++; err != nil {
 					t.Fatal(err)
 				}
@@ -73,7 +73,7 @@ func TestCrash(t *testing.T) {
 				t.Errorf("%d notifications are left", left)
 			}
 			own := env.NewClient(clientConfig())
-			own.OnResolve(strands.resolved)
+			txn.OnResolve(own, strands.resolved)
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
 				t.Fatal(err)

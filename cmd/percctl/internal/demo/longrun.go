@@ -167,7 +167,7 @@ func (d *demo) rounds(ctx context.Context, client *txn.Client, c *corpus, cluste
 // collect runs garbage collection once. That live transactions are in the way,
 // or that timestamps are missing, is for the next run.
 func (d *demo) collect(ctx context.Context, client *txn.Client, sum *longSummary) error {
-	report, err := client.RunGC(ctx, txn.GCConfig{Retention: retention, LockWait: time.Second})
+	report, err := txn.RunGC(ctx, client, txn.GCConfig{Retention: retention, LockWait: time.Second})
 	if report != nil {
 		sum.VersionsReclaimed += report.Total.Versions
 	}
@@ -182,7 +182,7 @@ func (d *demo) collect(ctx context.Context, client *txn.Client, sum *longSummary
 
 // letters counts the dead letters, which the critic alone should have left.
 func (d *demo) letters(ctx context.Context, client *txn.Client, sum *summary) error {
-	for l, err := range client.DeadLetters(ctx) {
+	for l, err := range txn.DeadLetters(ctx, client) {
 		if err != nil {
 			return err
 		}

@@ -52,7 +52,7 @@ func (s *strands) died(owner string, at time.Time) {
 func (s *strands) find(ctx context.Context, client *txn.Client, owner string) error {
 	locks := map[lockID]txn.Lock{}
 	for _, t := range index.Tables {
-		for l, err := range client.Locks(ctx, t.Name, nil) {
+		for l, err := range txn.Locks(ctx, client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("looking for the locks of a killed worker: %w", err)
 			}
@@ -101,7 +101,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 	for owner, died := range s.deaths {
 		states := map[lockID]txn.State{}
 		for id, l := range s.found[owner] {
-			status, err := client.Status(ctx, l.Primary, l.StartTS)
+			status, err := txn.StatusOf(ctx, client, l.Primary, l.StartTS)
 			if err != nil {
 				return 0, 0, err
 			}

@@ -27,13 +27,13 @@ func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpe
 		var g errgroup.Group
 		g.SetLimit(16)
 		for _, t := range tables {
-			for l, err := range client.Locks(ctx, t.Name, nil) {
+			for l, err := range txn.Locks(ctx, client, t.Name, nil) {
 				if err != nil {
 					return errors.Join(err, g.Wait())
 				}
 				left.Add(1)
 				g.Go(func() error {
-					_, err := client.Resolve(ctx, l)
+					_, err := txn.Resolve(ctx, client, l)
 					return err
 				})
 			}
@@ -52,7 +52,7 @@ func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpe
 // check runs the consistency check over the tables.
 func check(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (violations []string, err error) {
 	for _, t := range tables {
-		for v, err := range client.Check(ctx, t.Name, nil) {
+		for v, err := range txn.Check(ctx, client, t.Name, nil) {
 			if err != nil {
 				return nil, err
 			}
@@ -65,7 +65,7 @@ func check(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (vio
 // notifications counts what is left to run.
 func notifications(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (left int, err error) {
 	for _, t := range tables {
-		for _, err := range client.Notifications(ctx, t.Name, nil) {
+		for _, err := range txn.Notifications(ctx, client, t.Name, nil) {
 			if err != nil {
 				return 0, err
 			}

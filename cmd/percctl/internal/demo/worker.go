@@ -83,7 +83,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
 		return err
 	}
-	client.OnResolve(func(r txn.Resolution) {
+	txn.OnResolve(client, func(r txn.Resolution) {
 		// Told before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),

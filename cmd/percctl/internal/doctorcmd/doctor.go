@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
 )
 
 type options struct {
@@ -58,7 +59,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	}
 	defer end()
 	if env.Client != nil {
-		if env.Tables, err = env.Client.Tables(ctx); err != nil {
+		if env.Tables, err = txn.ListTables(ctx, env.Client); err != nil {
 			return err
 		}
 	}

@@ -50,7 +50,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 
 // plan counts what a collection would reclaim.
 func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn.GCConfig) (*report, error) {
-	tables, err := s.Client().Tables(ctx)
+	tables, err := txn.ListTables(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn
 		return nil, err
 	}
 	cfg.Progress = progress(s)
-	r, err := s.Client().PlanGC(ctx, cfg)
+	r, err := txn.PlanGC(ctx, s.Client(), cfg)
 	s.Progress.End()
 	if err != nil {
 		return nil, err

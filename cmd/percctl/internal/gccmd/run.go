@@ -116,7 +116,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 // once runs one collection and prints what it did, also when it did not come to
 // its end.
 func (o *runOptions) once(ctx context.Context, s *session.Session) error {
-	r, err := s.Client().RunGC(ctx, o.config(s))
+	r, err := txn.RunGC(ctx, s.Client(), o.config(s))
 	s.Progress.End()
 	if r == nil {
 		return verdict(nil, err)
@@ -166,7 +166,7 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 // due is how long the next collection can wait: an interval from the end of the
 // last one, whoever ran it. One that was interrupted is gone on with at once.
 func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
-	st, err := s.Client().GCStatus(ctx)
+	st, err := txn.ReadGCStatus(ctx, s.Client())
 	if err != nil || st.Run.Phase != txn.GCDone {
 		return 0, err
 	}

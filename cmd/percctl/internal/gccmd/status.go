@@ -75,7 +75,7 @@ type Status = status
 
 // NewStatus reads the state of garbage collection.
 func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
-	g, err := s.Client().GCStatus(ctx)
+	g, err := txn.ReadGCStatus(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}

@@ -119,7 +119,7 @@ func Handle(w *notify.Worker, opts ...notify.HandleOption) error {
 // nobody would notice the document.
 func Register(ctx context.Context, client *txn.Client) error {
 	for _, o := range Observers() {
-		if err := client.RegisterObserver(ctx, o.Column.Table, txn.Column{Family: o.Column.Family, Qualifier: o.Column.Qualifier}, o.ID, o.Weak); err != nil {
+		if err := txn.RegisterObserver(ctx, client, o.Column.Table, txn.Column{Family: o.Column.Family, Qualifier: o.Column.Qualifier}, o.ID, o.Weak); err != nil {
 			return err
 		}
 	}

@@ -52,7 +52,7 @@ func step(t *testing.T, client *txn.Client, id, row string) (notified []string) 
 	each := func(f func(txn.Notification)) {
 		t.Helper()
 		for _, spec := range Tables {
-			for n, err := range client.Notifications(t.Context(), spec.Name, nil) {
+			for n, err := range txn.Notifications(t.Context(), client, spec.Name, nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -65,7 +65,7 @@ func step(t *testing.T, client *txn.Client, id, row string) (notified []string) 
 		t.Fatal(err)
 	}
 	each(func(n txn.Notification) {
-		if err := client.ClearNotifications(t.Context(), txn.Cleared{Cell: n.Cell, UpTo: now}); err != nil {
+		if err := txn.ClearNotifications(t.Context(), client, txn.Cleared{Cell: n.Cell, UpTo: now}); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -110,9 +110,9 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	c := &Collection{}
 	errFull := errors.New("full")
 	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		locks := s.Client().Locks(ctx, table, rows)
+		locks := txn.Locks(ctx, s.Client(), table, rows)
 		if want.StartTS != 0 {
-			locks = s.Client().LocksOf(ctx, table, rows, want.StartTS)
+			locks = txn.LocksOf(ctx, s.Client(), table, rows, want.StartTS)
 		}
 		for l, err := range locks {
 			switch {
@@ -195,7 +195,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	var status txn.Status
 	err := s.Use(ctx, primary.Table)
 	if err == nil {
-		status, err = s.Client().Status(ctx, primary, startTS)
+		status, err = txn.StatusOf(ctx, s.Client(), primary, startTS)
 	}
 	if ctx.Err() != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	if any != nil {
 		t.Owner, t.TraceParent, t.TraceID = cli.Line(any.Owner), cli.Line(any.TraceParent), traceID(any.TraceParent)
 		var e error
-		if t.token, e = s.Client().OwnerState(ctx, any.Owner, now); e != nil {
+		if t.token, e = txn.OwnerOf(ctx, s.Client(), any.Owner, now); e != nil {
 			return nil, e
 		}
 		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID
@@ -227,7 +227,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	}
 	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
 	if err == nil && len(locks) == 0 && (status.State == txn.StateUnknown || status.State == txn.StateRolledBack) {
-		p, err := s.Client().SafePoint(ctx)
+		p, err := txn.SafePoint(ctx, s.Client())
 		if err != nil {
 			return nil, err
 		}

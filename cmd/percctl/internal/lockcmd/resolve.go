@@ -91,7 +91,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 func (o *resolveOptions) run(ctx context.Context) error {
 	r := newResolver()
 	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
-		s.Client().OnResolve(r.resolved)
+		txn.OnResolve(s.Client(), r.resolved)
 		return o.resolve(ctx, s, r)
 	})
 }

@@ -103,7 +103,7 @@ func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.T
 	if ctx.Err() != nil {
 		return unreached
 	}
-	status, err := s.Client().Resolve(ctx, l)
+	status, err := txn.Resolve(ctx, s.Client(), l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -139,7 +139,7 @@ func (r *resolver) look(ctx context.Context, s *session.Session) error {
 	g.SetLimit(parallelism)
 	for i, left := range r.left {
 		g.Go(func() error {
-			for l, err := range s.Client().Locks(gctx, left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
+			for l, err := range txn.Locks(gctx, s.Client(), left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
 				if err != nil {
 					return err
 				}

@@ -47,7 +47,7 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	// A cell has one lock, unless what is stored is damaged.
 	var groups [][]txn.Lock
-	for l, err := range s.Client().Locks(ctx, o.cell.Table, bigtable.RowList{o.cell.Row}) {
+	for l, err := range txn.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
 		if err != nil {
 			return err
 		}

@@ -165,7 +165,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	} else if err := o.survey(ctx, s, r); err != nil {
 		return err
 	}
-	d, err := s.Client().Describe(ctx, r.Table)
+	d, err := txn.Describe(ctx, s.Client(), r.Table)
 	if err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 		return nil
 	}
 	resume := ""
-	report, err := s.Client().BulkLoad(ctx, r.Table, in.each(), txn.BulkLoad{
+	report, err := txn.LoadBulk(ctx, s.Client(), r.Table, in.each(), txn.BulkLoad{
 		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
 			resume = fmt.Sprintf("; to go on, run it again with --resume %d,%d", start, commit)

@@ -49,7 +49,7 @@ func planLetters(ctx context.Context, s *session.Session, at *connect.Flags, c c
 	}
 	p := &lettersPlan{Project: at.Project, Instance: at.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
 	missing := slices.Clone(c.cells)
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range txn.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +135,7 @@ func (r *lettersResult) verdict(ended error) error {
 func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, txn.DeadLetter) error) (*lettersResult, error) {
 	r := &lettersResult{Project: p.Project, Instance: p.Instance, Letters: p.Letters, done: done}
 	var ended error
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range txn.DeadLetters(ctx, s.Client()) {
 		if err == nil && (!c.has(d) || d.ParkedTS > p.asOf) {
 			continue
 		}

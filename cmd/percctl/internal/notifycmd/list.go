@@ -130,7 +130,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 	if r != (session.Range{}) {
 		return nil
 	}
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range txn.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 	slices.Sort(tables)
 	tables = slices.Compact(tables)
 	return l.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for o, err := range s.Client().Observations(ctx, table, rows) {
+		for o, err := range txn.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

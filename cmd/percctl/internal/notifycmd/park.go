@@ -121,7 +121,7 @@ func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*txn.Obser
 		return nil, err
 	}
 	defer tx.Rollback()
-	return tx.Observe(ctx, cell)
+	return txn.Observe(ctx, tx, cell)
 }
 
 func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
@@ -155,7 +155,7 @@ func (o *parkOptions) others(seen *txn.Observation) []string {
 // nothing is lost in between; then the notification goes, or stays for the
 // others, marked as given up.
 func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Observation, d txn.DeadLetter) error {
-	if err := s.Client().Park(ctx, d); err != nil {
+	if err := txn.Park(ctx, s.Client(), d); err != nil {
 		return err
 	}
 	if len(o.others(seen)) == 0 {
@@ -164,9 +164,9 @@ func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Ob
 			cleared.Failures = append(cleared.Failures, id)
 		}
 		slices.Sort(cleared.Failures)
-		return s.Client().ClearNotifications(ctx, cleared)
+		return txn.ClearNotifications(ctx, s.Client(), cleared)
 	}
-	return s.Client().SetFailure(ctx, o.cell, o.observer, txn.Failure{
+	return txn.SetFailure(ctx, s.Client(), o.cell, o.observer, txn.Failure{
 		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: txn.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
 	})
 }

@@ -60,7 +60,7 @@ func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", s.Client().Replay)
+	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", func(ctx context.Context, d txn.DeadLetter) error { return txn.Replay(ctx, s.Client(), d) })
 }
 
 type dropOptions struct {
@@ -101,5 +101,5 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", s.Client().DropDeadLetter)
+	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", func(ctx context.Context, d txn.DeadLetter) error { return txn.DropDeadLetter(ctx, s.Client(), d) })
 }

@@ -109,7 +109,7 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
 		return err
 	}
-	if err := s.Client().Notify(ctx, o.cells...); err != nil {
+	if err := txn.Notify(ctx, s.Client(), o.cells...); err != nil {
 		return err
 	}
 	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {

@@ -66,7 +66,7 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	w := waited{TS: ts, Time: cli.Time(ts)}
-	for _, err := range s.Client().DeadLetters(ctx) {
+	for _, err := range txn.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}

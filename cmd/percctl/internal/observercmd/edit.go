@@ -113,7 +113,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	}
 	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
-	observed, err := s.Client().Observed(ctx, o.column.Table)
+	observed, err := txn.Observed(ctx, s.Client(), o.column.Table)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 		e.Plan = append(e.Plan, "values that are there already are found by percctl notify backfill "+o.column.String())
 	}
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Register observer %s", o.id), "registered "+o.id, func() error {
-		err := s.Client().RegisterObserver(ctx, o.column.Table, col, o.id, o.weak)
+		err := txn.RegisterObserver(ctx, s.Client(), o.column.Table, col, o.id, o.weak)
 		if errors.Is(err, txn.ErrSchema) {
 			return session.NotFoundf("%w", err)
 		}
@@ -197,7 +197,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	e.Plan = removal(e, len(observed) == 1)
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Remove observer %s", o.id), "removed "+o.id, func() error {
-		_, err := s.Client().UnregisterObserver(ctx, o.table, o.id)
+		_, err := txn.UnregisterObserver(ctx, s.Client(), o.table, o.id)
 		return err
 	})
 }

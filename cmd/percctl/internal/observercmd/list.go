@@ -160,7 +160,7 @@ func kind(weak bool) string {
 func (want *Want) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) (more bool, err error) {
 	n, errFull := 0, errors.New("full")
 	err = want.Tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for seen, err := range s.Client().Observations(ctx, table, rows) {
+		for seen, err := range txn.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -187,7 +187,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 	if err != nil && !errors.Is(err, errFull) {
 		return false, err
 	}
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range txn.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return false, err
 		}
@@ -198,7 +198,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 			b.Dead++
 		}
 	}
-	workers, err := s.Client().Workers(ctx)
+	workers, err := txn.Workers(ctx, s.Client())
 	if err != nil {
 		return false, err
 	}

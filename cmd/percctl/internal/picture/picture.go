@@ -231,7 +231,7 @@ func (n *Notifications) add(seen txn.Observation) {
 }
 
 func (p *Picture) takeRest(ctx context.Context, s *session.Session, _ Options) error {
-	workers, err := s.Client().Workers(ctx)
+	workers, err := txn.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Eve
 	if err := s.Use(ctx, table); err != nil {
 		return nil, err
 	}
-	versions, err := s.Client().History(ctx, table, row)
+	versions, err := txn.History(ctx, s.Client(), table, row)
 	if err != nil {
 		return nil, err
 	}

@@ -143,7 +143,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	}
 	var failed error
 	for i, r := range repairs {
-		ok, err := s.Client().ApplyRepair(ctx, r)
+		ok, err := txn.ApplyRepair(ctx, s.Client(), r)
 		if err != nil {
 			failed = fmt.Errorf("stopped at repair %d of %d: %w", i+1, len(repairs), err)
 			break

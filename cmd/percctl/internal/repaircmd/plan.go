@@ -138,7 +138,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	for _, table := range tables {
 		s.Progress.Set("reading table %s", table)
-		found, err := s.Client().PlanRepairs(ctx, table, bigtable.NewRange(r.Start, r.End), txn.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		found, err := txn.PlanRepairs(ctx, s.Client(), table, bigtable.NewRange(r.Start, r.End), txn.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
 		if err != nil {
 			return err
 		}
@@ -158,7 +158,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 		}
 	}
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range s.Client().Check(ctx, table, rows) {
+		for v, err := range txn.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

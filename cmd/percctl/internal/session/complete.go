@@ -23,7 +23,7 @@ func (f *Flags) CompleteTables(most int) cobra.CompletionFunc {
 		if most > 0 && len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return s.Client().Tables(ctx) })
+		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return txn.ListTables(ctx, s.Client()) })
 		return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), cobra.ShellCompDirectiveNoFileComp
 	}
 }
@@ -38,7 +38,7 @@ func (f *Flags) CompleteFamilies(after string) cobra.CompletionFunc {
 		head := begun[:strings.LastIndexByte(begun, ',')+1]
 		var all []string
 		for _, name := range f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) {
-			d, err := s.Client().Describe(ctx, args[0])
+			d, err := txn.Describe(ctx, s.Client(), args[0])
 			return d.Families, err
 		}) {
 			all = append(all, head+name+after)

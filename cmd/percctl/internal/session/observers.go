@@ -29,7 +29,7 @@ func ParseTableColumn(s string) (notify.Column, error) {
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
 func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedColumn, error) {
-	all, err := s.Client().Observed(ctx, col.Table)
+	all, err := txn.Observed(ctx, s.Client(), col.Table)
 	if err != nil {
 		return txn.ObservedColumn{}, err
 	}
@@ -46,7 +46,7 @@ func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedC
 func AllObserved(ctx context.Context, s *Session, tables ...string) ([]txn.ObservedColumn, error) {
 	if len(tables) == 0 {
 		var err error
-		if tables, err = s.Client().Tables(ctx); err != nil {
+		if tables, err = txn.ListTables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
@@ -55,7 +55,7 @@ func AllObserved(ctx context.Context, s *Session, tables ...string) ([]txn.Obser
 		if err := s.Use(ctx, t); err != nil {
 			return nil, err
 		}
-		cols, err := s.Client().Observed(ctx, t)
+		cols, err := txn.Observed(ctx, s.Client(), t)
 		if err != nil {
 			return nil, err
 		}

@@ -50,7 +50,7 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 	names := t.Names
 	if t.All {
 		var err error
-		if names, err = s.Client().Tables(ctx); err != nil {
+		if names, err = txn.ListTables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}

@@ -299,13 +299,13 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		}
 	}
 	for _, t := range e.load.Tables {
-		for v, err := range e.client.Check(ctx, t.Name, nil) {
+		for v, err := range txn.Check(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("consistency check of table %s: %w", t.Name, err)
 			}
 			e.violation("consistency check: %v", v)
 		}
-		for l, err := range e.client.Locks(ctx, t.Name, nil) {
+		for l, err := range txn.Locks(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return err
 			}

@@ -44,7 +44,7 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 }
 
 func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bool {
-	for l, err := range e.client.LocksOf(ctx, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+	for l, err := range txn.LocksOf(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}

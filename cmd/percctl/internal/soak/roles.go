@@ -195,7 +195,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
-	client.OnResolve(func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
+	txn.OnResolve(client, func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
 	owner := client.Owner()
 	send(message{Ready: &owner})
 	if sp.Net {

@@ -114,7 +114,7 @@ var roles = map[string]string{
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
-	d, err := s.Client().Describe(ctx, o.table)
+	d, err := txn.Describe(ctx, s.Client(), o.table)
 	if err != nil && !errors.Is(err, txn.ErrFormatVersion) {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
 )
 
 type verifyOptions struct {
@@ -59,7 +60,7 @@ func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
 		return env.NoClient
 	}
 	if env.Tables = o.names; o.all {
-		if env.Tables, err = env.Client.Tables(ctx); err != nil {
+		if env.Tables, err = txn.ListTables(ctx, env.Client); err != nil {
 			return err
 		}
 	}

@@ -64,7 +64,7 @@ func (s *scene) remove(row string) {
 func (s *scene) garbage() {
 	ctx := s.t.Context()
 	if s.collected {
-		_, err := s.env.Client.RunGC(ctx, txn.GCConfig{})
+		_, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{})
 		s.must(err)
 		s.collect()
 		return // counters go on
@@ -80,7 +80,7 @@ func (s *scene) garbage() {
 	collector := s.env.NewClient(s.cfg, faults.DialOptions()...)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := collector.RunGC(ctx, txn.GCConfig{LockWait: time.Nanosecond})
+		_, err := txn.RunGC(ctx, collector, txn.GCConfig{LockWait: time.Nanosecond})
 		ended <- err
 	}()
 	<-held.Fired()
@@ -92,12 +92,12 @@ func (s *scene) garbage() {
 	}
 
 	s.remove(aliveRow)
-	report, err := s.env.Client.RunGC(ctx, txn.GCConfig{})
+	report, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{})
 	s.must(err)
 	if report.Total.Versions != 2 {
 		s.t.Errorf("garbage collection reclaimed: %+v", report)
 	}
-	_, err = s.env.Client.RunGC(ctx, txn.GCConfig{Retention: 100 * 24 * time.Hour})
+	_, err = txn.RunGC(ctx, s.env.Client, txn.GCConfig{Retention: 100 * 24 * time.Hour})
 	s.must(err)
 	s.collect()
 
@@ -123,7 +123,7 @@ func (s *scene) garbage() {
 func (s *scene) interrupted() {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
-	if _, err := s.env.Client.RunGC(ctx, txn.GCConfig{Progress: func(p txn.GCProgress) {
+	if _, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{Progress: func(p txn.GCProgress) {
 		if p.Phase == txn.GCFence {
 			cancel()
 		}
@@ -141,7 +141,7 @@ func (s *scene) lostLease() {
 	renewal := faults.On("renewal", func(c txntest.Call) bool { return c.Row == "lock/gc" && cut.Load() }, txntest.DropRequest, 0)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := collector.RunGC(ctx, txn.GCConfig{Restart: true, Progress: func(p txn.GCProgress) {
+		_, err := txn.RunGC(ctx, collector, txn.GCConfig{Restart: true, Progress: func(p txn.GCProgress) {
 			if p.Phase == txn.GCFence {
 				cut.Store(true)
 			}
@@ -171,7 +171,7 @@ func (s *scene) refused() {
 		return &refusing{stream, method, &armed}, err
 	}))
 	armed.Store(true)
-	if _, err := collector.RunGC(s.t.Context(), txn.GCConfig{}); status.Code(err) != grpccodes.PermissionDenied {
+	if _, err := txn.RunGC(s.t.Context(), collector, txn.GCConfig{}); status.Code(err) != grpccodes.PermissionDenied {
 		s.t.Errorf("a run that was refused: %v", err)
 	}
 }

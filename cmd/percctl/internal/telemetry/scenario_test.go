@@ -231,12 +231,12 @@ func (s *scene) crashes() {
 	s.update(c, "max") // waits, and rolls back
 	_, tx, _ := s.leave(txntest.StepCommit, "ned")
 	var primary txn.Cell
-	for l, err := range c.Locks(ctx, "accounts", nil) {
+	for l, err := range txn.Locks(ctx, c, "accounts", nil) {
 		s.must(err)
 		primary = l.Primary
 	}
 	for {
-		status, locks, err := c.ResolveTransaction(ctx, primary, tx.StartTS())
+		status, locks, err := txn.ResolveTransaction(ctx, c, primary, tx.StartTS())
 		s.must(err)
 		if status.State == txn.StateRolledBack || locks == 0 {
 			break
@@ -247,9 +247,9 @@ func (s *scene) crashes() {
 func (s *scene) observers() {
 	ctx, c := s.t.Context(), s.env.Client
 	in, weak := txn.Column{Family: "d", Qualifier: "in"}, txn.Column{Family: "d", Qualifier: "weak"}
-	s.must(c.RegisterObserver(ctx, "docs", in, "index", false))
-	s.must(c.RegisterObserver(ctx, "docs", in, "broken", false))
-	s.must(c.RegisterObserver(ctx, "docs", weak, "later", true))
+	s.must(txn.RegisterObserver(ctx, c, "docs", in, "index", false))
+	s.must(txn.RegisterObserver(ctx, c, "docs", in, "broken", false))
+	s.must(txn.RegisterObserver(ctx, c, "docs", weak, "later", true))
 	writer := s.env.NewClient(s.cfg) // it knows the columns from the beginning
 	for range 3 {
 		_, err := writer.Update(ctx, func(_ context.Context, tx *txn.Txn) error {

@@ -73,7 +73,7 @@ type worker struct {
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	workers, err := s.Client().Workers(ctx)
+	workers, err := txn.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}

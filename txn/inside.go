@@ -1,0 +1,58 @@
+package txn
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+func init() {
+	resolverOf = func(client any) *resolver { return client.(*Client).resolver }
+	transactionOf = func(tx any) transaction { return inside{tx.(*Txn)} }
+	traceLater = func(begin func(context.Context) context.Context) any {
+		return TxnOption(func(o *txnOptions) { o.traceLater = begin })
+	}
+}
+
+// inside is what the packages beside this one may do to a transaction.
+type inside struct{ t *Txn }
+
+func (i inside) Resolver() *resolver { return i.t.client.resolver }
+
+func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
+
+func (i inside) Alive() error { return i.t.alive() }
+
+func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
+	t := i.t
+	ctx, span := t.client.trace.begin(t.within(ctx), "read", table)
+	ctx = t.later.lookBegins(ctx, table)
+	return ctx, func(err error) error {
+		err = t.client.safePoint.afterRead(ctx, t.startTS, err)
+		span.end(err)
+		t.later.lookEnds(err)
+		return err
+	}
+}
+
+func (i inside) Remember(cell Cell, value []byte, present bool) {
+	i.t.reads.remember(cell, value, present)
+}
+
+func (i inside) CausedBy(hops int) {
+	i.t.mu.Lock()
+	defer i.t.mu.Unlock()
+	i.t.hops = max(i.t.hops, hops)
+}
+
+func (i inside) Put(cell Cell, value []byte) { i.t.buffer.set(cell, KindPut, value) }
+
+func (i inside) Trace(ctx context.Context) context.Context {
+	if i.t.later == nil {
+		return ctx
+	}
+	i.t.later.start(ctx)
+	return trace.ContextWithSpan(ctx, i.t.later.parent)
+}
