@@ -6,21 +6,16 @@ import (
 	"time"
 )
 
-// A Backoff is an exponential backoff with full jitter: the n-th wait is
-// uniformly distributed between 0 and min(Max, Min·2ⁿ).
-type Backoff struct {
-	// Min is the first upper bound. Defaults to 2 ms.
-	Min time.Duration
-	// Max is the largest upper bound. Defaults to 1 s.
-	Max time.Duration
-}
+// A backoff is an exponential backoff with full jitter: the n-th wait is uniformly
+// distributed between 0 and min(Max, Min·2ⁿ).
+type backoff struct{ Min, Max time.Duration }
 
-// waiter walks through one Backoff.
+// waiter walks through one backoff.
 type waiter struct {
 	bound, max time.Duration
 }
 
-func (b Backoff) start() waiter { return waiter{b.Min, b.Max} }
+func (b backoff) start() waiter { return waiter{b.Min, b.Max} }
 
 // wait sleeps for the next jittered interval, but no longer than atMost unless
 // that is zero. It returns early with the context's error.

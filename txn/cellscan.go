@@ -37,7 +37,7 @@ func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
 	parts := []keyRange{{}}
 	s.whole = true
 	if s.sample > 0 {
-		parts = s.table.split(ctx)
+		parts = split(ctx, s.table)
 		for len(parts) > sampleParts {
 			parts, s.whole = everyOther(parts), false
 		}
@@ -57,7 +57,7 @@ func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
 }
 
 // split cuts a table where Bigtable would; not at all where it does not say.
-func (t *table) split(ctx context.Context) []keyRange {
+func split(ctx context.Context, t *table) []keyRange {
 	rctx, cancel := t.timeout(ctx)
 	defer cancel()
 	keys, err := t.api.SampleRowKeys(rctx)

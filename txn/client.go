@@ -88,12 +88,6 @@ func (c *Client) OpenTable(ctx context.Context, name string) error {
 	return err
 }
 
-// Tables lists the transactional tables of the deployment.
-func ListTables(ctx context.Context, client *Client) ([]string, error) {
-	c := resolverOf(client)
-	return c.tableNames(ctx)
-}
-
 // Owner returns the token that this client writes into its locks; empty when
 // Config.TokenTTL is negative.
 func (c *Client) Owner() string { return c.token.name }

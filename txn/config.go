@@ -137,6 +137,15 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// A Backoff is an exponential backoff with full jitter: the n-th wait is
+// uniformly distributed between 0 and min(Max, Min·2ⁿ).
+type Backoff struct {
+	// Min is the first upper bound. Defaults to 2 ms.
+	Min time.Duration
+	// Max is the largest upper bound. Defaults to 1 s.
+	Max time.Duration
+}
+
 func (c Config) withDefaults() (Config, error) {
 	if c.TokenTTL == 0 {
 		c.TokenTTL = 5 * time.Second
@@ -163,7 +172,7 @@ func (c Config) withDefaults() (Config, error) {
 // store is the part of the configuration that the layers below need.
 func (c Config) store() storeConfig {
 	return storeConfig{
-		MetadataTable: c.MetadataTable, Admin: c.Admin, RPCTimeout: c.RPCTimeout, SchemaMaxAge: c.SchemaMaxAge, Backoff: c.Backoff, Parallelism: c.Parallelism,
+		MetadataTable: c.MetadataTable, Admin: c.Admin, RPCTimeout: c.RPCTimeout, SchemaMaxAge: c.SchemaMaxAge, Backoff: backoff(c.Backoff), Parallelism: c.Parallelism,
 		BackgroundBytes: c.BackgroundBytes, BackgroundTimeout: c.BackgroundTimeout,
 		TracerProvider: c.TracerProvider, TraceRowKeys: c.TraceRowKeys, MeterProvider: c.MeterProvider, Logger: c.Logger,
 	}

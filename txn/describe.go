@@ -150,3 +150,9 @@ func rawWrites(t *table, raw bigtable.Row, adopted tso.Timestamp) (found []RawWr
 	})
 	return found
 }
+
+// Tables lists the transactional tables of the deployment.
+func ListTables(ctx context.Context, client *Client) ([]string, error) {
+	c := resolverOf(client)
+	return c.tableNames(ctx)
+}

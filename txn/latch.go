@@ -73,14 +73,14 @@ func (ls *latches) slotsOf(rows []*rowWrites, slots []uint16) []uint16 {
 	}
 	for _, r := range rows {
 		for _, w := range r.writes {
-			slots = append(slots, uint16(w.cell.hash(ls.seed)%latchSlots))
+			slots = append(slots, uint16(hashCell(&w.cell, ls.seed)%latchSlots))
 		}
 	}
 	slices.Sort(slots)
 	return slices.Compact(slots)
 }
 
-func (c *Cell) hash(seed maphash.Seed) uint64 {
+func hashCell(c *Cell, seed maphash.Seed) uint64 {
 	const odd = 0x9e3779b97f4a7c15
 	h := maphash.String(seed, c.Row)
 	h = h*odd ^ maphash.String(seed, c.Qualifier)

@@ -114,3 +114,15 @@ func StatusOf(ctx context.Context, client *Client, primary Cell, startTS tso.Tim
 	}
 	return readStatus(ctx, t, primary, startTS)
 }
+
+// OnResolve has f called after each cell that this client rolls forward or back on
+// behalf of another transaction. f has to return quickly and may be called
+// concurrently. nil ends it.
+func OnResolve(client *Client, f func(Resolution)) {
+	c := resolverOf(client)
+	if f == nil {
+		c.onResolve.Store(nil)
+		return
+	}
+	c.onResolve.Store(&f)
+}

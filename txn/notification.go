@@ -101,20 +101,6 @@ func settleStranded(ctx context.Context, c *resolver, t *table, raw bigtable.Row
 	return found
 }
 
-// SampleRowKeys returns keys that cut a table into pieces of about equal size, as
-// Bigtable's tablets do; there may be none.
-func SampleRowKeys(ctx context.Context, client *Client, name string) ([]string, error) {
-	c := resolverOf(client)
-	t, err := c.table(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	rctx, cancel := t.timeout(ctx)
-	defer cancel()
-	keys, err := t.api.SampleRowKeys(rctx)
-	return keys, wrapRPC(ctx, "sample of row keys", name, err)
-}
-
 // notificationsOf sorts a row's notify family out by cell.
 func notificationsOf(t *table, raw bigtable.Row) ([]Notification, error) {
 	cells := map[Column]*Notification{}

@@ -75,7 +75,7 @@ func readObserved(ctx context.Context, c *resolver, t *table, s *schema, page []
 	for _, raw := range page {
 		set.keys = append(set.keys, raw.Key())
 	}
-	f := bigtable.RowFilter(s.observedState(asOf))
+	f := bigtable.RowFilter(observedState(s, asOf))
 	for !set.empty() {
 		request := set.request(false)
 		err := t.readRows(ctx, request, func(raw bigtable.Row) bool {
@@ -92,7 +92,7 @@ func readObserved(ctx context.Context, c *resolver, t *table, s *schema, page []
 
 // observedState matches what is stored about the observed columns and their
 // acknowledgments, without the users' values.
-func (s *schema) observedState(asOf tso.Timestamp) bigtable.Filter {
+func observedState(s *schema, asOf tso.Timestamp) bigtable.Filter {
 	var locks, writes, acks, plain []bigtable.Filter
 	cost := 0
 	for col, o := range s.observed {

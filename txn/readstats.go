@@ -17,7 +17,7 @@ type ReadStats struct {
 	AheadTimestamps int64 `json:"ahead_timestamps"`
 }
 
-func (c *readCounters) read() ReadStats {
+func readStats(c *readCounters) ReadStats {
 	return ReadStats{
 		PrefetchedCells:  c.prefetched.Load(),
 		PrefetchUsed:     c.prefetchUsed.Load(),

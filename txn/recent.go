@@ -67,7 +67,7 @@ func (r *recentCommits) conflicted(err error) {
 }
 
 func (r *recentCommits) put(cell Cell, commitTS tso.Timestamp) {
-	s := &r.slots[cell.hash(r.seed)%uint64(len(r.slots))]
+	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
 	if s.commitTS < commitTS {
 		*s = recentCommit{cell, commitTS}
 	}
@@ -83,7 +83,7 @@ func (r *recentCommits) conflict(rows []*rowWrites, startTS tso.Timestamp) *Conf
 	defer r.mu.Unlock()
 	for _, row := range rows {
 		for _, w := range row.writes {
-			s := &r.slots[w.cell.hash(r.seed)%uint64(len(r.slots))]
+			s := &r.slots[hashCell(&w.cell, r.seed)%uint64(len(r.slots))]
 			if s.commitTS >= startTS && s.cell == w.cell {
 				return &ConflictError{Cell: s.cell, StartTS: startTS, ConflictTS: s.commitTS, Reason: ConflictWrite}
 			}

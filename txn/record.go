@@ -414,3 +414,7 @@ func position(items []bigtable.ReadItem, column string) (int, bool) {
 		return strings.Compare(it.Column, c)
 	})
 }
+
+// DefaultMetadataTable is the name of the metadata table where Config does not
+// say another.
+const DefaultMetadataTable = "percolator"

@@ -46,7 +46,7 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	cells, bytes := c.background.queued()
 	return Stats{
-		ReadStats: c.counters.read(),
+		ReadStats: readStats(&c.counters.readCounters),
 
 		Begun:              c.counters.begun.Load(),
 		Committed:          c.counters.committed.Load(),

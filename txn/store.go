@@ -23,17 +23,13 @@ type tableOpener interface {
 	OpenTable(name string) bigtable.TableAPI
 }
 
-// DefaultMetadataTable is the name of the metadata table where Config does not
-// say another.
-const DefaultMetadataTable = "percolator"
-
 // A storeConfig configures a store. Package txn's Config describes the fields.
 type storeConfig struct {
 	MetadataTable     string
 	Admin             *bigtable.AdminClient // may be nil
 	RPCTimeout        time.Duration
 	SchemaMaxAge      time.Duration
-	Backoff           Backoff
+	Backoff           backoff
 	Parallelism       int
 	BackgroundBytes   int
 	BackgroundTimeout time.Duration

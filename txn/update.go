@@ -66,8 +66,8 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 // maxRetryPause bounds the pause between two runs of Update's function.
 const maxRetryPause = 250 * time.Millisecond
 
-func (c *Client) retryBackoff() Backoff {
-	return Backoff{Min: min(c.store.cfg.Backoff.Min, maxRetryPause), Max: min(c.store.cfg.Backoff.Max, maxRetryPause)}
+func (c *Client) retryBackoff() backoff {
+	return backoff{Min: min(c.store.cfg.Backoff.Min, maxRetryPause), Max: min(c.store.cfg.Backoff.Max, maxRetryPause)}
 }
 
 func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {

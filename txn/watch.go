@@ -36,14 +36,36 @@ func OracleNow(client *Client) tso.Timestamp {
 	return c.clock.now()
 }
 
-// OnResolve has f called after each cell that this client rolls forward or back on
-// behalf of another transaction. f has to return quickly and may be called
-// concurrently. nil ends it.
-func OnResolve(client *Client, f func(Resolution)) {
+// AdvisoryLocks returns the deployment's advisory locks: the timestamp
+// service's, where the client's oracle is one, or else locks in the metadata
+// table. cheap says that taking one costs no request to Bigtable.
+func AdvisoryLocks(client *Client) (locks tso.Locks, cheap bool, err error) {
 	c := resolverOf(client)
-	if f == nil {
-		c.onResolve.Store(nil)
-		return
+	if served, ok := c.clock.oracle.(interface{ Locks() tso.Locks }); ok {
+		return served.Locks(), true, nil
 	}
-	c.onResolve.Store(&f)
+	locks, err = tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.clock.oracle, Family: oracleFamily, RPCTimeout: c.store.cfg.RPCTimeout})
+	return locks, false, err
+}
+
+// Announce says in this client's worker token which observers it runs, and
+// writes the token if it is not there yet. Without a token (Config.TokenTTL) it
+// does nothing.
+func Announce(ctx context.Context, client *Client, observers []string) error {
+	c := resolverOf(client)
+	return c.token.announce(ctx, observers)
+}
+
+// SampleRowKeys returns keys that cut a table into pieces of about equal size, as
+// Bigtable's tablets do; there may be none.
+func SampleRowKeys(ctx context.Context, client *Client, name string) ([]string, error) {
+	c := resolverOf(client)
+	t, err := c.table(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	rctx, cancel := t.timeout(ctx)
+	defer cancel()
+	keys, err := t.api.SampleRowKeys(rctx)
+	return keys, wrapRPC(ctx, "sample of row keys", name, err)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 
 	"cloud.google.com/go/bigtable"
-
-	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // A Worker is a client as its worker token shows it.
@@ -37,24 +35,4 @@ func Workers(ctx context.Context, client *Client) ([]Worker, error) {
 		return true, nil
 	})
 	return workers, err
-}
-
-// Announce says in this client's worker token which observers it runs, and
-// writes the token if it is not there yet. Without a token (Config.TokenTTL) it
-// does nothing.
-func Announce(ctx context.Context, client *Client, observers []string) error {
-	c := resolverOf(client)
-	return c.token.announce(ctx, observers)
-}
-
-// AdvisoryLocks returns the deployment's advisory locks: the timestamp
-// service's, where the client's oracle is one, or else locks in the metadata
-// table. cheap says that taking one costs no request to Bigtable.
-func AdvisoryLocks(client *Client) (locks tso.Locks, cheap bool, err error) {
-	c := resolverOf(client)
-	if served, ok := c.clock.oracle.(interface{ Locks() tso.Locks }); ok {
-		return served.Locks(), true, nil
-	}
-	locks, err = tso.NewRowLocks(c.metadata.api, tso.RowLocksConfig{Oracle: c.clock.oracle, Family: oracleFamily, RPCTimeout: c.store.cfg.RPCTimeout})
-	return locks, false, err
 }
