@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 var atOnce = flag.Int("at-once", 3000, "how many transactions TestManyTransactions has under way at once")
@@ -165,10 +167,10 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.RegisterObserver(t.Context(), client, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), client, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.Notify(t.Context(), client, txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
+	if err := changes.Notify(t.Context(), client, txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
 		t.Fatal(err)
 	}
 	before := goleak.IgnoreCurrent()

@@ -11,8 +11,8 @@ import (
 func (c *Client) conflicted(ctx context.Context, name string, err error) {
 	c.measure.conflict(ctx, err)
 	var e *ConflictError
-	if !errors.As(err, &e) || !c.log.Enabled(ctx, slog.LevelDebug) {
+	if !errors.As(err, &e) || !c.Log.Enabled(ctx, slog.LevelDebug) {
 		return
 	}
-	c.log.DebugContext(ctx, "collision", "transaction", name, "cell", e.Cell, "reason", e.Reason, "start_ts", e.StartTS, "conflict_ts", e.ConflictTS)
+	c.Log.DebugContext(ctx, "collision", "transaction", name, "cell", e.Cell, "reason", e.Reason, "start_ts", e.StartTS, "conflict_ts", e.ConflictTS)
 }

@@ -6,12 +6,15 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
 func init() {
-	resolverOf = func(client any) *resolver { return client.(*Client).resolver }
-	transactionOf = func(tx any) transaction { return inside{tx.(*Txn)} }
-	traceLater = func(begin func(context.Context) context.Context) any {
+	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).Resolver }
+	access.Transaction = func(tx any) access.Inside { return inside{tx.(*Txn)} }
+	access.TraceLater = func(begin func(context.Context) context.Context) any {
 		return TxnOption(func(o *txnOptions) { o.traceLater = begin })
 	}
 }
@@ -19,7 +22,7 @@ func init() {
 // inside is what the packages beside this one may do to a transaction.
 type inside struct{ t *Txn }
 
-func (i inside) Resolver() *resolver { return i.t.client.resolver }
+func (i inside) Resolver() *recovery.Resolver { return i.t.client.Resolver }
 
 func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
 
@@ -27,11 +30,11 @@ func (i inside) Alive() error { return i.t.alive() }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
-	ctx, span := t.client.trace.begin(t.within(ctx), "read", table)
+	ctx, span := t.client.Trace.Begin(t.within(ctx), "read", table)
 	ctx = t.later.lookBegins(ctx, table)
 	return ctx, func(err error) error {
-		err = t.client.safePoint.afterRead(ctx, t.startTS, err)
-		span.end(err)
+		err = t.client.SafePoint.AfterRead(ctx, t.startTS, err)
+		span.EndWith(err)
 		t.later.lookEnds(err)
 		return err
 	}

@@ -9,6 +9,10 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // This file is what the point reads of one transaction, or one snapshot, have in
@@ -43,7 +47,7 @@ type reads struct {
 	first    rowReads // of the first row: many transactions read one
 	rows     map[rowID]*rowReads
 	bytes    int
-	batchers map[*table]*readBatcher
+	batchers map[*store.Table]*readBatcher
 }
 
 type rowID struct{ table, row string }
@@ -120,7 +124,7 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 		if !c.used {
 			c.used = true
 			r.used.Add(1)
-			r.client.counters.prefetchUsed.Add(1)
+			r.client.Counters.PrefetchUsed.Add(1)
 			r.client.measure.reads.prefetched(cell.Table, "used", 1)
 			r.note(cell, row, len(c.value))
 		}
@@ -200,7 +204,7 @@ func (r *reads) note(cell Cell, row *rowReads, size int) {
 
 // longName: a column is not worth what its name takes, of a client's memory and of
 // filters.
-func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > maxKnownColumnName }
+func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
 func (r *rowReads) wasAsked(c Column) bool {
 	for _, a := range r.asked {
@@ -214,42 +218,42 @@ func (r *rowReads) wasAsked(c Column) bool {
 // keep puts what was read ahead into the cache: those columns of raw, the stored
 // form of a row, that can be decided from it alone. A lock in the way of one is
 // left to those who ask for that column, and so is a damaged record.
-func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
-	for _, item := range raw[LockFamily] {
-		c, _, err := metadataCell(t.name, key, item)
+	for _, item := range raw[format.LockFamily] {
+		c, _, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
 			return
 		}
 		locked[c] = true
 	}
-	var sel selection
+	var sel store.Selection
 	for _, c := range ahead {
 		if !locked[c] {
-			sel.columns = append(sel.columns, c)
+			sel.Columns = append(sel.Columns, c)
 		}
 	}
-	if len(sel.columns) == 0 {
+	if len(sel.Columns) == 0 {
 		return
 	}
-	e, err := evaluate(t, raw, sel, ts, nil)
+	e, err := recovery.Evaluate(t, raw, sel, ts, nil)
 	if err != nil {
 		return
 	}
-	e.sort() // evaluate leaves that to readExact, which is not called here
+	e.Sort() // evaluate leaves that to readExact, which is not called here
 	elsewhere := map[Column]bool{}
-	for _, x := range e.exact {
-		elsewhere[x.column] = true
+	for _, x := range e.Exact {
+		elsewhere[x.Column] = true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	row := r.row(rowID{t.name, key})
+	row := r.row(rowID{t.Name, key})
 	if row == nil {
 		return
 	}
 	n := int64(0)
-	for _, c := range sel.columns {
-		item, present := find(e.row[c.Family], c.key())
+	for _, c := range sel.Columns {
+		item, present := format.FindItem(e.Row[c.Family], c.Key())
 		if row.pattern != nil {
 			row.pattern.size(c, len(item.Value))
 		}
@@ -261,8 +265,8 @@ func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts 
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
 	r.ahead.Add(n)
-	r.client.counters.prefetched.Add(n)
-	r.client.measure.reads.prefetched(t.name, "read", n)
+	r.client.Counters.Prefetched.Add(n)
+	r.client.measure.reads.prefetched(t.Name, "read", n)
 }
 
 // readCell reads one cell for Get, in one request with what is likely to be asked
@@ -271,15 +275,15 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	if value, present, known := v.reads.recall(cell); known {
 		return value, present, nil
 	}
-	sel := selection{columns: []Column{cell.Column()}}
+	sel := store.Selection{Columns: []Column{cell.Column()}}
 	var ahead []Column
 	for _, c := range v.reads.begin(cell) {
-		if v.txn == nil || !v.txn.buffer.wrote(Cell{cell.Table, cell.Row, c.Family, c.Qualifier}) {
+		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
 			ahead = append(ahead, c)
 		}
 	}
 	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
-	if err != nil && len(ahead) > 0 && ctx.Err() == nil && refused(err) {
+	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
 		// It may be because of what was to be read along: a family that is gone, a
 		// value that is too large for an answer.
 		v.reads.forget(cell)
@@ -303,16 +307,16 @@ func (r *reads) forget(cell Cell) {
 }
 
 // readColumns reads some columns of a row, and puts others along into the cache.
-func (v *View) readColumns(ctx context.Context, key string, sel selection, ahead []Column) (bigtable.Row, error) {
+func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
 	t, err := v.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	wide := selection{columns: append(sel.columns[:len(sel.columns):len(sel.columns)], ahead...)}
-	row, raw, err := settledRow(ctx, v.client.resolver, t, key, sel, wide.visibleAt(v.ts, t.schema.current().readFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
-	err = v.client.safePoint.afterRead(ctx, v.ts, err)
-	span.end(err)
+	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
+	row, raw, err := recovery.SettledRow(ctx, v.client.Resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	span.EndWith(err)
 	if err != nil {
 		return nil, err
 	}
@@ -330,5 +334,5 @@ func (b *buffer) wrote(cell Cell) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	return w != nil && w.kind != KindLock
+	return w != nil && w.Kind != KindLock
 }

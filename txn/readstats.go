@@ -1,5 +1,9 @@
 package txn
 
+import (
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
 // ReadStats are counts of what saved requests.
 type ReadStats struct {
 	// PrefetchedCells counts cells that were read ahead, PrefetchUsed those of
@@ -17,13 +21,13 @@ type ReadStats struct {
 	AheadTimestamps int64 `json:"ahead_timestamps"`
 }
 
-func readStats(c *readCounters) ReadStats {
+func readStats(c *store.ReadCounters) ReadStats {
 	return ReadStats{
-		PrefetchedCells:  c.prefetched.Load(),
-		PrefetchUsed:     c.prefetchUsed.Load(),
-		ReadBatches:      c.batches.Load(),
-		BatchedReads:     c.batched.Load(),
-		ReusedTimestamps: c.reused.Load(),
-		AheadTimestamps:  c.asked.Load(),
+		PrefetchedCells:  c.Prefetched.Load(),
+		PrefetchUsed:     c.PrefetchUsed.Load(),
+		ReadBatches:      c.Batches.Load(),
+		BatchedReads:     c.Batched.Load(),
+		ReusedTimestamps: c.Reused.Load(),
+		AheadTimestamps:  c.Asked.Load(),
 	}
 }

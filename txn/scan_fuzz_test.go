@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Everything that is stored may have been damaged, or written by somebody else: a
@@ -30,14 +32,14 @@ func FuzzScanMerge(f *testing.F) {
 		b := &buffer{}
 		for i, k := range own {
 			kind := []Kind{KindPut, KindDelete, KindLock}[i%3]
-			b.set(Cell{"t", string(k), "f", "q"}, kind, fmt.Appendf(nil, "own%d", i))
+			b.set(Cell{Table: "t", Row: string(k), Family: "f", Qualifier: "q"}, kind, fmt.Appendf(nil, "own%d", i))
 		}
 		if b.err != nil {
 			t.Fatal(b.err)
 		}
-		o := b.overlay("t", func(string) bool { return true }, selection{})
+		o := b.overlay("t", func(string) bool { return true }, store.Selection{})
 		for key, writes := range o.rows {
-			if rows[key] = string(writes[0].value); writes[0].kind == KindDelete {
+			if rows[key] = string(writes[0].Value); writes[0].Kind == KindDelete {
 				delete(rows, key)
 			}
 		}

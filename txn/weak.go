@@ -6,13 +6,16 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // notifications are the transaction's weak notifications, checked.
 func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
-		if err := checkNotifiable(ctx, t.client.store, cell, true); err != nil {
+		if err := store.CheckNotifiable(ctx, t.client.Store, cell, true); err != nil {
 			return nil, err
 		}
 		cells = append(cells, cell)
@@ -32,9 +35,9 @@ func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, erro
 	if err != nil {
 		return 0, err
 	}
-	if err := writeNotifications(ctx, t.client.store, cells, ts, encodeTrigger(traceParent(ctx), t.hops)); err != nil {
+	if err := store.WriteNotifications(ctx, t.client.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
-	t.client.hints.hint(cells...)
+	t.client.Hints.Hint(cells...)
 	return ts, nil
 }

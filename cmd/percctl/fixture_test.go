@@ -18,6 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Far enough in the past for every ttl to be over, and one that is not over for
@@ -66,11 +69,11 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 	if f.bt, f.admin, err = f.open(ctx); err != nil {
 		return f, err
 	}
-	for _, spec := range []txn.TableSpec{
+	for _, spec := range []admin.TableSpec{
 		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
-		if err := txn.InitTable(ctx, f.admin, f.bt, "", spec); err != nil {
+		if err := admin.InitTable(ctx, f.admin, f.bt, "", spec); err != nil {
 			return f, err
 		}
 	}
@@ -156,7 +159,7 @@ func (f *fixture) close() {
 }
 
 func put(tx *txn.Txn, cell, value string) {
-	c, err := txn.ParseCell(cell)
+	c, err := format.ParseCell(cell)
 	if err != nil {
 		panic(err) // a constant of this file
 	}
@@ -238,7 +241,7 @@ func (f *fixture) commits(ctx context.Context) error {
 
 // leave runs a transaction, primary first, whose client dies before a step.
 func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, cfg txn.Config, cells ...string) error {
-	primary, err := txn.ParseCell(cells[0])
+	primary, err := format.ParseCell(cells[0])
 	if err != nil {
 		return err
 	}
@@ -286,13 +289,13 @@ func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, c
 
 // awaitLock returns once a cell is locked.
 func (f *fixture) awaitLock(ctx context.Context, cell string) error {
-	at, err := txn.ParseCell(cell)
+	at, err := format.ParseCell(cell)
 	if err != nil {
 		return err
 	}
 	for {
 		row, err := f.bt.Open(at.Table).ReadRow(ctx, at.Row)
-		if err != nil || len(row[txn.LockFamily]) > 0 {
+		if err != nil || len(row[format.LockFamily]) > 0 {
 			return err
 		}
 	}
@@ -304,11 +307,11 @@ func (f *fixture) rollBackPrimary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for l, err := range txn.Locks(ctx, c, "accounts", bigtable.RowList{"max"}) {
+	for l, err := range admin.Locks(ctx, c, "accounts", bigtable.RowList{"max"}) {
 		if err != nil {
 			return err
 		}
-		s, err := txn.Resolve(ctx, c, l)
+		s, err := admin.Resolve(ctx, c, l)
 		if err != nil || s.State != txn.StateRolledBack {
 			return errors.Join(err, fmt.Errorf("primary of BACK: %v", s.State))
 		}
@@ -356,7 +359,7 @@ func (f *fixture) damage(ctx context.Context) error {
 		return err
 	}
 	unreadable := bigtable.NewMutation()
-	unreadable.Set(txn.WriteFamily, "entry:text", at, []byte("\x1b?"))
+	unreadable.Set(format.WriteFamily, "entry:text", at, []byte("\x1b?"))
 	return f.bt.Open("journal").Apply(ctx, "9", unreadable)
 }
 
@@ -370,12 +373,12 @@ func (f *fixture) check(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.Close(ctx) }()
-	tables, err := txn.ListTables(ctx, c)
+	tables, err := admin.Tables(ctx, c)
 	if err != nil {
 		return err
 	}
 	for _, table := range tables {
-		for v, err := range txn.Check(ctx, c, table, nil) {
+		for v, err := range admin.Check(ctx, c, table, nil) {
 			if err != nil {
 				return err
 			}

@@ -18,6 +18,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // TestImportInterrupted: Ctrl-C in the middle of an import ends it with what to
@@ -39,7 +41,7 @@ func TestImportInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.close()
-			if err := txn.InitTable(t.Context(), f.admin, f.bt, "", txn.TableSpec{Name: "copy", Families: []string{"f"}}); err != nil {
+			if err := admin.InitTable(t.Context(), f.admin, f.bt, "", admin.TableSpec{Name: "copy", Families: []string{"f"}}); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join(t.TempDir(), "in.jsonl")
@@ -49,7 +51,7 @@ func TestImportInterrupted(t *testing.T) {
 				return cmd
 			}
 			// Something to import: what was exported from another table.
-			if err := txn.InitTable(t.Context(), f.admin, f.bt, "", txn.TableSpec{Name: "from", Families: []string{"f"}}); err != nil {
+			if err := admin.InitTable(t.Context(), f.admin, f.bt, "", admin.TableSpec{Name: "from", Families: []string{"f"}}); err != nil {
 				t.Fatal(err)
 			}
 			c, err := f.client(t.Context(), txn.Config{TokenTTL: -1, SyncSecondaries: true})

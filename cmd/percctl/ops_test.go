@@ -8,7 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // TestOps runs the scripts of testdata/ops against what fixture.fill leaves.
@@ -56,6 +56,6 @@ func lockDamage(ts *testscript.TestScript, _ bool, args []string) {
 	f := ts.Value("fixture").(*fixture)
 	f.damaged = true
 	m := bigtable.NewMutation()
-	m.Set(txn.LockFamily, "info:x", pastBegin.Cell(), []byte("\x1b?"))
+	m.Set(format.LockFamily, "info:x", pastBegin.Cell(), []byte("\x1b?"))
 	ts.Check(f.bt.Open(args[0]).Apply(context.Background(), args[1], m))
 }

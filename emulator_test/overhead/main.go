@@ -39,6 +39,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
@@ -192,7 +194,7 @@ func startStub(ctx context.Context) (*txntest.Stub, error) {
 		return nil, errors.Join(err, stub.Close())
 	}
 	defer func(bt *bigtable.Client) { _, _ = bt.Close(), admin.Close() }(bt)
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
 		return nil, errors.Join(err, stub.Close())
 	}
 	return stub, nil

@@ -19,13 +19,15 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A Workload is what workers do, and what has to be true at any time.
 type Workload struct {
 	Name string
 	// Tables to create.
-	Tables []txn.TableSpec
+	Tables []admin.TableSpec
 	// Level is what the history is held against.
 	Level history.Level
 	// Options of every transaction.
@@ -183,7 +185,7 @@ func expected(err error) error {
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
 		var locks []txn.Lock
-		for l, err := range txn.Locks(ctx, c, table, nil) {
+		for l, err := range admin.Locks(ctx, c, table, nil) {
 			if err != nil {
 				return resolved, err
 			}
@@ -193,7 +195,7 @@ func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int,
 			return resolved, nil
 		}
 		for _, l := range locks {
-			s, err := txn.Resolve(ctx, c, l)
+			s, err := admin.Resolve(ctx, c, l)
 			if err != nil {
 				return resolved, err
 			}

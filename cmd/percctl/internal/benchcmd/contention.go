@@ -15,6 +15,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type contentionOptions struct {
@@ -136,7 +138,7 @@ func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	if err := r.withClient(ctx, func(c *txn.Client) error {
-		_, err := txn.LoadBulk(ctx, c, bankTable, balances(accounts), txn.BulkLoad{Idle: true})
+		_, err := admin.BulkLoad(ctx, c, bankTable, balances(accounts), admin.BulkConfig{Idle: true})
 		return err
 	}); err != nil {
 		return line, err
@@ -188,10 +190,10 @@ func amountOf(b []byte) int64 {
 	return int64(binary.BigEndian.Uint64(b))
 }
 
-func balances(accounts int) iter.Seq2[txn.BulkRow, error] {
-	return func(yield func(txn.BulkRow, error) bool) {
+func balances(accounts int) iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for i := range accounts {
-			if !yield(txn.BulkRow{Row: keyOf(i), Cells: []txn.BulkCell{{Family: family, Qualifier: columnOf(0), Value: amount(startBalance)}}}, nil) {
+			if !yield(admin.BulkRow{Row: keyOf(i), Cells: []admin.BulkCell{{Family: family, Qualifier: columnOf(0), Value: amount(startBalance)}}}, nil) {
 				return
 			}
 		}

@@ -14,6 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // The tables of a measurement: documents, and for the clustering observer an
@@ -47,7 +50,7 @@ func setUp(ctx context.Context, r *run, documents int, observer runOrder) error 
 	}
 	defer closeAll()
 	for _, name := range []string{documentsTable, clustersTable} {
-		if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: name, Families: []string{family}}); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: name, Families: []string{family}}); err != nil {
 			return err
 		}
 	}
@@ -58,7 +61,7 @@ func setUp(ctx context.Context, r *run, documents int, observer runOrder) error 
 	}
 	defer func() { _ = client.Close(ctx) }()
 	column, id, _ := observerOf(observer)
-	if err := txn.RegisterObserver(ctx, client, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
+	if err := changes.RegisterObserver(ctx, client, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
 		return err
 	}
 	return fill(ctx, bt, documents, observer.Observer == "cluster")

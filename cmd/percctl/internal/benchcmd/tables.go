@@ -10,6 +10,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A tableSpec is a pair of tables with the same data: NAME, which is
@@ -60,7 +62,7 @@ func (r *run) makeTables(ctx context.Context, specs ...tableSpec) (err error) {
 }
 
 func (t tableSpec) init(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: t.name, Families: []string{family}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: t.name, Families: []string{family}}); err != nil {
 		return err
 	}
 	if err := admin.CreateTable(ctx, t.raw()); err != nil {
@@ -72,7 +74,7 @@ func (t tableSpec) init(ctx context.Context, bt *bigtable.Client, admin *bigtabl
 // fill writes committed rows to one table, and the same cells to the other.
 func (t tableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Client) error {
 	for v := range max(t.versions, 1) {
-		if _, err := txn.LoadBulk(ctx, client, t.name, t.bulkRows(), txn.BulkLoad{Idle: true}); err != nil {
+		if _, err := txnadmin.BulkLoad(ctx, client, t.name, t.bulkRows(), txnadmin.BulkConfig{Idle: true}); err != nil {
 			return err
 		}
 		out := &bulk{table: bt.Open(t.raw())}
@@ -92,12 +94,12 @@ func (t tableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Cl
 	return nil
 }
 
-func (t tableSpec) bulkRows() iter.Seq2[txn.BulkRow, error] {
-	return func(yield func(txn.BulkRow, error) bool) {
+func (t tableSpec) bulkRows() iter.Seq2[txnadmin.BulkRow, error] {
+	return func(yield func(txnadmin.BulkRow, error) bool) {
 		for i := range t.rows {
-			row := txn.BulkRow{Row: keyOf(i)}
+			row := txnadmin.BulkRow{Row: keyOf(i)}
 			for q := range t.columns {
-				row.Cells = append(row.Cells, txn.BulkCell{Family: family, Qualifier: columnOf(q), Value: make([]byte, t.bytes)})
+				row.Cells = append(row.Cells, txnadmin.BulkCell{Family: family, Qualifier: columnOf(q), Value: make([]byte, t.bytes)})
 			}
 			if !yield(row, nil) {
 				return
@@ -137,7 +139,7 @@ func (r *run) withClient(ctx context.Context, f func(*txn.Client) error) (err er
 
 func checkTables(ctx context.Context, client *txn.Client, tables []string) error {
 	for _, name := range tables {
-		for v, err := range txn.Check(ctx, client, name, nil) {
+		for v, err := range txnadmin.Check(ctx, client, name, nil) {
 			if err != nil {
 				return err
 			}

@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // An order is a line of json that a worker process reads; it answers each with
@@ -217,7 +219,7 @@ func (w *worker) run(ctx context.Context, o runOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
 	if o.Locks {
-		locks, _, err := txn.AdvisoryLocks(w.client)
+		locks, _, err := changes.AdvisoryLocks(w.client)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
@@ -51,9 +53,9 @@ Exit status 4: there are violations.`,
 
 // violation is a txn.Violation as it is printed.
 type violation struct {
-	Rule   txn.Rule `json:"rule"`
-	Cell   string   `json:"cell"`
-	Detail string   `json:"detail"`
+	Rule   admin.Rule `json:"rule"`
+	Cell   string     `json:"cell"`
+	Detail string     `json:"detail"`
 }
 
 func (o *options) run(ctx context.Context, s *session.Session) error {
@@ -68,7 +70,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	}
 	count := 0
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range txn.Check(ctx, s.Client(), table, rows) {
+		for v, err := range admin.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

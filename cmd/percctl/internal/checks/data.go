@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // scanTimeout bounds what looks at rows.
@@ -80,7 +82,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	for _, table := range env.Tables {
 		stranded, inTable := 0, 0
 		oldest := now
-		for l, err := range txn.Locks(ctx, env.Client, table, nil) {
+		for l, err := range admin.Locks(ctx, env.Client, table, nil) {
 			if unreadable(err) {
 				continue // another check says so
 			}
@@ -110,7 +112,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 }}
 
 var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	all, err := txn.Workers(ctx, env.Client)
+	all, err := admin.Workers(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -121,12 +123,12 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 	alive := 0
 	for _, w := range all {
 		switch w.State {
-		case txn.OwnerFresh:
+		case admin.OwnerFresh:
 			alive++
-		case txn.OwnerStale:
+		case admin.OwnerStale:
 			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", cli.Duration(time.Duration(now-w.ExpiresTS)*time.Microsecond)),
 				"it died, or hangs, without closing; its locks are rolled back by whoever meets them", "look after the process; percctl lock list --all shows what it holds; the token goes after an hour")
-		case txn.OwnerMissing:
+		case admin.OwnerMissing:
 			r.find(Warning, "worker/"+w.Owner, "its worker token cannot be read", "another version of the library may be running", "percctl version on all machines")
 		}
 	}
@@ -149,7 +151,7 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 		}
 		looked += len(keys)
 		n, hidden := 0, 0
-		for w, err := range txn.RawWrites(ctx, env.Client, table, keys) {
+		for w, err := range admin.RawWrites(ctx, env.Client, table, keys) {
 			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 				break // another check says so
 			}
@@ -190,7 +192,7 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			continue
 		}
 		n := 0
-		for v, err := range txn.Check(ctx, env.Client, table, keys) {
+		for v, err := range admin.Check(ctx, env.Client, table, keys) {
 			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
 				break
 			}

@@ -14,6 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // tableTimeout is for one request a table, and there may be hundreds.
@@ -21,7 +24,7 @@ const tableTimeout = time.Minute
 
 var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
 	for _, table := range env.Tables {
-		_, err := txn.Describe(ctx, env.Client, table)
+		_, err := admin.Describe(ctx, env.Client, table)
 		switch {
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
@@ -48,7 +51,7 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 			return cannotLook(err, "bigtable.tables.get")
 		}
 		var missing []string
-		for _, f := range []string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily} {
+		for _, f := range []string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily} {
 			if !slices.Contains(info.Families, f) {
 				missing = append(missing, f)
 			}
@@ -56,7 +59,7 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 		if len(missing) > 0 {
 			r.find(Error, table, "it lacks the metadata families "+strings.Join(missing, ", "), "what they held, locks or commit records, is lost", "restore the table from a backup; if it never was transactional, percctl table init "+table)
 		}
-		d, err := txn.Describe(ctx, env.Client, table)
+		d, err := admin.Describe(ctx, env.Client, table)
 		if err != nil {
 			continue // another check says so
 		}
@@ -107,7 +110,7 @@ func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
 }
 
 var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	names, err := txn.UnfinishedAdoptions(ctx, env.Client)
+	names, err := admin.UnfinishedAdoptions(ctx, env.Client)
 	if err != nil {
 		return err
 	}

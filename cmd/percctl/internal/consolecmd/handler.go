@@ -17,7 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 //go:embed assets
@@ -40,7 +41,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 
 // rowURL is the page with the history of a cell's row.
 func rowURL(cell string) string {
-	c, err := txn.ParseCell(cell)
+	c, err := format.ParseCell(cell)
 	if err != nil {
 		return "/row"
 	}

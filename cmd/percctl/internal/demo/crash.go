@@ -10,8 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A crashPoint is a moment of an observer's run at which a worker is killed. The
@@ -61,7 +62,7 @@ func clears(req proto.Message) bool {
 	}
 	for _, e := range bulk.Entries {
 		for _, m := range e.Mutations {
-			if m.GetDeleteFromColumn().GetFamilyName() != txn.NotifyFamily {
+			if m.GetDeleteFromColumn().GetFamilyName() != format.NotifyFamily {
 				return false
 			}
 		}

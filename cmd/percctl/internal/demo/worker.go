@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // newWorkerCmd is the command that the coordinator starts its workers with.
@@ -83,7 +85,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
 		return err
 	}
-	txn.OnResolve(client, func(r txn.Resolution) {
+	admin.OnResolve(client, func(r txn.Resolution) {
 		// Told before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),

@@ -11,7 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
@@ -59,7 +60,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	}
 	defer end()
 	if env.Client != nil {
-		if env.Tables, err = txn.ListTables(ctx, env.Client); err != nil {
+		if env.Tables, err = admin.Tables(ctx, env.Client); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Where percctl finds it.
@@ -91,11 +94,11 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 	if err := legacy(ctx, bt, admin); err != nil {
 		return err
 	}
-	for _, spec := range []txn.TableSpec{
+	for _, spec := range []txnadmin.TableSpec{
 		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
-		if err := txn.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
 			return err
 		}
 	}
@@ -172,7 +175,7 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 func parse(assignment string) (cell txn.Cell, value string, err error) {
 	for i := len(assignment) - 1; i >= 0; i-- {
 		if assignment[i] == '=' {
-			cell, err = txn.ParseCell(assignment[:i])
+			cell, err = format.ParseCell(assignment[:i])
 			return cell, assignment[i+1:], err
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // statusTimeout is the default of gc status, which looks at two rows.
@@ -35,11 +36,11 @@ type gcFlags struct {
 }
 
 func (f *gcFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.retention, "retention", txn.DefaultRetention, "how far back reads stay possible")
+	cmd.Flags().DurationVar(&f.retention, "retention", gc.DefaultRetention, "how far back reads stay possible")
 	cmd.Flags().Float64Var(&f.rate, "rate", 0, "read at most this many rows a second (0: no bound)")
 	cmd.Flags().BoolVar(&f.plain, "plain", false, "also remove plain data that committed versions hide")
 }
 
-func (f *gcFlags) config() txn.GCConfig {
-	return txn.GCConfig{Retention: f.retention, Rate: f.rate, Plain: f.plain}
+func (f *gcFlags) config() gc.Config {
+	return gc.Config{Retention: f.retention, Rate: f.rate, Plain: f.plain}
 }

@@ -9,6 +9,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type planOptions struct {
@@ -49,8 +52,8 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 }
 
 // plan counts what a collection would reclaim.
-func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn.GCConfig) (*report, error) {
-	tables, err := txn.ListTables(ctx, s.Client())
+func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg gc.Config) (*report, error) {
+	tables, err := admin.Tables(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +61,7 @@ func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn
 		return nil, err
 	}
 	cfg.Progress = progress(s)
-	r, err := txn.PlanGC(ctx, s.Client(), cfg)
+	r, err := gc.Plan(ctx, s.Client(), cfg)
 	s.Progress.End()
 	if err != nil {
 		return nil, err

@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type runOptions struct {
@@ -81,7 +83,7 @@ func (o *runOptions) check() error {
 	return nil
 }
 
-func (o *runOptions) config(s *session.Session) txn.GCConfig {
+func (o *runOptions) config(s *session.Session) gc.Config {
 	cfg := o.gc.config()
 	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(s)
 	if o.lockWait == 0 {
@@ -116,7 +118,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 // once runs one collection and prints what it did, also when it did not come to
 // its end.
 func (o *runOptions) once(ctx context.Context, s *session.Session) error {
-	r, err := txn.RunGC(ctx, s.Client(), o.config(s))
+	r, err := gc.Run(ctx, s.Client(), o.config(s))
 	s.Progress.End()
 	if r == nil {
 		return verdict(nil, err)
@@ -148,7 +150,7 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 		}
 		if err != nil {
 			wait = min(o.interval, time.Minute)
-			var busy *txn.GCBusyError
+			var busy *gc.BusyError
 			if errors.As(err, &busy) {
 				wait = min(o.interval, max(busy.Left, time.Second))
 			}
@@ -166,8 +168,8 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 // due is how long the next collection can wait: an interval from the end of the
 // last one, whoever ran it. One that was interrupted is gone on with at once.
 func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
-	st, err := txn.ReadGCStatus(ctx, s.Client())
-	if err != nil || st.Run.Phase != txn.GCDone {
+	st, err := gc.ReadStatus(ctx, s.Client())
+	if err != nil || st.Run.Phase != gc.Done {
 		return 0, err
 	}
 	return o.interval - time.Duration(st.Now-st.Run.UpdatedTS)*time.Microsecond, nil

@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type statusOptions struct {
@@ -53,11 +55,11 @@ type status struct {
 	Run           runStatus     `json:"run"`
 	Lease         string        `json:"lease_holder"` // empty: nobody
 	LeaseLeft     float64       `json:"lease_left_seconds"`
-	Holds         []txn.GCHold  `json:"holds"`
+	Holds         []gc.Hold     `json:"holds"`
 }
 
 type runStatus struct {
-	Phase     txn.GCPhase   `json:"phase"`
+	Phase     gc.Phase      `json:"phase"`
 	SafePoint tso.Timestamp `json:"safe_point"`
 	Table     string        `json:"table"`
 	Row       string        `json:"row"`
@@ -75,7 +77,7 @@ type Status = status
 
 // NewStatus reads the state of garbage collection.
 func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
-	g, err := txn.ReadGCStatus(ctx, s.Client())
+	g, err := gc.ReadStatus(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +98,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 
 // Interrupted: a run did not come to its end, and nobody goes on with it.
 func (st *status) Interrupted() bool {
-	return st.Lease == "" && (st.Run.Phase == txn.GCFence || st.Run.Phase == txn.GCCollect)
+	return st.Lease == "" && (st.Run.Phase == gc.Fence || st.Run.Phase == gc.Collect)
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
@@ -133,11 +135,11 @@ func (st *status) Facts() (facts [][2]string) {
 		add("published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
 	}
 	switch r := st.Run; r.Phase {
-	case txn.GCNone:
+	case gc.None:
 		add("last run", "none")
-	case txn.GCDone:
+	case gc.Done:
 		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
-	case txn.GCFence:
+	case gc.Fence:
 		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
 	default:
 		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
@@ -147,7 +149,7 @@ func (st *status) Facts() (facts [][2]string) {
 		}
 		add("position", at)
 	}
-	if r := st.Run; r.Phase != txn.GCNone {
+	if r := st.Run; r.Phase != gc.None {
 		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
 	}
 	if st.Lease == "" {

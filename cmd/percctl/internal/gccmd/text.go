@@ -10,21 +10,22 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // A report is a plan, or what a run did, as it is printed.
 type report struct {
 	Project  string `json:"project"`
 	Instance string `json:"instance"`
-	*txn.GCReport
+	*gc.Report
 	SafePointTime string `json:"safe_point_time"`
 	// Error is why the run did not finish.
 	Error string `json:"error,omitempty"`
 }
 
-func newReport(flags *session.Flags, r *txn.GCReport, err error) *report {
-	out := &report{Project: flags.Connect.Project, Instance: flags.Connect.Instance, GCReport: r, SafePointTime: cli.Time(r.SafePoint)}
+func newReport(flags *session.Flags, r *gc.Report, err error) *report {
+	out := &report{Project: flags.Connect.Project, Instance: flags.Connect.Instance, Report: r, SafePointTime: cli.Time(r.SafePoint)}
 	if err != nil {
 		out.Error = cli.Line(err.Error())
 	}
@@ -64,7 +65,7 @@ func (r *report) text(w io.Writer) error {
 	}
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "TABLE", "ROWS", "CHANGED", "VERSIONS", "DELETES", "MARKS", "DATA", "PLAIN", "CELLS", "BYTES", "SKIPPED")
-	row := func(name string, c txn.GCTable) {
+	row := func(name string, c gc.Table) {
 		cells := []string{name}
 		for _, n := range []int64{c.Rows, c.RowsChanged, c.Versions, c.Deletes, c.Marks, c.Data, c.Plain, c.Cells, c.Bytes, c.RowsSkipped} {
 			cells = append(cells, strconv.FormatInt(n, 10))
@@ -81,9 +82,9 @@ func (r *report) text(w io.Writer) error {
 }
 
 // verdict is the error that the exit code comes from.
-func verdict(r *txn.GCReport, err error) error {
-	var blocked *txn.GCBlockedError
-	var busy *txn.GCBusyError
+func verdict(r *gc.Report, err error) error {
+	var blocked *gc.BlockedError
+	var busy *gc.BusyError
 	switch {
 	case errors.As(err, &blocked), errors.As(err, &busy):
 		return session.Foundf("%w", err)
@@ -95,7 +96,7 @@ func verdict(r *txn.GCReport, err error) error {
 	return nil
 }
 
-func holder(h txn.GCHold) string {
+func holder(h gc.Hold) string {
 	if h.Host == "" {
 		return "client " + h.Owner
 	}
@@ -107,12 +108,12 @@ func age(now, ts tso.Timestamp) string {
 }
 
 // progress tells how far a collection is.
-func progress(s *session.Session) func(txn.GCProgress) {
-	return func(p txn.GCProgress) {
+func progress(s *session.Session) func(gc.Progress) {
+	return func(p gc.Progress) {
 		switch p.Phase {
-		case txn.GCFence:
+		case gc.Fence:
 			s.Progress.Set("waiting until every client goes by the new safe point: %s left", cli.Duration(p.Left))
-		case txn.GCLocks:
+		case gc.Locks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:
 			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(int(p.Total.Rows), "row"), cli.Count(int(p.Total.Cells), "garbage cell"))

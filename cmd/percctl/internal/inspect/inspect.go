@@ -19,6 +19,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // parallelism bounds the requests under way at a time: enough to hide the way
@@ -42,30 +45,30 @@ func newLock(l txn.Lock) Lock {
 
 // A Transaction is one transaction and its locks, as it is printed.
 type Transaction struct {
-	Primary     string         `json:"primary"`
-	StartTS     tso.Timestamp  `json:"start_ts"`
-	Start       string         `json:"start_time"`
-	Age         float64        `json:"age_seconds"` // in oracle time
-	State       string         `json:"state"`       // of the primary
-	CommitTS    tso.Timestamp  `json:"commit_ts,omitempty"`
-	Commit      string         `json:"commit_time,omitempty"`
-	Outcome     Outcome        `json:"outcome"`
-	Verdict     string         `json:"verdict"`
-	Owner       string         `json:"owner"`
-	OwnerToken  txn.OwnerState `json:"owner_token"`
-	OwnerHost   string         `json:"owner_host,omitempty"`
-	OwnerPID    int64          `json:"owner_pid,omitempty"`
-	TokenTS     tso.Timestamp  `json:"token_expires_ts,omitempty"`
-	TokenTime   string         `json:"token_expires_time,omitempty"`
-	TraceID     string         `json:"trace_id,omitempty"`
-	TraceParent string         `json:"trace_parent,omitempty"`
-	Locks       []Lock         `json:"locks"`
+	Primary     string           `json:"primary"`
+	StartTS     tso.Timestamp    `json:"start_ts"`
+	Start       string           `json:"start_time"`
+	Age         float64          `json:"age_seconds"` // in oracle time
+	State       string           `json:"state"`       // of the primary
+	CommitTS    tso.Timestamp    `json:"commit_ts,omitempty"`
+	Commit      string           `json:"commit_time,omitempty"`
+	Outcome     Outcome          `json:"outcome"`
+	Verdict     string           `json:"verdict"`
+	Owner       string           `json:"owner"`
+	OwnerToken  admin.OwnerState `json:"owner_token"`
+	OwnerHost   string           `json:"owner_host,omitempty"`
+	OwnerPID    int64            `json:"owner_pid,omitempty"`
+	TokenTS     tso.Timestamp    `json:"token_expires_ts,omitempty"`
+	TokenTime   string           `json:"token_expires_time,omitempty"`
+	TraceID     string           `json:"trace_id,omitempty"`
+	TraceParent string           `json:"trace_parent,omitempty"`
+	Locks       []Lock           `json:"locks"`
 
 	// Found are the locks as the library knows them, Status the primary's.
 	Found  []txn.Lock `json:"-"`
 	Status txn.Status `json:"-"`
 	now    tso.Timestamp
-	token  txn.OwnerStatus
+	token  admin.OwnerStatus
 }
 
 // DefaultLimit is how many locks are held in memory at most, unless a command
@@ -110,9 +113,9 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	c := &Collection{}
 	errFull := errors.New("full")
 	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		locks := txn.Locks(ctx, s.Client(), table, rows)
+		locks := admin.Locks(ctx, s.Client(), table, rows)
 		if want.StartTS != 0 {
-			locks = txn.LocksOf(ctx, s.Client(), table, rows, want.StartTS)
+			locks = admin.LocksOf(ctx, s.Client(), table, rows, want.StartTS)
 		}
 		for l, err := range locks {
 			switch {
@@ -195,7 +198,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	var status txn.Status
 	err := s.Use(ctx, primary.Table)
 	if err == nil {
-		status, err = txn.StatusOf(ctx, s.Client(), primary, startTS)
+		status, err = admin.StatusOf(ctx, s.Client(), primary, startTS)
 	}
 	if ctx.Err() != nil {
 		return nil, err
@@ -219,7 +222,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	if any != nil {
 		t.Owner, t.TraceParent, t.TraceID = cli.Line(any.Owner), cli.Line(any.TraceParent), traceID(any.TraceParent)
 		var e error
-		if t.token, e = txn.OwnerOf(ctx, s.Client(), any.Owner, now); e != nil {
+		if t.token, e = admin.OwnerOf(ctx, s.Client(), any.Owner, now); e != nil {
 			return nil, e
 		}
 		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID
@@ -227,7 +230,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	}
 	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
 	if err == nil && len(locks) == 0 && (status.State == txn.StateUnknown || status.State == txn.StateRolledBack) {
-		p, err := txn.SafePoint(ctx, s.Client())
+		p, err := gc.SafePoint(ctx, s.Client())
 		if err != nil {
 			return nil, err
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type resolveOptions struct {
@@ -91,7 +93,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 func (o *resolveOptions) run(ctx context.Context) error {
 	r := newResolver()
 	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
-		txn.OnResolve(s.Client(), r.resolved)
+		admin.OnResolve(s.Client(), r.resolved)
 		return o.resolve(ctx, s, r)
 	})
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // parallelism bounds the locks that are settled at a time.
@@ -103,7 +105,7 @@ func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.T
 	if ctx.Err() != nil {
 		return unreached
 	}
-	status, err := txn.Resolve(ctx, s.Client(), l)
+	status, err := admin.Resolve(ctx, s.Client(), l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -139,7 +141,7 @@ func (r *resolver) look(ctx context.Context, s *session.Session) error {
 	g.SetLimit(parallelism)
 	for i, left := range r.left {
 		g.Go(func() error {
-			for l, err := range txn.Locks(gctx, s.Client(), left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
+			for l, err := range admin.Locks(gctx, s.Client(), left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
 				if err != nil {
 					return err
 				}

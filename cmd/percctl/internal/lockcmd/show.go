@@ -10,6 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type showOptions struct {
@@ -47,7 +49,7 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	// A cell has one lock, unless what is stored is damaged.
 	var groups [][]txn.Lock
-	for l, err := range txn.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
+	for l, err := range admin.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // The format is lines of JSON: a header, a line for each row in ascending order
@@ -87,19 +88,19 @@ func newRowLine(r bigtable.Row) rowLine {
 	return line
 }
 
-func (l *rowLine) row() (txn.BulkRow, error) {
+func (l *rowLine) row() (admin.BulkRow, error) {
 	key, ok := decode(l.Row, l.RowBase64)
 	if !ok || len(key) == 0 || len(l.Cells) == 0 {
-		return txn.BulkRow{}, errors.New("no row with cells")
+		return admin.BulkRow{}, errors.New("no row with cells")
 	}
-	r := txn.BulkRow{Row: string(key)}
+	r := admin.BulkRow{Row: string(key)}
 	for _, c := range l.Cells {
 		q, ok := decode(c.Qualifier, c.QualifierBase64)
 		v, ok2 := decode(c.Value, c.ValueBase64)
 		if !ok || !ok2 || c.Family == "" {
-			return txn.BulkRow{}, errors.New("a cell without family, qualifier or value")
+			return admin.BulkRow{}, errors.New("a cell without family, qualifier or value")
 		}
-		r.Cells = append(r.Cells, txn.BulkCell{Family: c.Family, Qualifier: string(q), Value: v})
+		r.Cells = append(r.Cells, admin.BulkCell{Family: c.Family, Qualifier: string(q), Value: v})
 	}
 	return r, nil
 }
@@ -195,13 +196,13 @@ func (r *reader) take(line []byte) {
 }
 
 // row returns the next row; io.EOF behind the last, when the trailer fits.
-func (r *reader) row() (txn.BulkRow, error) {
-	fail := func(format string, args ...any) (txn.BulkRow, error) {
-		return txn.BulkRow{}, fmt.Errorf("%s, line %d: %w", r.name, r.number, fmt.Errorf(format, args...))
+func (r *reader) row() (admin.BulkRow, error) {
+	fail := func(format string, args ...any) (admin.BulkRow, error) {
+		return admin.BulkRow{}, fmt.Errorf("%s, line %d: %w", r.name, r.number, fmt.Errorf(format, args...))
 	}
 	line, err := r.next()
 	if err != nil {
-		return txn.BulkRow{}, fmt.Errorf("%s, after %d rows: %w", r.name, r.rows, err)
+		return admin.BulkRow{}, fmt.Errorf("%s, after %d rows: %w", r.name, r.rows, err)
 	}
 	var l rowLine
 	dec := json.NewDecoder(bytes.NewReader(line))
@@ -220,7 +221,7 @@ func (r *reader) row() (txn.BulkRow, error) {
 			return fail("there is more behind the trailer")
 		}
 		r.complete = true
-		return txn.BulkRow{}, io.EOF
+		return admin.BulkRow{}, io.EOF
 	}
 	row, err := l.row()
 	if err != nil {

@@ -19,6 +19,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const (
@@ -165,7 +167,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	} else if err := o.survey(ctx, s, r); err != nil {
 		return err
 	}
-	d, err := txn.Describe(ctx, s.Client(), r.Table)
+	d, err := admin.Describe(ctx, s.Client(), r.Table)
 	if err != nil {
 		return err
 	}
@@ -256,8 +258,8 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 }
 
 // rows iterates over what is left of a file.
-func (r *reader) each() iter.Seq2[txn.BulkRow, error] {
-	return func(yield func(txn.BulkRow, error) bool) {
+func (r *reader) each() iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for {
 			row, err := r.row()
 			if errors.Is(err, io.EOF) || !yield(row, err) || err != nil {
@@ -272,7 +274,7 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 		return nil
 	}
 	resume := ""
-	report, err := txn.LoadBulk(ctx, s.Client(), r.Table, in.each(), txn.BulkLoad{
+	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, in.each(), admin.BulkConfig{
 		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
 			resume = fmt.Sprintf("; to go on, run it again with --resume %d,%d", start, commit)
@@ -283,7 +285,7 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 	s.Progress.End()
 	r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
 	switch {
-	case errors.Is(err, txn.ErrNotIdle) && report.Rows == 0:
+	case errors.Is(err, admin.ErrNotIdle) && report.Rows == 0:
 		return &cli.Error{Code: cli.ExitFailed, Err: fmt.Errorf("%w; nothing was written; without --bulk it can be imported all the same, and with --idle where nobody uses the range", err)}
 	case err != nil:
 		return fmt.Errorf("%s loaded%s: %w", cli.Count(report.Rows, "row"), resume, err)
@@ -296,7 +298,7 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelBatches)
 	var mu sync.Mutex
-	send := func(batch []txn.BulkRow) {
+	send := func(batch []admin.BulkRow) {
 		g.Go(func() error {
 			written, err := writeBatch(gctx, s.Client(), r.Table, batch)
 			mu.Lock()
@@ -309,7 +311,7 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 			return err
 		})
 	}
-	var batch []txn.BulkRow
+	var batch []admin.BulkRow
 	var failed error
 	bytes := 0
 	for row, err := range in.each() {
@@ -343,7 +345,7 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 
 // writeBatch writes the rows that are not as they should be, and returns how
 // many these were.
-func writeBatch(ctx context.Context, c *txn.Client, table string, batch []txn.BulkRow) (written int, err error) {
+func writeBatch(ctx context.Context, c *txn.Client, table string, batch []admin.BulkRow) (written int, err error) {
 	_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		written = 0
 		t := tx.Table(table)
@@ -375,7 +377,7 @@ func writeBatch(ctx context.Context, c *txn.Client, table string, batch []txn.Bu
 	return written, err
 }
 
-func holds(row bigtable.Row, cell txn.BulkCell) bool {
+func holds(row bigtable.Row, cell admin.BulkCell) bool {
 	return slices.ContainsFunc(row[cell.Family], func(it bigtable.ReadItem) bool {
 		return it.Column == cell.Family+":"+cell.Qualifier && string(it.Value) == string(cell.Value)
 	})

@@ -15,6 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Defaults of --timeout: a few cells should not take long; a walk over tables
@@ -69,7 +72,7 @@ func parseCells(args []string) ([]txn.Cell, error) {
 
 func parseCell(arg string) (txn.Cell, error) {
 	c, err := session.ParseCell(arg)
-	if err == nil && c.Family == txn.AckFamily {
+	if err == nil && c.Family == format.AckFamily {
 		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
 	}
 	return c, err
@@ -77,12 +80,12 @@ func parseCell(arg string) (txn.Cell, error) {
 
 // observedColumn finds a cell's column in the registry. Exit status 3 where it
 // is not there.
-func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (txn.ObservedColumn, error) {
+func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.Registration, error) {
 	return session.Observed(ctx, s, notify.Column{Table: cell.Table, Family: cell.Family, Qualifier: cell.Qualifier})
 }
 
 // checkRegistered says when a column has no such observer.
-func checkRegistered(col txn.ObservedColumn, id string) error {
+func checkRegistered(col changes.Registration, id string) error {
 	if !slices.Contains(col.Observers, id) {
 		return session.NotFoundf("no observer %q is registered for column %s of table %s; its observers are %s", id, col.Column, col.Table, strings.Join(col.Observers, ", "))
 	}

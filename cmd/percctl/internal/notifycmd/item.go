@@ -9,7 +9,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // The kinds of items.
@@ -71,7 +73,7 @@ type observerItem struct {
 const mostTriggers = 128
 
 // newNotification describes what is stored of a notification at oracle time now.
-func newNotification(o txn.Observation, now tso.Timestamp) item {
+func newNotification(o changes.Observation, now tso.Timestamp) item {
 	it := item{
 		Kind: kindNotification, Cell: o.Cell.String(), Changes: len(o.Triggers), More: len(o.Triggers) == mostTriggers,
 		Weak: o.Weak, Locked: o.Locked, ChangeTS: o.ChangeTS, Observers: []observerItem{},
@@ -91,7 +93,7 @@ func newNotification(o txn.Observation, now tso.Timestamp) item {
 	return it
 }
 
-func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
+func newObserver(o changes.Observation, id string, now tso.Timestamp) observerItem {
 	b := observerItem{Observer: id, State: statePending, AckTS: o.Acks[id], Words: "has not run for it yet"}
 	f, failed := o.Failures[id]
 	if b.AckTS != 0 {
@@ -111,7 +113,7 @@ func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
 		return b
 	}
 	b.Attempts, b.FirstTS, b.LastTS, b.Last, b.Error = f.Attempts, f.FirstTS, f.LastTS, cli.Time(f.LastTS), f.Error
-	if f.NotBefore == txn.Never {
+	if f.NotBefore == format.Never {
 		b.State, b.Words = stateDead, "given up: see its dead letter"
 		return b
 	}
@@ -131,7 +133,7 @@ func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
 	return b
 }
 
-func newDeadLetter(d txn.DeadLetter, now tso.Timestamp) item {
+func newDeadLetter(d changes.DeadLetter, now tso.Timestamp) item {
 	return item{
 		Kind: kindDeadLetter, Cell: d.Cell.String(), Age: seconds(max(now-d.ParkedTS, 0)), ChangeTS: d.ChangeTS,
 		ParkedTS: d.ParkedTS, Parked: cli.Time(d.ParkedTS), Trace: d.TraceParent,

@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // shownLetters is how many dead letters a plan tells one by one.
@@ -23,7 +25,7 @@ type choice struct {
 	observer string
 }
 
-func (c choice) has(d txn.DeadLetter) bool {
+func (c choice) has(d changes.DeadLetter) bool {
 	return (len(c.cells) == 0 || slices.Contains(c.cells, d.Cell)) && (c.observer == "" || d.Observer == c.observer)
 }
 
@@ -49,7 +51,7 @@ func planLetters(ctx context.Context, s *session.Session, at *connect.Flags, c c
 	}
 	p := &lettersPlan{Project: at.Project, Instance: at.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
 	missing := slices.Clone(c.cells)
-	for d, err := range txn.DeadLetters(ctx, s.Client()) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return nil, err
 		}
@@ -132,10 +134,10 @@ func (r *lettersResult) verdict(ended error) error {
 
 // each does something to each dead letter of the plan, in one walk: those that
 // come to be meanwhile are left.
-func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, txn.DeadLetter) error) (*lettersResult, error) {
+func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, changes.DeadLetter) error) (*lettersResult, error) {
 	r := &lettersResult{Project: p.Project, Instance: p.Instance, Letters: p.Letters, done: done}
 	var ended error
-	for d, err := range txn.DeadLetters(ctx, s.Client()) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err == nil && (!c.has(d) || d.ParkedTS > p.asOf) {
 			continue
 		}
@@ -168,7 +170,7 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 }
 
 // carryOut shows the plan, asks, and does it.
-func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, w writeFlags, c choice, done string, do func(context.Context, txn.DeadLetter) error) error {
+func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, w writeFlags, c choice, done string, do func(context.Context, changes.DeadLetter) error) error {
 	if w.dryRun {
 		return cli.Print(s.Streams.Out, format, p, p.text)
 	}

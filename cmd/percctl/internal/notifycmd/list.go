@@ -15,6 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type listOptions struct {
@@ -130,7 +132,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 	if r != (session.Range{}) {
 		return nil
 	}
-	for d, err := range txn.DeadLetters(ctx, s.Client()) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}
@@ -160,7 +162,7 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 	slices.Sort(tables)
 	tables = slices.Compact(tables)
 	return l.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for o, err := range txn.Observations(ctx, s.Client(), table, rows) {
+		for o, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -177,7 +179,7 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 	})
 }
 
-func (l *lister) wants(o txn.Observation) bool {
+func (l *lister) wants(o changes.Observation) bool {
 	if l.observer != "" && (!slices.Contains(o.Observers, l.observer) || !o.Pending(l.observer)) {
 		return false
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type parkOptions struct {
@@ -115,17 +118,17 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 }
 
 // observe reads what a worker would decide by.
-func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*txn.Observation, error) {
+func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*changes.Observation, error) {
 	tx, err := s.Client().Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer tx.Rollback()
-	return txn.Observe(ctx, tx, cell)
+	return changes.Observe(ctx, tx, cell)
 }
 
-func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
-	d := txn.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
+func (o *parkOptions) letter(seen *changes.Observation) changes.DeadLetter {
+	d := changes.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
 	if f, ok := seen.Failures[o.observer]; ok && f.ChangeTS == seen.ChangeTS {
 		d.Attempts, d.FirstTS = f.Attempts, f.FirstTS
 		if f.Error != "" {
@@ -139,11 +142,11 @@ func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
 }
 
 // others are the observers that have still to see the change.
-func (o *parkOptions) others(seen *txn.Observation) []string {
+func (o *parkOptions) others(seen *changes.Observation) []string {
 	others := []string{}
 	for _, id := range seen.Observers {
 		f, failed := seen.Failures[id]
-		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == txn.Never
+		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == format.Never
 		if id != o.observer && seen.Pending(id) && !dead {
 			others = append(others, id)
 		}
@@ -154,19 +157,19 @@ func (o *parkOptions) others(seen *txn.Observation) []string {
 // park does what a worker does after the last attempt: the letter first, so that
 // nothing is lost in between; then the notification goes, or stays for the
 // others, marked as given up.
-func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Observation, d txn.DeadLetter) error {
-	if err := txn.Park(ctx, s.Client(), d); err != nil {
+func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *changes.Observation, d changes.DeadLetter) error {
+	if err := changes.Park(ctx, s.Client(), d); err != nil {
 		return err
 	}
 	if len(o.others(seen)) == 0 {
-		cleared := txn.Cleared{Cell: o.cell, UpTo: seen.Known()}
+		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.Known()}
 		for id := range seen.Failures {
 			cleared.Failures = append(cleared.Failures, id)
 		}
 		slices.Sort(cleared.Failures)
-		return txn.ClearNotifications(ctx, s.Client(), cleared)
+		return changes.ClearNotifications(ctx, s.Client(), cleared)
 	}
-	return txn.SetFailure(ctx, s.Client(), o.cell, o.observer, txn.Failure{
-		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: txn.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
+	return changes.SetFailure(ctx, s.Client(), o.cell, o.observer, format.Failure{
+		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: format.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
 	})
 }

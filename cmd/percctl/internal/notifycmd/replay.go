@@ -8,6 +8,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type replayOptions struct {
@@ -60,7 +62,7 @@ func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", func(ctx context.Context, d txn.DeadLetter) error { return txn.Replay(ctx, s.Client(), d) })
+	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
 }
 
 type dropOptions struct {
@@ -101,5 +103,7 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", func(ctx context.Context, d txn.DeadLetter) error { return txn.DropDeadLetter(ctx, s.Client(), d) })
+	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
+		return changes.DropDeadLetter(ctx, s.Client(), d)
+	})
 }

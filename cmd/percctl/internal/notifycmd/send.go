@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type sendOptions struct {
@@ -109,7 +111,7 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
 		return err
 	}
-	if err := txn.Notify(ctx, s.Client(), o.cells...); err != nil {
+	if err := changes.Notify(ctx, s.Client(), o.cells...); err != nil {
 		return err
 	}
 	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {

@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type waitOptions struct {
@@ -54,7 +56,7 @@ type waited struct {
 
 func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 	last := "nothing was looked at yet"
-	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u txn.Unfinished) {
+	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u changes.Unfinished) {
 		last = inTheWay(u)
 		s.Progress.Set("waiting: %s", last)
 	}})
@@ -66,7 +68,7 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	w := waited{TS: ts, Time: cli.Time(ts)}
-	for _, err := range txn.DeadLetters(ctx, s.Client()) {
+	for _, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}
@@ -81,7 +83,7 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 	})
 }
 
-func inTheWay(u txn.Unfinished) string {
+func inTheWay(u changes.Unfinished) string {
 	switch {
 	case u.Lock != nil:
 		return fmt.Sprintf("%s is locked by the transaction that started at %d", u.Cell, u.TS)

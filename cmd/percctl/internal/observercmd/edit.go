@@ -14,6 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type editOptions struct {
@@ -113,7 +115,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	}
 	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
-	observed, err := txn.Observed(ctx, s.Client(), o.column.Table)
+	observed, err := changes.Observed(ctx, s.Client(), o.column.Table)
 	if err != nil {
 		return err
 	}
@@ -139,7 +141,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 		e.Plan = append(e.Plan, "values that are there already are found by percctl notify backfill "+o.column.String())
 	}
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Register observer %s", o.id), "registered "+o.id, func() error {
-		err := txn.RegisterObserver(ctx, s.Client(), o.column.Table, col, o.id, o.weak)
+		err := changes.RegisterObserver(ctx, s.Client(), o.column.Table, col, o.id, o.weak)
 		if errors.Is(err, txn.ErrSchema) {
 			return session.NotFoundf("%w", err)
 		}
@@ -183,7 +185,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(observed, func(c txn.ObservedColumn) bool { return slices.Contains(c.Observers, o.id) })
+	i := slices.IndexFunc(observed, func(c changes.Registration) bool { return slices.Contains(c.Observers, o.id) })
 	if i < 0 {
 		return session.NotFoundf("table %s has no observer %q; percctl observer list %s shows those that there are", o.table, o.id, o.table)
 	}
@@ -197,13 +199,13 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	e.Plan = removal(e, len(observed) == 1)
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Remove observer %s", o.id), "removed "+o.id, func() error {
-		_, err := txn.UnregisterObserver(ctx, s.Client(), o.table, o.id)
+		_, err := changes.UnregisterObserver(ctx, s.Client(), o.table, o.id)
 		return err
 	})
 }
 
 // survey counts what the observer has still to do, and who runs it.
-func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.ObservedColumn, e *edited) error {
+func (o *editOptions) survey(ctx context.Context, s *session.Session, col changes.Registration, e *edited) error {
 	b := &observer{Observer: o.id}
 	k := key{o.table, col.Column, o.id}
 	want := &Want{}

@@ -15,6 +15,10 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
@@ -34,8 +38,8 @@ type Want struct {
 	// Limit is how many notifications to read at most. Defaults to all.
 	Limit int
 	// Seen and Dead, where they are set, get what is counted.
-	Seen func(txn.Observation)
-	Dead func(txn.DeadLetter)
+	Seen func(changes.Observation)
+	Dead func(changes.DeadLetter)
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
@@ -160,7 +164,7 @@ func kind(weak bool) string {
 func (want *Want) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) (more bool, err error) {
 	n, errFull := 0, errors.New("full")
 	err = want.Tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for seen, err := range txn.Observations(ctx, s.Client(), table, rows) {
+		for seen, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -187,7 +191,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 	if err != nil && !errors.Is(err, errFull) {
 		return false, err
 	}
-	for d, err := range txn.DeadLetters(ctx, s.Client()) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return false, err
 		}
@@ -198,7 +202,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 			b.Dead++
 		}
 	}
-	workers, err := txn.Workers(ctx, s.Client())
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return false, err
 	}
@@ -207,7 +211,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 		for _, w := range workers {
 			switch {
 			case !slices.Contains(w.Observers, b.Observer):
-			case w.State == txn.OwnerFresh:
+			case w.State == admin.OwnerFresh:
 				running++
 			default:
 				stale = max(stale, w.ExpiresTS)
@@ -227,10 +231,10 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 }
 
 // add counts a notification that the observer has still to see.
-func (b *observer) add(seen txn.Observation) {
+func (b *observer) add(seen changes.Observation) {
 	f, failed := seen.Failures[b.Observer]
 	current := failed && f.ChangeTS == seen.ChangeTS
-	if !seen.Pending(b.Observer) || (current && f.NotBefore == txn.Never) {
+	if !seen.Pending(b.Observer) || (current && f.NotBefore == format.Never) {
 		return
 	}
 	b.Pending++

@@ -15,6 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // Options bound a picture.
@@ -204,7 +207,7 @@ func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Optio
 	if want.Limit == 0 {
 		want.Limit = DefaultLimit
 	}
-	want.Dead = func(d txn.DeadLetter) {
+	want.Dead = func(d changes.DeadLetter) {
 		if n.Dead++; n.Dead <= shownDeadLetters {
 			p.DeadLetters = append(p.DeadLetters, DeadLetter{d.Cell.String(), cli.Line(d.Observer), d.ChangeTS, d.ParkedTS, cli.Time(d.ParkedTS), d.Attempts, cli.Line(d.Error)})
 		}
@@ -218,7 +221,7 @@ func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Optio
 	return err
 }
 
-func (n *Notifications) add(seen txn.Observation) {
+func (n *Notifications) add(seen changes.Observation) {
 	n.Cells++
 	if seen.Locked {
 		n.Locked++
@@ -231,13 +234,13 @@ func (n *Notifications) add(seen txn.Observation) {
 }
 
 func (p *Picture) takeRest(ctx context.Context, s *session.Session, _ Options) error {
-	workers, err := txn.Workers(ctx, s.Client())
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}
 	for _, w := range workers {
 		switch {
-		case w.State != txn.OwnerFresh:
+		case w.State != admin.OwnerFresh:
 			p.Workers.Stale++
 		case len(w.Observers) > 0:
 			p.Workers.Observing++

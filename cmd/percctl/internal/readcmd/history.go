@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type historyOptions struct {
@@ -51,26 +54,26 @@ and waits for nothing. Exit status 3: the row has nothing in it.`,
 
 // An event is one stored cell as it is printed.
 type event struct {
-	TS       tso.Timestamp   `json:"ts"`
-	Time     string          `json:"time"`
-	Cell     string          `json:"cell"`
-	Column   string          `json:"column"`
-	Family   string          `json:"family"` // where it is stored
-	Kind     txn.VersionKind `json:"kind"`
-	StartTS  tso.Timestamp   `json:"start_ts,omitempty"`
-	CommitTS tso.Timestamp   `json:"commit_ts,omitempty"`
-	Write    string          `json:"write,omitempty"`
-	Primary  string          `json:"primary,omitempty"`
-	Owner    string          `json:"owner,omitempty"`
-	Observer string          `json:"observer,omitempty"` // of a failure, as all below
-	Attempts int             `json:"attempts,omitempty"`
-	ChangeTS tso.Timestamp   `json:"change_ts,omitempty"`
-	NextTS   tso.Timestamp   `json:"next_ts,omitempty"`
-	Error    string          `json:"error,omitempty"`
-	Size     int             `json:"size_bytes"`
-	Value    []byte          `json:"value"`
-	Text     *string         `json:"text,omitempty"`
-	Words    string          `json:"words"`
+	TS       tso.Timestamp     `json:"ts"`
+	Time     string            `json:"time"`
+	Cell     string            `json:"cell"`
+	Column   string            `json:"column"`
+	Family   string            `json:"family"` // where it is stored
+	Kind     admin.VersionKind `json:"kind"`
+	StartTS  tso.Timestamp     `json:"start_ts,omitempty"`
+	CommitTS tso.Timestamp     `json:"commit_ts,omitempty"`
+	Write    string            `json:"write,omitempty"`
+	Primary  string            `json:"primary,omitempty"`
+	Owner    string            `json:"owner,omitempty"`
+	Observer string            `json:"observer,omitempty"` // of a failure, as all below
+	Attempts int               `json:"attempts,omitempty"`
+	ChangeTS tso.Timestamp     `json:"change_ts,omitempty"`
+	NextTS   tso.Timestamp     `json:"next_ts,omitempty"`
+	Error    string            `json:"error,omitempty"`
+	Size     int               `json:"size_bytes"`
+	Value    []byte            `json:"value"`
+	Text     *string           `json:"text,omitempty"`
+	Words    string            `json:"words"`
 }
 
 // Event is one stored cell as history prints it.
@@ -81,7 +84,7 @@ func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Eve
 	if err := s.Use(ctx, table); err != nil {
 		return nil, err
 	}
-	versions, err := txn.History(ctx, s.Client(), table, row)
+	versions, err := admin.History(ctx, s.Client(), table, row)
 	if err != nil {
 		return nil, err
 	}
@@ -117,13 +120,13 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 	return list.End()
 }
 
-func newEvent(v txn.Version, f fates) event {
+func newEvent(v admin.Version, f fates) event {
 	e := event{
 		TS: v.TS, Time: cli.Time(v.TS), Cell: v.Cell.String(), Column: v.Cell.Column().String(), Family: v.Family, Kind: v.Kind,
 		StartTS: v.StartTS, CommitTS: v.CommitTS, Size: len(v.Value), Value: append([]byte{}, v.Value...), Words: words(v, f),
 	}
 	switch v.Kind {
-	case txn.VersionPlain, txn.VersionData:
+	case admin.VersionPlain, admin.VersionData:
 		e.Text = plainText(v.Value)
 	}
 	if v.Write != 0 {
@@ -137,7 +140,7 @@ func newEvent(v txn.Version, f fates) event {
 	}
 	if f := v.Failure; f != nil {
 		e.Observer, e.Attempts, e.ChangeTS, e.Error = v.Observer, f.Attempts, f.ChangeTS, f.Error
-		if f.NotBefore != txn.Never {
+		if f.NotBefore != format.Never {
 			e.NextTS = f.NotBefore
 		}
 	}
@@ -152,26 +155,26 @@ func (e event) csv() [][]string {
 		return ts.String()
 	}
 	value := ""
-	if e.Kind == txn.VersionData || e.Kind == txn.VersionPlain {
+	if e.Kind == admin.VersionData || e.Kind == admin.VersionPlain {
 		value = cli.Text(e.Value)
 	}
 	return [][]string{{e.TS.String(), e.Time, e.Cell, e.Family, string(e.Kind), number(e.StartTS), number(e.CommitTS), e.Words, value}}
 }
 
 // words says what a version means, beside the others of its row.
-func words(v txn.Version, f fates) string {
+func words(v admin.Version, f fates) string {
 	what := ""
-	if v.Cell.Family == txn.AckFamily {
+	if v.Cell.Family == format.AckFamily {
 		observer := v.Cell.Qualifier[strings.LastIndexByte(v.Cell.Qualifier, '/')+1:]
 		what = fmt.Sprintf("acknowledgment of observer %s: ", cli.Text([]byte(observer)))
-		if v.Kind == txn.VersionData && len(v.Value) == 8 {
+		if v.Kind == admin.VersionData && len(v.Value) == 8 {
 			return fmt.Sprintf("%schanges up to %d seen, by the transaction that starts here: %s", what, binary.BigEndian.Uint64(v.Value), f.of(v))
 		}
 	}
 	return what + plainWords(v, f)
 }
 
-func plainWords(v txn.Version, f fates) string {
+func plainWords(v admin.Version, f fates) string {
 	primary := func() string {
 		if v.Primary == v.Cell {
 			return "as the primary"
@@ -179,39 +182,39 @@ func plainWords(v txn.Version, f fates) string {
 		return "primary " + v.Primary.String()
 	}
 	switch v.Kind {
-	case txn.VersionPlain:
+	case admin.VersionPlain:
 		return shown(v.Value) + " written without a transaction: committed before all of them"
-	case txn.VersionData:
+	case admin.VersionData:
 		return shown(v.Value) + " put by the transaction that starts here: " + f.of(v)
-	case txn.VersionLock:
+	case admin.VersionLock:
 		s := fmt.Sprintf("locked for a %v by the transaction that starts here, %s, until %s", v.Write, primary(), cli.Time(v.Lock.ExpiresTS()))
 		if v.Lock.Owner != "" {
 			s += ", owner " + cli.Line(v.Lock.Owner)
 		}
 		return s
-	case txn.VersionWrite:
+	case admin.VersionWrite:
 		if v.Write == txn.KindDelete {
 			return fmt.Sprintf("deleted: committed here, started at %d, %s", v.StartTS, primary())
 		}
 		return fmt.Sprintf("value of %d committed here, %s", v.StartTS, primary())
-	case txn.VersionLockOnly:
+	case admin.VersionLockOnly:
 		return fmt.Sprintf("lock-only write committed here, started at %d, %s: the value stays", v.StartTS, primary())
-	case txn.VersionRollback:
+	case admin.VersionRollback:
 		return "the transaction that starts here was rolled back: it never commits"
-	case txn.VersionNotify:
+	case admin.VersionNotify:
 		return "notification for the column's observers, by the commit here"
-	case txn.VersionFailure:
+	case admin.VersionFailure:
 		return failureWords(v.Observer, *v.Failure)
 	}
 	return "unreadable: " + cli.Line(v.Err.Error())
 }
 
 // failureWords says what became of an observer's last run.
-func failureWords(observer string, f txn.Failure) string {
+func failureWords(observer string, f format.Failure) string {
 	who := "observer " + cli.Line(observer)
 	change := fmt.Sprintf("the change of %d", f.ChangeTS)
 	switch next := cli.Time(f.NotBefore); {
-	case f.NotBefore == txn.Never:
+	case f.NotBefore == format.Never:
 		return fmt.Sprintf("%s was given up for %s after %s: %s (see percctl notify list --dead)", who, change, cli.Count(f.Attempts, "attempt"), cli.Line(f.Error))
 	case f.Error == "":
 		return fmt.Sprintf("%s put %s off until %s", who, change, next)
@@ -230,20 +233,20 @@ type fateKey struct {
 	startTS tso.Timestamp
 }
 
-func newFates(all []txn.Version) fates {
+func newFates(all []admin.Version) fates {
 	f := fates{}
 	for _, v := range all {
 		switch k := (fateKey{v.Cell, v.StartTS}); v.Kind {
-		case txn.VersionWrite:
+		case admin.VersionWrite:
 			f[k] = fmt.Sprintf("committed at %d", v.CommitTS)
-		case txn.VersionLock:
+		case admin.VersionLock:
 			f[k] = "not decided here yet, see its lock"
 		}
 	}
 	return f
 }
 
-func (f fates) of(data txn.Version) string {
+func (f fates) of(data admin.Version) string {
 	if became, ok := f[fateKey{data.Cell, data.StartTS}]; ok {
 		return became
 	}

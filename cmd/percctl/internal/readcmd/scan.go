@@ -10,6 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // shownValue is how many characters of a value a table shows; the other formats
@@ -83,7 +85,7 @@ func (o *scanOptions) parse() error {
 		o.read = append(o.read, txn.Reverse())
 	}
 	for _, name := range session.List(o.columns) {
-		c, err := txn.ParseColumn(name)
+		c, err := format.ParseColumn(name)
 		if err != nil {
 			return cli.Usagef("--columns %s: %w", name, err)
 		}

@@ -15,6 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type applyOptions struct {
@@ -64,7 +67,7 @@ changed; plan again.`,
 }
 
 // read reads a plan, all of it before anything is done.
-func read(file string) (*plan, []txn.Repair, error) {
+func read(file string) (*plan, []admin.Repair, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, nil, cli.Usagef("%w", err)
@@ -78,16 +81,16 @@ func read(file string) (*plan, []txn.Repair, error) {
 	if p.Version != planVersion {
 		return nil, nil, cli.Usagef("%s: it is a plan of version %d; this percctl knows %d", file, p.Version, planVersion)
 	}
-	var repairs []txn.Repair
+	var repairs []admin.Repair
 	for i, r := range p.Repairs {
-		cell, err := txn.ParseCell(r.Cell)
+		cell, err := format.ParseCell(r.Cell)
 		switch {
 		case err != nil:
 			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
-		case r.Kind != txn.RepairOrphanData && r.Kind != txn.RepairRedundantLock && r.Kind != txn.RepairOldMarker:
+		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker:
 			return nil, nil, cli.Usagef("%s: repair %d: there is no repair of kind %q", file, i+1, r.Kind)
 		}
-		repairs = append(repairs, txn.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
+		repairs = append(repairs, admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
 	}
 	return p, repairs, nil
 }
@@ -115,7 +118,7 @@ func (a *applied) text(w io.Writer) error {
 	return err
 }
 
-func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []txn.Repair) error {
+func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []admin.Repair) error {
 	if at := s.Connect; p.Project != at.Project || p.Instance != at.Instance || p.MetadataTable != at.MetadataTable {
 		return cli.Usagef("%s: it is a plan for project %s, instance %s, metadata table %s, and this is %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
 	}
@@ -143,7 +146,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	}
 	var failed error
 	for i, r := range repairs {
-		ok, err := txn.ApplyRepair(ctx, s.Client(), r)
+		ok, err := admin.ApplyRepair(ctx, s.Client(), r)
 		if err != nil {
 			failed = fmt.Errorf("stopped at repair %d of %d: %w", i+1, len(repairs), err)
 			break

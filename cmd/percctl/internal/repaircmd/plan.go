@@ -19,6 +19,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // NewCmd returns the repair command.
@@ -50,11 +52,11 @@ type plan struct {
 
 // An item is one repair.
 type item struct {
-	Kind     txn.RepairKind `json:"kind"`
-	Cell     string         `json:"cell"`
-	StartTS  tso.Timestamp  `json:"start_ts"`
-	CommitTS tso.Timestamp  `json:"commit_ts,omitempty"`
-	Why      string         `json:"why"`
+	Kind     admin.RepairKind `json:"kind"`
+	Cell     string           `json:"cell"`
+	StartTS  tso.Timestamp    `json:"start_ts"`
+	CommitTS tso.Timestamp    `json:"commit_ts,omitempty"`
+	Why      string           `json:"why"`
 }
 
 // left is what cannot be repaired without guessing.
@@ -138,7 +140,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	for _, table := range tables {
 		s.Progress.Set("reading table %s", table)
-		found, err := txn.PlanRepairs(ctx, s.Client(), table, bigtable.NewRange(r.Start, r.End), txn.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		found, err := admin.PlanRepairs(ctx, s.Client(), table, bigtable.NewRange(r.Start, r.End), admin.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
 		if err != nil {
 			return err
 		}
@@ -147,7 +149,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 			p.Repairs = append(p.Repairs, item{r.Kind, r.Cell.String(), r.StartTS, r.CommitTS, cli.Line(r.Why)})
 		}
 		for _, r := range found.Undecided {
-			if r.Kind == txn.RepairOldMarker {
+			if r.Kind == admin.RepairOldMarker {
 				continue // it is in use
 			}
 			covered[r.Cell] = true
@@ -158,7 +160,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 		}
 	}
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range txn.Check(ctx, s.Client(), table, rows) {
+		for v, err := range admin.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

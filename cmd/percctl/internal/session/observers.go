@@ -11,6 +11,10 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // ParseTableColumn reads the argument TABLE/FAMILY:QUALIFIER.
@@ -19,7 +23,7 @@ func ParseTableColumn(s string) (notify.Column, error) {
 	if !ok || table == "" {
 		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier", s)
 	}
-	col, err := txn.ParseColumn(rest)
+	col, err := format.ParseColumn(rest)
 	if err != nil {
 		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier: %w", s, err)
 	}
@@ -28,34 +32,34 @@ func ParseTableColumn(s string) (notify.Column, error) {
 
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
-func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedColumn, error) {
-	all, err := txn.Observed(ctx, s.Client(), col.Table)
+func Observed(ctx context.Context, s *Session, col notify.Column) (changes.Registration, error) {
+	all, err := changes.Observed(ctx, s.Client(), col.Table)
 	if err != nil {
-		return txn.ObservedColumn{}, err
+		return changes.Registration{}, err
 	}
 	for _, o := range all {
 		if o.Column.Family == col.Family && o.Column.Qualifier == col.Qualifier {
 			return o, nil
 		}
 	}
-	return txn.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
+	return changes.Registration{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the
 // deployment where none is named.
-func AllObserved(ctx context.Context, s *Session, tables ...string) ([]txn.ObservedColumn, error) {
+func AllObserved(ctx context.Context, s *Session, tables ...string) ([]changes.Registration, error) {
 	if len(tables) == 0 {
 		var err error
-		if tables, err = txn.ListTables(ctx, s.Client()); err != nil {
+		if tables, err = admin.Tables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
-	var all []txn.ObservedColumn
+	var all []changes.Registration
 	for _, t := range tables {
 		if err := s.Use(ctx, t); err != nil {
 			return nil, err
 		}
-		cols, err := txn.Observed(ctx, s.Client(), t)
+		cols, err := changes.Observed(ctx, s.Client(), t)
 		if err != nil {
 			return nil, err
 		}

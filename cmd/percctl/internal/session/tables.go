@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 const (
@@ -50,7 +53,7 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 	names := t.Names
 	if t.All {
 		var err error
-		if names, err = txn.ListTables(ctx, s.Client()); err != nil {
+		if names, err = admin.Tables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
@@ -180,7 +183,7 @@ func ParseRow(s string) (string, error) {
 	if s == "" {
 		return "", fmt.Errorf("empty row key")
 	}
-	cell, err := txn.ParseCell("t/" + s + "/f:")
+	cell, err := format.ParseCell("t/" + s + "/f:")
 	if err != nil {
 		return "", fmt.Errorf("row key %q has an escape that is not of the form %%XX", s)
 	}
@@ -189,12 +192,12 @@ func ParseRow(s string) (string, error) {
 
 // ParseCell reads the argument CELL.
 func ParseCell(s string) (txn.Cell, error) {
-	c, err := txn.ParseCell(s)
+	c, err := format.ParseCell(s)
 	if err != nil {
 		return c, cli.Usagef("%w", err)
 	}
 	switch c.Family {
-	case txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily:
+	case format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily:
 		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
 	}
 	return c, nil

@@ -17,6 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // stride is how far apart the process numbers are that follow one another after
@@ -119,7 +121,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 		return nil, err
 	}
 	for _, t := range e.load.Tables {
-		if err := txn.InitTable(ctx, admin, bt, "", t); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, "", t); err != nil {
 			return nil, err
 		}
 	}
@@ -299,13 +301,13 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		}
 	}
 	for _, t := range e.load.Tables {
-		for v, err := range txn.Check(ctx, e.client, t.Name, nil) {
+		for v, err := range txnadmin.Check(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("consistency check of table %s: %w", t.Name, err)
 			}
 			e.violation("consistency check: %v", v)
 		}
-		for l, err := range txn.Locks(ctx, e.client, t.Name, nil) {
+		for l, err := range txnadmin.Locks(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return err
 			}

@@ -10,6 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // probePatience is how long a probe waits for a cell. It is far above what the
@@ -44,7 +46,7 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 }
 
 func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bool {
-	for l, err := range txn.LocksOf(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+	for l, err := range admin.LocksOf(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}

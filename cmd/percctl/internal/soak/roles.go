@@ -20,6 +20,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // Short, so that what killed clients leave is settled many times in a history.
@@ -195,7 +198,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
-	txn.OnResolve(client, func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
+	admin.OnResolve(client, func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
 	owner := client.Owner()
 	send(message{Ready: &owner})
 	if sp.Net {
@@ -272,7 +275,7 @@ func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.C
 func observe(ctx context.Context, w *notify.Worker, send func(message)) {
 	for ctx.Err() == nil {
 		err := w.Run(ctx)
-		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, txn.ErrObserver) {
+		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, changes.ErrObserver) {
 			send(message{Problem: fmt.Sprintf("observers: %v", err)})
 			return
 		}

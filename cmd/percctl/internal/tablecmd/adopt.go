@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type adoptOptions struct {
@@ -80,7 +83,7 @@ adopt finds that done, and writes the schema record.`,
 	return cmd
 }
 
-var metadataFamilies = strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ")
+var metadataFamilies = strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ")
 
 func addConfirmation(cmd *cobra.Command, yes, dryRun *bool) {
 	cmd.Flags().BoolVarP(yes, "yes", "y", false, "do not ask")
@@ -95,7 +98,7 @@ func (o *adoptOptions) parse() error {
 		return err
 	}
 	for _, name := range session.List(o.observed) {
-		c, err := txn.ParseColumn(name)
+		c, err := format.ParseColumn(name)
 		if err != nil {
 			return cli.Usagef("--observed %s: %w", name, err)
 		}
@@ -130,7 +133,7 @@ type adoption struct {
 	AdoptedTime   string          `json:"adopted_time,omitempty"`
 }
 
-func (o *adoptOptions) result(p *txn.AdoptionPlan) *adoption {
+func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 	a := &adoption{
 		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, Table: o.table, MetadataTable: o.flags.Connect.MetadataTable,
 		DryRun: o.dryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
@@ -183,7 +186,7 @@ func (a *adoption) text(w io.Writer) error {
 }
 
 func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
-	cfg := txn.AdoptConfig{
+	cfg := admin.AdoptConfig{
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Observed: o.columns, ClearPolicies: o.clearPolicies,
 		WholeScan: o.whole, SampleRows: o.sample, Instance: s.Connect.Resource(),
 		Progress: func(rows int) { s.Progress.Set("looking at table %s: %s", o.table, cli.Count(rows, "row")) },
@@ -196,7 +199,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		defer func() { _ = served.Close() }()
 		cfg.Oracle = served
 	}
-	plan, err := txn.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg)
+	plan, err := admin.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg)
 	if err != nil {
 		return err
 	}
@@ -220,14 +223,14 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); err != nil {
 		return err
 	}
-	if err := txn.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
-		if errors.Is(err, txn.ErrNotAdoptable) {
+	if err := admin.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
+		if errors.Is(err, admin.ErrNotAdoptable) {
 			return &cli.Error{Code: cli.ExitFound, Err: err}
 		}
 		return fmt.Errorf("%w; run it again to go on, or percctl table unadopt %s to undo it", err, o.table)
 	}
 	// Read back: it is what others see.
-	if plan, err = txn.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
+	if plan, err = admin.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return err
 	}
 	a.Adopted, a.AdoptedTS, a.AdoptedTime = plan.Adopted, plan.AdoptedTS, cli.Time(plan.AdoptedTS)

@@ -15,6 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type describeOptions struct {
@@ -109,12 +112,12 @@ type rowSample struct {
 }
 
 var roles = map[string]string{
-	txn.LockFamily: "locks", txn.WriteFamily: "write records", txn.MarkFamily: "rollback and lock-only marks",
-	txn.NotifyFamily: "notifications", txn.AckFamily: "acknowledgments of observers",
+	format.LockFamily: "locks", format.WriteFamily: "write records", format.MarkFamily: "rollback and lock-only marks",
+	format.NotifyFamily: "notifications", format.AckFamily: "acknowledgments of observers",
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
-	d, err := txn.Describe(ctx, s.Client(), o.table)
+	d, err := admin.Describe(ctx, s.Client(), o.table)
 	if err != nil && !errors.Is(err, txn.ErrFormatVersion) {
 		return err
 	}
@@ -197,13 +200,13 @@ func (c *rowSample) add(r bigtable.Row) {
 			bytes += len(it.Value)
 		}
 		switch family {
-		case txn.LockFamily:
+		case format.LockFamily:
 			c.Locks += len(items)
-		case txn.WriteFamily:
+		case format.WriteFamily:
 			c.Writes += len(items)
-		case txn.MarkFamily:
+		case format.MarkFamily:
 			c.Marks += len(items)
-		case txn.NotifyFamily:
+		case format.NotifyFamily:
 			c.Notifications += len(items)
 		default:
 			c.Values += len(items)

@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // NewCmd returns the table command.
@@ -40,7 +43,7 @@ func newInitCmd(s *cli.Streams) *cobra.Command {
 		Short: "Create a transactional table, or add the metadata families to one",
 		Long: `Create a transactional table, or make an existing one transactional: create what
 is missing of the metadata table, the table, its data families and the metadata
-families (` + strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ") + `), check that no family has a garbage-collection policy, and
+families (` + strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ") + `), check that no family has a garbage-collection policy, and
 record the schema. Cells that are in the table stay as they are; to transactions
 they are data that was committed before all others. Running it again is
 harmless.`,
@@ -69,7 +72,7 @@ func (o *initOptions) run(ctx context.Context) error {
 	defer closeAll()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	err = txn.InitTable(ctx, admin, bt, o.connect.MetadataTable, txn.TableSpec{Name: o.table, Families: o.families})
+	err = txnadmin.InitTable(ctx, admin, bt, o.connect.MetadataTable, txnadmin.TableSpec{Name: o.table, Families: o.families})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)
 	}

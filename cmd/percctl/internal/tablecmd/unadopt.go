@@ -11,7 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type unadoptOptions struct {
@@ -53,7 +54,7 @@ takes the table back. Exit status 4: a transaction has written.`,
 		},
 	}
 	o.flags.Add(cmd, 0)
-	cmd.Flags().DurationVar(&o.wait, "wait", txn.DefaultUndoWait, "how long clients may use a table without looking at its schema again")
+	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use a table without looking at its schema again")
 	addConfirmation(cmd, &o.yes, &o.dryRun)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
@@ -84,13 +85,13 @@ func (u *undoing) text(w io.Writer) (err error) {
 }
 
 func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
-	cfg := txn.AdoptConfig{
+	cfg := admin.AdoptConfig{
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(),
 		Progress: func(rows int) { s.Progress.Set("looking through table %s: %s", o.table, cli.Count(rows, "row")) },
 	}
 	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.dryRun, Wait: o.wait.Seconds()}
 	print := func() error { return cli.Print(o.streams.Out, o.format, u, u.text) }
-	if err := txn.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
+	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
@@ -104,7 +105,7 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	fmt.Fprintf(o.streams.Err, "waiting %v until no client uses the table any more\n", o.wait)
-	if err := txn.UndoAdoption(ctx, s.Admin, s.Bigtable, cfg, o.wait); err != nil {
+	if err := admin.UndoAdoption(ctx, s.Admin, s.Bigtable, cfg, o.wait); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
@@ -114,7 +115,7 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 
 // written prints that a transaction has written; other errors are returned.
 func (o *unadoptOptions) written(u *undoing, err error, print func() error) error {
-	var written *txn.WrittenError
+	var written *admin.WrittenError
 	if !errors.As(err, &written) {
 		return err
 	}
@@ -122,5 +123,5 @@ func (o *unadoptOptions) written(u *undoing, err error, print func() error) erro
 	if perr := print(); perr != nil {
 		return perr
 	}
-	return session.Foundf("the adoption of table %s cannot be undone: %w", o.table, txn.ErrWritten)
+	return session.Foundf("the adoption of table %s cannot be undone: %w", o.table, admin.ErrWritten)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type verifyOptions struct {
@@ -60,7 +61,7 @@ func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
 		return env.NoClient
 	}
 	if env.Tables = o.names; o.all {
-		if env.Tables, err = txn.ListTables(ctx, env.Client); err != nil {
+		if env.Tables, err = admin.Tables(ctx, env.Client); err != nil {
 			return err
 		}
 	}

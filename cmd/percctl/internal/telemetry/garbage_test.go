@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // longAgo hands out timestamps of a time that no retention reaches.
@@ -64,7 +66,7 @@ func (s *scene) remove(row string) {
 func (s *scene) garbage() {
 	ctx := s.t.Context()
 	if s.collected {
-		_, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{})
+		_, err := gc.Run(ctx, s.env.Client, gc.Config{})
 		s.must(err)
 		s.collect()
 		return // counters go on
@@ -80,24 +82,24 @@ func (s *scene) garbage() {
 	collector := s.env.NewClient(s.cfg, faults.DialOptions()...)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := txn.RunGC(ctx, collector, txn.GCConfig{LockWait: time.Nanosecond})
+		_, err := gc.Run(ctx, collector, gc.Config{LockWait: time.Nanosecond})
 		ended <- err
 	}()
 	<-held.Fired()
 	s.remove(abortRow)
 	held.Release()
-	var blocked *txn.GCBlockedError
+	var blocked *gc.BlockedError
 	if err := <-ended; !errors.As(err, &blocked) || blocked.Count != 1 {
 		s.t.Errorf("garbage collection with a live lock: %v", err)
 	}
 
 	s.remove(aliveRow)
-	report, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{})
+	report, err := gc.Run(ctx, s.env.Client, gc.Config{})
 	s.must(err)
 	if report.Total.Versions != 2 {
 		s.t.Errorf("garbage collection reclaimed: %+v", report)
 	}
-	_, err = txn.RunGC(ctx, s.env.Client, txn.GCConfig{Retention: 100 * 24 * time.Hour})
+	_, err = gc.Run(ctx, s.env.Client, gc.Config{Retention: 100 * 24 * time.Hour})
 	s.must(err)
 	s.collect()
 
@@ -123,8 +125,8 @@ func (s *scene) garbage() {
 func (s *scene) interrupted() {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
-	if _, err := txn.RunGC(ctx, s.env.Client, txn.GCConfig{Progress: func(p txn.GCProgress) {
-		if p.Phase == txn.GCFence {
+	if _, err := gc.Run(ctx, s.env.Client, gc.Config{Progress: func(p gc.Progress) {
+		if p.Phase == gc.Fence {
 			cancel()
 		}
 	}}); !errors.Is(err, context.Canceled) {
@@ -141,8 +143,8 @@ func (s *scene) lostLease() {
 	renewal := faults.On("renewal", func(c txntest.Call) bool { return c.Row == "lock/gc" && cut.Load() }, txntest.DropRequest, 0)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := txn.RunGC(ctx, collector, txn.GCConfig{Restart: true, Progress: func(p txn.GCProgress) {
-			if p.Phase == txn.GCFence {
+		_, err := gc.Run(ctx, collector, gc.Config{Restart: true, Progress: func(p gc.Progress) {
+			if p.Phase == gc.Fence {
 				cut.Store(true)
 			}
 		}})
@@ -156,7 +158,7 @@ func (s *scene) lostLease() {
 		s.must(err)
 	}
 	cut.Store(false)
-	var lost *txn.GCBusyError
+	var lost *gc.BusyError
 	if err := <-ended; !errors.As(err, &lost) || !lost.Lost {
 		s.t.Errorf("a run whose lease was taken: %v", err)
 	}
@@ -171,7 +173,7 @@ func (s *scene) refused() {
 		return &refusing{stream, method, &armed}, err
 	}))
 	armed.Store(true)
-	if _, err := txn.RunGC(s.t.Context(), collector, txn.GCConfig{}); status.Code(err) != grpccodes.PermissionDenied {
+	if _, err := gc.Run(s.t.Context(), collector, gc.Config{}); status.Code(err) != grpccodes.PermissionDenied {
 		s.t.Errorf("a run that was refused: %v", err)
 	}
 }

@@ -19,6 +19,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A scene is everything that can be seen of the library at least once: what it
@@ -47,8 +50,8 @@ func newScene(t *testing.T) *scene {
 	s.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(s.reader), sdkmetric.WithReader(exporter))
 	s.cfg = txn.Config{TracerProvider: s.tracers, MeterProvider: s.meters, LockTTL: 50 * time.Millisecond, TokenTTL: -1, LatchWait: 20 * time.Millisecond, TraceRowKeys: true}
 	s.env = txntest.New(t, txntest.WithConfig(s.cfg))
-	s.env.InitTable(txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
-	s.env.InitTable(txn.TableSpec{Name: "docs", Families: []string{"d"}})
+	s.env.InitTable(admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	s.env.InitTable(admin.TableSpec{Name: "docs", Families: []string{"d"}})
 	s.past()
 	s.collect() // before anything happens
 	return s
@@ -231,12 +234,12 @@ func (s *scene) crashes() {
 	s.update(c, "max") // waits, and rolls back
 	_, tx, _ := s.leave(txntest.StepCommit, "ned")
 	var primary txn.Cell
-	for l, err := range txn.Locks(ctx, c, "accounts", nil) {
+	for l, err := range admin.Locks(ctx, c, "accounts", nil) {
 		s.must(err)
 		primary = l.Primary
 	}
 	for {
-		status, locks, err := txn.ResolveTransaction(ctx, c, primary, tx.StartTS())
+		status, locks, err := admin.ResolveTransaction(ctx, c, primary, tx.StartTS())
 		s.must(err)
 		if status.State == txn.StateRolledBack || locks == 0 {
 			break
@@ -247,9 +250,9 @@ func (s *scene) crashes() {
 func (s *scene) observers() {
 	ctx, c := s.t.Context(), s.env.Client
 	in, weak := txn.Column{Family: "d", Qualifier: "in"}, txn.Column{Family: "d", Qualifier: "weak"}
-	s.must(txn.RegisterObserver(ctx, c, "docs", in, "index", false))
-	s.must(txn.RegisterObserver(ctx, c, "docs", in, "broken", false))
-	s.must(txn.RegisterObserver(ctx, c, "docs", weak, "later", true))
+	s.must(changes.RegisterObserver(ctx, c, "docs", in, "index", false))
+	s.must(changes.RegisterObserver(ctx, c, "docs", in, "broken", false))
+	s.must(changes.RegisterObserver(ctx, c, "docs", weak, "later", true))
 	writer := s.env.NewClient(s.cfg) // it knows the columns from the beginning
 	for range 3 {
 		_, err := writer.Update(ctx, func(_ context.Context, tx *txn.Txn) error {

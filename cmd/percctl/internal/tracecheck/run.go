@@ -14,6 +14,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct{ jaeger, otlp, images string }
@@ -92,11 +94,11 @@ func createTables(ctx context.Context, emulator *txntest.Emulator) error {
 		return err
 	}
 	defer func() { _, _ = bt.Close(), admin.Close() }()
-	for _, spec := range []txn.TableSpec{
+	for _, spec := range []txnadmin.TableSpec{
 		{Name: accounts, Families: []string{"bal"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: ledger, Families: []string{"entry"}},
 	} {
-		if err := txn.InitTable(ctx, admin, bt, "", spec); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, "", spec); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type explainOptions struct {
@@ -65,10 +67,10 @@ type cell struct {
 
 // stored is one cell in Bigtable.
 type stored struct {
-	Family string          `json:"family"`
-	TS     tso.Timestamp   `json:"ts"`
-	Time   string          `json:"time"`
-	Kind   txn.VersionKind `json:"kind"`
+	Family string            `json:"family"`
+	TS     tso.Timestamp     `json:"ts"`
+	Time   string            `json:"time"`
+	Kind   admin.VersionKind `json:"kind"`
 }
 
 func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
@@ -80,15 +82,15 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	status, err := txn.StatusOf(ctx, s.Client(), o.primary, o.startTS)
+	status, err := admin.StatusOf(ctx, s.Client(), o.primary, o.startTS)
 	if err != nil {
 		return err
 	}
-	byCell := map[txn.Cell][]txn.Version{}
+	byCell := map[txn.Cell][]admin.Version{}
 	var order []txn.Cell
 	var locks []txn.Lock
 	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
-		for v, err := range txn.VersionsOf(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
+		for v, err := range admin.VersionsOf(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
 			if err != nil {
 				return err
 			}

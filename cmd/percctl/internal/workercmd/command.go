@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // NewCmd returns the worker command.
@@ -59,21 +61,21 @@ write no token are not listed. It changes nothing.`,
 
 // A worker is a token as it is printed.
 type worker struct {
-	Owner     string         `json:"owner"`
-	Token     txn.OwnerState `json:"token"` // fresh or stale
-	ExpiresTS tso.Timestamp  `json:"expires_ts"`
-	Expires   string         `json:"expires_time"`
-	StartedTS tso.Timestamp  `json:"started_ts,omitempty"`
-	Started   string         `json:"started_time,omitempty"`
-	Host      string         `json:"host"`
-	PID       int64          `json:"pid"`
-	Observers []string       `json:"observers"`
+	Owner     string           `json:"owner"`
+	Token     admin.OwnerState `json:"token"` // fresh or stale
+	ExpiresTS tso.Timestamp    `json:"expires_ts"`
+	Expires   string           `json:"expires_time"`
+	StartedTS tso.Timestamp    `json:"started_ts,omitempty"`
+	Started   string           `json:"started_time,omitempty"`
+	Host      string           `json:"host"`
+	PID       int64            `json:"pid"`
+	Observers []string         `json:"observers"`
 
 	words string // of the token
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	workers, err := txn.Workers(ctx, s.Client())
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}
@@ -81,7 +83,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(workers, func(a, b txn.Worker) int { return strings.Compare(a.Owner, b.Owner) })
+	slices.SortFunc(workers, func(a, b admin.Worker) int { return strings.Compare(a.Owner, b.Owner) })
 	list := &cli.List[worker]{
 		Out: o.streams.Out, Format: o.format,
 		Header: []string{"owner", "token", "expires_ts", "expires_time", "started_ts", "started_time", "host", "pid", "observers"},
@@ -108,7 +110,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 			Started: cli.Time(w.StartedTS), Host: cli.Line(w.Host), PID: w.PID, Observers: append([]string{}, w.Observers...),
 		}
 		p.words = "fresh"
-		if w.State == txn.OwnerFresh {
+		if w.State == admin.OwnerFresh {
 			fresh++
 		} else {
 			p.words = "stale for " + cli.Duration(time.Duration(max(now-w.ExpiresTS, 0))*time.Microsecond)

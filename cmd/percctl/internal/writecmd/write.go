@@ -20,6 +20,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // shownValue is how many characters of a value a plan shows.
@@ -119,7 +121,7 @@ func (o *options) parseCells(args []string) error {
 		switch {
 		case err != nil:
 			return err
-		case c.Family == txn.AckFamily:
+		case c.Family == format.AckFamily:
 			return cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
 		case slices.Contains(o.cells, c):
 			return cli.Usagef("cell %s: it is named twice", c)
