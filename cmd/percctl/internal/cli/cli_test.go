@@ -3,9 +3,12 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -52,6 +55,35 @@ func TestVersion(t *testing.T) {
 	if got := newVersion(nil).Version; got != "unknown" {
 		t.Errorf("without build information: %q", got)
 	}
+}
+
+// percctl version and percctl --version print one line, and -o json all fields.
+func TestVersionCommand(t *testing.T) {
+	t.Parallel()
+	run := func(want int, args ...string) string {
+		t.Helper()
+		var out, errs bytes.Buffer
+		if got := Main(args, &Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); got != want {
+			t.Fatalf("%s: exit code %d, want %d: %s", args, got, want, &errs)
+		}
+		return out.String()
+	}
+	line := run(ExitOK, "version")
+	if want := "percctl "; !strings.HasPrefix(line, want) || strings.Count(line, "\n") != 1 {
+		t.Errorf("percctl version printed %q, want one line that begins with %q", line, want)
+	}
+	if got := run(ExitOK, "--version"); got != line {
+		t.Errorf("percctl --version printed %q, want %q", got, line)
+	}
+	var v version
+	if err := json.Unmarshal([]byte(run(ExitOK, "version", "-o", "json")), &v); err != nil {
+		t.Fatal(err)
+	}
+	if v.Version == "" || v.Go != runtime.Version() {
+		t.Errorf("percctl version -o json printed %+v", v)
+	}
+	run(ExitUsage, "-v")
+	run(ExitUsage, "version", "1")
 }
 
 // Anything but a terminal gets plain text.

@@ -79,6 +79,7 @@ something or work is left, 5 unavailable or timed out, 130 interrupted.`,
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	addVersionFlag(root)
 	root.AddCommand(newVersionCmd(s))
 	for _, c := range commands {
 		root.AddCommand(c(s))

@@ -40,6 +40,15 @@ func newVersionCmd(s *Streams) *cobra.Command {
 	return cmd
 }
 
+// addVersionFlag adds --version, which prints the same line as percctl version.
+// The flag is ours because cobra's own would take -v as well.
+func addVersionFlag(root *cobra.Command) {
+	info, _ := debug.ReadBuildInfo()
+	root.Version = newVersion(info).String()
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().Bool("version", false, "print the version and exit")
+}
+
 func newVersion(info *debug.BuildInfo) version {
 	v := version{Version: "unknown", Go: runtime.Version()}
 	if info == nil {
