@@ -25,7 +25,7 @@ const (
 
 // judge says what the library would do about locks of a transaction whose
 // primary and owner are as given, at oracle time now, and why, in words. It
-// follows docs/protocol.md, "A lock that somebody meets".
+// follows docs/protocol.md, "Resolving another transaction's lock".
 func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
 	case err != nil:
