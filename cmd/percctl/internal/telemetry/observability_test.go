@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -21,9 +22,14 @@ import (
 
 const (
 	root    = "../../../../"
-	docPath = root + "docs/observability.md"
+	docPath = root + "docs/reference/telemetry.md"
 	module  = "github.com/percolator-bigtable/percolator/"
 )
+
+// logging are the folders whose log lines are documented.
+var logging = []string{"txn", "notify", "tso", "cmd"}
+
+var update = flag.Bool("update", false, "write the generated part of docs/reference/telemetry.md again")
 
 // A table of the document: rows of cells, by the heading it stands under.
 type table [][]string
@@ -88,8 +94,8 @@ func pattern(name string) *regexp.Regexp {
 // everySpan are attributes that any span below the library may have.
 var everySpan = setOf("error.type", "db.system.name", "db.operation.name", "db.collection.name")
 
-// TestDocumented holds what a scene of everything produces against
-// docs/observability.md, the dashboard and the alerts.
+// TestDocumented compares what a scene of everything produces with
+// docs/reference/telemetry.md, the dashboard and the alerts.
 func TestDocumented(t *testing.T) {
 	s := newScene(t)
 	s.play()
@@ -295,11 +301,11 @@ func points(data metricdata.Aggregation) (kind string, sets []attribute.Set) {
 	return fmt.Sprintf("%T", data), nil
 }
 
-// TestLogsDocumented holds the document's table of log lines against the calls
-// of loggers in the source.
+// TestLogsDocumented compares the document's table of log lines with the calls of
+// loggers in the source. With -update it writes the table.
 func TestLogsDocumented(t *testing.T) {
 	source := map[string]string{} // by level and message: where, and attributes
-	for _, dir := range []string{"txn", "notify", "tso", "cmd"} {
+	for _, dir := range logging {
 		if err := filepath.WalkDir(root+dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
@@ -309,24 +315,59 @@ func TestLogsDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if *update {
+		writeLogs(t, source)
+	}
 	documented := map[string]string{}
 	for _, row := range tables(t)["Log lines"] {
 		documented[row[0]+" "+codes(row[1])[0]] = row[2] + " " + strings.Join(codes(row[3]), " ")
 	}
 	for line, where := range source {
 		if documented[line] != where {
-			level, message, _ := strings.Cut(line, " ")
-			words := strings.Fields(where)
-			for i, w := range words[1:] {
-				words[i+1] = "`" + w + "`"
-			}
-			t.Errorf("not documented, or not like this:\n| %s | `%s` | %s | %s |", level, message, words[0], strings.Join(words[1:], " "))
+			t.Errorf("not documented, or not like this (-update writes the table):\n%s", logRow(line, where))
 		}
 	}
 	for line := range documented {
 		if source[line] == "" {
 			t.Errorf("documented and not in the source: %s", line)
 		}
+	}
+}
+
+// logRow is a log line's row of the table.
+func logRow(line, where string) string {
+	level, message, _ := strings.Cut(line, " ")
+	words := strings.Fields(where)
+	for i, w := range words[1:] {
+		words[i+1] = "`" + w + "`"
+	}
+	return fmt.Sprintf("| %s | `%s` | %s | %s |", level, message, words[0], strings.Join(words[1:], " "))
+}
+
+// writeLogs writes the table of log lines: by package, then level, then message.
+func writeLogs(t *testing.T, source map[string]string) {
+	t.Helper()
+	text, err := os.ReadFile(docPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, ok := strings.Cut(string(text), "\n## Log lines\n")
+	if !ok {
+		t.Fatalf("%s has no section on log lines", docPath)
+	}
+	key := func(line string) string {
+		level, message, _ := strings.Cut(line, " ")
+		dir, _, _ := strings.Cut(source[line], " ")
+		return fmt.Sprintf("%d %d %s", slices.Index(logging, dir), slices.Index([]string{"error", "warn", "info", "debug"}, level), message)
+	}
+	lines := slices.SortedFunc(maps.Keys(source), func(a, b string) int { return strings.Compare(key(a), key(b)) })
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s\n## Log lines\n\n| Level | Message | From | With |\n|---|---|---|---|\n", head)
+	for _, line := range lines {
+		fmt.Fprintln(&out, logRow(line, source[line]))
+	}
+	if err := os.WriteFile(docPath, []byte(out.String()), 0o666); err != nil {
+		t.Fatal(err)
 	}
 }
 
