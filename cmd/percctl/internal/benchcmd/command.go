@@ -24,7 +24,7 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	observers := cli.Group("observers", "Measure observers: latency, throughput, and the paper's Figure 7",
 		`Measure observers on this machine. Each measurement starts an emulator of Bigtable
 and worker processes of its own, and ends them; it touches no other deployment.
-docs/observers-performance.md has numbers and says what they mean.`,
+docs/performance.md has numbers and says what they mean.`,
 		newLatencyCmd(s), newThroughputCmd(s), newFigure7Cmd(s))
 	return cli.Group("bench", "Measure on this machine",
 		`Measure on this machine, with processes that the command starts and ends.`,

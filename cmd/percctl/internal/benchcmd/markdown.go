@@ -56,7 +56,28 @@ func compareMarkdown(r *results) string {
 		m.row(fmt.Sprintf("`%s_ratio`: %s", f.Name, f.What), f.Against, "**"+fixed(f.Ratio, 2)+"**", fixed(f.Low, 2)+"–"+fixed(f.High, 2), fixed(f.CPURatio, 2), fixed(served[f.Name].Ratio, 2),
 			orNone(f.Goal, 2), orNone(f.Paper, 2), thousands(f.Raw), thousands(f.Ours), fixed(f.RawCPU, 0)+", "+fixed(f.OursCPU, 0), fixed(f.RawEmu, 0)+", "+fixed(f.OursEmu, 0))
 	}
-	fmt.Fprintf(&m, "\n%d rounds, %d callers in one process; the direct oracle, but for the column with a served one.", r.Compare.Figures[0].Rounds, r.Compare.Callers)
+	fmt.Fprintf(&m, "\n%d rounds, %d callers in one process. The oracle is direct, except in the column of the served one.", r.Compare.Figures[0].Rounds, r.Compare.Callers)
+	m.measuredOn(r.Compare.Machine)
+	return m.String()
+}
+
+// compareShort compares rates and CPU time, one line for each transaction.
+func compareShort(r *results) string {
+	var m markdown
+	floors := map[string]float64{}
+	for _, f := range r.Compare.Figures {
+		if name, ok := strings.CutSuffix(f.Name, "_floor"); ok {
+			floors[name] = f.Ratio
+		}
+	}
+	m.head("Transaction", "Raw operation", "Rate (raw = 1)", "CPU time (raw = 1)", "Highest possible rate (raw = 1)")
+	for _, f := range r.Compare.Figures {
+		if strings.HasSuffix(f.Name, "_floor") || f.Name == "write_cam" {
+			continue // only in the long table
+		}
+		m.row(f.What, f.Against, "**"+fixed(f.Ratio, 2)+"**", fixed(1/f.CPURatio, 1), orNone(floors[f.Name], 2))
+	}
+	fmt.Fprintf(&m, "\n%d callers in one process, direct oracle.", r.Compare.Callers)
 	m.measuredOn(r.Compare.Machine)
 	return m.String()
 }
@@ -174,6 +195,18 @@ func tripsMarkdown(r *results) string {
 	return m.String()
 }
 
+// tripsShort leaves out bytes; the requests are the same with a served oracle.
+func tripsShort(r *results) string {
+	var m markdown
+	m.head("Transaction", "Round trips", "Requests", "Which requests")
+	for _, l := range r.Trips.Lines {
+		if l.Oracle != "served" {
+			m.row(l.What, "**"+strconv.Itoa(l.Critical)+"**", strconv.Itoa(l.Requests), stepsText(l.Steps))
+		}
+	}
+	return m.String()
+}
+
 func delayMarkdown(r *results) string {
 	var m markdown
 	m.head("Delay", "Oracle", "", "Round trips", "p50 ms", "p95 ms", "p50 in delays", "Goal", "p50 in raw round trips")
@@ -216,6 +249,17 @@ func contentionMarkdown(r *results) string {
 	m.head("Accounts", "Latches", "Commits/s", "Conflicts for a commit", "Wasted attempts", "p50 ms", "p99 ms", "p99 over median", "Client µs for a commit", "Emulator µs")
 	for _, l := range r.Contention.Lines {
 		m.row(thousands(float64(l.Accounts)), onOff(l.Latches), thousands(l.Rate), fixed(float64(l.Conflicts)/float64(max(l.Commits, 1)), 3), fixed(100*l.Wasted, 1)+" %", fixed(l.P50, 1), fixed(l.P99, 1), fixed(l.Fairness, 1), thousands(l.CPU), thousands(l.Emulator))
+	}
+	fmt.Fprintf(&m, "\n%d processes with %d callers each, direct oracle.", r.Contention.Processes, r.Contention.Callers)
+	m.measuredOn(r.Contention.Machine)
+	return m.String()
+}
+
+func contentionShort(r *results) string {
+	var m markdown
+	m.head("Accounts", "Latches", "Commits/s", "Attempts that did not commit", "p50 ms", "p99 ms")
+	for _, l := range r.Contention.Lines {
+		m.row(thousands(float64(l.Accounts)), onOff(l.Latches), thousands(l.Rate), fixed(100*l.Wasted, 1)+" %", fixed(l.P50, 1), fixed(l.P99, 1))
 	}
 	fmt.Fprintf(&m, "\n%d processes with %d callers each, direct oracle.", r.Contention.Processes, r.Contention.Callers)
 	m.measuredOn(r.Contention.Machine)
@@ -290,7 +334,7 @@ func planMarkdown(r *results) string {
 	for _, l := range r.Plan.Lines {
 		m.row(l.Oracle, l.Name, fmt.Sprintf("%d, %d", l.Requests, l.Counted), fmt.Sprintf("%d, %d", l.RoundTrips, l.CountedTrips), thousands(float64(l.Bytes))+", "+thousands(float64(l.CountedBytes)))
 	}
-	fmt.Fprintf(&m, "\nLatency where each request takes %v more than it does:\n\n", verifiedDelay)
+	fmt.Fprintf(&m, "\nLatency with %v added to each request:\n\n", verifiedDelay)
 	m.head("Oracle", "", "Planned ms", "Measured p50 ms", "Ratio")
 	for _, l := range r.Plan.Latencies {
 		m.row(l.Oracle, l.Name, fixed(l.Planned, 1), fixed(l.Measured, 1), fixed(l.Ratio, 2))

@@ -1,6 +1,7 @@
 package benchcmd
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,9 +26,10 @@ type reportOptions struct {
 	png     string
 }
 
-// The files below --docs.
+// The files below --docs. A table is written into each page that has its marks.
 const (
 	pageFile    = "performance.md"
+	tablesFile  = "reference/performance.md"
 	resultsFile = "performance.json"
 	imagesDir   = "images"
 )
@@ -41,14 +43,15 @@ func newReportCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report --docs DIR",
 		Short: "Measure everything and write docs/performance.md's tables and plots again",
-		Long: `Measure everything that docs/performance.md shows, in less than ten minutes, and
-write it there: DIR/performance.json with all results, DIR/images/performance-*.svg, and
-in DIR/performance.md what stands between the lines
+		Long: `Measure everything that docs/reference/performance.md shows, in less than ten minutes.
+The command writes DIR/performance.json with all results, DIR/images/performance-*.svg,
+and, in DIR/performance.md and DIR/reference/performance.md, the tables between the lines
 
   <!-- measured: NAME -->
   <!-- end -->
 
-Whatever else is in the page stays. With --only, other parts keep what is in
+NAME is a part, or "PART, short" for a table with fewer columns. Other text in the pages
+stays. With --only, other parts keep what is in
 performance.json; with --replot nothing is measured, and all is written from there.
 Run it on a machine that does nothing else.
 
@@ -254,23 +257,53 @@ func (o *reportOptions) draw(all *results) error {
 	return nil
 }
 
-// rewrite writes what was measured into the page.
+// shortTables are tables of parts with fewer columns, marked "NAME, short".
+var shortTables = map[string]func(r *results) string{"compare": compareShort, "trips": tripsShort, "contention": contentionShort}
+
+// rewrite writes what was measured into the pages. Each part needs a place for its
+// table in one of them; the reference page may be missing.
 func (o *reportOptions) rewrite(all *results) error {
-	file := filepath.Join(o.docs, pageFile)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
+	pages := map[string]string{} // by file
+	for _, name := range []string{pageFile, tablesFile} {
+		file := filepath.Join(o.docs, name)
+		text, err := os.ReadFile(file)
+		if name == tablesFile && errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		pages[file] = string(text)
 	}
-	page := string(text)
 	for _, p := range parts {
 		if !p.there(all) {
 			continue
 		}
-		if page, err = replaceMeasured(page, p.name, p.table(all)); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+		placed, missing := false, error(nil)
+		place := func(name, table string) {
+			for file, page := range pages {
+				changed, err := replaceMeasured(page, name, table)
+				if err != nil {
+					missing = cmp.Or(missing, err)
+					continue
+				}
+				pages[file], placed = changed, true
+			}
+		}
+		place(p.name, p.table(all))
+		if short := shortTables[p.name]; short != nil {
+			place(p.name+", short", short(all))
+		}
+		if !placed {
+			return fmt.Errorf("%s: %w; add them there or in %s", filepath.Join(o.docs, pageFile), missing, tablesFile)
 		}
 	}
-	return os.WriteFile(file, []byte(page), 0o666)
+	for file, page := range pages {
+		if err := os.WriteFile(file, []byte(page), 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // replaceMeasured puts text between the marks of a part.
