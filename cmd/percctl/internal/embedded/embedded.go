@@ -27,8 +27,8 @@ const (
 )
 
 // What is in it, for help texts.
-const Contents = `tables accounts and journal with some history, and locks of two clients that
-died in the middle of a commit; and table legacy, which is not transactional`
+const Contents = `transactional tables accounts and journal, locks of two clients that died in the
+middle of a commit, and a table legacy that is not transactional`
 
 // Start starts the emulator and fills it. Call the function it returns when
 // done.

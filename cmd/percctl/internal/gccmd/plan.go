@@ -22,9 +22,16 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &planOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show what a collection now would reclaim",
-		Long: `Read every transactional table and show what a collection now would reclaim,
-table by table, and what holds it back. It changes nothing, and waits for nobody.`,
+		Short: "Show what a collection would remove now",
+		Long: `Read every transactional table, and show for each what a collection would remove
+now, and which clients hold the safe point back. The command changes nothing and
+does not wait for locks.
+
+In the table that it prints, VERSIONS are write records, those of deletes
+included; DELETES are deletes that were the newest version of their column; MARKS
+are rollback markers and lock-only commits; DATA are data cells of transactions,
+and PLAIN those written without transactions (--plain); CELLS are all of these.
+SKIPPED are rows that a collection could not judge: percctl check tells why.`,
 		Example: `  percctl gc plan --retention 72h
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
@@ -37,6 +44,7 @@ table by table, and what holds it back. It changes nothing, and waits for nobody
 	o.flags.Add(cmd, 0)
 	o.gc.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 

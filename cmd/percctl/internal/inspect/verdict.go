@@ -9,7 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// An Outcome is what resolving a transaction's locks does to them now.
+// An Outcome is what resolving the locks of a transaction would do now.
 type Outcome string
 
 // The outcomes.
@@ -23,7 +23,7 @@ const (
 
 // judge says what the library would do about locks of a transaction whose
 // primary and owner are as given, at oracle time now, and why, in words. It
-// follows docs/protocol.md, "A lock that somebody meets".
+// follows docs/protocol.md, "Locks".
 func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
 	case err != nil:
@@ -39,7 +39,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now
 	case s.State == txn.StateLocked:
 		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
 	case len(locks) == 0:
-		return Finished, "nothing at the primary: its prewrite may be on the way, its owner may have aborted, or there was no such transaction"
+		return Finished, "nothing at the primary: its prewrite may still arrive, its owner may have rolled back, or there was no such transaction"
 	}
 	// Nothing at the primary: the locks' own ttl counts. The first that is
 	// resolved decides for all.
@@ -51,7 +51,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now
 	case owner.State == txn.OwnerStale:
 		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("nothing at the primary, ttl over for %s: will be rolled back", between(expires, now))
+		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", between(expires, now))
 	}
 	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", between(now, expires))
 }
@@ -61,7 +61,7 @@ func judgeLocked(expires tso.Timestamp, owner txn.OwnerStatus, now tso.Timestamp
 	case owner.State == txn.OwnerStale:
 		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("ttl over for %s, not committed: will be rolled back", between(expires, now))
+		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", between(expires, now))
 	case owner.State == txn.OwnerFresh:
 		return Alive, fmt.Sprintf("owner alive, ttl %s left", between(now, expires))
 	}

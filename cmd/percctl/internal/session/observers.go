@@ -38,7 +38,7 @@ func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedC
 			return o, nil
 		}
 	}
-	return txn.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
+	return txn.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the
