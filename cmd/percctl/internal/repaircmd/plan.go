@@ -201,7 +201,7 @@ func (o *planOptions) print(p *plan) error {
 		return err
 	}
 	if n := len(p.Repairs) + len(p.Left); n > 0 {
-		return session.Foundf("%s to make, %d violations left to you", cli.Count(len(p.Repairs), "repair"), len(p.Left))
+		return session.Foundf("%s to make, %s left to you", cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
 	}
 	_, err := fmt.Fprintf(o.streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
 	return err
@@ -212,7 +212,7 @@ func (o *planOptions) print(p *plan) error {
 const shown = 50
 
 func (p *plan) text(w io.Writer) error {
-	fmt.Fprintf(w, "project %s, instance %s: %s, %d violations left to you\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), len(p.Left))
+	fmt.Fprintf(w, "project %s, instance %s: %s, %s left to you\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
 	for i, r := range p.Repairs {
 		if i == shown {
 			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Repairs)-i)
