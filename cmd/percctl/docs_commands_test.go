@@ -114,10 +114,7 @@ func TestCommandsInDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := map[string]int{}
-	pages, err := filepath.Glob(reference + "*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := referencePages(t)
 	inReference := 0
 	for _, path := range append(append(files, docs+"../README.md"), pages...) {
 		text, err := os.ReadFile(path)

@@ -61,12 +61,12 @@ func TestReference(t *testing.T) {
 			t.Errorf("%s has json fields, and no command prints it: declare it with cli.Prints", name)
 		}
 	}
-	was, err := filepath.Glob(reference + "*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range was {
-		if _, ok := pages[filepath.Base(path)]; ok {
+	for _, path := range referencePages(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := pages[filepath.Base(path)]; ok || !strings.HasPrefix(string(text), generated) {
 			continue
 		}
 		if !*update {
@@ -90,6 +90,17 @@ func TestReference(t *testing.T) {
 			t.Errorf("docs/reference/%s is out of date: go test ./cmd/percctl -run %s -update writes it again\n%s", name, t.Name(), cmp.Diff(string(got), want))
 		}
 	}
+}
+
+// referencePages are the files in docs/reference: those that this test generates,
+// and others.
+func referencePages(t *testing.T) []string {
+	t.Helper()
+	all, err := filepath.Glob(reference + "*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // A generator makes the pages of docs/reference from a tree of commands.
@@ -171,9 +182,30 @@ func (g *generator) index() string {
 			fmt.Fprintf(&out, "| [%s](%s.md) | %s |\n", c.Name(), c.Name(), g.inline(c.Short))
 		}
 	}
+	if others := g.others(); others != "" {
+		out.WriteString("\n## Other references\n\n" + others)
+	}
 	out.WriteString("\n## Shared flags\n\nFlags that many commands have, with the same meaning in each.\n\n| Flag | |\n|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(g.shared)) {
 		fmt.Fprintf(&out, "| `--%s` | %s |\n", name, g.inline(g.shared[name]))
+	}
+	return out.String()
+}
+
+// others lists the pages of docs/reference that are not about percctl.
+func (g *generator) others() string {
+	var out strings.Builder
+	for _, path := range referencePages(g.t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		title, ok := strings.CutPrefix(string(text), "# ")
+		if !ok {
+			continue
+		}
+		title, _, _ = strings.Cut(title, "\n")
+		fmt.Fprintf(&out, "- [%s](%s)\n", title, filepath.Base(path))
 	}
 	return out.String()
 }

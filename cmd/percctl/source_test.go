@@ -137,19 +137,22 @@ func (s *source) values(t reflect.Type) (all []string) {
 	return slices.DeleteFunc(all, func(v string) bool { return v == "" })
 }
 
-// jsonTypes are the struct types below internal with fields for JSON, as import
-// path and name.
+// jsonTypes are the struct types of percctl's packages with fields for JSON, as
+// import path and name.
 func (s *source) jsonTypes(t *testing.T) (all []string) {
 	t.Helper()
-	paths, err := filepath.Glob("internal/*/*.go")
+	paths, err := filepath.Glob("*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range paths {
+	inside, err := filepath.Glob("internal/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(paths, inside...) {
 		path = filepath.ToSlash(path)
-		dir, file := filepath.Split(strings.TrimPrefix(path, "internal/"))
-		dir = strings.TrimSuffix(dir, "/")
-		if strings.HasSuffix(file, "_test.go") || slices.Contains(notOutput, dir) || slices.Contains(notOutput, dir+"/"+file) {
+		dir, file := filepath.ToSlash(filepath.Dir(path)), filepath.Base(path)
+		if short := strings.TrimPrefix(dir, "internal/"); strings.HasSuffix(file, "_test.go") || slices.Contains(notOutput, short) || slices.Contains(notOutput, short+"/"+file) {
 			continue
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
@@ -162,7 +165,7 @@ func (s *source) jsonTypes(t *testing.T) (all []string) {
 				return true
 			}
 			if st, ok := spec.Type.(*ast.StructType); ok && hasJSON(st) {
-				all = append(all, s.module+"/cmd/percctl/internal/"+dir+"."+spec.Name.Name)
+				all = append(all, s.module+"/cmd/percctl/"+dir+"."+spec.Name.Name)
 			}
 			return true
 		})
