@@ -132,7 +132,7 @@ type GCHold struct {
 	PID   int64  `json:"pid"`   // id of the client's process
 	// OldestTS is the start_ts of its oldest open transaction or held snapshot.
 	OldestTS tso.Timestamp `json:"oldest_ts"`
-	// ExpiresTS is when the client's worker token becomes stale.
+	// ExpiresTS is the oracle time at which the client's worker token becomes stale.
 	ExpiresTS tso.Timestamp `json:"expires_ts"`
 }
 
@@ -156,7 +156,7 @@ type GCTable struct {
 	// RowsChanged are rows that had something to remove.
 	RowsChanged int64 `json:"rows_changed"`
 	// RowsSkipped are rows that could not be judged, because of a live lock or
-	// damaged records; Check tells which.
+	// damaged records; Check says which.
 	RowsSkipped int64 `json:"rows_skipped"`
 	// Versions are committed values and deletes, by their write records.
 	Versions int64 `json:"versions"`

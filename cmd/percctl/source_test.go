@@ -112,7 +112,7 @@ func (s *source) fieldComment(t reflect.Type, name string) string {
 	return ""
 }
 
-// values are the constants of a string type; nil for others.
+// values are the constants of a string type; nil for other types.
 func (s *source) values(t reflect.Type) (all []string) {
 	if t.Kind() != reflect.String || t.PkgPath() == "" {
 		return nil

@@ -169,8 +169,8 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy
 	if k.Rows > 0 && k.Hot > 0 {
 		// Each transaction has to take its start_ts after the last one's
-		// commit_ts, so they follow each other at best; and one that begins while
-		// another is under way meets it.
+		// commit_ts, so they follow each other at best; and one that begins before
+		// another has ended conflicts with it.
 		kp.HotRate = k.Rate / float64(k.Hot)
 		kp.HotLimit = 1000 / kp.Latency
 		kp.Conflicts = 1 - math.Exp(-kp.HotRate*kp.Latency/1000)

@@ -17,7 +17,7 @@ type Rates struct {
 	// row's key, family, column and timestamp, twice, for the data and its write
 	// record, and that record.
 	Cell   float64 `json:"version_overhead_bytes"`               // stored bytes of a version in addition to its value, before compression; assumed
-	Busy   float64 `json:"busy_oracle_trips" unit:"round trips"` // round trips that a timestamp takes if many callers ask: the rest of the request that is in flight, and the own one
+	Busy   float64 `json:"busy_oracle_trips" unit:"round trips"` // round trips that a timestamp takes if many callers ask: the rest of the request that is in flight, and its own
 	HotRow float64 `json:"hot_row_mutations" unit:"1/s"`         // mutations that one row takes; assumed
 }
 

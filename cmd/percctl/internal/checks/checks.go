@@ -35,7 +35,7 @@ const (
 // A Finding is one problem that a check found.
 type Finding struct {
 	Check    string   `json:"check"`    // check that found it
-	Severity Severity `json:"severity"` // how bad it is: an error keeps transactions from working or endangers data, a warning needs a look, a note is good to know
+	Severity Severity `json:"severity"` // how bad it is: an error keeps transactions from working or endangers data, a warning needs attention, a note is good to know
 	Subject  string   `json:"subject"`  // the table, family, column, client or server
 	What     string   `json:"what"`     // what is wrong
 	Why      string   `json:"why"`      // why it matters
@@ -58,7 +58,7 @@ const (
 type Result struct {
 	Check    string    `json:"check"`    // name of the check
 	State    State     `json:"state"`    // how the check ended: skipped means that it cannot be made here, failed that it ended in an error
-	Detail   string    `json:"detail"`   // what the check looked at, or why it was skipped or failed
+	Detail   string    `json:"detail"`   // extent of the check, or why it was skipped or failed
 	Findings []Finding `json:"findings"` // problems that it found
 }
 

@@ -17,11 +17,11 @@ import (
 // scanTimeout bounds what looks at rows.
 const scanTimeout = 2 * time.Minute
 
-// grace is how long a lock may be past its ttl before it is worth a word:
-// somebody meets it, or does not.
+// grace is how long a lock may be past its ttl before doctor reports
+// it: in the meantime another client may resolve it.
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
 
-// sampleParts is over how many places of a table a sample of rows is spread.
+// sampleParts is the number of places of a table that a sample of rows comes from.
 const sampleParts = 16
 
 // sample returns keys of rows of a table, at most n, from all over it, and

@@ -30,7 +30,7 @@ func Main(args []string, s *Streams, commands ...Command) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
 	if err != nil {
-		// It may carry what is stored, or what somebody had pasted.
+		// It may carry stored bytes, or what the user pasted.
 		for i, line := range strings.Split(err.Error(), "\n") {
 			if i == 0 {
 				line = cmd.CommandPath() + ": " + line

@@ -37,18 +37,18 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "console [TABLE…]",
 		Short: "Show a deployment as a web page on this machine",
-		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0): locks by transaction
-with what resolving them would do, observers with their lag, dead letters, the
-oracle, garbage collection, and the history of a row. Without TABLE, the page covers
-all tables of the deployment. The command prints the address of the page as soon as
+		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0). The page has locks by
+transaction with what resolving them would do, observers with their lag, dead
+letters, the oracle, garbage collection, and the history of a row. Without TABLE, it
+covers all tables of the deployment. The command prints the address of the page as soon as
 you can open it. /picture.json at that address is what percctl top -o json prints.
 The page needs no JavaScript.
 
 The page only reads: it serves GET and HEAD requests, and has no buttons that change
 anything. It has no login. Every user of this machine can read it, but no other
 machine: the command listens only on loopback addresses. It refuses requests whose
-Host is not a loopback address with its port, so that no web site can read the page
-through a name that it resolves to 127.0.0.1. Do not forward the port to other
+Host is not a loopback address with its port. Otherwise a web site could read the
+page through a name that it resolves to 127.0.0.1. Do not forward the port to other
 people; a forwarded port works only under the same number.
 
 Each load of the page reads the locks and notifications of the tables, at most once
@@ -106,7 +106,7 @@ func checkListen(listen string) error {
 	return nil
 }
 
-// loopback: a host is this machine, and no name that somebody else resolves.
+// loopback reports whether a host is this machine, and not a name from DNS.
 func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || (ip != nil && ip.IsLoopback())

@@ -26,17 +26,20 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check a whole deployment, and say how to fix each problem",
-		Long: `Check a whole deployment: app profile, permissions, the oracle and its clock,
-schema records, families and garbage-collection policies of all tables, locks of
-dead clients, garbage collection, clients that died, observers without workers or
-with a backlog older than 10 minutes, dead letters, writes without transactions,
-and the consistency of a sample of rows. For each problem the command says what it
-is, why it matters, and which command fixes it. It changes nothing. It skips, and
-says so, what cannot be checked on an emulator or without permission.
+		Long: `Check a whole deployment. For each problem the command says what it is, why it
+matters, and which command fixes it. It changes nothing. It skips, and says so, what
+cannot be checked on an emulator or without permission. It checks:
 
-It does not see writes without transactions that are older than the table's
-adoption, and in tables of percctl table init, which record no time, those in
-columns that no transaction has written.
+  connection     app profile, permissions, the oracle and its clock
+  tables         schema records, families, garbage-collection policies, adoptions
+  clients        clients that died and their locks, garbage collection
+  observers      observers without workers, changes pending for more than 10
+                 minutes, dead letters
+  data           in a sample of rows: consistency, writes without transactions
+
+It does not see all writes without transactions. In an adopted table, it misses those
+from before the adoption. In a table of percctl table init, which records no time, it
+misses those in columns that no transaction has written.
 
 Exit status 4: there are errors or warnings. 1: a check failed.`,
 		Example: `  percctl doctor

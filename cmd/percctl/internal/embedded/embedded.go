@@ -1,5 +1,5 @@
-// Package embedded is a Bigtable for trying percctl: the emulator inside the
-// process, with a small deployment in it, made anew for each command.
+// Package embedded is a Bigtable for trying percctl: an emulator inside the
+// process with a small deployment, new for each command.
 package embedded
 
 import (
@@ -120,7 +120,7 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 	return nil
 }
 
-// legacy is a table of somebody who knows nothing of transactions.
+// legacy makes a table that is not transactional.
 func legacy(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
 	if err := admin.CreateTable(ctx, "legacy"); err != nil {
 		return err

@@ -27,11 +27,15 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 now, and which clients hold the safe point back. The command changes nothing and
 does not wait for locks.
 
-In the table that it prints, VERSIONS are write records, those of deletes
-included; DELETES are deletes that were the newest version of their column; MARKS
-are rollback markers and lock-only commits; DATA are data cells of transactions,
-and PLAIN those written without transactions (--plain); CELLS are all of these.
-SKIPPED are rows that a collection could not judge: percctl check tells why.`,
+The columns of its table:
+
+  VERSIONS  write records, those of deletes included
+  DELETES   deletes that were the newest version of their column
+  MARKS     rollback markers and lock-only commits
+  DATA      data cells of transactions
+  PLAIN     data cells written without transactions (--plain)
+  CELLS     all of these
+  SKIPPED   rows that cannot be judged; percctl check says why`,
 		Example: `  percctl gc plan --retention 72h
   percctl gc plan -o json`,
 		Args: cli.NoArgs,

@@ -116,8 +116,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 	return o.once(ctx, s)
 }
 
-// once runs one collection and prints what it did, also when it did not come to
-// its end.
+// once runs one collection and prints what it did, also if it did not finish.
 func (o *runOptions) once(ctx context.Context, s *session.Session) error {
 	r, err := s.Client().RunGC(ctx, o.config(s))
 	s.Progress.End()
@@ -133,8 +132,8 @@ func (o *runOptions) once(ctx context.Context, s *session.Session) error {
 	return verdict(r, err)
 }
 
-// watchOver runs collections for ever. What stops one of them is told, and the
-// next one tries again.
+// watchOver runs collections until interrupted. It prints the error of one that
+// fails, and retries.
 func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 	for {
 		wait, err := o.due(ctx, s)
@@ -167,7 +166,7 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 }
 
 // due is how long the next collection can wait: an interval from the end of the
-// last one, whoever ran it. One that was interrupted is gone on with at once.
+// last one, by any collector. One that was interrupted continues at once.
 func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
 	st, err := s.Client().GCStatus(ctx)
 	if err != nil || st.Run.Phase != txn.GCDone {

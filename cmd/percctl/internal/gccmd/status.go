@@ -67,8 +67,8 @@ type runStatus struct {
 	Row       string        `json:"row"`        // row that the run has reached, as commands take it
 	StartedTS tso.Timestamp `json:"started_ts"` // oracle time at which the run started
 	UpdatedTS tso.Timestamp `json:"updated_ts"` // oracle time at which the run last wrote its progress, or at which it finished
-	Owner     string        `json:"owner"`      // host, process and client that ran it last
-	Rows      int64         `json:"rows"`       // rows read
+	Owner     string        `json:"owner"`      // collector that ran it last: host, process id and client
+	Rows      int64         `json:"rows"`       // rows read since the run started, interruptions included
 	Versions  int64         `json:"versions"`   // versions removed, by their write records
 	Cells     int64         `json:"cells"`      // Bigtable cells removed
 	Bytes     int64         `json:"bytes"`      // bytes of values and qualifiers removed, before compression

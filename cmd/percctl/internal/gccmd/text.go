@@ -105,7 +105,7 @@ func age(now, ts tso.Timestamp) string {
 	return cli.Duration(time.Duration(now-ts) * time.Microsecond)
 }
 
-// progress tells how far a collection is.
+// progress reports how far a collection is.
 func progress(s *session.Session) func(txn.GCProgress) {
 	return func(p txn.GCProgress) {
 		switch p.Phase {

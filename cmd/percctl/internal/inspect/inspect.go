@@ -49,7 +49,7 @@ type Transaction struct {
 	State       string         `json:"state"`                        // state that the primary shows: committed, rolled back, locked, unknown (the primary has no trace of the transaction), or unreadable
 	CommitTS    tso.Timestamp  `json:"commit_ts,omitempty"`          // commit timestamp, once the transaction is committed
 	Commit      string         `json:"commit_time,omitempty"`        // commit_ts as a time
-	Outcome     Outcome        `json:"outcome"`                      // what resolving the locks would do now
+	Outcome     Outcome        `json:"outcome"`                      // effect of resolving the locks now
 	Verdict     string         `json:"verdict"`                      // outcome in words, with the reason
 	Owner       string         `json:"owner"`                        // id of the client that wrote the locks; empty if there is no lock or the client writes no token
 	OwnerToken  txn.OwnerState `json:"owner_token"`                  // state of the owner's worker token; empty if there is no lock

@@ -9,7 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// An Outcome is what resolving the locks of a transaction would do now.
+// An Outcome is the effect that resolving the locks of a transaction has now.
 type Outcome string
 
 // The outcomes.

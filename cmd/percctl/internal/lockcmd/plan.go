@@ -88,5 +88,5 @@ func (p *plan) text(w io.Writer) error {
 	return nil
 }
 
-// shownTransactions is how many transactions a plan tells one by one.
+// shownTransactions is how many transactions a plan lists.
 const shownTransactions = 10

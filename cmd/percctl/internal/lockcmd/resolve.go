@@ -142,7 +142,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	return found.Verdict()
 }
 
-// find reads the locks and says what would become of them.
+// find reads the locks and says what resolving them would do.
 func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) (*inspect.Collection, []*inspect.Transaction, error) {
 	want := inspect.Want{Limit: o.limit, StartTS: o.startTS}
 	var err error

@@ -18,10 +18,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// parallelism bounds the locks that are settled at a time.
+// parallelism bounds the locks that are resolved at a time.
 const parallelism = 16
 
-// A resolver settles locks and keeps account.
+// A resolver resolves locks and counts them.
 type resolver struct {
 	mu            sync.Mutex
 	forward, back int // as the library reports it: what this client did
@@ -51,24 +51,23 @@ func (r *resolver) resolved(res txn.Resolution) {
 	}
 }
 
-// run settles the first lock of each transaction, and then the rest of those
-// whose fate was decided: the client remembers fates, so the rest cost one
-// request each. It returns the error of a context that ended; others are
-// counted.
+// run resolves the first lock of each transaction, and then the other locks of
+// those that have ended: the client remembers their outcomes, so each costs one
+// request. It returns the error of a context that ended, and counts other errors.
 func (r *resolver) run(ctx context.Context, s *session.Session, all []*inspect.Transaction) error {
 	for _, t := range all {
 		r.total += len(t.Found)
 	}
-	became := make([]fate, len(all))
+	ended := make([]attempt, len(all))
 	g := limited()
 	for i, t := range all {
-		g.Go(func() error { became[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
+		g.Go(func() error { ended[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
 	}
 	_ = g.Wait()
 	g = limited()
 	for i, t := range all {
 		for _, l := range t.Found[1:] {
-			switch became[i] {
+			switch ended[i] {
 			case decided:
 				g.Go(func() error { r.resolve(ctx, s, t, l); return nil })
 			case alive:
@@ -89,17 +88,17 @@ func limited() *errgroup.Group {
 	return g
 }
 
-// fate is what came of a transaction's first lock.
-type fate int
+// An attempt is how resolving the first lock of a transaction ended.
+type attempt int
 
 const (
-	unreached fate = iota // it failed, or the context ended before
+	unreached attempt = iota // it failed, or the context ended before
 	alive
 	decided
 )
 
-// resolve settles one lock.
-func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) fate {
+// resolve resolves one lock.
+func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) attempt {
 	if ctx.Err() != nil {
 		return unreached
 	}

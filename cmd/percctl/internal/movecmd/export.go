@@ -135,7 +135,7 @@ func (o *exportOptions) write(ctx context.Context, s *session.Session, t *target
 	return err
 }
 
-// open makes the target, or finds out how far an earlier run came.
+// open creates the target, or finds out how far an earlier run came.
 func (o *exportOptions) open(ctx context.Context, s *session.Session, r session.Range) (*target, error) {
 	want := header{Version: formatVersion, Table: o.table, TS: o.ts}
 	if r.Start != "" {
@@ -190,8 +190,8 @@ func (o *exportOptions) toFile(file *os.File) *target {
 	return t
 }
 
-// reopen reads what an earlier run wrote, cuts off a row that is not whole, and
-// goes on behind it.
+// reopen reads what an earlier run wrote, cuts off an incomplete row, and
+// continues there.
 func (o *exportOptions) reopen(want header) (*target, error) {
 	file, err := os.OpenFile(o.to, os.O_RDWR, 0)
 	if err != nil {

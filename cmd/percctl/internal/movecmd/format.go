@@ -107,7 +107,7 @@ func (l *rowLine) row() (txn.BulkRow, error) {
 	return r, nil
 }
 
-// A writer writes a file, or goes on with one.
+// A writer writes a file, or continues one.
 type writer struct {
 	out         *bufio.Writer
 	sum         hash.Hash

@@ -126,7 +126,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	return b.verdict(ctx, r, err)
 }
 
-// verdict says how to go on after an error.
+// verdict says how to continue after an error.
 func (b *backfilled) verdict(ctx context.Context, r session.Range, err error) error {
 	if err == nil {
 		return nil

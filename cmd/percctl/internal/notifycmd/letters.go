@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// shownLetters is how many dead letters a plan tells one by one.
+// shownLetters is how many dead letters a plan lists.
 const shownLetters = 10
 
 // A choice chooses dead letters.

@@ -143,7 +143,7 @@ func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
 	return d
 }
 
-// others are the observers that have still to see the change.
+// others returns the other observers that have not acknowledged the change.
 func (o *parkOptions) others(seen *txn.Observation) []string {
 	others := []string{}
 	for _, id := range seen.Observers {

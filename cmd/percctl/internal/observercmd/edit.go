@@ -209,7 +209,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	})
 }
 
-// survey counts what the observer has still to do, and who runs it.
+// survey counts what is pending for the observer, and its workers.
 func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.ObservedColumn, e *edited) error {
 	b := &observer{Observer: o.id}
 	k := key{o.table, col.Column, o.id}
@@ -226,7 +226,7 @@ func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.Ob
 	return nil
 }
 
-// removal says what becomes of what the observer has still to do.
+// removal says what happens to the pending notifications of the observer.
 func removal(e *edited, lastOfTable bool) []string {
 	plan := []string{"commits to the column leave no notifications for it, once their clients have noticed (within a minute)"}
 	pending := cli.Count(e.Pending, "notification") + " it has not acknowledged: "

@@ -43,12 +43,15 @@ func newListCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [TABLE…]",
 		Short: "List registered observers with their backlog, lag and workers",
-		Long: `List the observed columns and their registered observers. For each observer the list
-has the cells that it has not acknowledged (pending), how many of these it failed on
-in its last run, the age of the oldest pending change (its lag, in oracle time), its
-dead letters, and the live workers that run an observer of that id. An observer "-"
-stands for a column that was declared observed and has no observer. Without TABLE,
-the list covers all tables of the deployment.
+		Long: `List the observed columns and their registered observers. Without TABLE, the list
+covers all tables of the deployment. An observer "-" stands for a column that was
+declared observed and has no observer.
+
+  PENDING       cells that the observer has not acknowledged
+  FAILING       pending cells on which its last run failed
+  LAG           age of the oldest pending change, in oracle time
+  DEAD          its dead letters
+  LIVE WORKERS  live workers that run an observer of that id
 
 The command reads the notifications of the tables. It changes nothing and does not
 wait for locks. Ids of observers are compared without their tables: a worker that

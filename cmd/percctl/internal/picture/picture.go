@@ -104,20 +104,20 @@ type DeadLetter struct {
 	Error    string        `json:"error"`       // error of the last failed run
 }
 
-// lockID tells locks apart.
+// A lockID identifies a lock.
 type lockID struct {
 	cell    txn.Cell
 	startTS tso.Timestamp
 }
 
-// notVisible is what nobody sees from outside.
+// notVisible is what a picture cannot show.
 var notVisible = []string{
 	"commits, reads, rollbacks and conflicts of transactions: see the metrics of clients (docs/observability.md)",
 	"locks that appear and disappear between two frames: the rates of locks compare frames",
 	"successful runs of observers: they lower pending, and new changes raise it",
 }
 
-// inDirectMode is what nobody sees of an oracle without servers.
+// inDirectMode is what it cannot show of an oracle without servers.
 const inDirectMode = "timestamps handed out: in direct mode there is no counter"
 
 // Take takes a picture. It fails when a part of it cannot be seen.

@@ -13,7 +13,7 @@ import (
 // A Fact is a name and what is to be said of it for people.
 type Fact struct {
 	Name, Words string
-	Bad         bool // somebody should look at it
+	Bad         bool // it needs attention
 }
 
 // Facts are what is said of a picture beside its lists.

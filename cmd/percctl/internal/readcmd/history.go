@@ -64,7 +64,7 @@ type event struct {
 	Family   string          `json:"family"`              // family that it is stored in
 	Kind     txn.VersionKind `json:"kind"`                // what it is
 	StartTS  tso.Timestamp   `json:"start_ts,omitempty"`  // start timestamp of its transaction
-	CommitTS tso.Timestamp   `json:"commit_ts,omitempty"` // commit timestamp of its transaction, if this version tells
+	CommitTS tso.Timestamp   `json:"commit_ts,omitempty"` // commit timestamp of its transaction, if this version has it
 	Write    string          `json:"write,omitempty"`     // write that a lock or record is for: put, delete or lock (a lock-only write)
 	Primary  string          `json:"primary,omitempty"`   // primary cell that a lock or record names
 	Owner    string          `json:"owner,omitempty"`     // id of the client that wrote the lock
@@ -73,8 +73,8 @@ type event struct {
 	ChangeTS tso.Timestamp   `json:"change_ts,omitempty"` // commit timestamp of the change that the observer failed on
 	NextTS   tso.Timestamp   `json:"next_ts,omitempty"`   // oracle time before which the observer is not retried
 	Error    string          `json:"error,omitempty"`     // error of the observer's last run
-	Size     int             `json:"size_bytes"`          // length of the stored value
-	Value    []byte          `json:"value"`               // the stored value
+	Size     int             `json:"size_bytes"`          // length of value
+	Value    []byte          `json:"value"`               // data, or the trace context of a notification; empty for locks and records
 	Text     *string         `json:"text,omitempty"`      // the value again, if it is data and printable text
 	Words    string          `json:"words"`               // what the version means
 }

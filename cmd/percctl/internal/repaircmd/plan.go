@@ -54,7 +54,7 @@ type item struct {
 	Kind     txn.RepairKind `json:"kind"`                // what is removed
 	Cell     string         `json:"cell"`                // table, row and column
 	StartTS  tso.Timestamp  `json:"start_ts"`            // start timestamp of its transaction
-	CommitTS tso.Timestamp  `json:"commit_ts,omitempty"` // commit timestamp, if it has one
+	CommitTS tso.Timestamp  `json:"commit_ts,omitempty"` // commit timestamp of the record next to a redundant lock
 	Why      string         `json:"why"`                 // why this is safe
 }
 

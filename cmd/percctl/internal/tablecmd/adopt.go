@@ -125,7 +125,7 @@ type adoption struct {
 	Table         string          `json:"table"`                  // name of the table
 	MetadataTable string          `json:"metadata_table"`         // metadata table of the deployment
 	DryRun        bool            `json:"dry_run"`                // whether --dry-run was given
-	Resumes       bool            `json:"resumes"`                // whether an earlier run was interrupted and this one continues it
+	Resumes       bool            `json:"resumes"`                // whether this run continues an interrupted run of table adopt or table unadopt
 	Families      []adoptedFamily `json:"families"`               // data families of the table
 	Create        []string        `json:"create_families"`        // metadata families to add
 	Refusals      []string        `json:"refusals"`               // why the table is refused; empty if it is not
@@ -232,7 +232,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		return fmt.Errorf("%w; run the command again to continue, or percctl table unadopt %s to undo it", err, o.table)
 	}
-	// Read back: it is what others see.
+	// Read it back: this is what other clients see.
 	if plan, err = txn.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return err
 	}

@@ -36,8 +36,8 @@ It works only if no transaction has written to the table. To make sure, the comm
 reads the whole table twice: before it removes the schema record, and after --wait,
 when no client uses its cached schema of the table any more. A commit between the
 two stops the command, and the table stays transactional. --wait must be at least
-the longest Config.SchemaMaxAge in the deployment, and at least three times the
-longest Config.RPCTimeout. The default fits their defaults.
+the longest Config.SchemaMaxAge in the deployment plus three times the longest
+Config.RPCTimeout. With their defaults, 1 minute and 20 seconds, these are 2 minutes.
 
 ` + cli.AsksFirst + `
 

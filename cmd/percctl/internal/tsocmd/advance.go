@@ -14,7 +14,7 @@ import (
 
 // mostAhead is how far above this machine's clock the oracle is put without
 // --ahead: there is no way back, and until the clock has caught up every lock
-// looks as much older to those who go by oracle time.
+// looks that much older in oracle time.
 const mostAhead = time.Hour
 
 type advanceOptions struct {

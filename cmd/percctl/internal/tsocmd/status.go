@@ -31,10 +31,10 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the oracle's row and its servers",
-		Long: `Show the oracle's row and the state of its servers: the leader, its epoch, the rest of
-its reserved range, the rate of timestamps, the lag of oracle time behind its clock,
-and the hints for observers since the server started. Without --server, the command
-asks the leader that the row names. Without --project and --instance, it asks only
+		Long: `Show the oracle's row and the state of its servers. For the leader these are its
+epoch, the rest of its reserved range, the rate of timestamps, the lag of oracle time
+behind its clock, and the hints for observers since it started. Without --server, the
+command asks the leader that the row names. Without --project and --instance, it asks only
 the servers.
 
 Exit status 4: the oracle is in served mode and no server leads. 5: no server
@@ -88,7 +88,7 @@ type serverReport struct {
 type hintsReport struct {
 	Received    uint64 `json:"received"`    // hints that clients sent
 	Delivered   uint64 `json:"delivered"`   // hints that were sent to subscribers
-	Dropped     uint64 `json:"dropped"`     // hints dropped because a subscriber was too slow
+	Dropped     uint64 `json:"dropped"`     // hints dropped, because their subscribers were too slow or disconnected
 	Unwanted    uint64 `json:"unwanted"`    // hints without a subscriber
 	Subscribers int    `json:"subscribers"` // workers that are subscribed now
 }
