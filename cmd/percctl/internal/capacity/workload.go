@@ -20,7 +20,7 @@ type Workload struct {
 	Tables       []Table `json:"tables"`                   // tables and what they hold
 	Retention    float64 `json:"retention_hours" unit:"h"` // how long garbage collection keeps old versions; defaults to 24
 	Processes    int     `json:"processes"`                // processes that run transactions, each with at most one request to the oracle at a time; defaults to 10
-	Oracle       string  `json:"oracle"`                   // direct or served; defaults to direct
+	Oracle       string  `json:"oracle"`                   // `direct` or `served`; defaults to `direct`
 	RTT          float64 `json:"rtt_ms"`                   // time of a request to Bigtable; defaults to 5
 	OracleRTT    float64 `json:"oracle_rtt_ms"`            // time of a request to a served oracle; defaults to 1
 	Parallelism  int     `json:"parallelism"`              // txn.Config.Parallelism; defaults to 64

@@ -49,7 +49,7 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 type Setting struct {
 	Name   string `json:"name"`   // name of the setting
 	Value  string `json:"value"`  // its value; empty if it is not set
-	Source string `json:"source"` // where the value came from: a flag, an environment variable, ~/.cbtrc, default, or not set
+	Source string `json:"source"` // where the value came from: a flag, an environment variable, `~/.cbtrc`, `default`, or `not set`
 }
 
 // setting says where a value can come from, in order.

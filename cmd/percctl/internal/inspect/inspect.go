@@ -28,7 +28,7 @@ const parallelism = 16
 // A Lock is one lock of a transaction.
 type Lock struct {
 	Cell      string        `json:"cell"`         // locked cell
-	Kind      string        `json:"kind"`         // write that the lock is for: put, delete or lock (a lock-only write)
+	Kind      string        `json:"kind"`         // write that the lock is for: `put`, `delete` or `lock` (a lock-only write)
 	Primary   bool          `json:"primary"`      // whether the cell is the primary of its transaction
 	TTL       float64       `json:"ttl_seconds"`  // time to live that the owner gave the lock
 	ExpiresTS tso.Timestamp `json:"expires_ts"`   // oracle time from which other clients may roll the lock back
@@ -46,7 +46,7 @@ type Transaction struct {
 	StartTS     tso.Timestamp  `json:"start_ts"`                     // start timestamp
 	Start       string         `json:"start_time"`                   // start_ts as a time
 	Age         float64        `json:"age_seconds"`                  // oracle time since start_ts
-	State       string         `json:"state"`                        // state that the primary shows: committed, rolled back, locked, unknown (the primary has no trace of the transaction), or unreadable
+	State       string         `json:"state"`                        // state that the primary shows: `committed`, `rolled back`, `locked`, `unknown` (the primary has no trace of the transaction), or `unreadable`
 	CommitTS    tso.Timestamp  `json:"commit_ts,omitempty"`          // commit timestamp, once the transaction is committed
 	Commit      string         `json:"commit_time,omitempty"`        // commit_ts as a time
 	Outcome     Outcome        `json:"outcome"`                      // effect of resolving the locks now

@@ -70,7 +70,7 @@ notices only afterwards, if at all.
 
 ` + cli.AsksFirst + `
 
---dry-run also checks the file.`,
+With --dry-run, the command also checks the file.`,
 		Example: `  percctl import accounts.jsonl --dry-run
   percctl import accounts.jsonl --table accounts_copy --bulk --yes`,
 		Args: cli.ExactArgs(1, "one, FILE (- for standard input)"),

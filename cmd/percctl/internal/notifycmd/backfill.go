@@ -37,7 +37,7 @@ acknowledged the newest change of a cell does not run again.
 
 ` + cli.AsksFirst + `
 
---dry-run also counts the cells. To run the command twice is harmless. After an
+With --dry-run, the command also counts the cells. To run the command twice is harmless. After an
 interrupt, the message names the row with which --start continues.
 
 Exit status 3: the column has no observer.`,

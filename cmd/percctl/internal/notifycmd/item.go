@@ -29,7 +29,7 @@ const (
 
 // An item is a notification or a dead letter.
 type item struct {
-	Kind     string        `json:"kind"`                   // notification, or dead letter
+	Kind     string        `json:"kind"`                   // `notification` or `dead letter`
 	Cell     string        `json:"cell"`                   // table, row and column
 	Age      float64       `json:"age_seconds"`            // age of the oldest pending change; of a dead letter, time since it was parked
 	Changes  int           `json:"changes,omitempty"`      // changes that the notification stands for
@@ -52,7 +52,7 @@ type item struct {
 // An observerItem is the state of an observer at a cell.
 type observerItem struct {
 	Observer string        `json:"observer"`            // id of the observer
-	State    string        `json:"state"`               // pending (has not run yet), failing (its last run failed, it will be retried), put off (it postponed the change itself), dead letter, or acknowledged
+	State    string        `json:"state"`               // `pending` (has not run yet), `failing` (its last run failed, it will be retried), `put off` (it postponed the change itself), `dead letter`, or `acknowledged`
 	AckTS    tso.Timestamp `json:"ack_ts,omitempty"`    // changes up to this timestamp are acknowledged
 	Attempts int           `json:"attempts,omitempty"`  // failed runs for the newest change
 	FirstTS  tso.Timestamp `json:"first_ts,omitempty"`  // oracle time of the first failed run

@@ -71,7 +71,7 @@ type edited struct {
 	DryRun    bool     `json:"dry_run"`         // whether --dry-run was given
 	Column    string   `json:"column"`          // table, family and qualifier
 	Observer  string   `json:"observer"`        // id of the observer
-	Kind      string   `json:"kind"`            // strong or weak: which notifications the column is for
+	Kind      string   `json:"kind"`            // `strong` or `weak`: which notifications the column is for
 	Others    []string `json:"other_observers"` // other observers of the column
 	Pending   int      `json:"pending"`         // notifications that the observer has not acknowledged
 	Dead      int      `json:"dead_letters"`    // its dead letters

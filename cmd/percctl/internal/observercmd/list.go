@@ -77,7 +77,7 @@ var csvHeader = []string{"column", "observer", "kind", "pending", "failing", "la
 type observer struct {
 	Column   string        `json:"column"`                // table, family and qualifier
 	Observer string        `json:"observer"`              // id of the observer; empty if the column has none
-	Kind     string        `json:"kind"`                  // strong or weak: which notifications the column is for
+	Kind     string        `json:"kind"`                  // `strong` or `weak`: which notifications the column is for
 	Pending  int           `json:"pending"`               // cells that it has not acknowledged
 	Failing  int           `json:"failing"`               // pending cells on which its last run failed
 	Lag      float64       `json:"lag_seconds"`           // age of the oldest pending change

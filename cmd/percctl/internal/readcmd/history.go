@@ -65,7 +65,7 @@ type event struct {
 	Kind     txn.VersionKind `json:"kind"`                // what it is
 	StartTS  tso.Timestamp   `json:"start_ts,omitempty"`  // start timestamp of its transaction
 	CommitTS tso.Timestamp   `json:"commit_ts,omitempty"` // commit timestamp of its transaction, if this version has it
-	Write    string          `json:"write,omitempty"`     // write that a lock or record is for: put, delete or lock (a lock-only write)
+	Write    string          `json:"write,omitempty"`     // write that a lock or record is for: `put`, `delete` or `lock` (a lock-only write)
 	Primary  string          `json:"primary,omitempty"`   // primary cell that a lock or record names
 	Owner    string          `json:"owner,omitempty"`     // id of the client that wrote the lock
 	Observer string          `json:"observer,omitempty"`  // id of the observer that failed

@@ -85,7 +85,7 @@ type description struct {
 // A describedFamily is one family of the table.
 type describedFamily struct {
 	Name   string `json:"name"`   // name of the family
-	Role   string `json:"role"`   // data, or what transactions store in it
+	Role   string `json:"role"`   // `data`, or what transactions store in it
 	Policy string `json:"policy"` // garbage-collection policy; empty if there is none
 }
 

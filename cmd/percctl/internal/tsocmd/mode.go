@@ -67,15 +67,15 @@ command watches the row for one lease, and changes nothing if a server renews it
 
 // A rowReport is the oracle's row.
 type rowReport struct {
-	Mode     string        `json:"mode"`                     // direct, served, or none if the row was never used
+	Mode     string        `json:"mode"`                     // `direct`, `served`, or `none` if the row was never used
 	Limit    tso.Timestamp `json:"limit,omitempty"`          // no timestamp above it has been handed out
-	Time     string        `json:"limit_time,omitempty"`     // limit as a time
+	Time     string        `json:"limit_time,omitempty"`     // `limit` as a time
 	Epoch    uint64        `json:"epoch,omitempty" unit:"-"` // number of the leader's term in the row; each change of leader raises it
 	Released bool          `json:"released,omitempty"`       // whether the last leader released its lease
 	Leader   string        `json:"leader,omitempty"`         // name of the server that led last
 	Address  string        `json:"address,omitempty"`        // its address, host:port
 	Lease    float64       `json:"lease_seconds,omitempty"`  // length of its lease
-	To       tso.Timestamp `json:"advance_to,omitempty"`     // percctl tso advance: value of --to
+	To       tso.Timestamp `json:"advance_to,omitempty"`     // value of --to, for percctl tso advance
 	Changed  *bool         `json:"changed,omitempty"`        // whether the command changed the row
 }
 

@@ -61,7 +61,7 @@ type explanation struct {
 type cell struct {
 	Cell    string   `json:"cell"`    // table, row and column
 	Primary bool     `json:"primary"` // whether it is the primary
-	State   string   `json:"state"`   // committed, locked, rolled back, or damaged (the stored cells contradict each other)
+	State   string   `json:"state"`   // `committed`, `locked`, `rolled back`, or `damaged` (the stored cells contradict each other)
 	Words   string   `json:"words"`   // what the stored cells mean
 	Stored  []stored `json:"stored"`  // what Bigtable stores of the transaction in this cell
 }

@@ -173,7 +173,7 @@ func (o *options) parseSet(args []string) (err error) {
 // A change is one cell and what happens to it.
 type change struct {
 	Cell   string `json:"cell"`   // table, row and column
-	Action string `json:"action"` // set or delete
+	Action string `json:"action"` // `set` or `delete`
 	Exists bool   `json:"exists"` // whether the cell had a value before
 	Old    []byte `json:"old"`    // value before; empty if there was none
 	New    []byte `json:"new"`    // value to write; empty for delete
