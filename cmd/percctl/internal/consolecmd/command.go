@@ -40,9 +40,9 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0). The page has locks by
 transaction with what resolving them would do, observers with their lag, dead
 letters, the oracle, garbage collection, and the history of a row. Without TABLE, it
-covers all tables of the deployment. The command prints the address of the page as soon as
-you can open it. /picture.json at that address is what percctl top -o json prints.
-The page needs no JavaScript.
+covers all tables of the deployment. The command prints the address of the page as
+soon as you can open it. /picture.json at that address is what percctl top -o json
+prints. The page needs no JavaScript.
 
 The page only reads: it serves GET and HEAD requests, and has no buttons that change
 anything. It has no login. Every user of this machine can read it, but no other

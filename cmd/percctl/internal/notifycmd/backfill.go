@@ -37,8 +37,8 @@ acknowledged the newest change of a cell does not run again.
 
 ` + cli.AsksFirst + `
 
-With --dry-run, the command also counts the cells. To run the command twice is harmless. After an
-interrupt, the message names the row with which --start continues.
+With --dry-run, the command also counts the cells. To run the command twice is
+harmless. After an interrupt, the message names the row with which --start continues.
 
 Exit status 3: the column has no observer.`,
 		Example: `  percctl notify backfill documents/contents:raw --dry-run

@@ -37,11 +37,11 @@ func newAdoptCmd(s *cli.Streams) *cobra.Command {
 		Use:   "adopt TABLE",
 		Short: "Make a table that is in use transactional, in place",
 		Long: `Make an existing table transactional, in place: add the metadata families
-(` + metadataFamilies + `), clear garbage-collection policies if you allow it with
---clear-policies, and record the schema and the time. The command rewrites no data:
-cells that are in the table count as committed before every transaction, and readers
-without transactions continue. docs/adoption.md leads through an adoption step by
-step.
+(` + metadataFamilies + `), clear garbage-collection policies
+if you allow it with --clear-policies, and record the schema and the time. The command
+rewrites no data: cells that are in the table count as committed before every
+transaction, and readers without transactions continue. docs/adoption.md leads through
+an adoption step by step.
 
 Stop all writers without transactions first. Where a transaction has written a cell,
 readers in transactions do not see their later writes. percctl doctor finds such

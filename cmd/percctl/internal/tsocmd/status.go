@@ -34,8 +34,8 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 		Long: `Show the oracle's row and the state of its servers. For the leader these are its
 epoch, the rest of its reserved range, the rate of timestamps, the lag of oracle time
 behind its clock, and the hints for observers since it started. Without --server, the
-command asks the leader that the row names. Without --project and --instance, it asks only
-the servers.
+command asks the leader that the row names. Without --project and --instance, it asks
+only the servers.
 
 Exit status 4: the oracle is in served mode and no server leads. 5: no server
 answers.`,
