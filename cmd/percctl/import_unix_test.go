@@ -85,11 +85,11 @@ func TestImportInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			var exit *exec.ExitError
-			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 || !strings.Contains(stderr.String(), "run it again") {
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 || !strings.Contains(stderr.String(), "run the command again") {
 				t.Fatalf("%v, want exit code 130; %s", err, stderr.String())
 			}
 			g.open()
-			if m := regexp.MustCompile(`run it again with (--resume) (\d+,\d+)`).FindStringSubmatch(stderr.String()); m != nil {
+			if m := regexp.MustCompile(`run the command again with (--resume) (\d+,\d+)`).FindStringSubmatch(stderr.String()); m != nil {
 				load = append(load, m[1:]...)
 			}
 			if out, err := percctl(load...).CombinedOutput(); err != nil {

@@ -102,74 +102,80 @@ type Progress struct {
 
 // A GCReport says what a run did, or what a plan found.
 type Report struct {
-	// DryRun: nothing was changed, and the numbers say what a run now would do.
+	// DryRun is whether this is a plan: nothing was changed, and the numbers say
+	// what a run would do.
 	DryRun bool `json:"dry_run"`
-	// SafePoint is what was collected up to; Previous is what it was before.
+	// SafePoint is what was collected up to.
 	SafePoint tso.Timestamp `json:"safe_point"`
-	Previous  tso.Timestamp `json:"previous_safe_point"`
+	// Previous is the safe point before this run.
+	Previous tso.Timestamp `json:"previous_safe_point"`
 	// Now is the oracle's time when the safe point was chosen.
 	Now tso.Timestamp `json:"now"`
-	// Nothing: the safe point could not be moved, and everything up to it was
-	// collected before.
+	// Nothing is whether there is nothing to do: the safe point cannot move, and
+	// everything up to it is collected.
 	Nothing bool `json:"nothing_to_do"`
-	// Resumed: the run went on where an earlier one was interrupted.
+	// Resumed is whether the run continued one that was interrupted.
 	Resumed bool `json:"resumed"`
-	// Finished: the run came to its end.
+	// Finished is whether the run came to its end.
 	Finished bool `json:"finished"`
 	// HeldBy are the clients that keep the safe point below what the retention
 	// allows, the oldest first.
 	HeldBy []Hold `json:"held_by"`
-	// Locks at or below the safe point.
+	// Locks are the locks at or below the safe point, by what happened to them.
 	Locks LockCounts `json:"locks"`
-	// Tables that were collected, in the order of their names.
+	// Tables are the tables that were collected, by name.
 	Tables []Table `json:"tables"`
-	// Total of the tables.
+	// Total is the sum over the tables.
 	Total Table `json:"total"`
-	// Elapsed is how long it took.
+	// Elapsed is how long the run took.
 	Elapsed time.Duration `json:"elapsed_ns"`
 }
 
 // A GCHold is a client with an old transaction, or snapshot, that is open.
 type Hold struct {
-	Owner string `json:"owner"`
-	Host  string `json:"host"`
-	PID   int64  `json:"pid"`
-	// OldestTS is the start_ts of the oldest.
+	Owner string `json:"owner"` // id of the client
+	Host  string `json:"host"`  // host of the client's process
+	PID   int64  `json:"pid"`   // id of the client's process
+	// OldestTS is the start_ts of its oldest open transaction or held snapshot.
 	OldestTS tso.Timestamp `json:"oldest_ts"`
-	// ExpiresTS is when the client's worker token goes stale.
+	// ExpiresTS is the oracle time at which the client's worker token becomes stale.
 	ExpiresTS tso.Timestamp `json:"expires_ts"`
 }
 
-// LockCounts count locks by what became of them; in a plan, all are Found.
+// LockCounts counts locks by what happened to them. In a plan, all are Found.
 type LockCounts struct {
-	Found         int64 `json:"found"`
-	RolledForward int64 `json:"rolled_forward"`
-	RolledBack    int64 `json:"rolled_back"`
-	// Gone: their owners or others have ended them meanwhile.
+	Found         int64 `json:"found"`          // locks at or below the safe point
+	RolledForward int64 `json:"rolled_forward"` // locks that the run rolled forward
+	RolledBack    int64 `json:"rolled_back"`    // locks that the run rolled back
+	// Gone are locks that their owners or other clients removed during the run.
 	Gone int64 `json:"gone"`
-	// Live: their owners are alive.
+	// Live are locks whose owners are alive.
 	Live int64 `json:"live"`
 }
 
-// A GCTable counts what is reclaimed in one table.
+// A GCTable counts what a collection removes in one table.
 type Table struct {
+	// Table is the name of the table.
 	Table string `json:"table,omitempty"`
-	// Rows were read; RowsChanged of them had something to remove.
-	Rows        int64 `json:"rows"`
+	// Rows are the rows that were read.
+	Rows int64 `json:"rows"`
+	// RowsChanged are rows that had something to remove.
 	RowsChanged int64 `json:"rows_changed"`
-	// RowsSkipped could not be judged, because of a live lock or records that
-	// are damaged; Check tells which.
+	// RowsSkipped are rows that could not be judged, because of a live lock or
+	// damaged records; Check says which.
 	RowsSkipped int64 `json:"rows_skipped"`
 	// Versions are committed values and deletes, by their write records.
 	Versions int64 `json:"versions"`
-	// Deletes are those of Versions that were the newest of their columns.
+	// Deletes are those of the versions that were deletes and the newest of their
+	// columns.
 	Deletes int64 `json:"newest_deletes"`
 	// Marks are rollback markers and lock-only commits.
 	Marks int64 `json:"marks"`
-	// Data are data cells of transactions; Plain those of nobody's.
-	Data  int64 `json:"data_cells"`
+	// Data are data cells of transactions.
+	Data int64 `json:"data_cells"`
+	// Plain are data cells written without transactions.
 	Plain int64 `json:"plain_cells"`
-	// Cells are all of these, in Bigtable's cells.
+	// Cells are all of these, counted in cells of Bigtable.
 	Cells int64 `json:"cells"`
 	// Bytes are the lengths of their values and qualifiers, before compression.
 	Bytes int64 `json:"bytes"`

@@ -57,7 +57,7 @@ table) or from a file, YAML or JSON, with lists:
   processes: 20
   oracle: direct
 
-Fields are those of the workload in the json output (docs/cli-output.md). Observers are
+Fields are those of the workload in the json output (docs/reference). Observers are
 transactions too: name them as a kind, with the acknowledgment as one more cell.
 
 Rates of a node are as Google documents them, conditional mutations count as a read and

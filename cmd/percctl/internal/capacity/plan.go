@@ -7,60 +7,60 @@ import (
 
 // A Plan is what a workload needs.
 type Plan struct {
-	Workload     Workload    `json:"workload"`     // with what was left out filled in
-	Rates        Rates       `json:"rates"`        // what was reckoned with
-	Transactions []KindPlan  `json:"transactions"` // requests, round trips and latency of each kind
-	Tables       []TablePlan `json:"tables"`       // storage and sweeps of each
+	Workload     Workload    `json:"workload"`     // the workload, with defaults filled in
+	Rates        Rates       `json:"rates"`        // rates and prices that the plan uses
+	Transactions []KindPlan  `json:"transactions"` // requests, round trips and latency of each kind of transaction
+	Tables       []TablePlan `json:"tables"`       // storage and sweeps of each table
 
-	RowReads   float64 `json:"row_reads_per_second"`             // rows that Bigtable reads, those of conditional mutations and of sweeps apart
+	RowReads   float64 `json:"row_reads_per_second"`             // rows that Bigtable reads, without those of conditional mutations and sweeps
 	RowWrites  float64 `json:"row_writes_per_second"`            // rows that Bigtable writes
-	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow: prewrites, commits, and a direct oracle's
-	CPUNodes   float64 `json:"cpu_nodes"`                        // busy at all times, before the CPU target
-	SweepNodes float64 `json:"sweep_nodes"`                      // of those, busy with sweeps for notifications
-	StoreNodes float64 `json:"storage_nodes"`                    // that the storage needs
-	Nodes      int     `json:"nodes"`                            // to provision
-	CPU        float64 `json:"cpu_utilisation"`                  // average, with that many
+	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
+	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`           // nodes that would be busy all the time, before cpu_target
+	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`         // part of cpu_nodes that sweeps for notifications take
+	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`       // nodes that the storage needs
+	Nodes      int     `json:"nodes" unit:"nodes"`               // nodes to provision
+	CPU        float64 `json:"cpu_utilisation" unit:"0 to 1"`    // average CPU utilisation with that many nodes
 
-	StorageGiB float64 `json:"storage_gib"` // before compression
-	LiveGiB    float64 `json:"live_gib"`    // of that, newest versions
-	OldGiB     float64 `json:"old_gib"`     // of that, versions within the retention
+	StorageGiB float64 `json:"storage_gib"` // storage, before compression
+	LiveGiB    float64 `json:"live_gib"`    // part of it that newest versions take
+	OldGiB     float64 `json:"old_gib"`     // part of it that old versions within the retention take
 
-	Timestamps     float64 `json:"timestamps_per_second"`      // handed out
-	OracleRequests float64 `json:"oracle_requests_per_second"` // batches; each process has one under way at a time
+	Timestamps     float64 `json:"timestamps_per_second"`      // timestamps that the oracle hands out
+	OracleRequests float64 `json:"oracle_requests_per_second"` // requests to the oracle; each process has one at a time
 
-	Network float64 `json:"network_mb_per_second"` // of messages, both ways, about
+	Network float64 `json:"network_mb_per_second" unit:"MB/s"` // messages in both directions, approximately
 
-	NodeCost    float64  `json:"node_cost_month"`    // US dollars
-	StorageCost float64  `json:"storage_cost_month"` // US dollars
-	Cost        float64  `json:"cost_month"`         // US dollars; without network and the processes' own machines
-	Warnings    []string `json:"warnings"`           // rows that take more than one row can
+	NodeCost    float64  `json:"node_cost_month" unit:"USD per month"`    // price of the nodes
+	StorageCost float64  `json:"storage_cost_month" unit:"USD per month"` // price of the storage
+	Cost        float64  `json:"cost_month" unit:"USD per month"`         // sum of both; without network and the machines of the processes
+	Warnings    []string `json:"warnings"`                                // rows that would take more writes than one row can
 }
 
-// A KindPlan is what transactions of one kind take.
+// A KindPlan is what one transaction of a kind takes.
 type KindPlan struct {
-	Name       string  `json:"name"`            // of the kind or the table
-	PerSecond  float64 `json:"per_second"`      // commits, or snapshots
-	Oracle     int     `json:"oracle_requests"` // when it is alone; shared by those who ask at the same time
-	Reads      int     `json:"reads"`           // requests
-	Prewrites  int     `json:"prewrites"`       // one for each row
-	Commits    int     `json:"commits"`         // of the primary's row
-	Secondary  int     `json:"secondaries"`     // requests of the background
-	Requests   int     `json:"requests"`        // in all
-	RoundTrips int     `json:"round_trips"`     // that follow each other before the caller has the answer
-	Bytes      float64 `json:"bytes"`           // of messages, both ways, about
-	Latency    float64 `json:"latency_ms"`      // round trips × their length
-	BusyMS     float64 `json:"busy_latency_ms"` // the same when many ask the oracle
-	HotRate    float64 `json:"hot_row_rate"`    // writes of one hot row a second; 0 without hot rows
-	HotLimit   float64 `json:"hot_row_limit"`   // commits a second that one row takes when each begins after the last
-	Conflicts  float64 `json:"conflict_share"`  // of attempts that meet another one on a hot row, about
+	Name       string  `json:"name"`                         // name of the kind
+	PerSecond  float64 `json:"per_second" unit:"1/s"`        // commits, or snapshots
+	Oracle     int     `json:"oracle_requests"`              // requests to the oracle of a single transaction; concurrent transactions share them
+	Reads      int     `json:"reads"`                        // read requests
+	Prewrites  int     `json:"prewrites"`                    // prewrite requests, one for each row
+	Commits    int     `json:"commits"`                      // commit requests to the primary's row
+	Secondary  int     `json:"secondaries"`                  // requests in the background, to commit the secondaries
+	Requests   int     `json:"requests"`                     // all requests
+	RoundTrips int     `json:"round_trips"`                  // round trips, one after the other, until the caller has the answer
+	Bytes      float64 `json:"bytes"`                        // messages in both directions, approximately
+	Latency    float64 `json:"latency_ms"`                   // round trips multiplied by their time
+	BusyMS     float64 `json:"busy_latency_ms"`              // the same if many callers ask the oracle at the same time
+	HotRate    float64 `json:"hot_row_rate" unit:"1/s"`      // writes of one hot row; 0 without hot rows
+	HotLimit   float64 `json:"hot_row_limit" unit:"1/s"`     // commits that one row can take if each begins after the last
+	Conflicts  float64 `json:"conflict_share" unit:"0 to 1"` // share of attempts that conflict on a hot row, approximately
 }
 
 // A TablePlan is what a table takes.
 type TablePlan struct {
-	Name      string  `json:"name"`               // of the kind or the table
-	GiB       float64 `json:"gib"`                // newest versions
-	SweepSecs float64 `json:"sweep_node_seconds"` // of one node, for one sweep of the table for notifications, if Bigtable reads all of it
-	SweepLoad float64 `json:"sweep_nodes"`        // busy with sweeps at all times
+	Name      string  `json:"name"`                     // name of the table
+	GiB       float64 `json:"gib"`                      // storage of newest versions
+	SweepSecs float64 `json:"sweep_node_seconds"`       // time of one node for one sweep for notifications, if Bigtable reads the whole table
+	SweepLoad float64 `json:"sweep_nodes" unit:"nodes"` // nodes that sweeps keep busy all the time
 }
 
 const (
@@ -134,7 +134,7 @@ func (p *Plan) oracle(r Rates) {
 	p.Conditions += p.OracleRequests
 	p.RowWrites += p.OracleRequests
 	if p.OracleRequests > r.HotRow/2 {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row takes %.0f mutations a second from %d processes, and one row is assumed to take %.0f: use a served oracle", p.OracleRequests, p.Workload.Processes, r.HotRow))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row gets %.0f mutations per second from %d processes, and one row can take about %.0f: use a served oracle", p.OracleRequests, p.Workload.Processes, r.HotRow))
 	}
 }
 
@@ -169,8 +169,8 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy
 	if k.Rows > 0 && k.Hot > 0 {
 		// Each transaction has to take its start_ts after the last one's
-		// commit_ts, so they follow each other at best; and one that begins while
-		// another is under way meets it.
+		// commit_ts, so they follow each other at best; and one that begins before
+		// another has ended conflicts with it.
 		kp.HotRate = k.Rate / float64(k.Hot)
 		kp.HotLimit = 1000 / kp.Latency
 		kp.Conflicts = 1 - math.Exp(-kp.HotRate*kp.Latency/1000)
@@ -202,5 +202,5 @@ func (p *Plan) warnHot(kp KindPlan, k Kind) {
 	if kp.HotLimit == 0 || kp.HotRate <= kp.HotLimit/2 {
 		return
 	}
-	p.Warnings = append(p.Warnings, fmt.Sprintf("%s: each of its %d hot rows is written %.3g times a second; one row takes at most %.3g such transactions a second. Spread the writes over more rows, and fold them later", kp.Name, k.Hot, kp.HotRate, kp.HotLimit))
+	p.Warnings = append(p.Warnings, fmt.Sprintf("%s: each of its %d hot rows is written %.3g times per second, and one row can take at most %.3g such transactions per second: spread the writes over more rows, and merge them later", kp.Name, k.Hot, kp.HotRate, kp.HotLimit))
 }

@@ -79,7 +79,7 @@ func TestPlan(t *testing.T) {
 	near(t, "hot limit", k.HotLimit, 1000/30.0)
 	near(t, "conflicts", k.Conflicts, 1-math.Exp(-.03))
 	near(t, "busy latency", k.BusyMS, 4*5+2*1.5*5)
-	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "the oracle's row takes 800 mutations a second") {
+	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "the oracle's row gets 800 mutations per second") {
 		t.Errorf("warnings: %q", p.Warnings)
 	}
 }
@@ -95,7 +95,7 @@ func TestServed(t *testing.T) {
 	near(t, "oracle requests", p.OracleRequests, 20*1000/2)
 	near(t, "conditional mutations", p.Conditions, 200_000)
 	near(t, "latency", p.Transactions[0].Latency, 2*5+2*2)
-	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "one row takes at most 71.4 such transactions a second") {
+	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "one row can take at most 71.4 such transactions per second") {
 		t.Errorf("warnings: %q", p.Warnings)
 	}
 }

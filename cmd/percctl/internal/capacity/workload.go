@@ -16,60 +16,42 @@ import (
 
 // A Workload is what a plan is made for.
 type Workload struct {
-	Transactions []Kind  `json:"transactions"` // kinds of them
-	Tables       []Table `json:"tables"`       // what they hold
-	// Retention is how many hours garbage collection keeps versions.
-	// Defaults to 24.
-	Retention float64 `json:"retention_hours"` // how long garbage collection keeps versions
-	// Processes that run transactions; each has at most one request to the oracle
-	// under way.
-	// Defaults to 10.
-	Processes int `json:"processes"` // that run transactions
-	// Oracle is direct or served.
-	// Defaults to direct.
-	Oracle string `json:"oracle"` // direct or served
-	// RTT is how long a request to Bigtable takes, in milliseconds, and OracleRTT
-	// one to a served oracle.
-	// Default to 5 and 1.
-	RTT       float64 `json:"rtt_ms"`        // of a request to Bigtable
-	OracleRTT float64 `json:"oracle_rtt_ms"` // of a request to a served oracle
-	// Parallelism is txn.Config.Parallelism.
-	// Defaults to 64.
-	Parallelism int `json:"parallelism"` // txn.Config.Parallelism
-	// Sweep is how many seconds lie between two sweeps of a table for
-	// notifications: notify.Scanner's MinInterval while there is something to
-	// find without hints, MaxInterval in quiet times.
-	// Defaults to 60.
-	Sweep float64 `json:"sweep_interval_seconds"` // between two sweeps of a table for notifications
+	Transactions []Kind  `json:"transactions"`             // kinds of transactions
+	Tables       []Table `json:"tables"`                   // tables and what they hold
+	Retention    float64 `json:"retention_hours" unit:"h"` // how long garbage collection keeps old versions; defaults to 24
+	Processes    int     `json:"processes"`                // processes that run transactions, each with at most one request to the oracle at a time; defaults to 10
+	Oracle       string  `json:"oracle"`                   // `direct` or `served`; defaults to `direct`
+	RTT          float64 `json:"rtt_ms"`                   // time of a request to Bigtable; defaults to 5
+	OracleRTT    float64 `json:"oracle_rtt_ms"`            // time of a request to a served oracle; defaults to 1
+	Parallelism  int     `json:"parallelism"`              // txn.Config.Parallelism; defaults to 64
+	// Sweep is the MinInterval of notify.Scanner while there is something to find
+	// without hints, and its MaxInterval in quiet times.
+	Sweep float64 `json:"sweep_interval_seconds"` // time between two sweeps of a table for notifications; defaults to 60
 }
 
 // A Kind is transactions of one kind.
 type Kind struct {
-	Name string  `json:"name"`       // of the kind or the table
-	Rate float64 `json:"per_second"` // commits, or snapshots of reads
-	// Reads are requests that follow each other, each of ReadRows rows.
-	Reads     int     `json:"reads"`       // requests that follow each other
-	ReadRows  int     `json:"read_rows"`   // rows in each of them; 0 is 1
-	ReadBytes float64 `json:"read_bytes"`  // of values in a row; 0 is 100
-	Rows      int     `json:"rows"`        // written
-	Cells     int     `json:"cells"`       // written in each row; 0 is 1
-	Bytes     float64 `json:"value_bytes"` // of a written value; 0 is 100
-	Tables    int     `json:"tables"`      // that the written rows are in; 0 is 1
-	Observed  int     `json:"observed"`    // written cells in observed columns, in the whole transaction
-	// Stale reads take no timestamp of their own (txn.WithMaxStaleness).
-	Stale bool `json:"stale"` // reads may be stale, and take no timestamp of their own
-	// Hot is how many rows share the writes of one of the transaction's rows.
-	// Defaults to 0: so many that transactions hardly meet.
-	Hot int `json:"hot_rows"` // that one of the transaction's writes always goes to; 0: there are none
+	Name      string  `json:"name"`                  // name of the kind
+	Rate      float64 `json:"per_second" unit:"1/s"` // commits, or snapshots of reads
+	Reads     int     `json:"reads"`                 // read requests, one after the other
+	ReadRows  int     `json:"read_rows"`             // rows of each read request; defaults to 1
+	ReadBytes float64 `json:"read_bytes"`            // length of the values of a row that is read; defaults to 100
+	Rows      int     `json:"rows"`                  // rows written
+	Cells     int     `json:"cells"`                 // cells written in each row; defaults to 1
+	Bytes     float64 `json:"value_bytes"`           // length of a written value; defaults to 100
+	Tables    int     `json:"tables"`                // tables of the written rows; defaults to 1
+	Observed  int     `json:"observed"`              // written cells in observed columns, in the whole transaction
+	Stale     bool    `json:"stale"`                 // whether reads may be stale (txn.WithMaxStaleness), and take no timestamp
+	Hot       int     `json:"hot_rows"`              // number of rows of which every transaction writes one; defaults to 0: so many that transactions hardly conflict
 }
 
 // A Table is what a table holds.
 type Table struct {
-	Name     string  `json:"name"`      // of the kind or the table
-	Rows     float64 `json:"rows"`      // written by a transaction, or of the table
-	Bytes    float64 `json:"row_bytes"` // of a row's newest values, with keys and columns; 0 is 1000
-	Cells    int     `json:"row_cells"` // of a row; 0 is 1
-	Observed bool    `json:"observed"`  // it has columns with observers
+	Name     string  `json:"name"`             // name of the table
+	Rows     float64 `json:"rows" unit:"rows"` // rows of the table
+	Bytes    float64 `json:"row_bytes"`        // length of the newest values of a row, with keys and columns; defaults to 1000
+	Cells    int     `json:"row_cells"`        // cells of a row; defaults to 1
+	Observed bool    `json:"observed"`         // whether it has columns with observers
 }
 
 // Parse reads a workload as JSON or YAML. Unknown fields are an error.

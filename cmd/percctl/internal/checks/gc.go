@@ -32,7 +32,7 @@ func judgeGC(r *Result, s *gc.Status) {
 		retention = gc.DefaultRetention
 	}
 	retained := s.Now - tso.Timestamp(retention.Microseconds())
-	const why = "reads below the safe point are refused, and every version above it stays: tables grow, and reads of rows that change often get slower"
+	const why = "every version above the safe point stays: tables grow, and reads of rows that change often get slower"
 	running := s.Lease.Owner != ""
 	switch {
 	case s.SafePoint == 0:
@@ -46,12 +46,12 @@ func judgeGC(r *Result, s *gc.Status) {
 	}
 	if !running && (s.Run.Phase == gc.Fence || s.Run.Phase == gc.Collect) {
 		r.find(Warning, "last run", fmt.Sprintf("it was interrupted, and last seen %s ago, by %s", since(s.Run.UpdatedTS), s.Run.Owner),
-			"what it had not come to stays; what it did stays done", "percctl gc run goes on where it stopped")
+			"old versions in the tables that it did not reach stay", "percctl gc run, which continues where it stopped")
 	}
 	for _, h := range s.Holds {
 		if h.OldestTS <= retained {
 			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), cli.Stamp(h.OldestTS)),
-				"it keeps the safe point below what the retention allows, until it ends for at most a day", "end the transaction, or the process; percctl gc status")
+				"it keeps the safe point below what the retention allows, until it ends or is a day old", "end the transaction, or the process; percctl gc status")
 		}
 	}
 }

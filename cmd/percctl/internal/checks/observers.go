@@ -47,7 +47,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 			for _, id := range col.Observers {
 				if !slices.ContainsFunc(clients, func(w admin.Worker) bool { return w.State == admin.OwnerFresh && slices.Contains(w.Observers, id) }) {
 					r.find(Warning, id, fmt.Sprintf("no live worker runs it, and it is registered for %s/%s", table, col.Column),
-						"changes of the column wait for it, and their notifications are kept", "start its workers; if it is gone for good, percctl observer remove "+table+" "+id)
+						"changes of the column wait for it, and their notifications stay", "start its workers; if you have retired it, percctl observer remove "+table+" "+id)
 				}
 			}
 		}
@@ -88,7 +88,7 @@ func oldNotifications(ctx context.Context, env *Env, r *Result, table string, no
 		count = "at least " + count
 	}
 	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, cli.Duration(time.Duration(oldNotification)*time.Microsecond), cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
-		"observers have not come to these changes, or fail at them", "percctl notify list "+table+" --older-than 10m says why; docs/operations.md")
+		"their observers have not run for these changes, or fail on them", "percctl notify list "+table+" --older-than 10m says why; see docs/operations.md")
 	return nil
 }
 
@@ -115,7 +115,7 @@ func deadLetters(ctx context.Context, env *Env, r *Result) error {
 	looked, count := 0, map[string]int{}
 	for d, err := range changes.DeadLetters(ctx, env.Client) {
 		if unreadable(err) {
-			r.find(Warning, "dead letters", err.Error(), "another version of the library has written it, or it is damaged", "percctl version on all machines")
+			r.find(Warning, "dead letters", err.Error(), "another version of the library wrote it, or it is damaged", "percctl version on all machines")
 			break
 		}
 		if err != nil {
@@ -131,7 +131,7 @@ func deadLetters(ctx context.Context, env *Env, r *Result) error {
 		if looked >= env.Rows {
 			what = "at least " + what
 		}
-		r.find(Warning, id, what, "changes that it has failed at too often, and that are without effect", "percctl notify list --dead --observer "+id+"; when the cause is mended, percctl notify replay --observer "+id)
+		r.find(Warning, id, what, "its observer failed too often on these changes, so they have no effect", "percctl notify list --dead --observer "+id+"; when the cause is fixed, percctl notify replay --observer "+id)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, 
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
 		case errors.Is(err, txn.ErrFormatVersion):
-			r.find(Error, table, err.Error(), "another version of the library has written it", "use that version of percctl and of the library")
+			r.find(Error, table, err.Error(), "another version of the library wrote it", "use that version of percctl and of the library")
 		case errors.Is(err, txn.ErrCorrupt):
 			r.find(Error, table, err.Error(), "clients refuse the table", "percctl table init "+table+" does not overwrite it: delete row schema/"+table+" of the metadata table, then run it")
 		case err != nil:
@@ -44,7 +44,7 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 	for _, table := range env.Tables {
 		info, err := env.Admin.TableInfo(ctx, table)
 		if status.Code(err) == codes.NotFound {
-			r.find(Error, table, "the table does not exist; its schema record does", "clients fail on it", "restore it from a backup, or, if it was deleted for good, delete row schema/"+table+" of the metadata table")
+			r.find(Error, table, "the table does not exist; its schema record does", "clients fail on it", "restore it from a backup; if you deleted it on purpose, delete row schema/"+table+" of the metadata table")
 			continue
 		}
 		if err != nil {
@@ -103,7 +103,7 @@ func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
 	switch {
 	case f.GCPolicy == noPolicy, f.GCPolicy == emptyPolicy && !env.At.IsEmulator():
 	case f.GCPolicy == emptyPolicy:
-		r.find(Warning, table+"/"+f.Name, "its garbage-collection rule is empty instead of absent", "the emulator can lose acknowledged writes with it; Cloud Bigtable cannot", "make the family with percctl table init instead of cbt createfamily, or adopt the table with --clear-policies")
+		r.find(Warning, table+"/"+f.Name, "its garbage-collection rule is empty instead of absent", "with it, the emulator can lose acknowledged writes; Cloud Bigtable cannot", "create the family with percctl table init instead of cbt createfamily, or adopt the table with --clear-policies")
 	default:
 		r.find(Error, table+"/"+f.Name, fmt.Sprintf("it has the garbage-collection policy %s", f.GCPolicy), "it deletes versions that transactions still read, locks and commit records; clients refuse the table", fix)
 	}
@@ -116,7 +116,7 @@ var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Ru
 	}
 	r.Detail = cli.Count(len(names), "adoption") + " unfinished"
 	for _, table := range names {
-		r.find(Warning, table, "its adoption, or the undoing of one, has not come to its end", "it may be without its schema record, or some of its families, and clients refuse it then", fmt.Sprintf("percctl table adopt %s, or percctl table unadopt %s, goes on", table, table))
+		r.find(Warning, table, "its adoption, or undoing it, was interrupted", "its schema record or some of its families may be missing, and then clients refuse it", fmt.Sprintf("percctl table adopt %s or percctl table unadopt %s, which continue", table, table))
 	}
 	return nil
 }}

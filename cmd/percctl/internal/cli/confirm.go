@@ -12,7 +12,11 @@ import (
 	"golang.org/x/term"
 )
 
-var errNoTerminal = Usagef("it changes data, and there is no terminal to ask at: add --yes to go ahead, or --dry-run to see the plan only")
+// AsksFirst is what the help of commands that call Confirm says.
+const AsksFirst = `The command prints its plan and asks for confirmation. Without a terminal, it
+needs --yes; --dry-run prints only the plan.`
+
+var errNoTerminal = Usagef("the command changes data, and there is no terminal to confirm at: add --yes to confirm, or --dry-run to see only the plan")
 
 // Confirm asks before data is changed: on a terminal the person at it, who has
 // to type yes; elsewhere it fails and names --yes and --dry-run. The plan has
@@ -29,7 +33,7 @@ func Confirm(ctx context.Context, s *Streams, yes bool, question string) error {
 	if !IsTerminal(ask) {
 		ask = in // it is the terminal, and nobody may be reading standard error
 	}
-	if _, err := fmt.Fprintf(ask, "%s Type yes to go ahead: ", question); err != nil {
+	if _, err := fmt.Fprintf(ask, "%s Type yes to confirm: ", question); err != nil {
 		return errNoTerminal
 	}
 	answered := make(chan string, 1)

@@ -11,7 +11,7 @@ func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 		Args:  cobra.ArbitraryArgs, // so that RunE words the error
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return Usagef("unknown command %q; percctl %s --help lists the commands", args[0], use)
+				return Usagef("unknown command %q; run percctl %s --help for the list of commands", args[0], use)
 			}
 			return cmd.Help()
 		},

@@ -8,13 +8,13 @@ import (
 )
 
 // progressAfter is how long a command works silently, and progressEvery how
-// often it tells how far it is: a log should not fill.
+// often it reports its progress: a log should not fill.
 const (
 	progressAfter = time.Second
 	progressEvery = 5 * time.Second
 )
 
-// A Progress tells on standard error how far a command is, once it takes
+// A Progress reports on standard error how far a command is, once it takes
 // longer than a second: on a terminal in one line that is written again and
 // again, elsewhere in a line every five seconds. It is safe for concurrent use.
 type Progress struct {

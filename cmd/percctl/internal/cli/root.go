@@ -30,7 +30,7 @@ func Main(args []string, s *Streams, commands ...Command) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
 	if err != nil {
-		// It may carry what is stored, or what somebody had pasted.
+		// It may carry stored bytes, or what the user pasted.
 		for i, line := range strings.Split(err.Error(), "\n") {
 			if i == 0 {
 				line = cmd.CommandPath() + ": " + line
@@ -51,26 +51,26 @@ func NewRoot(s *Streams, commands ...Command) *cobra.Command {
 		Short: "Percolator transactions on Bigtable: the operator's tool",
 		Long: `percctl is the operator's tool for Percolator transactions on Bigtable.
 
-To see what it is about, run percctl demo: it needs nothing but Go. To try other
-commands without a Bigtable, add --embedded.
+To see what the transactions do, run percctl demo: it needs only Go. To try another
+command without a Bigtable, add --embedded.
 
-Commands find Bigtable by --project and --instance, by the environment, or by
-~/.cbtrc: see percctl help environment.
+Commands find the Bigtable instance by --project and --instance, by environment
+variables, or by ~/.cbtrc: see percctl help environment.
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found
-something or work is left, 5 unavailable or timed out, 130 interrupted.`,
-		Example: `  percctl demo                  # an index of real files, by observers in workers that are killed
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found a problem
+or work is left, 5 unavailable or timed out, 130 interrupted.`,
+		Example: `  percctl demo                  # an index of real files, built by observers while workers are killed
   percctl demo --limit 500 -o json
-  percctl lock list --all       # what do clients hold, and what becomes of it?
+  percctl doctor                # is everything in order, and if not, how to fix it?
+  percctl lock list --all       # which locks are there, and what would resolving them do?
   percctl check --all           # is what is stored consistent?
-  percctl doctor                # is everything as it should be, and if not, what mends it?
   percctl history accounts bob  # what happened to a row?`,
 		Args:          cobra.ArbitraryArgs, // so that RunE words the error
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return Usagef("unknown command %q; percctl --help lists the commands", args[0])
+				return Usagef("unknown command %q; run percctl --help for the list of commands", args[0])
 			}
 			return cmd.Help()
 		},
@@ -90,7 +90,7 @@ something or work is left, 5 unavailable or timed out, 130 interrupted.`,
 // NoArgs is for commands that take flags only.
 func NoArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return Usagef("unexpected argument %q; the command takes flags only", args[0])
+		return Usagef("unexpected argument %q: the command takes only flags", args[0])
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func flagError(err error) error {
 	case "int":
 		allowed = "it has to be a whole number"
 	case "uint64":
-		allowed = "it has to be a whole number from 0 up"
+		allowed = "it has to be a whole number, 0 or more"
 	case "duration":
 		allowed = "it has to be a duration such as 90s or 5m"
 	default:

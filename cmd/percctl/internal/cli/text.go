@@ -13,7 +13,7 @@ import (
 )
 
 // Text returns a stored value as it may be shown on a terminal: printable text
-// as it is, anything else, and what could be taken for a quoted value, quoted
+// as it is, anything else, and what looks like a quoted value, quoted
 // as in Go.
 func Text(value []byte) string {
 	if len(value) == 0 || !utf8.Valid(value) || value[0] == '"' || value[0] == ' ' || value[len(value)-1] == ' ' || bytes.ContainsFunc(value, unprintable) {

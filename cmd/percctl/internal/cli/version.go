@@ -9,14 +9,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is what percctl version prints.
+// A version is what the Go tool recorded in the binary.
 type version struct {
-	Version  string `json:"version"` // of the module; (devel) in a build from a checkout
-	Revision string `json:"revision,omitempty"`
-	Time     string `json:"time,omitempty"` // of the revision
-	Modified bool   `json:"modified"`       // the checkout had changes
-	Go       string `json:"go"`
-	Bigtable string `json:"bigtable_client,omitempty"`
+	Version  string `json:"version"`                   // version of the module; (devel) in a build from a checkout
+	Revision string `json:"revision,omitempty"`        // commit that it was built from
+	Time     string `json:"time,omitempty"`            // time of the commit
+	Modified bool   `json:"modified"`                  // whether the checkout had uncommitted changes
+	Go       string `json:"go"`                        // version of Go
+	Bigtable string `json:"bigtable_client,omitempty"` // version of the Bigtable client library
 }
 
 func newVersionCmd(s *Streams) *cobra.Command {
@@ -25,7 +25,9 @@ func newVersionCmd(s *Streams) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version of percctl",
 		Long:  "Print the version of percctl, as the Go tool recorded it in the binary.",
-		Args:  NoArgs,
+		Example: `  percctl version
+  percctl version -o json`,
+		Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			info, _ := debug.ReadBuildInfo()
 			v := newVersion(info)
@@ -37,6 +39,7 @@ func newVersionCmd(s *Streams) *cobra.Command {
 		},
 	}
 	FormatFlag(cmd, &format, Table, JSON)
+	Prints(cmd, ObjectOf[version]())
 	return cmd
 }
 

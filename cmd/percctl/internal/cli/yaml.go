@@ -51,8 +51,8 @@ func yamlNode(dec *json.Decoder) (*yaml.Node, error) {
 	scalar := func(tag string, value any) (*yaml.Node, error) {
 		n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: fmt.Sprint(value)}
 		if _, ok := value.(string); ok {
-			// Whoever reads YAML 1.1 takes more words for other types than this
-			// package does.
+			// Parsers of YAML 1.1 take more words for other types than this package
+			// does.
 			n.Style = yaml.DoubleQuotedStyle
 		}
 		return n, nil

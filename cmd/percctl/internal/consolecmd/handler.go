@@ -78,12 +78,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !ours(r):
-		http.Error(w, "forbidden: ask for this page by its loopback address", http.StatusForbidden)
+		http.Error(w, "forbidden: open this page by its loopback address", http.StatusForbidden)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "the console only looks: GET and HEAD", http.StatusMethodNotAllowed)
+		http.Error(w, "the console only reads: use GET or HEAD", http.StatusMethodNotAllowed)
 	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
-		http.Error(w, "forbidden: another site asks", http.StatusForbidden)
+		http.Error(w, "forbidden: the request comes from another site", http.StatusForbidden)
 	default:
 		h.pages.ServeHTTP(w, r)
 	}

@@ -1,5 +1,5 @@
-// Package embedded is a Bigtable for trying percctl: the emulator inside the
-// process, with a small deployment in it, made anew for each command.
+// Package embedded is a Bigtable for trying percctl: an emulator inside the
+// process with a small deployment, new for each command.
 package embedded
 
 import (
@@ -30,8 +30,8 @@ const (
 )
 
 // What is in it, for help texts.
-const Contents = `tables accounts and journal with some history, and locks of two clients that
-died in the middle of a commit; and table legacy, which is not transactional`
+const Contents = `transactional tables accounts and journal, locks of two clients that died in the
+middle of a commit, and a table legacy that is not transactional`
 
 // Start starts the emulator and fills it. Call the function it returns when
 // done.
@@ -123,7 +123,7 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 	return nil
 }
 
-// legacy is a table of somebody who knows nothing of transactions.
+// legacy makes a table that is not transactional.
 func legacy(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
 	if err := admin.CreateTable(ctx, "legacy"); err != nil {
 		return err

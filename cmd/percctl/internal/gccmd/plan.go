@@ -25,9 +25,20 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &planOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show what a collection now would reclaim",
-		Long: `Read every transactional table and show what a collection now would reclaim,
-table by table, and what holds it back. It changes nothing, and waits for nobody.`,
+		Short: "Show what a collection would remove now",
+		Long: `Read every transactional table, and show for each what a collection would remove
+now, and which clients hold the safe point back. The command changes nothing and
+does not wait for locks.
+
+The columns of its table:
+
+  VERSIONS  write records, those of deletes included
+  DELETES   deletes that were the newest version of their column
+  MARKS     rollback markers and lock-only commits
+  DATA      data cells of transactions
+  PLAIN     data cells written without transactions (--plain)
+  CELLS     all of these
+  SKIPPED   rows that cannot be judged; percctl check says why`,
 		Example: `  percctl gc plan --retention 72h
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
@@ -40,6 +51,7 @@ table by table, and what holds it back. It changes nothing, and waits for nobody
 	o.flags.Add(cmd, 0)
 	o.gc.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 

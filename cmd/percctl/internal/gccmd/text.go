@@ -14,14 +14,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
-// A report is a plan, or what a run did, as it is printed.
+// A report is what a collection removed, or in a plan what it would remove.
 type report struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
+	Project  string `json:"project"`  // Google Cloud project
+	Instance string `json:"instance"` // Bigtable instance
 	*gc.Report
-	SafePointTime string `json:"safe_point_time"`
-	// Error is why the run did not finish.
-	Error string `json:"error,omitempty"`
+	SafePointTime string `json:"safe_point_time"` // safe_point as a time
+	Error         string `json:"error,omitempty"` // why the run did not finish
 }
 
 func newReport(flags *session.Flags, r *gc.Report, err error) *report {
@@ -58,7 +57,7 @@ func (r *report) text(w io.Writer) error {
 		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(int(n.Found), "lock"), n.RolledForward, n.RolledBack, n.Gone)
 	}
 	if r.Resumed {
-		fmt.Fprintln(w, "  went on with a run that was interrupted; run it again for what has become garbage since")
+		fmt.Fprintln(w, "  continued an interrupted run; run the command again to collect newer garbage")
 	}
 	if len(r.Tables) == 0 {
 		return nil
@@ -91,7 +90,7 @@ func verdict(r *gc.Report, err error) error {
 	case err != nil:
 		return err
 	case r.Total.RowsSkipped > 0:
-		return session.Foundf("%s could not be collected; percctl check says more", cli.Count(int(r.Total.RowsSkipped), "row"))
+		return session.Foundf("%s skipped: percctl check says why", cli.Count(int(r.Total.RowsSkipped), "row"))
 	}
 	return nil
 }
@@ -107,12 +106,12 @@ func age(now, ts tso.Timestamp) string {
 	return cli.Duration(time.Duration(now-ts) * time.Microsecond)
 }
 
-// progress tells how far a collection is.
+// progress reports how far a collection is.
 func progress(s *session.Session) func(gc.Progress) {
 	return func(p gc.Progress) {
 		switch p.Phase {
 		case gc.Fence:
-			s.Progress.Set("waiting until every client goes by the new safe point: %s left", cli.Duration(p.Left))
+			s.Progress.Set("waiting until every client knows the new safe point: %s left", cli.Duration(p.Left))
 		case gc.Locks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:

@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// An Outcome is what resolving a transaction's locks does to them now.
+// An Outcome is the effect that resolving the locks of a transaction has now.
 type Outcome string
 
 // The outcomes.
@@ -41,7 +41,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, n
 	case s.State == txn.StateLocked:
 		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
 	case len(locks) == 0:
-		return Finished, "nothing at the primary: its prewrite may be on the way, its owner may have aborted, or there was no such transaction"
+		return Finished, "nothing at the primary: its prewrite may still arrive, its owner may have rolled back, or there was no such transaction"
 	}
 	// Nothing at the primary: the locks' own ttl counts. The first that is
 	// resolved decides for all.
@@ -53,7 +53,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, n
 	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("nothing at the primary, ttl over for %s: will be rolled back", between(expires, now))
+		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", between(expires, now))
 	}
 	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", between(now, expires))
 }
@@ -63,7 +63,7 @@ func judgeLocked(expires tso.Timestamp, owner admin.OwnerStatus, now tso.Timesta
 	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("ttl over for %s, not committed: will be rolled back", between(expires, now))
+		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", between(expires, now))
 	case owner.State == admin.OwnerFresh:
 		return Alive, fmt.Sprintf("owner alive, ttl %s left", between(now, expires))
 	}

@@ -34,15 +34,20 @@ func newResolveCmd(s *cli.Streams) *cobra.Command {
 	o := &resolveOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "resolve TABLE… | --all | --transaction PRIMARY START_TS",
-		Short: "Settle locks as their transactions' primaries decide",
-		Long: `Settle the locks in tables, or those of one transaction in all tables: roll
-forward what is committed, roll back what is rolled back or dead. The primary
-decides; no outcome can be forced, and locks whose owner is alive are left.
+		Short: "Resolve locks as the primaries of their transactions decide",
+		Long: `Resolve the locks in tables, or with --transaction the locks of one transaction in
+all tables. Locks of a committed transaction are rolled forward. Locks of a
+transaction that is rolled back, or whose owner is dead, are rolled back. The
+primary decides: no flag forces an outcome, and locks of live owners stay.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. Whatever may happen, it can be run again, and goes on
-where it stopped. At most --limit locks are settled in one run. Exit status 4:
-locks are left, of live transactions or beyond --limit.`,
+` + cli.AsksFirst + `
+
+The plan is a forecast: a transaction may end before the command reaches it. One run
+resolves at most --limit locks. After an interrupt, run the command again: it
+continues with the locks that are left.
+
+Exit status 4: locks are left, because their owners are alive or because there are
+more than --limit.`,
 		Example: `  percctl lock resolve --all --dry-run
   percctl lock resolve accounts --older-than 1m --yes
   percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
@@ -58,10 +63,11 @@ locks are left, of live transactions or beyond --limit.`,
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
-	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "the locks of the one transaction that the arguments PRIMARY and START_TS name, in all tables")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -81,7 +87,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 	case err != nil:
 		return err
 	case r != session.Range{} || o.tables.All || o.olderThan > 0:
-		return cli.Usagef("--transaction settles all locks of one transaction; it does not go with --all, --older-than or a range")
+		return cli.Usagef("--transaction resolves all locks of one transaction: it does not go with --all, --older-than or a range")
 	case len(args) != 2:
 		return cli.Usagef("%s; with --transaction it takes two, PRIMARY and START_TS", cli.Count(len(args), "argument"))
 	}
@@ -122,7 +128,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 		return err
 	}
 	if p.Forward.Locks+p.Back.Locks > 0 {
-		question := fmt.Sprintf("Settle %s in %s?", cli.Count(p.Forward.Locks+p.Back.Locks, "lock"), s.Where)
+		question := fmt.Sprintf("Resolve %s in %s?", cli.Count(p.Forward.Locks+p.Back.Locks, "lock"), s.Where)
 		if err := cli.Confirm(ctx, o.streams, o.yes, question); err != nil {
 			return err
 		}
@@ -139,7 +145,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	return found.Verdict()
 }
 
-// find reads the locks and says what would become of them.
+// find reads the locks and says what resolving them would do.
 func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) (*inspect.Collection, []*inspect.Transaction, error) {
 	want := inspect.Want{Limit: o.limit, StartTS: o.startTS}
 	var err error

@@ -29,13 +29,18 @@ func newBackfillCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backfill TABLE/FAMILY:QUALIFIER",
 		Short: "Notify every cell of a column that has a value",
-		Long: `Notify every cell of an observed column that has a value: for an observer that was
-registered when there was data already, and for changes that clients made before
-they knew of it, at most their Config.SchemaMaxAge (1 minute) after that. Observers
-that have acknowledged a cell's newest change do not run again.
+		Long: `Notify the observers of every cell of a column that has a value. Use it after you
+have registered an observer for a column with data. Run it at least one
+Config.SchemaMaxAge (default 1 minute) after the registration: until then, clients
+may commit changes without notifying the new observer. An observer that has
+acknowledged the newest change of a cell does not run again.
 
---dry-run counts the cells. Running it again is harmless; after an interrupt,
---start with the row that it came to goes on from there.`,
+` + cli.AsksFirst + `
+
+With --dry-run, the command also counts the cells. To run the command twice is
+harmless. After an interrupt, the message names the row with which --start continues.
+
+Exit status 3: the column has no observer.`,
 		Example: `  percctl notify backfill documents/contents:raw --dry-run
   percctl notify backfill documents/contents:raw --prefix com.example/ --yes`,
 		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER"),
@@ -53,22 +58,21 @@ that have acknowledged a cell's newest change do not run again.
 	o.rows.Add(cmd)
 	o.write.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[backfilled]())
 	cmd.ValidArgsFunction = o.flags.CompleteColumns
 	return cmd
 }
 
-// backfilled is what backfill prints.
+// A backfilled is what notify backfill did, or would do.
 type backfilled struct {
-	Project   string   `json:"project"`
-	Instance  string   `json:"instance"`
-	DryRun    bool     `json:"dry_run"`
-	Column    string   `json:"column"`
-	Observers []string `json:"observers"`
-	Weak      bool     `json:"weak"`
-	// Cells that were notified; in a dry run, those that would be.
-	Cells int `json:"cells"`
-	// LastRow that was notified, where an error ended it.
-	LastRow string `json:"last_row,omitempty"`
+	Project   string   `json:"project"`            // Google Cloud project
+	Instance  string   `json:"instance"`           // Bigtable instance
+	DryRun    bool     `json:"dry_run"`            // whether --dry-run was given
+	Column    string   `json:"column"`             // table, family and qualifier
+	Observers []string `json:"observers"`          // observers registered for the column
+	Weak      bool     `json:"weak"`               // whether the column is for weak notifications
+	Cells     int      `json:"cells"`              // cells that were notified; with --dry-run, cells to notify
+	LastRow   string   `json:"last_row,omitempty"` // last row that was notified, if an error or interrupt ended the command
 }
 
 func (b *backfilled) plan(w io.Writer, what string) error {
@@ -122,12 +126,12 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	return b.verdict(ctx, r, err)
 }
 
-// verdict says how to go on after an error.
+// verdict says how to continue after an error.
 func (b *backfilled) verdict(ctx context.Context, r session.Range, err error) error {
 	if err == nil {
 		return nil
 	}
-	goOn := "run it again to go on"
+	goOn := "to continue, run the command again"
 	if b.LastRow != "" {
 		goOn += " with --start " + b.LastRow
 		if r.End != "" {

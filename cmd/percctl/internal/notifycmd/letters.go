@@ -16,7 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// shownLetters is how many dead letters a plan tells one by one.
+// shownLetters is how many dead letters a plan lists.
 const shownLetters = 10
 
 // A choice chooses dead letters.
@@ -29,14 +29,14 @@ func (c choice) has(d changes.DeadLetter) bool {
 	return (len(c.cells) == 0 || slices.Contains(c.cells, d.Cell)) && (c.observer == "" || d.Observer == c.observer)
 }
 
-// A lettersPlan is what is about to be done to dead letters.
+// A lettersPlan is what replay or drop would do.
 type lettersPlan struct {
-	Project  string         `json:"project"`
-	Instance string         `json:"instance"`
-	DryRun   bool           `json:"dry_run"`
-	Letters  int            `json:"dead_letters"`
-	Observer map[string]int `json:"by_observer"`
-	First    []item         `json:"first"`
+	Project  string         `json:"project"`      // Google Cloud project
+	Instance string         `json:"instance"`     // Bigtable instance
+	DryRun   bool           `json:"dry_run"`      // always true
+	Letters  int            `json:"dead_letters"` // dead letters that were chosen
+	Observer map[string]int `json:"by_observer"`  // number of them by the id of the observer
+	First    []item         `json:"first"`        // the first 10 of them
 
 	do   string
 	asOf tso.Timestamp
@@ -89,16 +89,15 @@ func (p *lettersPlan) text(w io.Writer) error {
 	return nil
 }
 
-// A lettersResult is what was done.
+// A lettersResult is what replay or drop did.
 type lettersResult struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	DryRun   bool   `json:"dry_run"`
-	Letters  int    `json:"dead_letters"`
-	Done     int    `json:"done"`
-	Failed   int    `json:"failed"`
-	// Unfinished were not reached before the end, or cut off before the answer.
-	Unfinished int `json:"unfinished"`
+	Project    string `json:"project"`      // Google Cloud project
+	Instance   string `json:"instance"`     // Bigtable instance
+	DryRun     bool   `json:"dry_run"`      // always false
+	Letters    int    `json:"dead_letters"` // dead letters that were chosen
+	Done       int    `json:"done"`         // dead letters that were replayed or dropped
+	Failed     int    `json:"failed"`       // dead letters that could not be, because of an error
+	Unfinished int    `json:"unfinished"`   // dead letters that an interrupt or timeout left, or whose answer it cut off
 
 	done    string
 	failure error // the first
@@ -110,7 +109,7 @@ func (r *lettersResult) text(w io.Writer) error {
 	for _, row := range []struct {
 		what string
 		n    int
-	}{{"failed", r.Failed}, {"not finished", r.Unfinished}} {
+	}{{"failed", r.Failed}, {"not reached", r.Unfinished}} {
 		if row.n > 0 {
 			cli.WriteRow(table, row.what, fmt.Sprint(row.n))
 		}
@@ -123,11 +122,11 @@ func (r *lettersResult) text(w io.Writer) error {
 func (r *lettersResult) verdict(ended error) error {
 	switch {
 	case errors.Is(ended, context.Canceled):
-		return fmt.Errorf("interrupted: %s not finished; run it again to go on", cli.Count(r.Unfinished, "dead letter"))
+		return fmt.Errorf("interrupted: %s not reached; run the command again to continue", cli.Count(r.Unfinished, "dead letter"))
 	case ended != nil:
-		return fmt.Errorf("%w: %s not finished; run it again to go on", ended, cli.Count(r.Unfinished, "dead letter"))
+		return fmt.Errorf("%w: %s not reached; run the command again to continue", ended, cli.Count(r.Unfinished, "dead letter"))
 	case r.Failed > 0:
-		return fmt.Errorf("%s failed, the first with: %w", cli.Count(r.Failed, "dead letter"), r.failure)
+		return fmt.Errorf("%s failed; the first error: %w", cli.Count(r.Failed, "dead letter"), r.failure)
 	}
 	return nil
 }

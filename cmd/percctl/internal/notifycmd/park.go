@@ -31,12 +31,16 @@ func newParkCmd(s *cli.Streams) *cobra.Command {
 	o := &parkOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "park CELL --observer ID",
-		Short: "Make a dead letter of a notification that an observer keeps failing at",
-		Long: `Make a dead letter of what an observer has still to do about a cell, ahead of its
-last attempt: it is not run for this change any more, until it is replayed. Other
-observers of the cell are not affected, and a newer change of the cell runs the
-observer as ever. A run that is under way may still commit; the letter is without
-effect then. Exit status 3: there is nothing the observer has still to do.`,
+		Short: "Turn a notification that an observer keeps failing on into a dead letter",
+		Long: `Turn the pending notification of an observer into a dead letter, before its workers
+give up. The observer does not run for this change until you replay it. Other
+observers of the cell are not affected. A newer change of the cell runs the observer
+as usual. A run that has already begun may still commit, and then the dead letter
+has no effect.
+
+` + cli.AsksFirst + `
+
+Exit status 3: the observer has acknowledged the newest change.`,
 		Example: `  percctl notify park documents/d7/contents:raw --observer parser`,
 		Args:    cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -44,30 +48,31 @@ effect then. Exit status 3: there is nothing the observer has still to do.`,
 				return err
 			}
 			if o.observer == "" {
-				return cli.Usagef("no observer: name it by --observer")
+				return cli.Usagef("no observer: add --observer ID")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.observer, "the observer that is not to run for the change any more")
-	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "what the dead letter says, where no run has failed yet")
+	observerFlag(cmd, &o.flags, &o.observer, "id of the observer; required")
+	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "error text of the dead letter if no run has failed yet")
 	o.write.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[parked]())
 	return cmd
 }
 
-// parked is what park prints.
+// A parked is what notify park did, or would do.
 type parked struct {
-	Project  string        `json:"project"`
-	Instance string        `json:"instance"`
-	DryRun   bool          `json:"dry_run"`
-	Cell     string        `json:"cell"`
-	Observer string        `json:"observer"`
-	ChangeTS tso.Timestamp `json:"change_ts"`
-	Attempts int           `json:"attempts"`
-	Error    string        `json:"error"`
-	Others   []string      `json:"others_pending"` // observers that have still to run
+	Project  string        `json:"project"`        // Google Cloud project
+	Instance string        `json:"instance"`       // Bigtable instance
+	DryRun   bool          `json:"dry_run"`        // whether --dry-run was given
+	Cell     string        `json:"cell"`           // table, row and column
+	Observer string        `json:"observer"`       // id of the observer
+	ChangeTS tso.Timestamp `json:"change_ts"`      // commit timestamp of the change that is parked
+	Attempts int           `json:"attempts"`       // failed runs for the change
+	Error    string        `json:"error"`          // error of the last failed run, or --reason
+	Others   []string      `json:"others_pending"` // other observers of the cell that have not acknowledged the change
 }
 
 func (p *parked) text(w io.Writer) error {
@@ -92,7 +97,7 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if !seen.Pending(o.observer) {
-		return session.NotFoundf("observer %s has acknowledged the newest change of %s: there is nothing to park", o.observer, o.cell)
+		return session.NotFoundf("observer %s has acknowledged the newest change of %s: nothing to park", o.observer, o.cell)
 	}
 	d := o.letter(seen)
 	p := &parked{
@@ -141,7 +146,7 @@ func (o *parkOptions) letter(seen *changes.Observation) changes.DeadLetter {
 	return d
 }
 
-// others are the observers that have still to see the change.
+// others returns the other observers that have not acknowledged the change.
 func (o *parkOptions) others(seen *changes.Observation) []string {
 	others := []string{}
 	for _, id := range seen.Observers {

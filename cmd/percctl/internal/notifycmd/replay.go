@@ -24,15 +24,16 @@ func newReplayCmd(s *cli.Streams) *cobra.Command {
 	o := &replayOptions{}
 	cmd := &cobra.Command{
 		Use:   "replay CELL… | --observer ID | --all",
-		Short: "Give dead letters another try",
-		Long: `Give dead letters another try: notify their cells again, forget the failures, and
-remove the letters. Observers run for the newest state of their cells, like for
-any change; one that has acknowledged it in the meantime does not run. What fails
-again becomes a dead letter again.
+		Short: "Run the observers of dead letters again",
+		Long: `Notify the cells of dead letters again, forget the failures, and remove the dead
+letters. The observers run for the newest state of the cells, as for any change. An
+observer that has acknowledged the change meanwhile does not run. A change that
+fails too often again becomes a dead letter again.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. To replay a letter twice is harmless: after an interrupt
-run it again.`,
+` + cli.AsksFirst + `
+
+To replay a dead letter twice is harmless: after an interrupt, run the command
+again.`,
 		Example: `  percctl notify replay --observer parser --dry-run
   percctl notify replay documents/d7/contents:raw --yes`,
 		Args: cobra.ArbitraryArgs,
@@ -42,9 +43,9 @@ run it again.`,
 			}
 			switch named := len(args) > 0 || o.chosen.observer != ""; {
 			case o.all && named:
-				return cli.Usagef("--all and cells or --observer: give one or the other")
+				return cli.Usagef("--all does not go with cells or --observer")
 			case !o.all && !named:
-				return cli.Usagef("no dead letter: name cells or --observer, or give --all")
+				return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
@@ -54,6 +55,7 @@ run it again.`,
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
 	o.write.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
 }
 
@@ -76,9 +78,13 @@ func newDropCmd(s *cli.Streams) *cobra.Command {
 	o := &dropOptions{}
 	cmd := &cobra.Command{
 		Use:   "drop CELL --observer ID",
-		Short: "Drop a dead letter for good",
-		Long: `Drop an observer's dead letter for good. Its change stays without effect until the
-cell changes again: the observer runs then as ever, for the newest state.`,
+		Short: "Delete a dead letter",
+		Long: `Delete the dead letter of an observer. The observer does not run for that change. When
+the cell changes again, the observer runs for the newest state, as usual.
+
+` + cli.AsksFirst + `
+
+Exit status 3: the cell has no dead letter of the observer.`,
 		Example: `  percctl notify drop documents/d7/contents:raw --observer parser`,
 		Args:    cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -86,15 +92,16 @@ cell changes again: the observer runs then as ever, for the newest state.`,
 				return err
 			}
 			if o.chosen.observer == "" {
-				return cli.Usagef("no observer: name it by --observer")
+				return cli.Usagef("no observer: add --observer ID")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "the observer that failed")
+	observerFlag(cmd, &o.flags, &o.chosen.observer, "id of the observer; required")
 	o.write.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
 }
 

@@ -78,7 +78,7 @@ func TestKeeperEnds(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	if !errors.As(err, &coded) || coded.Code != cli.ExitUnavailable || !strings.Contains(err.Error(), "--timeout 10ms is over") {
+	if !errors.As(err, &coded) || coded.Code != cli.ExitUnavailable || !strings.Contains(err.Error(), "--timeout 10ms expired") {
 		t.Errorf("timeout: %v", err)
 	}
 	k := keep(t, 0)

@@ -33,14 +33,18 @@ func newApplyCmd(s *cli.Streams) *cobra.Command {
 	o := &applyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
-		Short: "Do what a plan says, where everything is still as planned",
-		Long: `Make the repairs of a plan of percctl repair plan. Each cell is looked at again
-first, and mended by a conditional mutation; one that has changed is left alone
-and counted. A plan of another instance, or older than --max-age, is refused.
+		Short: "Make the repairs of a plan",
+		Long: `Make the repairs of a plan of percctl repair plan. The command reads each cell again
+and repairs it with a conditional mutation. It counts cells that have changed since
+the plan, and leaves them as they are. It refuses a plan for another instance, or one
+older than --max-age.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. It can be run again. Exit status 4: some cells have
-changed; plan again.`,
+` + cli.AsksFirst + `
+
+After an interrupt, run the command again.
+
+Exit status 4: some cells have changed since the plan, or the plan is too old: plan
+again.`,
 		Example: `  percctl repair apply plan.json --dry-run
   percctl repair apply plan.json --yes`,
 		Args: cli.ExactArgs(1, "one, FILE"),
@@ -59,10 +63,11 @@ changed; plan again.`,
 		},
 	}
 	o.flags.Add(cmd, 0)
-	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "refuse a plan that is older, in oracle time")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "maximum age of the plan, in oracle time")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[applied]())
 	return cmd
 }
 
@@ -79,7 +84,7 @@ func read(file string) (*plan, []admin.Repair, error) {
 		return nil, nil, cli.Usagef("%s: it is not a plan of percctl repair: %w", file, err)
 	}
 	if p.Version != planVersion {
-		return nil, nil, cli.Usagef("%s: it is a plan of version %d; this percctl knows %d", file, p.Version, planVersion)
+		return nil, nil, cli.Usagef("%s: it is a plan of version %d, but this percctl reads version %d: plan again", file, p.Version, planVersion)
 	}
 	var repairs []admin.Repair
 	for i, r := range p.Repairs {
@@ -88,22 +93,22 @@ func read(file string) (*plan, []admin.Repair, error) {
 		case err != nil:
 			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
 		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker:
-			return nil, nil, cli.Usagef("%s: repair %d: there is no repair of kind %q", file, i+1, r.Kind)
+			return nil, nil, cli.Usagef("%s: repair %d: unknown kind %q", file, i+1, r.Kind)
 		}
 		repairs = append(repairs, admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
 	}
 	return p, repairs, nil
 }
 
-// An applied is what repair apply prints.
+// An applied is what repair apply did, or would do.
 type applied struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	File     string `json:"file"`
-	DryRun   bool   `json:"dry_run"`
-	Planned  int    `json:"planned"`
-	Repaired int    `json:"repaired"`
-	Changed  []item `json:"changed"` // not as planned any more, and left alone
+	Project  string `json:"project"`  // Google Cloud project
+	Instance string `json:"instance"` // Bigtable instance
+	File     string `json:"file"`     // name of the plan
+	DryRun   bool   `json:"dry_run"`  // whether --dry-run was given
+	Planned  int    `json:"planned"`  // repairs in the plan
+	Repaired int    `json:"repaired"` // repairs that were made
+	Changed  []item `json:"changed"`  // repairs that were not made, because the cell has changed since the plan
 }
 
 func (a *applied) text(w io.Writer) error {
@@ -120,14 +125,14 @@ func (a *applied) text(w io.Writer) error {
 
 func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []admin.Repair) error {
 	if at := s.Connect; p.Project != at.Project || p.Instance != at.Instance || p.MetadataTable != at.MetadataTable {
-		return cli.Usagef("%s: it is a plan for project %s, instance %s, metadata table %s, and this is %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
+		return cli.Usagef("%s: the plan is for project %s, instance %s, metadata table %s, but this command is for %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
 	}
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	if age := time.Duration(now-p.CreatedTS) * time.Microsecond; age > o.maxAge || age < 0 {
-		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, and --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
+		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, but --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
 	}
 	if err := s.Use(ctx, p.Tables...); err != nil {
 		return err
@@ -161,7 +166,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	s.Progress.End()
 	err = errors.Join(failed, cli.Print(o.streams.Out, o.format, done, done.text))
 	if err == nil && len(done.Changed) > 0 {
-		err = session.Foundf("%s changed since the plan; plan again", cli.Count(len(done.Changed), "cell"))
+		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
 	}
 	return err
 }

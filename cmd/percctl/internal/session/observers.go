@@ -42,7 +42,7 @@ func Observed(ctx context.Context, s *Session, col notify.Column) (changes.Regis
 			return o, nil
 		}
 	}
-	return changes.Registration{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
+	return changes.Registration{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the

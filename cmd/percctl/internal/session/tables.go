@@ -39,10 +39,10 @@ func (t *Tables) Add(cmd *cobra.Command) {
 // Check checks arguments and flags.
 func (t *Tables) Check() error {
 	if t.All && len(t.Names) > 0 {
-		return cli.Usagef("--all and %q: name tables, or give --all", t.Names[0])
+		return cli.Usagef("--all and %q: name tables or add --all, not both", t.Names[0])
 	}
 	if !t.All && len(t.Names) == 0 {
-		return cli.Usagef("no table: name tables, or give --all")
+		return cli.Usagef("no table: name tables, or add --all")
 	}
 	_, err := t.Range.Range()
 	return err
@@ -128,8 +128,8 @@ type RangeFlags struct{ prefix, start, end string }
 // Add adds the flags to a command.
 func (f *RangeFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.prefix, "prefix", "", "only rows whose keys begin with this (%XX for bytes that are not printable)")
-	cmd.Flags().StringVar(&f.start, "start", "", "only rows from this key on")
-	cmd.Flags().StringVar(&f.end, "end", "", "only rows before this key")
+	cmd.Flags().StringVar(&f.start, "start", "", "only rows with this key or above")
+	cmd.Flags().StringVar(&f.end, "end", "", "only rows below this key")
 }
 
 // Range returns the range that the flags give.
@@ -148,7 +148,7 @@ func (f *RangeFlags) Range() (Range, error) {
 	prefix, start, end := keys[0], keys[1], keys[2]
 	switch {
 	case prefix != "" && (start != "" || end != ""):
-		return Range{}, cli.Usagef("--prefix and --start or --end: give one or the other")
+		return Range{}, cli.Usagef("--prefix does not go with --start or --end")
 	case prefix != "":
 		return Range{prefix, successor(prefix)}, nil
 	case end != "" && end <= start:
@@ -198,7 +198,7 @@ func ParseCell(s string) (txn.Cell, error) {
 	}
 	switch c.Family {
 	case format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily:
-		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+		return c, cli.Usagef("cell %s: family %s holds transaction metadata; name a data family", c, c.Family)
 	}
 	return c, nil
 }
@@ -212,7 +212,7 @@ func ParseTransaction(args []string) (primary txn.Cell, startTS tso.Timestamp, e
 		return primary, 0, cli.Usagef("START_TS: %w", err)
 	}
 	if startTS == 0 {
-		return primary, 0, cli.Usagef("START_TS: 0 is no timestamp")
+		return primary, 0, cli.Usagef("START_TS: 0 is not a timestamp")
 	}
 	return primary, startTS, nil
 }

@@ -26,11 +26,11 @@ func newVerifyCmd(s *cli.Streams) *cobra.Command {
 	o := &verifyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "verify TABLE… | --all",
-		Short: "Check families, policies and schema records of tables",
-		Long: `Check that tables are as transactions need them: schema record, metadata families,
-no garbage-collection policies, no adoption that stopped half-way. It looks at no
-rows and changes nothing; percctl check looks at rows, percctl doctor at
-everything.
+		Short: "Check the families, policies and schema records of tables",
+		Long: `Check that tables are as transactions need them: a schema record, the metadata
+families, no garbage-collection policies, no unfinished adoption. The command reads
+no rows and changes nothing. percctl check reads rows, and percctl doctor checks the
+whole deployment.
 
 Exit status 4: there are errors or warnings.`,
 		Example: `  percctl table verify --all
@@ -39,7 +39,7 @@ Exit status 4: there are errors or warnings.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.names = args
 			if o.all == (len(args) > 0) {
-				return cli.Usagef("name tables, or give --all")
+				return cli.Usagef("name tables or add --all, not both")
 			}
 			return o.flags.RunBare(cmd.Context(), s, o.run)
 		},
@@ -47,6 +47,7 @@ Exit status 4: there are errors or warnings.`,
 	o.flags.Add(cmd, 5*time.Minute)
 	cmd.Flags().BoolVar(&o.all, "all", false, "all transactional tables of the deployment")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[checks.Report]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }

@@ -53,22 +53,22 @@ func TestUsage(t *testing.T) {
 	}{
 		{`unknown command "frob"`, []string{"frob"}},
 		{"no Bigtable instance", []string{"mode", "--project", ""}},
-		{`no mode "sundial"`, []string{"mode", "sundial"}},
-		{"one mode at most", []string{"mode", "direct", "served"}},
-		{"--server, or --project", []string{"status", "--project", ""}},
-		{`"nohost" has no port`, []string{"now", "--server", "nohost"}},
-		{"--timeout is 0s", []string{"now", "--server", "a:1", "--timeout", "0s"}},
-		{"--timeout is 0s", []string{"mode", "--timeout", "0s"}},
+		{`unknown mode "sundial"`, []string{"mode", "sundial"}},
+		{"at most one mode", []string{"mode", "direct", "served"}},
+		{"add --server, or --project", []string{"status", "--project", ""}},
+		{"--server nohost: it has to be host:port", []string{"now", "--server", "nohost"}},
+		{"--timeout 0s: it has to be positive", []string{"now", "--server", "a:1", "--timeout", "0s"}},
+		{"--timeout 0s: it has to be positive", []string{"mode", "--timeout", "0s"}},
 		{"host:port", []string{"serve", "--advertise", "tso-0"}},
 		{"host:port", []string{"serve", "--advertise", ":7070"}},
 		{"above the largest one", []string{"decode", fmt.Sprint(int64(tso.Max) + 1)}},
 		{`"hello" is not valid`, []string{"decode", "hello"}},
 		{"negative", []string{"decode", "--", "-5"}},
-		{"takes one timestamp", []string{"decode"}},
-		{"--to is missing", []string{"advance"}},
+		{"takes one, TIMESTAMP", []string{"decode"}},
+		{"no timestamp: add --to", []string{"advance"}},
 		{`"hello" is not valid`, []string{"advance", "--to", "hello"}},
 		{"ahead of this machine's clock, and there is no way back", []string{"advance", "--to", "2200-01-01T00:00:00Z"}},
-		{"--timeout is 0s", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--timeout", "0s"}},
+		{"--timeout 0s: it has to be positive", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--timeout", "0s"}},
 		{"unexpected argument", []string{"advance", "2020-11-20T05:30:00Z"}},
 		{"no Bigtable instance", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--project", ""}},
 		{"--callers is 0", []string{"bench", "--callers", "0"}},
@@ -163,9 +163,9 @@ func TestAdvance(t *testing.T) {
 	at := to.String()
 	expect(t, cli.ExitNotFound, "", "percctl table init", "advance", "--to", at, "--metadata-table", "none")
 	expect(t, cli.ExitUsage, "", "add --yes", "advance", "--to", at)
-	expect(t, cli.ExitOK, `"mode":"none"`, "becomes one in direct mode", "advance", "--to", at, "--dry-run", "-o", "json")
+	expect(t, cli.ExitOK, `"mode":"none"`, "it will be in direct mode", "advance", "--to", at, "--dry-run", "-o", "json")
 	expect(t, cli.ExitOK, `"mode":"none"`, "", "mode", "-o", "json") // nothing was changed
-	expect(t, cli.ExitOK, `"mode":"direct","limit":`+at, "becomes one in direct mode", "advance", "--to", at, "--yes", "-o", "json")
+	expect(t, cli.ExitOK, `"mode":"direct","limit":`+at, "it will be in direct mode", "advance", "--to", at, "--yes", "-o", "json")
 	above := func(ts tso.Timestamp) {
 		t.Helper()
 		var r struct{ Timestamp tso.Timestamp }
@@ -185,7 +185,7 @@ func TestAdvance(t *testing.T) {
 	expect(t, cli.ExitFailed, "", "renews its lease", "advance", "--to", to.String(), "--yes")
 	stop()
 	expect(t, cli.ExitOK, `"advance_to":`+to.String()+`,"changed":false`, "mode served", "advance", "--to", to.String(), "--dry-run", "-o", "json")
-	expect(t, cli.ExitOK, `"changed":true`, "timestamps go on above "+to.String(), "advance", "--to", to.String(), "--yes", "-o", "json")
+	expect(t, cli.ExitOK, `"changed":true`, "timestamps continue above "+to.String(), "advance", "--to", to.String(), "--yes", "-o", "json")
 	stop = serve(t)
 	defer stop()
 	above(to)

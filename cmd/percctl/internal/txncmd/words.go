@@ -41,7 +41,7 @@ func explain(at, primary txn.Cell, versions []admin.Version) *cell {
 		mention(&words, w, primary)
 	}
 	if m := has[admin.VersionLockOnly]; m != nil {
-		say("committed", "mark of a lock-only write at %s", cli.Stamp(m.TS))
+		say("committed", "marker of a lock-only write at %s", cli.Stamp(m.TS))
 		mention(&words, m, primary)
 	}
 	if has[admin.VersionRollback] != nil {
@@ -54,7 +54,7 @@ func explain(at, primary txn.Cell, versions []admin.Version) *cell {
 		say("damaged", "unreadable: %s", cli.Line(u.Err.Error()))
 	}
 	if c.State == "" {
-		say("damaged", "%s that belongs to no lock and no record", data)
+		say("damaged", "%s that belongs to no lock and no write record", data)
 	}
 	c.Words = strings.Join(words, "; ")
 	return c
