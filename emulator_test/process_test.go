@@ -370,7 +370,7 @@ func TestKilledClients(t *testing.T) {
 	}
 }
 
-// tested are the workloads that run here; percctl soak runs the one with observers
+// tested are the workloads that run here; lab soak runs the one with observers
 // too, which needs workers, and kills clients in all of them.
 func tested() []*workload.Workload {
 	return slices.DeleteFunc(workload.All(), func(w *workload.Workload) bool { return w.Handle != nil })

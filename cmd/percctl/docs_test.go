@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/ again")
@@ -52,7 +52,7 @@ func compareDoc(t *testing.T, file, from, want string) {
 // TestReference: docs/percctl.md names every command and flag.
 func TestReference(t *testing.T) {
 	t.Parallel()
-	root := cli.NewRoot(&cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}, commands()...)
+	root := program.Root(&cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
 	root.InitDefaultCompletionCmd()
 	var out strings.Builder
 	shared := map[string]string{} // flags with one meaning in most commands
@@ -145,8 +145,8 @@ var printedBy = []struct{ path, types, command string }{
 	{"movecmd/import.go", "imported", "percctl import"},
 	{"repaircmd/plan.go", "plan item left", "percctl repair plan"},
 	{"repaircmd/apply.go", "applied", "percctl repair apply"},
-	{"soak/summary.go", "summary", "percctl soak"},
-	{"soak/goals.go", "goal", "percctl soak"},
+	{"../../../emulator_test/lab/internal/soak/summary.go", "summary", "lab soak"},
+	{"../../../emulator_test/lab/internal/soak/goals.go", "goal", "lab soak"},
 	{"tablecmd/adopt.go", "adoption adoptedFamily", "percctl table adopt"},
 	{"tablecmd/unadopt.go", "undoing", "percctl table unadopt"},
 	{"tablecmd/describe.go", "description describedFamily describedObserved rowSample", "percctl table describe"},
@@ -160,33 +160,33 @@ var printedBy = []struct{ path, types, command string }{
 	{"notifycmd/park.go", "parked", "percctl notify park"},
 	{"notifycmd/send.go", "sent sentCell", "percctl notify send"},
 	{"notifycmd/backfill.go", "backfilled", "percctl notify backfill"},
-	{"benchcmd/latency.go", "latencyReport latencyLine", "percctl bench observers latency"},
-	{"benchcmd/throughput.go", "throughputReport throughputLine", "percctl bench observers throughput"},
-	{"benchcmd/figure7.go", "figure7Report point", "percctl bench observers figure7"},
-	{"benchcmd/compare.go", "compareReport", "percctl bench compare"},
-	{"benchcmd/rows.go", "rowsReport", "percctl bench rows"},
-	{"benchcmd/scale.go", "scaleReport scaleLine", "percctl bench scale"},
-	{"benchcmd/contention.go", "contentionReport contentionLine", "percctl bench contention"},
-	{"benchcmd/brokerage.go", "brokerageReport brokerageLine", "percctl bench brokerage"},
-	{"benchcmd/trips.go", "tripsReport tripsLine", "percctl bench trips"},
-	{"benchcmd/delay.go", "delayReport delayLine", "percctl bench delay"},
-	{"benchcmd/cpu.go", "cpuReport cpuLine", "percctl bench cpu"},
-	{"benchcmd/profile.go", "profileReport profileLine", "percctl bench profile"},
-	{"capacity/plan.go", "Plan KindPlan TablePlan", "percctl bench plan"},
-	{"capacity/workload.go", "Workload Kind Table", "percctl bench plan: a workload, in its file and in the json"},
-	{"capacity/rates.go", "Rates", "percctl bench plan: rates"},
-	{"benchcmd/plan.go", "verification verifiedLine verifiedLatency", "percctl bench plan --verify"},
-	{"benchcmd/report.go", "results", "percctl bench report: docs/performance.json"},
-	{"benchcmd/pairs.go", "figure", "percctl bench compare, percctl bench rows: figures"},
-	{"benchcmd/machine.go", "machine", "percctl bench: machine, of all but observers and plan"},
-	{"benchcmd/command.go", "quantiles", "percctl bench observers: quantiles, of latency and figure7"},
-	{"cli/version.go", "version", "percctl version"},
+	{"../../../emulator_test/lab/internal/bench/latency.go", "latencyReport latencyLine", "lab bench observers latency"},
+	{"../../../emulator_test/lab/internal/bench/throughput.go", "throughputReport throughputLine", "lab bench observers throughput"},
+	{"../../../emulator_test/lab/internal/bench/figure7.go", "figure7Report point", "lab bench observers figure7"},
+	{"../../../emulator_test/lab/internal/bench/compare.go", "compareReport", "lab bench compare"},
+	{"../../../emulator_test/lab/internal/bench/rows.go", "rowsReport", "lab bench rows"},
+	{"../../../emulator_test/lab/internal/bench/scale.go", "scaleReport scaleLine", "lab bench scale"},
+	{"../../../emulator_test/lab/internal/bench/contention.go", "contentionReport contentionLine", "lab bench contention"},
+	{"../../../emulator_test/lab/internal/bench/brokerage.go", "brokerageReport brokerageLine", "lab bench brokerage"},
+	{"../../../emulator_test/lab/internal/bench/trips.go", "tripsReport tripsLine", "lab bench trips"},
+	{"../../../emulator_test/lab/internal/bench/delay.go", "delayReport delayLine", "lab bench delay"},
+	{"../../../emulator_test/lab/internal/bench/cpu.go", "cpuReport cpuLine", "lab bench cpu"},
+	{"../../../emulator_test/lab/internal/bench/profile.go", "profileReport profileLine", "lab bench profile"},
+	{"../capacity/plan.go", "Plan KindPlan TablePlan", "percctl plan"},
+	{"../capacity/workload.go", "Workload Kind Table", "percctl plan: a workload, in its file and in the json"},
+	{"../capacity/rates.go", "Rates", "percctl plan: rates"},
+	{"../../../emulator_test/lab/internal/bench/verify.go", "verification verifiedLine verifiedLatency", "lab bench plan"},
+	{"../../../emulator_test/lab/internal/bench/report.go", "results", "lab bench report: docs/performance.json"},
+	{"../../../emulator_test/lab/internal/bench/pairs.go", "figure", "lab bench compare, lab bench rows: figures"},
+	{"../../../emulator_test/lab/internal/bench/machine.go", "machine", "lab bench: machine, of all but observers and plan"},
+	{"../../../emulator_test/lab/internal/bench/command.go", "quantiles", "lab bench observers: quantiles, of latency and figure7"},
+	{"../cli/version.go", "version", "percctl version"},
 }
 
 // notOutput are folders whose JSON is not for users, or is documented elsewhere:
-// percctl tso in docs/oracle.md, percctl demo in its help; index stores its own
-// in cells, tracecheck reads Jaeger's, and rpcs goes between processes.
-var notOutput = []string{"demo", "tsocmd", "embedded", "index", "tracecheck", "benchcmd/rpcs.go"}
+// percctl tso and lab oracle in docs/oracle.md, percctl demo in its help; index
+// stores its own in cells, traces reads Jaeger's, and rpcs goes between processes.
+var notOutput = []string{"demo", "tsocmd", "embedded", "index", "oracle", "overhead", "traces", "rpcs.go"}
 
 // TestOutputReference: docs/cli-output.md names every field and column that
 // commands print, with the comment that the source has on it.
@@ -236,18 +236,24 @@ func TestOutputReference(t *testing.T) {
 	compareDoc(t, "cli-output.md", "## Fields and columns", out.String())
 }
 
-// sources are the files below internal that may print something.
+// sources are the files that may print something, as seen from the folder internal.
 func sources(t *testing.T) (paths []string) {
 	t.Helper()
-	all, err := filepath.Glob("internal/*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range all {
-		p = filepath.ToSlash(strings.TrimPrefix(filepath.ToSlash(p), "internal/"))
-		folder, _, _ := strings.Cut(p, "/")
-		if !strings.HasSuffix(p, "_test.go") && !slices.Contains(notOutput, folder) && !slices.Contains(notOutput, p) {
-			paths = append(paths, p)
+	for _, pattern := range []string{"internal/*/*.go", "capacity/*.go", "cli/*.go", "../../emulator_test/lab/internal/*/*.go"} {
+		all, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range all {
+			folder, file := filepath.Base(filepath.Dir(p)), filepath.Base(p)
+			if strings.HasSuffix(p, "_test.go") || slices.Contains(notOutput, folder) || slices.Contains(notOutput, file) {
+				continue
+			}
+			p, err = filepath.Rel("internal", p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			paths = append(paths, filepath.ToSlash(p))
 		}
 	}
 	return paths

@@ -7,9 +7,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/benchcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
@@ -19,17 +18,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/notifycmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/plancmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/soak"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/workercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/writecmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 )
 
 func main() {
@@ -38,22 +37,39 @@ func main() {
 
 func execute() int {
 	s := cli.System()
-	stop, err := telemetry.Start(context.Background(), s.Err)
+	stop, err := telemetry.Start(context.Background(), program.Name, s.Err)
 	if err != nil {
 		fmt.Fprintf(s.Err, "percctl: %v\n", err)
 		return cli.ExitUsage
 	}
 	defer stop()
-	return cli.Main(os.Args[1:], s, commands()...)
+	return program.Main(os.Args[1:], s)
 }
 
-// commands are all there are, and the help topics.
-func commands() []cli.Command {
-	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+var program = cli.Program{
+	Name:  "percctl",
+	Short: "Percolator transactions on Bigtable: the operator's tool",
+	Long: `percctl is the operator's tool for Percolator transactions on Bigtable.
+
+To see what it is about, run percctl demo: it needs nothing but Go. To try other
+commands without a Bigtable, add --embedded.
+
+Commands find Bigtable by --project and --instance, by the environment, or by
+~/.cbtrc: see percctl help environment.
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found
+something or work is left, 5 unavailable or timed out, 130 interrupted.`,
+	Example: `  percctl demo                  # an index of real files, by observers in workers that are killed
+  percctl demo --limit 500 -o json
+  percctl lock list --all       # what do clients hold, and what becomes of it?
+  percctl check --all           # is what is stored consistent?
+  percctl doctor                # is everything as it should be, and if not, what mends it?
+  percctl history accounts bob  # what happened to a row?`,
+	Commands: append([]cli.Command{
+		checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,
-	}
-	return append(all, topics.All()...)
+		cli.NewVersionCmd,
+	}, topics.All()...),
 }

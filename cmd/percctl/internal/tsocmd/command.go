@@ -1,8 +1,7 @@
 // Package tsocmd is percctl tso: the timestamp oracle's server, and what an
 // operator asks of an oracle.
 //
-// Each command is in a file of its own; the benchmark is in bench.go, and in
-// benchclient.go what its client processes do.
+// Each command is in a file of its own.
 package tsocmd
 
 import (
@@ -15,16 +14,13 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // NewCommand returns the tso command.
 func NewCommand(s *cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "tso",
-		Short: "Run and look after the timestamp oracle",
-		Long: `Run and look after the timestamp oracle.
+	return cli.Group("tso", "Run and look after the timestamp oracle", `Run and look after the timestamp oracle.
 
 Transactions take their timestamps either straight from the oracle's row in
 Bigtable (direct mode, the default, nothing to run) or from servers that reserve
@@ -35,16 +31,7 @@ tso advance repairs a row that was lost or restored from a backup.
 Bigtable is found by --project and --instance, PERCCTL_PROJECT and
 PERCCTL_INSTANCE, or ~/.cbtrc; BIGTABLE_EMULATOR_HOST names an emulator.
 docs/oracle.md says what is guaranteed, what can fail and what to do then.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unknown command %q; percctl tso --help lists the commands", args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s), newBenchCmd(s), newBenchClientCmd(s))
-	return cmd
+		newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s))
 }
 
 // tlsFlags secure connections.

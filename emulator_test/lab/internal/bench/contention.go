@@ -1,0 +1,264 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+type contentionOptions struct {
+	streams  *cli.Streams
+	flag     string
+	accounts []int
+	callers  int
+	clients  int
+	duration time.Duration
+	latches  string
+	served   bool
+	profiles string
+	format   cli.Format
+}
+
+func newContentionCmd(s *cli.Streams) *cobra.Command {
+	o := &contentionOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "contention",
+		Short: "Measure conflicts: a bank with few or many accounts",
+		Long: `Measure what conflicts cost: callers transfer money between two random accounts, of a
+bank with few or many. The fewer there are, the more transfers meet. Afterwards the
+sum of all accounts has to be what it was, and the consistency check finds nothing.
+
+Wasted work is the share of attempts that did not commit. Fairness is the slowest
+hundredth of the transfers, retries included, over the median: how much longer the
+unlucky wait.
+
+Each bank is measured with latches and without: the queues of one client's transactions
+for the cells they write, and its memory of recent commits. They settle conflicts
+within a process; those between processes stay.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.accounts, err = numbers("accounts", o.flag, 2, 1_000_000); err != nil {
+				return err
+			}
+			if err := errors.Join(between("callers", o.callers, 1, 4096), between("processes", o.clients, 1, 32), checkDuration("duration", o.duration)); err != nil {
+				return err
+			}
+			if o.latches != "on" && o.latches != "off" && o.latches != "both" {
+				return cli.Usagef("--latches %s: it has to be on, off or both", o.latches)
+			}
+			return o.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.flag, "accounts", "10,100,1000,10000,100000", "accounts of the bank, separated by commas")
+	f.IntVar(&o.callers, "callers", 16, "callers that transfer at a time, in each process")
+	f.IntVar(&o.clients, "processes", 2, "client processes")
+	f.DurationVar(&o.duration, "duration", 3*time.Second, "how long each bank is measured")
+	f.StringVar(&o.latches, "latches", "both", "on, off or both: whether transactions of one process queue for cells and remember commits (LatchWait and RecentCommits of txn.Config)")
+	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
+	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+// A contentionReport is what lab bench contention prints.
+type contentionReport struct {
+	Machine   machine          `json:"machine"`   // where and when
+	Processes int              `json:"processes"` // client processes
+	Callers   int              `json:"callers"`   // in each process
+	Lines     []contentionLine `json:"lines"`     // one for each bank
+}
+
+// A contentionLine is a bank.
+type contentionLine struct {
+	Accounts  int     `json:"accounts"`           // of the bank
+	Latches   bool    `json:"latches"`            // transactions of one process queue for the cells they write, and remember commits
+	Rate      float64 `json:"commits_per_second"` // transfers
+	Commits   int64   `json:"commits"`            // that changed something
+	Conflicts int64   `json:"conflicts"`          // attempts that failed with one
+	Attempts  int64   `json:"attempts"`           // transactions begun
+	Wasted    float64 `json:"wasted_share"`       // of the attempts that did not commit
+	P50       float64 `json:"p50_ms"`             // of a transfer, all its attempts and waits included
+	P99       float64 `json:"p99_ms"`             // the slowest hundredth begins here
+	Max       float64 `json:"max_ms"`             // the slowest
+	Fairness  float64 `json:"p99_over_median"`    // fairness: how much longer the unlucky wait
+	CPU       float64 `json:"client_us"`          // CPU time of the client processes for a commit
+	Emulator  float64 `json:"emulator_us"`        // that of the emulator
+}
+
+const (
+	bankTable    = "bank"
+	startBalance = 1000
+)
+
+func (o *contentionOptions) run(ctx context.Context) error {
+	rep, err := o.report(ctx)
+	if err != nil {
+		return err
+	}
+	return cli.Print(o.streams.Out, o.format, rep, rep.text)
+}
+
+func (o *contentionOptions) report(ctx context.Context) (rep contentionReport, err error) {
+	rep = contentionReport{Machine: thisMachine(), Processes: o.clients, Callers: o.callers, Lines: []contentionLine{}}
+	for _, n := range o.accounts {
+		for _, latches := range []bool{true, false} {
+			if !latches && o.latches == "on" || latches && o.latches == "off" {
+				continue
+			}
+			progress(o.streams, "%d accounts, latches %v", n, latches)
+			line, err := o.line(ctx, n, latches)
+			if err != nil {
+				return rep, err
+			}
+			rep.Lines = append(rep.Lines, line)
+		}
+	}
+	return rep, nil
+}
+
+func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool) (line contentionLine, err error) {
+	bank := shared{streams: o.streams, served: o.served, profiles: o.profiles}
+	r, err := bank.openAll(ctx, 0, tableSpec{name: bankTable, columns: 1})
+	if err != nil {
+		return line, err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.withClient(ctx, func(c *txn.Client) error {
+		_, err := c.BulkLoad(ctx, bankTable, balances(accounts), txn.BulkLoad{Idle: true})
+		return err
+	}); err != nil {
+		return line, err
+	}
+	r.noLatches = !latches
+	if err := r.add(ctx, o.clients); err != nil {
+		return line, err
+	}
+	before, err := r.emulatorCPU()
+	if err != nil {
+		return line, err
+	}
+	t := task{Op: "transfer", Table: bankTable, Callers: o.callers, Rows: accounts, Duration: o.duration}
+	answers, err := r.all(func(int) order { return order{Do: "measure", Task: t} })
+	if err != nil {
+		return line, errors.Join(ctx.Err(), err)
+	}
+	line.Accounts, line.Latches = accounts, latches
+	var sum measured
+	for _, a := range answers {
+		m := a.Measured
+		line.Commits += m.Stats.Committed
+		line.Conflicts += m.Stats.Conflicts
+		line.Attempts += m.Stats.Begun
+		sum.Ops += m.Ops
+		sum.CPU += m.CPU
+		sum.Elapsed = max(sum.Elapsed, m.Elapsed)
+		line.P50, line.P99, line.Max = line.P50+ms(m.P50)/float64(o.clients), max(line.P99, ms(m.P99)), max(line.Max, ms(m.Max))
+	}
+	emulator, err := r.emulatorCPU()
+	if err != nil {
+		return line, err
+	}
+	line.Rate, line.CPU, line.Emulator = sum.perSecond(), sum.micros(sum.CPU), sum.micros(emulator-before)
+	line.Wasted = 1 - float64(line.Commits)/float64(max(line.Attempts, 1))
+	line.Fairness = line.P99 / max(line.P50, 1e-3)
+	if err := r.sum(ctx, accounts); err != nil {
+		return line, err
+	}
+	return line, r.check(ctx, bankTable)
+}
+
+func amount(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
+
+func amountOf(b []byte) int64 {
+	if len(b) != 8 {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint64(b))
+}
+
+func balances(accounts int) iter.Seq2[txn.BulkRow, error] {
+	return func(yield func(txn.BulkRow, error) bool) {
+		for i := range accounts {
+			if !yield(txn.BulkRow{Row: keyOf(i), Cells: []txn.BulkCell{{Family: family, Qualifier: columnOf(0), Value: amount(startBalance)}}}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// transfer moves an amount between two accounts.
+func transfer(ctx context.Context, w *worker, t *task, _ int) error {
+	from := rand.IntN(t.Rows)
+	to := (from + 1 + rand.IntN(t.Rows-1)) % t.Rows
+	_, err := w.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		table := tx.Table(t.Table)
+		for row, change := range map[string]int64{keyOf(from): -1, keyOf(to): 1} {
+			value, ok, err := table.Get(ctx, row, family, columnOf(0))
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return fmt.Errorf("account %s is gone", row)
+			}
+			table.Set(row, family, columnOf(0), amount(amountOf(value)+change))
+		}
+		return nil
+	})
+	return err
+}
+
+// sum fails unless the bank has as much money as it began with.
+func (r *run) sum(ctx context.Context, accounts int) error {
+	return r.withClient(ctx, func(c *txn.Client) error {
+		s, err := c.Snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		var all int64
+		for row, err := range s.Table(bankTable).ReadRows(ctx, nil) {
+			if err != nil {
+				return err
+			}
+			for _, item := range row[family] {
+				all += amountOf(item.Value)
+			}
+		}
+		if want := int64(accounts) * startBalance; all != want {
+			return fmt.Errorf("the bank has %d after the transfers; it had %d", all, want)
+		}
+		return nil
+	})
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func (r contentionReport) text(w io.Writer) error {
+	t := cli.NewTable(w)
+	cli.WriteRow(t, "ACCOUNTS", "LATCHES", "COMMITS/s", "COMMITS", "CONFLICTS", "WASTED", "P50 ms", "P99 ms", "P99/P50", "CLIENT µs", "EMULATOR µs")
+	for _, l := range r.Lines {
+		cli.WriteRow(t, strconv.Itoa(l.Accounts), onOff(l.Latches), cli.Fixed(l.Rate, 0), strconv.FormatInt(l.Commits, 10), strconv.FormatInt(l.Conflicts, 10), cli.Fixed(100*l.Wasted, 1)+" %",
+			cli.Fixed(l.P50, 1), cli.Fixed(l.P99, 1), cli.Fixed(l.Fairness, 1), cli.Fixed(l.CPU, 0), cli.Fixed(l.Emulator, 0))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%d processes with %d callers each; the sums were kept and the checks found nothing\n%s\n", r.Processes, r.Callers, r.Machine)
+	return err
+}

@@ -1,0 +1,299 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// The tables of a measurement: documents, and for the clustering observer an
+// index from each clustering key to the cluster's first document.
+const (
+	documentsTable = "documents"
+	clustersTable  = "clusters"
+	family         = "f"
+)
+
+// Columns of documents.
+const (
+	bodyColumn    = "body"    // what the copying observer watches
+	copyColumn    = "copy"    // what it writes
+	keysColumn    = "keys"    // what the clustering observer watches: the clustering keys
+	clusterColumn = "cluster" // what it writes: the cluster's first document
+)
+
+// clusteringKeys is how many keys a document has (paper §3.1).
+const clusteringKeys = 3
+
+// rowOf spreads documents over the table.
+func rowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
+
+// setUp makes the tables and fills them with documents as they were before the
+// table was adopted: rows of plain data.
+func setUp(ctx context.Context, r *run, documents int, observer runOrder) error {
+	bt, admin, closeAll, err := r.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	for _, name := range []string{documentsTable, clustersTable} {
+		if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: name, Families: []string{family}}); err != nil {
+			return err
+		}
+	}
+	// Registered before anything is loaded: writers have to know.
+	client, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close(ctx) }()
+	column, id, _ := observerOf(observer)
+	if err := client.RegisterObserver(ctx, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
+		return err
+	}
+	return fill(ctx, bt, documents, observer.Observer == "cluster")
+}
+
+// plainTime is that of data from before the adoption.
+const plainTime = bigtable.Timestamp(1_000_000_000_000)
+
+// fill writes documents, and clusters them.
+func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered bool) error {
+	out := &bulk{table: bt.Open(documentsTable)}
+	index := &bulk{table: bt.Open(clustersTable)}
+	first := map[string]string{}
+	for i := range documents {
+		row := rowOf(i)
+		m := bigtable.NewMutation()
+		if clustered {
+			keys := keysOf(i, documents)
+			cluster := row
+			for k, key := range keys {
+				if known, ok := first[indexRow(k, key)]; ok {
+					cluster = known
+					break
+				}
+			}
+			for k, key := range keys {
+				if _, ok := first[indexRow(k, key)]; !ok {
+					first[indexRow(k, key)] = cluster
+					entry := bigtable.NewMutation()
+					entry.Set(family, clusterColumn, plainTime, []byte(cluster))
+					if err := index.add(ctx, indexRow(k, key), entry); err != nil {
+						return err
+					}
+				}
+			}
+			m.Set(family, keysColumn, plainTime, []byte(strings.Join(keys, " ")))
+			m.Set(family, clusterColumn, plainTime, []byte(cluster))
+		} else {
+			m.Set(family, bodyColumn, plainTime, body(i))
+			m.Set(family, copyColumn, plainTime, body(i))
+		}
+		if err := out.add(ctx, row, m); err != nil {
+			return err
+		}
+	}
+	return errors.Join(out.flush(ctx), index.flush(ctx))
+}
+
+// body is a short document.
+func body(i int) []byte { return fmt.Appendf(nil, "%0200d", i) }
+
+// keysOf are the clustering keys of a document, chosen at random from three
+// quarters as many as there are documents (paper §3.1: 750M keys for a billion
+// documents).
+func keysOf(i, documents int) []string {
+	random := rand.New(rand.NewPCG(uint64(i), 7))
+	keys := make([]string, clusteringKeys)
+	for k := range keys {
+		keys[k] = fmt.Sprintf("%08x", random.IntN(max(documents*3/4, 1)))
+	}
+	return keys
+}
+
+func indexRow(k int, key string) string { return fmt.Sprintf("%d/%s", k, key) }
+
+// A bulk collects mutations for large requests.
+type bulk struct {
+	table *bigtable.Table
+	rows  []string
+	muts  []*bigtable.Mutation
+}
+
+const bulkRows = 2000
+
+func (b *bulk) add(ctx context.Context, row string, m *bigtable.Mutation) error {
+	b.rows, b.muts = append(b.rows, row), append(b.muts, m)
+	if len(b.rows) < bulkRows {
+		return nil
+	}
+	return b.flush(ctx)
+}
+
+func (b *bulk) flush(ctx context.Context) error {
+	if len(b.rows) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	errs, err := b.table.ApplyBulk(ctx, b.rows, b.muts)
+	b.rows, b.muts = nil, nil
+	return errors.Join(append(errs, err)...)
+}
+
+// A loadOrder writes documents: every Of-th from the Index-th on of Count in
+// all.
+type loadOrder struct {
+	What      string  // touch: change documents that are there; crawl: add new ones
+	Documents int     // that are there
+	Count     int     // to write, by all processes together
+	Rate      float64 // a second, of all processes together; 0: as fast as can be
+	Start     int64   // when the first is due, Unix nanoseconds
+	Index, Of int
+}
+
+// loaded says when a document was due and when it was committed.
+type loaded struct {
+	Row     string
+	Due, At int64 // Unix nanoseconds
+}
+
+// loadCallers bounds the transactions of one process's load.
+const loadCallers = 32
+
+// load writes documents when they are due. One that is late is written at once:
+// what delays it counts.
+func (w *worker) load(ctx context.Context, o loadOrder) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, loadCallers)
+	for range loadCallers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)-1)*o.Of + o.Index
+				if i >= o.Count {
+					return
+				}
+				if err := w.loadOne(ctx, o, i); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+func (w *worker) loadOne(ctx context.Context, o loadOrder, i int) error {
+	due := time.Now()
+	if o.Rate > 0 {
+		due = dueAt(o.Start, o.Rate, i)
+		if err := pause(ctx, time.Until(due)); err != nil {
+			return err
+		}
+	}
+	row, column, value := rowOf(o.Documents+i), keysColumn, []byte(nil)
+	if o.What == "touch" {
+		row, column, value = rowOf(i%o.Documents), bodyColumn, body(i)
+	} else {
+		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
+	}
+	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(documentsTable).Set(row, family, column, value)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("loading document %d: %w", i, err)
+	}
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer.Loads = append(w.answer.Loads, loaded{row, due.UnixNano(), now.UnixNano()})
+	return nil
+}
+
+// dueAt is when the i-th of a steady stream is due.
+func dueAt(start int64, rate float64, i int) time.Time {
+	return time.Unix(0, start).Add(time.Duration(float64(i) / rate * float64(time.Second)))
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// observerOf returns the observer that an order names.
+func observerOf(o runOrder) (notify.Column, string, notify.Observer) {
+	column := notify.Column{Table: documentsTable, Family: family, Qualifier: bodyColumn}
+	if o.Observer == "cluster" {
+		column.Qualifier = keysColumn
+		return column, "cluster", notify.ObserverFunc(clusterDocument)
+	}
+	return column, "copy", notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		value, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+		if err != nil {
+			return err
+		}
+		tx.Table(cell.Table).Set(cell.Row, family, copyColumn, value)
+		return pause(ctx, o.Work)
+	})
+}
+
+// clusterDocument puts a document into the cluster that one of its keys leads
+// to, or begins one, and has its other keys lead there (paper §3.1, an
+// elaboration of Figure 2).
+func clusterDocument(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+	value, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+	if err != nil || !ok {
+		return err
+	}
+	index := tx.Table(clustersTable)
+	cluster := ""
+	var without []string
+	for k, key := range strings.Fields(string(value)) {
+		row := indexRow(k, key)
+		found, ok, err := index.Get(ctx, row, family, clusterColumn)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			without = append(without, row)
+		case cluster == "":
+			cluster = string(found)
+		}
+	}
+	if cluster == "" {
+		cluster = cell.Row
+	}
+	for _, row := range without {
+		index.Set(row, family, clusterColumn, []byte(cluster))
+	}
+	tx.Table(cell.Table).Set(cell.Row, family, clusterColumn, []byte(cluster))
+	return nil
+}

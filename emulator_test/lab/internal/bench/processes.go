@@ -1,0 +1,192 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Every emulator is of one run, so that names may be the same in all.
+const (
+	benchProject  = "bench"
+	benchInstance = "bench"
+)
+
+// endTimeout is how long a process has for ending once it was told to.
+const endTimeout = 30 * time.Second
+
+// A run is the processes of one measurement.
+type run struct {
+	// profiles is where processes write CPU profiles; empty for none.
+	profiles string
+
+	emulator  *child.Process
+	address   string
+	oracle    *child.Process // of a served oracle; nil: direct mode
+	served    string         // its address
+	delay     time.Duration  // of each request of the workers
+	noLatches bool           // workers do without them
+	workers   []*child.Process
+}
+
+// start starts the emulator.
+func start(ctx context.Context, profiles string) (*run, error) {
+	return startServer(ctx, profiles, "emulator")
+}
+
+// startServer starts the emulator, or what stands in for it.
+func startServer(ctx context.Context, profiles, command string) (*run, error) {
+	r := &run{profiles: profiles}
+	p, err := r.spawn(ctx, "emulator", command)
+	if err != nil {
+		return nil, err
+	}
+	r.emulator = p
+	if r.address, err = p.Line(); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return r, nil
+}
+
+// spawn starts this program as lab bench args.
+func (r *run) spawn(ctx context.Context, name string, args ...string) (*child.Process, error) {
+	args = append([]string{"bench"}, args...)
+	if r.profiles != "" {
+		args = append(args, "--cpu-profile", filepath.Join(r.profiles, name+".pprof"))
+	}
+	return child.Start(ctx, child.Config{Name: name, Args: args})
+}
+
+// ask sends a worker an order and reads its answer.
+func ask(p *child.Process, o order) (answer, error) {
+	var a answer
+	err := p.Ask(o, &a)
+	if err == nil && a.Error != "" {
+		err = errors.New(a.Error)
+	}
+	return a, err
+}
+
+// end ends a process; one that an interrupt has ended did what it should.
+func end(p *child.Process) error {
+	if err := p.End(endTimeout); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// add starts worker processes.
+func (r *run) add(ctx context.Context, n int) error {
+	for range n {
+		args := []string{"worker", "--emulator", r.address, "--oracle", r.served, "--delay", r.delay.String(), fmt.Sprint("--no-latches=", r.noLatches)}
+		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.workers)), args...)
+		if err != nil {
+			return err
+		}
+		r.workers = append(r.workers, p)
+	}
+	return nil
+}
+
+// all sends orders to all workers at a time, and returns their answers.
+func (r *run) all(orderOf func(i int) order) ([]answer, error) {
+	answers, errs := make([]answer, len(r.workers)), make([]error, len(r.workers))
+	var wg sync.WaitGroup
+	for i, p := range r.workers {
+		wg.Go(func() { answers[i], errs[i] = ask(p, orderOf(i)) })
+	}
+	wg.Wait()
+	return answers, errors.Join(errs...)
+}
+
+// close ends all processes, the emulator last.
+func (r *run) close() error {
+	var errs []error
+	for _, p := range r.workers {
+		errs = append(errs, end(p))
+	}
+	if r.oracle != nil {
+		errs = append(errs, end(r.oracle))
+	}
+	return errors.Join(append(errs, end(r.emulator))...)
+}
+
+// connect connects to the emulator.
+func (r *run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+	conn, err := txntest.Dial(r.address)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, benchProject, benchInstance)
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, conn.Close())
+	}
+	return bt, admin, func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }, nil
+}
+
+// newEmulatorCmd is the emulator's process: it prints its address, and for each
+// line that it reads the CPU time it has used, and ends with its standard input.
+func newEmulatorCmd(s *cli.Streams) *cobra.Command {
+	var profile string
+	cmd := &cobra.Command{
+		Use:    "emulator",
+		Short:  "The emulator process of a measurement",
+		Hidden: true,
+		Args:   cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			stop, err := cli.StartProfile(profile)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			e, err := txntest.StartEmulator("127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			fmt.Fprintln(s.Out, e.Addr())
+			return tellCPU(s)
+		},
+	}
+	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
+	return cmd
+}
+
+// tellCPU answers each line with the CPU time that this process has used, until
+// there are no more. After the line "profile FILE" a CPU profile is taken, until
+// the line "end".
+func tellCPU(s *cli.Streams) error {
+	stop := func() {}
+	defer func() { stop() }()
+	lines := bufio.NewScanner(s.In)
+	for lines.Scan() {
+		file, profile := strings.CutPrefix(lines.Text(), "profile ")
+		if profile || lines.Text() == "end" {
+			stop()
+			stop = func() {}
+		}
+		if profile {
+			var err error
+			if stop, err = cli.StartProfile(file); err != nil {
+				return err
+			}
+		}
+		if _, err := fmt.Fprintln(s.Out, cputime.Used().Nanoseconds()); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}

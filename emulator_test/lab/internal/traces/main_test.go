@@ -1,0 +1,46 @@
+package traces
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "traces" {
+		os.Exit(runProgram())
+	}
+	os.Exit(m.Run())
+}
+
+// runProgram is lab traces process.
+func runProgram() int {
+	s := cli.System()
+	stop, err := telemetry.Start(context.Background(), "lab", s.Err)
+	if err != nil {
+		fmt.Fprintln(s.Err, err)
+		return cli.ExitUsage
+	}
+	defer stop()
+	return cli.Program{Name: "lab", Commands: []cli.Command{NewCmd}}.Main(os.Args[1:], s)
+}
+
+// The tree of a commit, an observer's links to its triggers and a resolver's to
+// a killed owner, across processes that export over OTLP.
+func TestTraces(t *testing.T) {
+	var out bytes.Buffer
+	dir := t.TempDir()
+	if err := run(t.Context(), options{images: dir}, &out, os.Stderr); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s", out.Bytes())
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 {
+		t.Errorf("pictures: %v, %v; want 2", files, err)
+	}
+}
