@@ -160,9 +160,9 @@ var printedBy = []struct{ path, types, command string }{
 	{"notifycmd/park.go", "parked", "percctl notify park"},
 	{"notifycmd/send.go", "sent sentCell", "percctl notify send"},
 	{"notifycmd/backfill.go", "backfilled", "percctl notify backfill"},
-	{"../../../emulator_test/lab/internal/bench/latency.go", "latencyReport latencyLine", "lab bench observers latency"},
-	{"../../../emulator_test/lab/internal/bench/throughput.go", "throughputReport throughputLine", "lab bench observers throughput"},
-	{"../../../emulator_test/lab/internal/bench/figure7.go", "figure7Report point", "lab bench observers figure7"},
+	{"../../../emulator_test/lab/internal/bench/observers/latency.go", "latencyReport latencyLine", "lab bench observers latency"},
+	{"../../../emulator_test/lab/internal/bench/observers/throughput.go", "throughputReport throughputLine", "lab bench observers throughput"},
+	{"../../../emulator_test/lab/internal/bench/observers/figure7.go", "figure7Report point", "lab bench observers figure7"},
 	{"../../../emulator_test/lab/internal/bench/compare.go", "compareReport", "lab bench compare"},
 	{"../../../emulator_test/lab/internal/bench/rows.go", "rowsReport", "lab bench rows"},
 	{"../../../emulator_test/lab/internal/bench/scale.go", "scaleReport scaleLine", "lab bench scale"},
@@ -178,8 +178,8 @@ var printedBy = []struct{ path, types, command string }{
 	{"../../../emulator_test/lab/internal/bench/verify.go", "verification verifiedLine verifiedLatency", "lab bench plan"},
 	{"../../../emulator_test/lab/internal/bench/report.go", "results", "lab bench report: docs/performance.json"},
 	{"../../../emulator_test/lab/internal/bench/pairs.go", "figure", "lab bench compare, lab bench rows: figures"},
-	{"../../../emulator_test/lab/internal/bench/machine.go", "machine", "lab bench: machine, of all but observers and plan"},
-	{"../../../emulator_test/lab/internal/bench/command.go", "quantiles", "lab bench observers: quantiles, of latency and figure7"},
+	{"../../../emulator_test/lab/internal/rig/machine.go", "Machine", "lab bench: machine, of all but observers and plan"},
+	{"../../../emulator_test/lab/internal/rig/flags.go", "Quantiles", "lab bench observers: quantiles, of latency and figure7"},
 	{"../cli/version.go", "version", "percctl version"},
 }
 
@@ -239,7 +239,7 @@ func TestOutputReference(t *testing.T) {
 // sources are the files that may print something, as seen from the folder internal.
 func sources(t *testing.T) (paths []string) {
 	t.Helper()
-	for _, pattern := range []string{"internal/*/*.go", "capacity/*.go", "cli/*.go", "../../emulator_test/lab/internal/*/*.go"} {
+	for _, pattern := range []string{"internal/*/*.go", "capacity/*.go", "cli/*.go", "../../emulator_test/lab/internal/*/*.go", "../../emulator_test/lab/internal/*/*/*.go"} {
 		all, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -1,44 +1,19 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
-	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/txn"
-)
-
-// The tables of the brokerage. Rows:
-//
-//	orders    order                        status, what it is about
-//	trades    order                        of an order that was executed
-//	holdings  customer/security            how much the customer has
-//	pending   customer/order               index: orders not executed yet
-//	history   security/order               index: trades of a security
-const (
-	ordersTable   = "orders"
-	tradesTable   = "trades"
-	holdingsTable = "holdings"
-	pendingTable  = "pending"
-	historyTable  = "history"
-)
-
-var brokerageTables = []string{ordersTable, tradesTable, holdingsTable, pendingTable, historyTable}
-
-// Securities are fewer than customers, and each customer trades in a few.
-const (
-	securities = 200
-	portfolio  = 10
 )
 
 type brokerageOptions struct {
@@ -72,10 +47,10 @@ entry with its order, every trade with its order, and the sum of trades with the
 holdings; and the consistency check finds nothing.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.callers, err = numbers("callers", o.flag, 1, 4096); err != nil {
+			if o.callers, err = rig.Numbers("callers", o.flag, 1, 4096); err != nil {
 				return err
 			}
-			if err := errors.Join(between("customers", o.customers, 1, 1_000_000), checkDuration("duration", o.duration)); err != nil {
+			if err := errors.Join(rig.Between("customers", o.customers, 1, 1_000_000), rig.CheckDuration("duration", o.duration)); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -93,7 +68,7 @@ holdings; and the consistency check finds nothing.`,
 
 // A brokerageReport is what lab bench brokerage prints.
 type brokerageReport struct {
-	Machine   machine         `json:"machine"`   // where and when
+	Machine   rig.Machine     `json:"machine"`   // where and when
 	Customers int             `json:"customers"` // of the brokerage
 	Orders    int             `json:"orders"`    // placed in all
 	Trades    int             `json:"trades"`    // executed in all
@@ -121,133 +96,39 @@ func (o *brokerageOptions) run(ctx context.Context) error {
 }
 
 func (o *brokerageOptions) report(ctx context.Context) (rep brokerageReport, err error) {
-	rep = brokerageReport{Machine: thisMachine(), Customers: o.customers, Lines: []brokerageLine{}}
-	var specs []tableSpec
-	for _, name := range brokerageTables {
-		specs = append(specs, tableSpec{name: name})
+	rep = brokerageReport{Machine: rig.ThisMachine(), Customers: o.customers, Lines: []brokerageLine{}}
+	var specs []rig.TableSpec
+	for _, name := range rig.BrokerageTables {
+		specs = append(specs, rig.TableSpec{Name: name})
 	}
 	with := shared{streams: o.streams, served: o.served, profiles: o.profiles}
 	r, err := with.openAll(ctx, 1, specs...)
 	if err != nil {
 		return rep, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for n, callers := range o.callers {
-		progress(o.streams, "%d callers", callers)
-		t := task{Op: "brokerage", Rows: o.customers, Callers: callers, Duration: o.duration, First: n}
-		m, err := r.measure(ctx, 0, t)
+		rig.Progress(o.streams, "%d callers", callers)
+		t := rig.Task{Op: "brokerage", Rows: o.customers, Callers: callers, Duration: o.duration, First: n}
+		m, err := r.Measure(ctx, 0, t)
 		if err != nil {
 			return rep, err
 		}
 		rep.Lines = append(rep.Lines, brokerageLine{
-			Callers: callers, Rate: m.perSecond(), Conflicts: m.Stats.Conflicts, P50: ms(m.P50), P99: ms(m.P99), CPU: m.micros(m.CPU), Emulator: m.micros(m.Emulator),
-			Requests: float64(m.RPCs.all()) / float64(max(m.Ops, 1)),
+			Callers: callers, Rate: m.PerSecond(), Conflicts: m.Stats.Conflicts, P50: rig.MS(m.P50), P99: rig.MS(m.P99), CPU: m.Micros(m.CPU), Emulator: m.Micros(m.Emulator),
+			Requests: float64(m.RPCs.All()) / float64(max(m.Ops, 1)),
 		})
 	}
-	if err := r.withClient(ctx, func(c *txn.Client) error {
+	if err := r.WithClient(ctx, func(c *txn.Client) error {
 		rep.Orders, rep.Trades, err = audit(ctx, c)
 		return err
 	}); err != nil {
 		return rep, err
 	}
-	if err := r.check(ctx, brokerageTables...); err != nil {
+	if err := r.Check(ctx, rig.BrokerageTables...); err != nil {
 		return rep, err
 	}
 	return rep, nil
-}
-
-func customerKey(i int) string { return fmt.Sprintf("c%06d", i) }
-
-// The columns of the brokerage.
-const (
-	statusColumn   = "status" // of an order
-	orderColumn    = "order"  // customer, security and amount
-	quantityColumn = "qty"
-)
-
-// brokerageStep is one transaction.
-func brokerageStep(ctx context.Context, w *worker, t *task, i int) error {
-	who := rand.IntN(t.Rows)
-	customer := customerKey(who)
-	switch n := rand.IntN(10); {
-	case n < 4:
-		return place(ctx, w, customer, (7*who+rand.IntN(portfolio))%securities, fmt.Sprintf("o%03d-%08d", t.First, i))
-	case n < 8:
-		return execute(ctx, w, customer)
-	}
-	return look(ctx, w, customer)
-}
-
-func place(ctx context.Context, w *worker, customer string, security int, order string) error {
-	what := strings.Join([]string{customer, fmt.Sprintf("s%03d", security), strconv.Itoa(1 + rand.IntN(100))}, " ")
-	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(ordersTable).Set(order, family, statusColumn, []byte("pending"))
-		tx.Table(ordersTable).Set(order, family, orderColumn, []byte(what))
-		tx.Table(pendingTable).Set(customer+"/"+order, family, orderColumn, []byte(what))
-		return nil
-	})
-	return err
-}
-
-// execute executes a customer's oldest order, if there is one.
-func execute(ctx context.Context, w *worker, customer string) error {
-	_, err := w.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-		for row, err := range tx.Table(pendingTable).ReadRows(ctx, bigtable.PrefixRange(customer+"/"), txn.Limit(1)) {
-			if err != nil {
-				return err
-			}
-			entry := row.Key()
-			_, order, _ := strings.Cut(entry, "/")
-			_, security, quantity, err := orderOf(row[family][0].Value)
-			if err != nil {
-				return err
-			}
-			status, _, err := tx.Table(ordersTable).Get(ctx, order, family, statusColumn)
-			if err != nil {
-				return err
-			}
-			if string(status) != "pending" {
-				return fmt.Errorf("order %s is %q and in the index of pending ones", order, status)
-			}
-			holding := customer + "/" + security
-			has, _, err := tx.Table(holdingsTable).Get(ctx, holding, family, quantityColumn)
-			if err != nil {
-				return err
-			}
-			tx.Table(ordersTable).Set(order, family, statusColumn, []byte("executed"))
-			tx.Table(tradesTable).Set(order, family, orderColumn, row[family][0].Value)
-			tx.Table(holdingsTable).Set(holding, family, quantityColumn, amount(amountOf(has)+quantity))
-			tx.Table(pendingTable).Delete(entry, family, orderColumn)
-			tx.Table(historyTable).Set(security+"/"+order, family, orderColumn, nil)
-		}
-		return nil
-	})
-	return err
-}
-
-// orderOf reads what an order is about.
-func orderOf(text []byte) (customer, security string, quantity int64, err error) {
-	parts := bytes.Fields(text)
-	if len(parts) != 3 {
-		return "", "", 0, fmt.Errorf("an order of the benchmark is %q", text)
-	}
-	quantity, err = strconv.ParseInt(string(parts[2]), 10, 64)
-	return string(parts[0]), string(parts[1]), quantity, err
-}
-
-func look(ctx context.Context, w *worker, customer string) error {
-	s, err := w.client.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	for _, name := range []string{holdingsTable, pendingTable} {
-		for _, err := range s.Table(name).ReadRows(ctx, bigtable.PrefixRange(customer+"/"), txn.Limit(20)) {
-			if err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // audit compares the tables with each other, as of one snapshot.
@@ -258,9 +139,9 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 	}
 	pending, executed, holdings := map[string]bool{}, map[string]bool{}, map[string]int64{}
 	each := func(table, column string, f func(key string, value []byte) error) error {
-		for row, err := range s.Table(table).ReadRows(ctx, nil, txn.Columns(txn.Column{Family: family, Qualifier: column})) {
+		for row, err := range s.Table(table).ReadRows(ctx, nil, txn.Columns(txn.Column{Family: rig.Family, Qualifier: column})) {
 			if err == nil {
-				err = f(row.Key(), row[family][0].Value)
+				err = f(row.Key(), row[rig.Family][0].Value)
 			}
 			if err != nil {
 				return err
@@ -282,22 +163,22 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		return nil
 	}
 	indexed := map[string]bool{}
-	err = errors.Join(each(ordersTable, statusColumn, status),
-		each(tradesTable, orderColumn, func(key string, value []byte) error {
+	err = errors.Join(each(rig.OrdersTable, rig.StatusColumn, status),
+		each(rig.TradesTable, rig.OrderColumn, func(key string, value []byte) error {
 			trades++
-			customer, security, quantity, err := orderOf(value)
+			customer, security, quantity, err := rig.OrderOf(value)
 			holdings[customer+"/"+security] += quantity
 			indexed[security+"/"+key] = true
 			return errors.Join(err, meets(executed, key, "trade"))
 		}),
-		each(pendingTable, orderColumn, func(key string, _ []byte) error {
+		each(rig.PendingTable, rig.OrderColumn, func(key string, _ []byte) error {
 			_, order, _ := strings.Cut(key, "/")
 			return meets(pending, order, "pending order")
 		}),
-		each(historyTable, orderColumn, func(key string, _ []byte) error { return meets(indexed, key, "history entry") }),
-		each(holdingsTable, quantityColumn, func(key string, value []byte) error {
-			if holdings[key] != amountOf(value) {
-				return fmt.Errorf("the brokerage is wrong: holding %s is %d, and its trades are %d", key, amountOf(value), holdings[key])
+		each(rig.HistoryTable, rig.OrderColumn, func(key string, _ []byte) error { return meets(indexed, key, "history entry") }),
+		each(rig.HoldingsTable, rig.QuantityColumn, func(key string, value []byte) error {
+			if holdings[key] != rig.AmountOf(value) {
+				return fmt.Errorf("the brokerage is wrong: holding %s is %d, and its trades are %d", key, rig.AmountOf(value), holdings[key])
 			}
 			delete(holdings, key)
 			return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 // A shared holds the flags that the measurements of this file's kind have.
@@ -35,40 +36,33 @@ func (o *shared) flags(cmd *cobra.Command, callers, rounds int, length time.Dura
 }
 
 func (o *shared) check() error {
-	return errors.Join(between("callers", o.callers, 1, 4096), between("rounds", o.rounds, 1, 1000), checkDuration("round", o.length))
-}
-
-func between(flag string, value, least, most int) error {
-	if value < least || value > most {
-		return cli.Usagef("--%s %d: it has to be from %d to %d", flag, value, least, most)
-	}
-	return nil
+	return errors.Join(rig.Between("callers", o.callers, 1, 4096), rig.Between("rounds", o.rounds, 1, 1000), rig.CheckDuration("round", o.length))
 }
 
 // open starts an emulator with tables, the oracle and one client process.
-func (o *shared) open(ctx context.Context, specs ...tableSpec) (*run, error) {
+func (o *shared) open(ctx context.Context, specs ...rig.TableSpec) (*rig.Run, error) {
 	return o.openAll(ctx, 1, specs...)
 }
 
-func (o *shared) openAll(ctx context.Context, workers int, specs ...tableSpec) (_ *run, err error) {
-	r, err := start(ctx, o.profiles)
+func (o *shared) openAll(ctx context.Context, workers int, specs ...rig.TableSpec) (_ *rig.Run, err error) {
+	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(ctx.Err(), err, r.close())
+			err = errors.Join(ctx.Err(), err, r.Close())
 		}
 	}()
-	if err := r.makeTables(ctx, specs...); err != nil {
+	if err := r.MakeTables(ctx, specs...); err != nil {
 		return nil, err
 	}
 	if o.served {
-		if err := r.serve(ctx); err != nil {
+		if err := r.Serve(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return r, r.add(ctx, workers)
+	return r, r.Add(ctx, workers)
 }
 
 type compareOptions struct {
@@ -102,7 +96,7 @@ with the simplest filters, over the raw operation: what the ratio could be at mo
 this emulator.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(o.check(), between("rows", o.rows, 1000, 1_000_000), between("value-bytes", o.size, 0, 1<<20)); err != nil {
+			if err := errors.Join(o.check(), rig.Between("rows", o.rows, 1000, 1_000_000), rig.Between("value-bytes", o.size, 0, 1<<20)); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -117,24 +111,24 @@ this emulator.`,
 // A compareReport is what lab bench compare prints. The ratios on top are
 // those of the figures.
 type compareReport struct {
-	Read          float64  `json:"read_ratio"`            // reads of one cell, each in a snapshot of its own, a second, over raw ones
-	ReadStale     float64  `json:"read_stale_ratio"`      // the same where a snapshot may be 100 ms old, which needs no timestamp of its own
-	ReadShared    float64  `json:"read_shared_ratio"`     // the same from one snapshot
-	RowRead       float64  `json:"row_read_ratio"`        // reads of one row
-	RowReadShared float64  `json:"row_read_shared_ratio"` // the same from one snapshot
-	WideRowRead   float64  `json:"row10_read_ratio"`      // reads of one row of ten columns
-	Batch100      float64  `json:"batch100_read_ratio"`   // rows in reads of 100 rows
-	Scan          float64  `json:"scan_ratio"`            // rows in scans of 1000 rows
-	Write         float64  `json:"write_ratio"`           // transactions that write one cell, over raw Apply
-	WriteCAM      float64  `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: two of them are the least
-	Write10       float64  `json:"write10_ratio"`         // rows in transactions that write ten rows, over raw ApplyBulk
-	WriteFloor    float64  `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the most that write_ratio can be here
-	Write10Floor  float64  `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the most that write10_ratio can be here
-	Machine       machine  `json:"machine"`               // where and when
-	Seconds       float64  `json:"seconds"`               // that all of it took
-	Callers       int      `json:"callers"`               // that go on at a time
-	Oracle        string   `json:"oracle"`                // direct or served
-	Figures       []figure `json:"figures"`               // all figures with what they are made of
+	Read          float64     `json:"read_ratio"`            // reads of one cell, each in a snapshot of its own, a second, over raw ones
+	ReadStale     float64     `json:"read_stale_ratio"`      // the same where a snapshot may be 100 ms old, which needs no timestamp of its own
+	ReadShared    float64     `json:"read_shared_ratio"`     // the same from one snapshot
+	RowRead       float64     `json:"row_read_ratio"`        // reads of one row
+	RowReadShared float64     `json:"row_read_shared_ratio"` // the same from one snapshot
+	WideRowRead   float64     `json:"row10_read_ratio"`      // reads of one row of ten columns
+	Batch100      float64     `json:"batch100_read_ratio"`   // rows in reads of 100 rows
+	Scan          float64     `json:"scan_ratio"`            // rows in scans of 1000 rows
+	Write         float64     `json:"write_ratio"`           // transactions that write one cell, over raw Apply
+	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: two of them are the least
+	Write10       float64     `json:"write10_ratio"`         // rows in transactions that write ten rows, over raw ApplyBulk
+	WriteFloor    float64     `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the most that write_ratio can be here
+	Write10Floor  float64     `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the most that write10_ratio can be here
+	Machine       rig.Machine `json:"machine"`               // where and when
+	Seconds       float64     `json:"seconds"`               // that all of it took
+	Callers       int         `json:"callers"`               // that go on at a time
+	Oracle        string      `json:"oracle"`                // direct or served
+	Figures       []figure    `json:"figures"`               // all figures with what they are made of
 }
 
 func (o *compareOptions) run(ctx context.Context) error {
@@ -147,26 +141,26 @@ func (o *compareOptions) run(ctx context.Context) error {
 
 func (o *compareOptions) report(ctx context.Context) (rep compareReport, err error) {
 	began := time.Now()
-	rep = compareReport{Machine: thisMachine(), Callers: o.callers, Oracle: o.oracleMode(), Figures: []figure{}}
-	cells := tableSpec{name: "cells", rows: o.rows, columns: 1, bytes: o.size}
-	wide := tableSpec{name: "wide", rows: o.rows / 10, columns: 10, bytes: o.size}
-	written := tableSpec{name: "written", rows: o.rows, columns: 1, bytes: o.size}
-	written10 := tableSpec{name: "written10", rows: o.rows, columns: 1, bytes: o.size}
-	progress(o.streams, "tables of %d rows", o.rows)
+	rep = compareReport{Machine: rig.ThisMachine(), Callers: o.callers, Oracle: o.oracleMode(), Figures: []figure{}}
+	cells := rig.TableSpec{Name: "cells", Rows: o.rows, Columns: 1, Bytes: o.size}
+	wide := rig.TableSpec{Name: "wide", Rows: o.rows / 10, Columns: 10, Bytes: o.size}
+	written := rig.TableSpec{Name: "written", Rows: o.rows, Columns: 1, Bytes: o.size}
+	written10 := rig.TableSpec{Name: "written10", Rows: o.rows, Columns: 1, Bytes: o.size}
+	rig.Progress(o.streams, "tables of %d rows", o.rows)
 	r, err := o.open(ctx, cells, wide, written, written10)
 	if err != nil {
 		return rep, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for _, p := range o.pairings(cells, wide, written, written10) {
-		progress(o.streams, "%s", p.name)
-		figures, err := r.compare(ctx, p, o.rounds, o.length)
+		rig.Progress(o.streams, "%s", p.name)
+		figures, err := comparePairs(ctx, r, p, o.rounds, o.length)
 		if err != nil {
 			return rep, err
 		}
 		rep.Figures = append(rep.Figures, figures...)
 	}
-	if err := r.check(ctx, cells.name, wide.name, written.name, written10.name); err != nil {
+	if err := r.Check(ctx, cells.Name, wide.Name, written.Name, written10.Name); err != nil {
 		return rep, err
 	}
 	rep.summarize()
@@ -187,7 +181,7 @@ var (
 	papers = map[string]float64{"read": .94, "write": .23}
 )
 
-func (o *compareOptions) pairings(cells, wide, written, written10 tableSpec) []pairing {
+func (o *compareOptions) pairings(cells, wide, written, written10 rig.TableSpec) []pairing {
 	named := func(figure string) []comparison { return []comparison{{figure: figure, ours: 1}} }
 	return []pairing{
 		{"reads of one cell", []member{
@@ -228,10 +222,10 @@ func (o *compareOptions) pairings(cells, wide, written, written10 tableSpec) []p
 }
 
 // on is a task on a table; raw operations are on its raw one.
-func (o *shared) on(t tableSpec, op string, batch int) task {
-	made := task{Op: op, Table: t.name, Callers: o.callers, Rows: t.rows, Columns: t.columns, Batch: batch, Bytes: t.bytes}
+func (o *shared) on(t rig.TableSpec, op string, batch int) rig.Task {
+	made := rig.Task{Op: op, Table: t.Name, Callers: o.callers, Rows: t.Rows, Columns: t.Columns, Batch: batch, Bytes: t.Bytes}
 	if strings.HasPrefix(op, "raw-") {
-		made.Table = t.raw()
+		made.Table = t.Raw()
 	}
 	switch { // not much more under way than in batches
 	case batch >= 10_000:
@@ -267,15 +261,4 @@ are raw, ours. %d callers in one process (fewer for scans), %s oracle, %.0f s in
 %s
 `, r.Callers, r.Oracle, r.Seconds, r.Machine)
 	return err
-}
-
-func (m machine) String() string {
-	text := fmt.Sprintf("%s, %d CPUs, %s, %s, bigtable %s", m.Time, m.CPUs, m.OS, m.Go, m.Client)
-	if m.Processor != "" {
-		text += ", " + m.Processor
-	}
-	if m.Load != "" {
-		text += ", load average " + m.Load
-	}
-	return text
 }

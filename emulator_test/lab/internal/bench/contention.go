@@ -2,18 +2,17 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -48,10 +47,10 @@ for the cells they write, and its memory of recent commits. They settle conflict
 within a process; those between processes stay.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.accounts, err = numbers("accounts", o.flag, 2, 1_000_000); err != nil {
+			if o.accounts, err = rig.Numbers("accounts", o.flag, 2, 1_000_000); err != nil {
 				return err
 			}
-			if err := errors.Join(between("callers", o.callers, 1, 4096), between("processes", o.clients, 1, 32), checkDuration("duration", o.duration)); err != nil {
+			if err := errors.Join(rig.Between("callers", o.callers, 1, 4096), rig.Between("processes", o.clients, 1, 32), rig.CheckDuration("duration", o.duration)); err != nil {
 				return err
 			}
 			if o.latches != "on" && o.latches != "off" && o.latches != "both" {
@@ -74,7 +73,7 @@ within a process; those between processes stay.`,
 
 // A contentionReport is what lab bench contention prints.
 type contentionReport struct {
-	Machine   machine          `json:"machine"`   // where and when
+	Machine   rig.Machine      `json:"machine"`   // where and when
 	Processes int              `json:"processes"` // client processes
 	Callers   int              `json:"callers"`   // in each process
 	Lines     []contentionLine `json:"lines"`     // one for each bank
@@ -111,13 +110,13 @@ func (o *contentionOptions) run(ctx context.Context) error {
 }
 
 func (o *contentionOptions) report(ctx context.Context) (rep contentionReport, err error) {
-	rep = contentionReport{Machine: thisMachine(), Processes: o.clients, Callers: o.callers, Lines: []contentionLine{}}
+	rep = contentionReport{Machine: rig.ThisMachine(), Processes: o.clients, Callers: o.callers, Lines: []contentionLine{}}
 	for _, n := range o.accounts {
 		for _, latches := range []bool{true, false} {
 			if !latches && o.latches == "on" || latches && o.latches == "off" {
 				continue
 			}
-			progress(o.streams, "%d accounts, latches %v", n, latches)
+			rig.Progress(o.streams, "%d accounts, latches %v", n, latches)
 			line, err := o.line(ctx, n, latches)
 			if err != nil {
 				return rep, err
@@ -130,32 +129,32 @@ func (o *contentionOptions) report(ctx context.Context) (rep contentionReport, e
 
 func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool) (line contentionLine, err error) {
 	bank := shared{streams: o.streams, served: o.served, profiles: o.profiles}
-	r, err := bank.openAll(ctx, 0, tableSpec{name: bankTable, columns: 1})
+	r, err := bank.openAll(ctx, 0, rig.TableSpec{Name: bankTable, Columns: 1})
 	if err != nil {
 		return line, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.withClient(ctx, func(c *txn.Client) error {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if err := r.WithClient(ctx, func(c *txn.Client) error {
 		_, err := c.BulkLoad(ctx, bankTable, balances(accounts), txn.BulkLoad{Idle: true})
 		return err
 	}); err != nil {
 		return line, err
 	}
-	r.noLatches = !latches
-	if err := r.add(ctx, o.clients); err != nil {
+	r.NoLatches = !latches
+	if err := r.Add(ctx, o.clients); err != nil {
 		return line, err
 	}
-	before, err := r.emulatorCPU()
+	before, err := r.EmulatorCPU()
 	if err != nil {
 		return line, err
 	}
-	t := task{Op: "transfer", Table: bankTable, Callers: o.callers, Rows: accounts, Duration: o.duration}
-	answers, err := r.all(func(int) order { return order{Do: "measure", Task: t} })
+	t := rig.Task{Op: "transfer", Table: bankTable, Callers: o.callers, Rows: accounts, Duration: o.duration}
+	answers, err := r.All(func(int) rig.Order { return rig.Order{Do: "measure", Task: t} })
 	if err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	line.Accounts, line.Latches = accounts, latches
-	var sum measured
+	var sum rig.Measured
 	for _, a := range answers {
 		m := a.Measured
 		line.Commits += m.Stats.Committed
@@ -164,64 +163,34 @@ func (o *contentionOptions) line(ctx context.Context, accounts int, latches bool
 		sum.Ops += m.Ops
 		sum.CPU += m.CPU
 		sum.Elapsed = max(sum.Elapsed, m.Elapsed)
-		line.P50, line.P99, line.Max = line.P50+ms(m.P50)/float64(o.clients), max(line.P99, ms(m.P99)), max(line.Max, ms(m.Max))
+		line.P50, line.P99, line.Max = line.P50+rig.MS(m.P50)/float64(o.clients), max(line.P99, rig.MS(m.P99)), max(line.Max, rig.MS(m.Max))
 	}
-	emulator, err := r.emulatorCPU()
+	emulator, err := r.EmulatorCPU()
 	if err != nil {
 		return line, err
 	}
-	line.Rate, line.CPU, line.Emulator = sum.perSecond(), sum.micros(sum.CPU), sum.micros(emulator-before)
+	line.Rate, line.CPU, line.Emulator = sum.PerSecond(), sum.Micros(sum.CPU), sum.Micros(emulator-before)
 	line.Wasted = 1 - float64(line.Commits)/float64(max(line.Attempts, 1))
 	line.Fairness = line.P99 / max(line.P50, 1e-3)
-	if err := r.sum(ctx, accounts); err != nil {
+	if err := checkSum(ctx, r, accounts); err != nil {
 		return line, err
 	}
-	return line, r.check(ctx, bankTable)
-}
-
-func amount(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
-
-func amountOf(b []byte) int64 {
-	if len(b) != 8 {
-		return 0
-	}
-	return int64(binary.BigEndian.Uint64(b))
+	return line, r.Check(ctx, bankTable)
 }
 
 func balances(accounts int) iter.Seq2[txn.BulkRow, error] {
 	return func(yield func(txn.BulkRow, error) bool) {
 		for i := range accounts {
-			if !yield(txn.BulkRow{Row: keyOf(i), Cells: []txn.BulkCell{{Family: family, Qualifier: columnOf(0), Value: amount(startBalance)}}}, nil) {
+			if !yield(txn.BulkRow{Row: rig.KeyOf(i), Cells: []txn.BulkCell{{Family: rig.Family, Qualifier: rig.ColumnOf(0), Value: rig.Amount(startBalance)}}}, nil) {
 				return
 			}
 		}
 	}
 }
 
-// transfer moves an amount between two accounts.
-func transfer(ctx context.Context, w *worker, t *task, _ int) error {
-	from := rand.IntN(t.Rows)
-	to := (from + 1 + rand.IntN(t.Rows-1)) % t.Rows
-	_, err := w.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-		table := tx.Table(t.Table)
-		for row, change := range map[string]int64{keyOf(from): -1, keyOf(to): 1} {
-			value, ok, err := table.Get(ctx, row, family, columnOf(0))
-			if err != nil {
-				return err
-			}
-			if !ok {
-				return fmt.Errorf("account %s is gone", row)
-			}
-			table.Set(row, family, columnOf(0), amount(amountOf(value)+change))
-		}
-		return nil
-	})
-	return err
-}
-
-// sum fails unless the bank has as much money as it began with.
-func (r *run) sum(ctx context.Context, accounts int) error {
-	return r.withClient(ctx, func(c *txn.Client) error {
+// checkSum fails unless the bank has as much money as it began with.
+func checkSum(ctx context.Context, r *rig.Run, accounts int) error {
+	return r.WithClient(ctx, func(c *txn.Client) error {
 		s, err := c.Snapshot(ctx)
 		if err != nil {
 			return err
@@ -231,8 +200,8 @@ func (r *run) sum(ctx context.Context, accounts int) error {
 			if err != nil {
 				return err
 			}
-			for _, item := range row[family] {
-				all += amountOf(item.Value)
+			for _, item := range row[rig.Family] {
+				all += rig.AmountOf(item.Value)
 			}
 		}
 		if want := int64(accounts) * startBalance; all != want {

@@ -8,12 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type cpuOptions struct {
@@ -49,9 +47,9 @@ same kinds of requests, with one cell and the simplest filter each.`,
 
 // A cpuReport is what lab bench cpu prints.
 type cpuReport struct {
-	Machine machine   `json:"machine"` // where and when
-	Callers int       `json:"callers"` // that go on at a time
-	Lines   []cpuLine `json:"lines"`   // one for each kind of work
+	Machine rig.Machine `json:"machine"` // where and when
+	Callers int         `json:"callers"` // that go on at a time
+	Lines   []cpuLine   `json:"lines"`   // one for each kind of work
 }
 
 // A cpuLine is one kind of work. Values are medians over the rounds, for one
@@ -74,9 +72,6 @@ type cpuLine struct {
 	Ops       int     `json:"operations"`                      // in all rounds
 }
 
-// stubTS is when the stub's cells were committed: long ago for any client.
-const stubTS = 1_700_000_000_000_000
-
 func (o *cpuOptions) run(ctx context.Context) error {
 	rep, err := o.report(ctx)
 	if err != nil {
@@ -86,18 +81,18 @@ func (o *cpuOptions) run(ctx context.Context) error {
 }
 
 func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
-	rep = cpuReport{Machine: thisMachine(), Callers: o.callers, Lines: []cpuLine{}}
-	r, err := startServer(ctx, o.profiles, "stub")
+	rep = cpuReport{Machine: rig.ThisMachine(), Callers: o.callers, Lines: []cpuLine{}}
+	r, err := rig.StartServer(ctx, o.profiles, "stub")
 	if err != nil {
 		return rep, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	cells := tableSpec{name: "cells", rows: 1000, columns: 1, bytes: 100}
-	if err := r.withAdmin(ctx, cells.init); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	cells := rig.TableSpec{Name: "cells", Rows: 1000, Columns: 1, Bytes: 100}
+	if err := r.WithAdmin(ctx, cells.Init); err != nil {
 		return rep, err
 	}
-	r.served = localOracle
-	if err := r.add(ctx, 1); err != nil {
+	r.Served = rig.LocalOracle
+	if err := r.Add(ctx, 1); err != nil {
 		return rep, err
 	}
 	for _, c := range []struct {
@@ -111,7 +106,7 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 		{"write of one cell", "raw-pair", "write", 0, 25, 120},
 		{"write of ten rows", "raw-ten", "writes", 10, 0, 0},
 	} {
-		progress(o.streams, "%s", c.name)
+		rig.Progress(o.streams, "%s", c.name)
 		line, err := o.line(ctx, r, o.on(cells, c.raw, c.batch), o.on(cells, c.op, c.batch))
 		if err != nil {
 			return rep, fmt.Errorf("%s: %w", c.name, err)
@@ -122,15 +117,15 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 	return rep, nil
 }
 
-func (o *cpuOptions) line(ctx context.Context, r *run, raw, ours task) (line cpuLine, err error) {
+func (o *cpuOptions) line(ctx context.Context, r *rig.Run, raw, ours rig.Task) (line cpuLine, err error) {
 	var v [8][]float64
 	for n := range o.rounds + 1 {
-		var m [2]measured
+		var m [2]rig.Measured
 		for k := range m {
 			i := (k + n) % 2
-			t := []task{raw, ours}[i]
+			t := []rig.Task{raw, ours}[i]
 			t.Duration = o.length
-			if m[i], err = r.measure(ctx, 0, t); err != nil {
+			if m[i], err = r.Measure(ctx, 0, t); err != nil {
 				return line, err
 			}
 		}
@@ -139,89 +134,18 @@ func (o *cpuOptions) line(ctx context.Context, r *run, raw, ours task) (line cpu
 		}
 		each := func(count uint64, i int) float64 { return float64(count) / float64(max(m[i].Ops, 1)) }
 		for i := range 2 {
-			v[i] = append(v[i], m[i].micros(m[i].CPU))
+			v[i] = append(v[i], m[i].Micros(m[i].CPU))
 			v[2+i] = append(v[2+i], each(m[i].Mallocs, i))
 			v[4+i] = append(v[4+i], each(m[i].Bytes, i))
 		}
-		v[6] = append(v[6], m[1].micros(m[1].CPU)-m[0].micros(m[0].CPU))
-		v[7] = append(v[7], each(uint64(m[1].RPCs.all()), 1))
+		v[6] = append(v[6], m[1].Micros(m[1].CPU)-m[0].Micros(m[0].CPU))
+		v[7] = append(v[7], each(uint64(m[1].RPCs.All()), 1))
 		line.Ops += m[1].Ops
 	}
-	line.RawCPU, line.CPU, line.OverCPU = median(v[0]), median(v[1]), median(v[6])
-	line.RawAllocs, line.Allocs, line.Over = median(v[2]), median(v[3]), median(v[3])-median(v[2])
-	line.RawBytes, line.Bytes, line.Requests = median(v[4]), median(v[5]), median(v[7])
+	line.RawCPU, line.CPU, line.OverCPU = rig.Median(v[0]), rig.Median(v[1]), rig.Median(v[6])
+	line.RawAllocs, line.Allocs, line.Over = rig.Median(v[2]), rig.Median(v[3]), rig.Median(v[3])-rig.Median(v[2])
+	line.RawBytes, line.Bytes, line.Requests = rig.Median(v[4]), rig.Median(v[5]), rig.Median(v[7])
 	return line, nil
-}
-
-// localOracle stands for the address of an oracle: timestamps come from memory.
-const localOracle = "local"
-
-// rawPair does what is the least for a conditional write in two phases.
-func rawPair(ctx context.Context, w *worker, t *task, i int) error {
-	row := t.turnRow(i)
-	for range 2 {
-		if err := t.conditional(ctx, w, row); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (t *task) conditional(ctx context.Context, w *worker, row string) error {
-	column := bigtable.ColumnRangeFilter(family, columnOf(0), columnOf(0)+"\x00")
-	var matched bool
-	return w.bt.Open(t.Table).Apply(ctx, row, bigtable.NewCondMutation(column, nil, t.mutation()), bigtable.GetCondMutationResult(&matched))
-}
-
-// rawTen sends the requests of a transaction of Batch rows: a conditional
-// mutation for each, one more for the first, and one for the rest.
-func rawTen(ctx context.Context, w *worker, t *task, i int) error {
-	var rows []string
-	var mutations []*bigtable.Mutation
-	for k := range t.Batch {
-		row := t.turnRow(i*t.Batch + k)
-		if err := t.conditional(ctx, w, row); err != nil {
-			return err
-		}
-		if k > 0 {
-			rows, mutations = append(rows, row), append(mutations, t.mutation())
-		}
-	}
-	if err := t.conditional(ctx, w, t.turnRow(i*t.Batch)); err != nil {
-		return err
-	}
-	_, err := w.bt.Open(t.Table).ApplyBulk(ctx, rows, mutations)
-	return err
-}
-
-// newStubCmd is the stub's process, as newEmulatorCmd is the emulator's.
-func newStubCmd(s *cli.Streams) *cobra.Command {
-	var profile string
-	cmd := &cobra.Command{
-		Use:    "stub",
-		Short:  "The stub process of a measurement",
-		Hidden: true,
-		Args:   cli.NoArgs,
-		RunE: func(*cobra.Command, []string) (err error) {
-			stop, err := cli.StartProfile(profile)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			columns := []txn.Column{{Family: family, Qualifier: columnOf(0)}}
-			stub, err := txntest.StartStub("127.0.0.1:0",
-				txntest.StubTable{Name: "cells", Columns: columns, Value: make([]byte, 100), CommitTS: stubTS},
-				txntest.StubTable{Name: "cells-raw", Columns: columns, Value: make([]byte, 100)})
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, stub.Close()) }()
-			fmt.Fprintln(s.Out, stub.Addr())
-			return tellCPU(s)
-		},
-	}
-	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
-	return cmd
 }
 
 func (r cpuReport) text(w io.Writer) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type delayOptions struct {
@@ -47,7 +48,7 @@ top. With a served oracle and 5 ms the goal is 4.3.`,
 				}
 				o.delays = append(o.delays, d)
 			}
-			if err := between("count", o.count, 1, 10_000); err != nil {
+			if err := rig.Between("count", o.count, 1, 10_000); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -63,7 +64,7 @@ top. With a served oracle and 5 ms the goal is 4.3.`,
 
 // A delayReport is what lab bench delay prints.
 type delayReport struct {
-	Machine machine     `json:"machine"` // where and when
+	Machine rig.Machine `json:"machine"` // where and when
 	Lines   []delayLine `json:"lines"`   // one for each delay, oracle and kind of operation
 }
 
@@ -117,10 +118,10 @@ func (o *delayOptions) run(ctx context.Context) error {
 }
 
 func (o *delayOptions) report(ctx context.Context) (rep delayReport, err error) {
-	rep = delayReport{Machine: thisMachine(), Lines: []delayLine{}}
+	rep = delayReport{Machine: rig.ThisMachine(), Lines: []delayLine{}}
 	for _, d := range o.delays {
 		for _, served := range []bool{false, true} {
-			progress(o.streams, "%v for each request, %s oracle", d, (&shared{served: served}).oracleMode())
+			rig.Progress(o.streams, "%v for each request, %s oracle", d, (&shared{served: served}).oracleMode())
 			lines, err := o.lines(ctx, d, served)
 			if err != nil {
 				return rep, err
@@ -133,21 +134,21 @@ func (o *delayOptions) report(ctx context.Context) (rep delayReport, err error) 
 
 func (o *delayOptions) lines(ctx context.Context, delay time.Duration, served bool) (lines []delayLine, err error) {
 	with := shared{streams: o.streams, served: served, profiles: o.profiles, callers: 1}
-	cells := tableSpec{name: "cells", rows: 2000, columns: 1, bytes: 8}
+	cells := rig.TableSpec{Name: "cells", Rows: 2000, Columns: 1, Bytes: 8}
 	r, err := with.openAll(ctx, 0, cells)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	r.delay = delay
-	if err := r.add(ctx, 1); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	r.Delay = delay
+	if err := r.Add(ctx, 1); err != nil {
 		return nil, err
 	}
 	trip := 0.0
 	for _, op := range delayedOps {
 		t := with.on(cells, op.op, op.batch)
 		for _, t.Count = range []int{3, o.count} { // the first to warm up
-			m, err := r.measure(ctx, 0, t)
+			m, err := r.Measure(ctx, 0, t)
 			if err != nil {
 				return nil, err
 			}
@@ -156,7 +157,7 @@ func (o *delayOptions) lines(ctx context.Context, delay time.Duration, served bo
 				continue
 			}
 			line := delayLine{
-				Delay: ms(delay), Oracle: with.oracleMode(), What: op.what, Trips: op.trips, Reads: op.reads, P50: ms(m.P50), P95: ms(m.P95), Fastest: ms(m.Fastest),
+				Delay: rig.MS(delay), Oracle: with.oracleMode(), What: op.what, Trips: op.trips, Reads: op.reads, P50: rig.MS(m.P50), P95: rig.MS(m.P95), Fastest: rig.MS(m.Fastest),
 				Measured: float64(m.P50) / float64(delay), Count: m.Ops,
 			}
 			if trip == 0 {
@@ -172,7 +173,7 @@ func (o *delayOptions) lines(ctx context.Context, delay time.Duration, served bo
 			break
 		}
 	}
-	return lines, r.check(ctx, cells.name)
+	return lines, r.Check(ctx, cells.Name)
 }
 
 func (r delayReport) text(w io.Writer) error {

@@ -10,12 +10,14 @@ import (
 	"gonum.org/v1/plot"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 // A drawing is a chart and how it is drawn.
 type drawing struct {
-	chart chart
-	draw  func(chart) (*plot.Plot, error)
+	chart charts.Chart
+	draw  func(charts.Chart) (*plot.Plot, error)
 }
 
 // markdown is a table under construction.
@@ -29,7 +31,7 @@ func (m *markdown) head(cells ...string) {
 func (m *markdown) row(cells ...string) { fmt.Fprintf(m, "| %s |\n", strings.Join(cells, " | ")) }
 
 // measuredOn says where something was measured.
-func (m *markdown) measuredOn(on machine) { fmt.Fprintf(m, "\nMeasured %s.\n", on) }
+func (m *markdown) measuredOn(on rig.Machine) { fmt.Fprintf(m, "\nMeasured %s.\n", on) }
 
 // thousands writes a whole number with commas.
 func thousands(v float64) string {
@@ -65,8 +67,8 @@ func compareMarkdown(r *results) string {
 
 func compareCharts(r *results) []drawing {
 	by := map[string]figure{}
-	ratios := chart{file: "performance-compare", title: "Transactions over raw Bigtable, on the emulator", y: "Ratio of rates (1: as fast as raw)", decimals: 2}
-	ours, least := series{name: "this library", colour: oursColour}, series{name: "raw requests of two phases: the most there can be here", colour: rawColour}
+	ratios := charts.Chart{File: "performance-compare", Title: "Transactions over raw Bigtable, on the emulator", Y: "Ratio of rates (1: as fast as raw)", Decimals: 2}
+	ours, least := charts.Series{Name: "this library", Colour: charts.OursColour}, charts.Series{Name: "raw requests of two phases: the most there can be here", Colour: charts.RawColour}
 	for _, f := range r.Compare.Figures {
 		by[f.Name] = f
 		if strings.HasSuffix(f.Name, "_shared") || strings.HasSuffix(f.Name, "_floor") {
@@ -76,24 +78,24 @@ func compareCharts(r *results) []drawing {
 		if at := slices.IndexFunc(r.Compare.Figures, func(o figure) bool { return o.Name == f.Name+"_floor" }); at >= 0 {
 			floor = r.Compare.Figures[at].Ratio
 		}
-		least.values = append(least.values, floor)
-		ratios.groups = append(ratios.groups, strings.ReplaceAll(f.Name, "_", " "))
-		ours.values = append(ours.values, f.Ratio)
+		least.Values = append(least.Values, floor)
+		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(f.Name, "_", " "))
+		ours.Values = append(ours.Values, f.Ratio)
 		goal := math.NaN()
 		if f.Goal > 0 {
 			goal = f.Goal
 		}
-		ratios.goals = append(ratios.goals, goal)
+		ratios.Goals = append(ratios.Goals, goal)
 	}
-	ratios.series = []series{ours, least}
+	ratios.Series = []charts.Series{ours, least}
 	// The middles of the ranges that Themis publishes.
-	figure8 := chart{file: "performance-figure8", title: "The paper's Figure 8: relative to the raw store", y: "Transactional over raw operations a second",
-		groups: []string{"random reads of one cell", "random writes of one cell"}, decimals: 2, width: 16, series: []series{
-			{name: "Percolator (paper, on Bigtable)", colour: paperColour, values: []float64{.94, .23}},
-			{name: "Themis (on HBase, locks not synced; middle of its range)", colour: otherColour, values: []float64{.855, .60}},
-			{name: "this library (Bigtable's emulator)", colour: oursColour, values: []float64{by["read"].Ratio, by["write"].Ratio}},
+	figure8 := charts.Chart{File: "performance-figure8", Title: "The paper's Figure 8: relative to the raw store", Y: "Transactional over raw operations a second",
+		Groups: []string{"random reads of one cell", "random writes of one cell"}, Decimals: 2, Width: 16, Series: []charts.Series{
+			{Name: "Percolator (paper, on Bigtable)", Colour: charts.PaperColour, Values: []float64{.94, .23}},
+			{Name: "Themis (on HBase, locks not synced; middle of its range)", Colour: charts.OtherColour, Values: []float64{.855, .60}},
+			{Name: "this library (Bigtable's emulator)", Colour: charts.OursColour, Values: []float64{by["read"].Ratio, by["write"].Ratio}},
 		}}
-	return []drawing{{figure8, chart.bars}, {ratios, chart.bars}}
+	return []drawing{{figure8, charts.Chart.Bars}, {ratios, charts.Chart.Bars}}
 }
 
 func rowsMarkdown(r *results) string {
@@ -110,18 +112,18 @@ func rowsMarkdown(r *results) string {
 
 func rowsCharts(r *results) []drawing {
 	// The client's part grows with the rows, the emulator's with what it filters.
-	c := chart{file: "performance-rows", title: "How cost grows: CPU time over that of raw operations", y: "Ratio of CPU time (1: as much as raw)", logY: true, loose: true, width: 34}
-	client, emulator := series{name: "client", colour: oursColour}, series{name: "emulator", colour: paperColour}
+	c := charts.Chart{File: "performance-rows", Title: "How cost grows: CPU time over that of raw operations", Y: "Ratio of CPU time (1: as much as raw)", LogY: true, Loose: true, Width: 34}
+	client, emulator := charts.Series{Name: "client", Colour: charts.OursColour}, charts.Series{Name: "emulator", Colour: charts.PaperColour}
 	for _, f := range r.Rows.Figures {
-		c.groups = append(c.groups, strings.ReplaceAll(f.Name, "_", "\n"))
+		c.Groups = append(c.Groups, strings.ReplaceAll(f.Name, "_", "\n"))
 		ours, theirs := f.OursCPU/max(f.RawCPU, 1e-3), f.OursEmu/max(f.RawEmu, 1e-3)
-		client.values, client.labels = append(client.values, ours), append(client.labels, "")
-		emulator.values, emulator.labels = append(emulator.values, theirs), append(emulator.labels, "")
+		client.Values, client.Labels = append(client.Values, ours), append(client.Labels, "")
+		emulator.Values, emulator.Labels = append(emulator.Values, theirs), append(emulator.Labels, "")
 		// One label above each other, so that they do not touch.
-		(map[bool]*series{true: &client, false: &emulator}[ours > theirs]).labels[len(c.groups)-1] = cli.Fixed(ours, 1) + ", " + cli.Fixed(theirs, 1)
+		(map[bool]*charts.Series{true: &client, false: &emulator}[ours > theirs]).Labels[len(c.Groups)-1] = cli.Fixed(ours, 1) + ", " + cli.Fixed(theirs, 1)
 	}
-	c.series = []series{client, emulator}
-	return []drawing{{c, chart.lines}}
+	c.Series = []charts.Series{client, emulator}
+	return []drawing{{c, charts.Chart.Lines}}
 }
 
 func cpuMarkdown(r *results) string {
@@ -135,14 +137,14 @@ func cpuMarkdown(r *results) string {
 }
 
 func cpuCharts(r *results) []drawing {
-	c := chart{file: "performance-cpu", title: "The client's own CPU time, with a stub that answers at once", y: "µs for an operation, or for a row of one", decimals: 1}
-	raw, ours := series{name: "Bigtable client alone, as many requests", colour: rawColour}, series{name: "this library on it", colour: oursColour}
+	c := charts.Chart{File: "performance-cpu", Title: "The client's own CPU time, with a stub that answers at once", Y: "µs for an operation, or for a row of one", Decimals: 1}
+	raw, ours := charts.Series{Name: "Bigtable client alone, as many requests", Colour: charts.RawColour}, charts.Series{Name: "this library on it", Colour: charts.OursColour}
 	for _, l := range r.CPU.Lines {
-		c.groups = append(c.groups, strings.Replace(l.Name, " of ", "\nof ", 1))
-		raw.values, ours.values = append(raw.values, l.RawCPU/float64(l.Rows)), append(ours.values, l.CPU/float64(l.Rows))
+		c.Groups = append(c.Groups, strings.Replace(l.Name, " of ", "\nof ", 1))
+		raw.Values, ours.Values = append(raw.Values, l.RawCPU/float64(l.Rows)), append(ours.Values, l.CPU/float64(l.Rows))
 	}
-	c.series = []series{raw, ours}
-	return []drawing{{c, chart.bars}}
+	c.Series = []charts.Series{raw, ours}
+	return []drawing{{c, charts.Chart.Bars}}
 }
 
 func profileMarkdown(r *results) string {
@@ -187,30 +189,30 @@ func delayMarkdown(r *results) string {
 }
 
 func delayCharts(r *results) []drawing {
-	c := chart{file: "performance-delay", title: "Latency in delays, served oracle: how many round trips follow each other", y: "Median latency over the delay of each request", decimals: 2}
+	c := charts.Chart{File: "performance-delay", Title: "Latency in delays, served oracle: how many round trips follow each other", Y: "Median latency over the delay of each request", Decimals: 2}
 	names := map[string]string{"raw ReadRow": "raw read", delayedOps[2].what: "read", delayedOps[3].what: "write", delayedOps[4].what: "write of\nten rows", delayedOps[5].what: "read,\nthen write", delayedOps[6].what: "two reads,\nthen writes"}
-	colours := []series{{colour: rawColour}, {colour: oursColour}, {colour: otherColour}}
+	colours := []charts.Series{{Colour: charts.RawColour}, {Colour: charts.OursColour}, {Colour: charts.OtherColour}}
 	half := len(delayedOps)
 	for i := half; i < len(r.Delay.Lines); i += 2 * half { // lines with a served oracle
-		s := colours[len(c.series)%len(colours)]
-		s.name = cli.Fixed(r.Delay.Lines[i].Delay, 0) + " ms for each request"
-		c.groups, c.goals = nil, nil
+		s := colours[len(c.Series)%len(colours)]
+		s.Name = cli.Fixed(r.Delay.Lines[i].Delay, 0) + " ms for each request"
+		c.Groups, c.Goals = nil, nil
 		for _, l := range r.Delay.Lines[i:min(i+half, len(r.Delay.Lines))] {
 			name, ok := names[l.What]
 			if !ok {
 				continue
 			}
-			c.groups = append(c.groups, name)
-			s.values = append(s.values, l.Measured)
+			c.Groups = append(c.Groups, name)
+			s.Values = append(s.Values, l.Measured)
 			goal := math.NaN()
 			if l.Trips > 3 {
 				goal = delayGoal + float64(l.Reads)
 			}
-			c.goals = append(c.goals, goal)
+			c.Goals = append(c.Goals, goal)
 		}
-		c.series = append(c.series, s)
+		c.Series = append(c.Series, s)
 	}
-	return []drawing{{c, chart.bars}}
+	return []drawing{{c, charts.Chart.Bars}}
 }
 
 func contentionMarkdown(r *results) string {
@@ -225,19 +227,19 @@ func contentionMarkdown(r *results) string {
 }
 
 func contentionCharts(r *results) []drawing {
-	c := chart{file: "performance-contention", title: "Transfers between random accounts, with the share of attempts in vain", x: "Accounts of the bank", y: "Transfers a second", logY: true}
-	on, off := series{name: "with latches in each process (and attempts in vain)", colour: oursColour}, series{name: "without", colour: paperColour}
+	c := charts.Chart{File: "performance-contention", Title: "Transfers between random accounts, with the share of attempts in vain", X: "Accounts of the bank", Y: "Transfers a second", LogY: true}
+	on, off := charts.Series{Name: "with latches in each process (and attempts in vain)", Colour: charts.OursColour}, charts.Series{Name: "without", Colour: charts.PaperColour}
 	for _, l := range r.Contention.Lines {
 		s := &off
 		if l.Latches {
 			s = &on
-			c.groups = append(c.groups, thousands(float64(l.Accounts)))
+			c.Groups = append(c.Groups, thousands(float64(l.Accounts)))
 		}
-		s.values, s.labels = append(s.values, l.Rate), append(s.labels, thousands(l.Rate)+"/s, "+cli.Fixed(100*l.Wasted, 1)+" %")
+		s.Values, s.Labels = append(s.Values, l.Rate), append(s.Labels, thousands(l.Rate)+"/s, "+cli.Fixed(100*l.Wasted, 1)+" %")
 	}
-	off.labels = nil // they would stand over the others
-	c.series = []series{on, off}
-	return []drawing{{c, chart.lines}}
+	off.Labels = nil // they would stand over the others
+	c.Series = []charts.Series{on, off}
+	return []drawing{{c, charts.Chart.Lines}}
 }
 
 func brokerageMarkdown(r *results) string {
@@ -252,14 +254,14 @@ func brokerageMarkdown(r *results) string {
 }
 
 func brokerageCharts(r *results) []drawing {
-	c := chart{file: "performance-brokerage", title: "Brokerage in miniature: transactions a second against concurrency", x: "Callers at a time", y: "Transactions a second"}
-	s := series{name: "transactions a second (and the median latency)", colour: oursColour}
+	c := charts.Chart{File: "performance-brokerage", Title: "Brokerage in miniature: transactions a second against concurrency", X: "Callers at a time", Y: "Transactions a second"}
+	s := charts.Series{Name: "transactions a second (and the median latency)", Colour: charts.OursColour}
 	for _, l := range r.Brokerage.Lines {
-		c.groups = append(c.groups, strconv.Itoa(l.Callers))
-		s.values, s.labels = append(s.values, l.Rate), append(s.labels, cli.Fixed(l.P50, 1)+" ms")
+		c.Groups = append(c.Groups, strconv.Itoa(l.Callers))
+		s.Values, s.Labels = append(s.Values, l.Rate), append(s.Labels, cli.Fixed(l.P50, 1)+" ms")
 	}
-	c.series = []series{s}
-	return []drawing{{c, chart.lines}}
+	c.Series = []charts.Series{s}
+	return []drawing{{c, charts.Chart.Lines}}
 }
 
 func scaleMarkdown(r *results) string {
@@ -274,16 +276,16 @@ func scaleMarkdown(r *results) string {
 }
 
 func scaleCharts(r *results) []drawing {
-	c := chart{file: "performance-scale", title: "Client processes on one emulator", x: "Client processes", y: "Operations a second"}
-	all := []series{{name: "raw reads", colour: rawColour}, {name: "reads", colour: oursColour}, {name: "raw writes", colour: goalColour}, {name: "write transactions", colour: otherColour}}
+	c := charts.Chart{File: "performance-scale", Title: "Client processes on one emulator", X: "Client processes", Y: "Operations a second"}
+	all := []charts.Series{{Name: "raw reads", Colour: charts.RawColour}, {Name: "reads", Colour: charts.OursColour}, {Name: "raw writes", Colour: charts.GoalColour}, {Name: "write transactions", Colour: charts.OtherColour}}
 	for _, l := range r.Scale.Lines {
-		c.groups = append(c.groups, strconv.Itoa(l.Processes))
+		c.Groups = append(c.Groups, strconv.Itoa(l.Processes))
 		for i, v := range []float64{l.RawRead, l.Read, l.RawWrite, l.Write} {
-			all[i].values = append(all[i].values, v)
+			all[i].Values = append(all[i].Values, v)
 		}
 	}
-	c.series = all
-	return []drawing{{c, chart.bars}}
+	c.Series = all
+	return []drawing{{c, charts.Chart.Bars}}
 }
 
 func planMarkdown(r *results) string {

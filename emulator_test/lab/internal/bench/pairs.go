@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 // A pairing compares operations with raw ones. In every round all of them run,
@@ -21,7 +22,7 @@ type pairing struct {
 // A member is one operation of a pairing.
 type member struct {
 	what string
-	task task
+	task rig.Task
 }
 
 // A comparison makes a figure of two members, by their places.
@@ -67,9 +68,9 @@ type figure struct {
 	Paper    float64 `json:"paper,omitempty"`    // the ratio that the paper has
 }
 
-// compare measures pairings in rounds of a length.
-func (r *run) compare(ctx context.Context, p pairing, rounds int, length time.Duration) ([]figure, error) {
-	all := make([][]measured, len(p.members))
+// comparePairs measures pairings in rounds of a length.
+func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length time.Duration) ([]figure, error) {
+	all := make([][]rig.Measured, len(p.members))
 	for n := range rounds + 1 {
 		for k := range p.members {
 			i := (k + n) % len(p.members)
@@ -81,7 +82,7 @@ func (r *run) compare(ctx context.Context, p pairing, rounds int, length time.Du
 			if n == 0 {
 				t.Duration = length / 5 // to warm up
 			}
-			m, err := r.measure(ctx, 0, t)
+			m, err := r.Measure(ctx, 0, t)
 			if err != nil {
 				return nil, err
 			}
@@ -100,15 +101,15 @@ func (r *run) compare(ctx context.Context, p pairing, rounds int, length time.Du
 	return figures, nil
 }
 
-func newFigure(c comparison, m member, ours, theirs []measured) figure {
-	of := func(rounds []measured, f func(measured) float64) float64 {
+func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
+	of := func(rounds []rig.Measured, f func(rig.Measured) float64) float64 {
 		var values []float64
 		for _, r := range rounds {
 			values = append(values, f(r))
 		}
-		return median(values)
+		return rig.Median(values)
 	}
-	ops := func(rounds []measured) (n int) {
+	ops := func(rounds []rig.Measured) (n int) {
 		for _, r := range rounds {
 			n += r.Ops
 		}
@@ -120,24 +121,24 @@ func newFigure(c comparison, m member, ours, theirs []measured) figure {
 	}
 	var ratios, cpu []float64
 	for i := range ours {
-		ratios = append(ratios, floor*ours[i].perSecond()/theirs[i].perSecond())
-		if used := ours[i].micros(ours[i].CPU + ours[i].Emulator); used > 0 {
-			cpu = append(cpu, floor*theirs[i].micros(theirs[i].CPU+theirs[i].Emulator)/used)
+		ratios = append(ratios, floor*ours[i].PerSecond()/theirs[i].PerSecond())
+		if used := ours[i].Micros(ours[i].CPU + ours[i].Emulator); used > 0 {
+			cpu = append(cpu, floor*theirs[i].Micros(theirs[i].CPU+theirs[i].Emulator)/used)
 		}
 	}
-	each := func(n uint64, r measured) float64 { return float64(n) / float64(max(r.Ops, 1)) }
+	each := func(n uint64, r rig.Measured) float64 { return float64(n) / float64(max(r.Ops, 1)) }
 	return figure{
 		Name: c.figure, What: m.what, Versions: c.versions,
-		Ratio: median(ratios), Low: quantile(.25, ratios), High: quantile(.75, ratios), CPURatio: median(cpu),
-		Raw: of(theirs, measured.perSecond), Ours: of(ours, measured.perSecond),
-		RawCPU:  of(theirs, func(r measured) float64 { return r.micros(r.CPU) }),
-		RawEmu:  of(theirs, func(r measured) float64 { return r.micros(r.Emulator) }),
-		OursCPU: of(ours, func(r measured) float64 { return r.micros(r.CPU) }),
-		OursEmu: of(ours, func(r measured) float64 { return r.micros(r.Emulator) }),
-		RawP50:  of(theirs, func(r measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
-		OursP50: of(ours, func(r measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
-		Allocs:  of(ours, func(r measured) float64 { return each(r.Mallocs, r) }), RawAlloc: of(theirs, func(r measured) float64 { return each(r.Mallocs, r) }),
-		Reqs: of(ours, func(r measured) float64 { return each(uint64(r.RPCs.all()), r) }),
+		Ratio: rig.Median(ratios), Low: rig.Quantile(.25, ratios), High: rig.Quantile(.75, ratios), CPURatio: rig.Median(cpu),
+		Raw: of(theirs, rig.Measured.PerSecond), Ours: of(ours, rig.Measured.PerSecond),
+		RawCPU:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.CPU) }),
+		RawEmu:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.Emulator) }),
+		OursCPU: of(ours, func(r rig.Measured) float64 { return r.Micros(r.CPU) }),
+		OursEmu: of(ours, func(r rig.Measured) float64 { return r.Micros(r.Emulator) }),
+		RawP50:  of(theirs, func(r rig.Measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
+		OursP50: of(ours, func(r rig.Measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
+		Allocs:  of(ours, func(r rig.Measured) float64 { return each(r.Mallocs, r) }), RawAlloc: of(theirs, func(r rig.Measured) float64 { return each(r.Mallocs, r) }),
+		Reqs: of(ours, func(r rig.Measured) float64 { return each(uint64(r.RPCs.All()), r) }),
 		Ops:  ops(ours), RawOps: ops(theirs), Rounds: len(ours), Callers: m.task.Callers,
 		Rows: max(m.task.Batch, 1), Columns: max(m.task.Columns, 1), Bytes: m.task.Bytes,
 	}

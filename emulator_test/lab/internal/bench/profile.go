@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type profileOptions struct {
@@ -34,7 +35,7 @@ garbage collection and scheduling. What the standard library takes, and memory, 
 for whoever called it.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(between("callers", o.callers, 1, 4096), checkDuration("duration", o.duration)); err != nil {
+			if err := errors.Join(rig.Between("callers", o.callers, 1, 4096), rig.CheckDuration("duration", o.duration)); err != nil {
 				return err
 			}
 			if info, err := os.Stat(o.keep); o.keep != "" && (err != nil || !info.IsDir()) {
@@ -53,7 +54,7 @@ for whoever called it.`,
 
 // A profileReport is what lab bench profile prints.
 type profileReport struct {
-	Machine machine       `json:"machine"` // where and when
+	Machine rig.Machine   `json:"machine"` // where and when
 	Callers int           `json:"callers"` // that go on at a time
 	Lines   []profileLine `json:"lines"`   // two for each kind of work: raw and ours
 }
@@ -89,7 +90,7 @@ func (o *profileOptions) run(ctx context.Context) error {
 }
 
 func (o *profileOptions) report(ctx context.Context) (rep profileReport, err error) {
-	rep = profileReport{Machine: thisMachine(), Callers: o.callers, Lines: []profileLine{}}
+	rep = profileReport{Machine: rig.ThisMachine(), Callers: o.callers, Lines: []profileLine{}}
 	dir := o.keep
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "lab-bench-"); err != nil {
@@ -98,15 +99,15 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
 	with := shared{streams: o.streams, callers: o.callers}
-	tables := map[string]tableSpec{}
+	tables := map[string]rig.TableSpec{}
 	for _, name := range []string{"cells", "written"} {
-		tables[name] = tableSpec{name: name, rows: 10_000, columns: 1, bytes: 100}
+		tables[name] = rig.TableSpec{Name: name, Rows: 10_000, Columns: 1, Bytes: 100}
 	}
 	r, err := with.open(ctx, tables["cells"], tables["written"])
 	if err != nil {
 		return rep, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for _, p := range []profiled{
 		{"read of one cell", "cells", "raw-get", "get", 0},
 		{"read of one row", "cells", "raw-row", "row", 0},
@@ -116,10 +117,10 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 		{"write of ten rows", "written", "raw-writes", "writes", 10},
 	} {
 		for _, op := range []string{p.raw, p.op} {
-			progress(o.streams, "%s, %s", p.name, op)
+			rig.Progress(o.streams, "%s, %s", p.name, op)
 			t := with.on(tables[p.table], op, p.batch)
 			t.Duration = o.duration
-			line, err := r.profile(ctx, t, filepath.Join(dir, op))
+			line, err := profileTask(ctx, r, t, filepath.Join(dir, op))
 			if err != nil {
 				return rep, err
 			}
@@ -127,21 +128,21 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 			rep.Lines = append(rep.Lines, line)
 		}
 	}
-	return rep, r.check(ctx, "cells", "written")
+	return rep, r.Check(ctx, "cells", "written")
 }
 
-// profile carries out a task with profiles of client and emulator.
-func (r *run) profile(ctx context.Context, t task, file string) (line profileLine, err error) {
+// profileTask carries out a task with profiles of client and emulator.
+func profileTask(ctx context.Context, r *rig.Run, t rig.Task, file string) (line profileLine, err error) {
 	t.Profile = file + "-client.pprof"
 	emulator := file + "-emulator.pprof"
-	if _, err := r.tell("profile " + emulator); err != nil {
+	if _, err := r.Tell("profile " + emulator); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
-	m, err := r.measure(ctx, 0, t)
+	m, err := r.Measure(ctx, 0, t)
 	if err != nil {
 		return line, err
 	}
-	if _, err := r.tell("end"); err != nil {
+	if _, err := r.Tell("end"); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	client, err := shares(t.Profile)
@@ -152,7 +153,7 @@ func (r *run) profile(ctx context.Context, t task, file string) (line profileLin
 	if err != nil {
 		return line, err
 	}
-	line.Client, line.Emulator = m.micros(m.CPU), m.micros(m.Emulator)
+	line.Client, line.Emulator = m.Micros(m.CPU), m.Micros(m.Emulator)
 	line.Library, line.Bigtable = line.Client*client[partLibrary], line.Client*client[partBigtable]
 	line.GRPC, line.Runtime = line.Client*client[partGRPC], line.Client*client[partRuntime]
 	line.Rows, line.EmuGRPC, line.EmuRun = line.Emulator*server[partEmulator], line.Emulator*server[partGRPC], line.Emulator*server[partRuntime]

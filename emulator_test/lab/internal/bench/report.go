@@ -241,13 +241,13 @@ func (o *reportOptions) draw(all *results) error {
 		for _, d := range p.charts(all) {
 			drawn, err := d.draw(d.chart)
 			if err == nil {
-				err = d.chart.save(drawn, dir, ".svg")
+				err = d.chart.Save(drawn, dir, ".svg")
 			}
 			if err == nil && o.png != "" {
-				err = d.chart.save(drawn, o.png, ".png")
+				err = d.chart.Save(drawn, o.png, ".png")
 			}
 			if err != nil {
-				return fmt.Errorf("%s: %w", d.chart.file, err)
+				return fmt.Errorf("%s: %w", d.chart.File, err)
 			}
 		}
 	}

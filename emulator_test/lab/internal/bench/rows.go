@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type rowsOptions struct {
@@ -44,9 +45,9 @@ largest.`,
 
 // A rowsReport is what lab bench rows prints.
 type rowsReport struct {
-	Machine machine `json:"machine"` // where and when
-	Seconds float64 `json:"seconds"` // that all of it took
-	Oracle  string  `json:"oracle"`  // direct or served
+	Machine rig.Machine `json:"machine"` // where and when
+	Seconds float64     `json:"seconds"` // that all of it took
+	Oracle  string      `json:"oracle"`  // direct or served
 	// Cells with many versions, beside those with one.
 	DeepClient   float64  `json:"deep_client_ratio"`   // CPU time of the client for a read of a cell with most versions, over one with 1
 	DeepEmulator float64  `json:"deep_emulator_ratio"` // the same of the emulator
@@ -57,7 +58,7 @@ type rowsReport struct {
 // of others take in its memory is no burden.
 type rowsPart struct {
 	name     string
-	tables   []tableSpec
+	tables   []rig.TableSpec
 	pairings []pairing
 }
 
@@ -71,9 +72,9 @@ func (o *rowsOptions) run(ctx context.Context) error {
 
 func (o *rowsOptions) report(ctx context.Context) (rep rowsReport, err error) {
 	began := time.Now()
-	rep = rowsReport{Machine: thisMachine(), Oracle: o.oracleMode(), Figures: []figure{}}
+	rep = rowsReport{Machine: rig.ThisMachine(), Oracle: o.oracleMode(), Figures: []figure{}}
 	for _, part := range o.parts() {
-		progress(o.streams, "%s", part.name)
+		rig.Progress(o.streams, "%s", part.name)
 		figures, err := o.part(ctx, part)
 		if err != nil {
 			return rep, err
@@ -98,9 +99,9 @@ func (o *rowsOptions) part(ctx context.Context, part rowsPart) (figures []figure
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for _, p := range part.pairings {
-		f, err := r.compare(ctx, p, o.rounds, o.length)
+		f, err := comparePairs(ctx, r, p, o.rounds, o.length)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -108,9 +109,9 @@ func (o *rowsOptions) part(ctx context.Context, part rowsPart) (figures []figure
 	}
 	var names []string
 	for _, t := range part.tables {
-		names = append(names, t.name)
+		names = append(names, t.Name)
 	}
-	return figures, r.check(ctx, names...)
+	return figures, r.Check(ctx, names...)
 }
 
 func (o *rowsOptions) parts() []rowsPart {
@@ -118,11 +119,11 @@ func (o *rowsOptions) parts() []rowsPart {
 	if o.quick {
 		scans, values, deep = []int{1000, 2000}, []int{1 << 10}, []int{1, 2}
 	}
-	cells := tableSpec{name: "cells", rows: min(10_000, scans[1]), columns: 1, bytes: 100}
-	long := tableSpec{name: "long", rows: scans[len(scans)-1], columns: 1, bytes: 100}
-	wide := tableSpec{name: "wide", rows: 200, columns: 100, bytes: 100}
-	parts := []rowsPart{{name: "transactions and reads of many rows", tables: []tableSpec{cells}}, {name: "scans", tables: []tableSpec{long}},
-		{name: "rows of 100 columns", tables: []tableSpec{wide}}}
+	cells := rig.TableSpec{Name: "cells", Rows: min(10_000, scans[1]), Columns: 1, Bytes: 100}
+	long := rig.TableSpec{Name: "long", Rows: scans[len(scans)-1], Columns: 1, Bytes: 100}
+	wide := rig.TableSpec{Name: "wide", Rows: 200, Columns: 100, Bytes: 100}
+	parts := []rowsPart{{name: "transactions and reads of many rows", tables: []rig.TableSpec{cells}}, {name: "scans", tables: []rig.TableSpec{long}},
+		{name: "rows of 100 columns", tables: []rig.TableSpec{wide}}}
 	for _, n := range []int{2, 10, 100} {
 		parts[0].pairings = append(parts[0].pairings, o.pair(cells, fmt.Sprintf("write_%d_rows", n), n, "raw-writes", fmt.Sprintf("ApplyBulk of %d rows", n), "writes", fmt.Sprintf("transaction that writes %d rows", n)))
 	}
@@ -137,8 +138,8 @@ func (o *rowsOptions) parts() []rowsPart {
 		o.pair(wide, "write_100_columns", 0, "raw-write", "Apply of 100 columns", "write", "transaction that writes 100 columns of a row"),
 	}
 	for _, n := range values {
-		t := tableSpec{name: fmt.Sprint("values", n), rows: max(20, min(2000, 20<<20/n)), columns: 1, bytes: n}
-		parts = append(parts, rowsPart{fmt.Sprintf("values of %d KB", n>>10), []tableSpec{t}, []pairing{
+		t := rig.TableSpec{Name: fmt.Sprint("values", n), Rows: max(20, min(2000, 20<<20/n)), Columns: 1, Bytes: n}
+		parts = append(parts, rowsPart{fmt.Sprintf("values of %d KB", n>>10), []rig.TableSpec{t}, []pairing{
 			o.pair(t, fmt.Sprintf("read_%d_kb", n>>10), 0, "raw-get", "ReadRow of one column", "get", fmt.Sprintf("Get of %d KB", n>>10)),
 			o.pair(t, fmt.Sprintf("write_%d_kb", n>>10), 0, "raw-write", "Apply", "write", fmt.Sprintf("transaction that writes %d KB", n>>10)),
 		}})
@@ -152,7 +153,7 @@ func (o *rowsOptions) deepPart(versions []int) rowsPart {
 	part := rowsPart{name: "cells with many versions"}
 	var p pairing
 	for _, n := range versions {
-		t := tableSpec{name: fmt.Sprint("deep", n), rows: 500, columns: 1, bytes: 100, versions: n}
+		t := rig.TableSpec{Name: fmt.Sprint("deep", n), Rows: 500, Columns: 1, Bytes: 100, Versions: n}
 		part.tables = append(part.tables, t)
 		p.comparisons = append(p.comparisons, comparison{figure: fmt.Sprintf("read_%d_versions", n), raw: len(p.members), ours: len(p.members) + 1, versions: n})
 		p.members = append(p.members, member{"ReadRow of one column", o.on(t, "raw-get", 0)}, member{fmt.Sprintf("Get of a cell with %d versions", n), o.on(t, "get", 0)})
@@ -162,9 +163,9 @@ func (o *rowsOptions) deepPart(versions []int) rowsPart {
 }
 
 // pair compares an operation with a raw one on the same table.
-func (o *shared) pair(t tableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
+func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
 	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
-	if t.bytes >= 100<<10 { // a few megabytes under way are enough
+	if t.Bytes >= 100<<10 { // a few megabytes under way are enough
 		for i := range p.members {
 			p.members[i].task.Callers = min(o.callers, 4)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type scaleOptions struct {
@@ -32,10 +33,10 @@ oracle included, and not how fast more machines are. lab bench observers
 throughput does the same for observers.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.processes, err = numbers("processes", o.flag, 1, 32); err != nil {
+			if o.processes, err = rig.Numbers("processes", o.flag, 1, 32); err != nil {
 				return err
 			}
-			if err := errors.Join(o.check(), between("rows", o.rows, 1000, 1_000_000)); err != nil {
+			if err := errors.Join(o.check(), rig.Between("rows", o.rows, 1000, 1_000_000)); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -49,7 +50,7 @@ throughput does the same for observers.`,
 
 // A scaleReport is what lab bench scale prints.
 type scaleReport struct {
-	Machine machine     `json:"machine"` // where and when
+	Machine rig.Machine `json:"machine"` // where and when
 	Callers int         `json:"callers"` // in each process
 	Oracle  string      `json:"oracle"`  // direct or served
 	Lines   []scaleLine `json:"lines"`   // one for each number of processes
@@ -77,9 +78,9 @@ func (o *scaleOptions) run(ctx context.Context) error {
 }
 
 func (o *scaleOptions) report(ctx context.Context) (rep scaleReport, err error) {
-	rep = scaleReport{Machine: thisMachine(), Callers: o.callers, Oracle: o.oracleMode(), Lines: []scaleLine{}}
+	rep = scaleReport{Machine: rig.ThisMachine(), Callers: o.callers, Oracle: o.oracleMode(), Lines: []scaleLine{}}
 	for _, n := range o.processes {
-		progress(o.streams, "%d client processes", n)
+		rig.Progress(o.streams, "%d client processes", n)
 		line, err := o.line(ctx, n)
 		if err != nil {
 			return rep, err
@@ -90,25 +91,25 @@ func (o *scaleOptions) report(ctx context.Context) (rep scaleReport, err error) 
 }
 
 func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine, err error) {
-	cells := tableSpec{name: "cells", rows: o.rows, columns: 1, bytes: 100}
-	written := tableSpec{name: "written", rows: o.rows, columns: 1, bytes: 100}
+	cells := rig.TableSpec{Name: "cells", Rows: o.rows, Columns: 1, Bytes: 100}
+	written := rig.TableSpec{Name: "written", Rows: o.rows, Columns: 1, Bytes: 100}
 	r, err := o.openAll(ctx, processes, cells, written)
 	if err != nil {
 		return line, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	tasks := []task{o.on(cells, "raw-get", 0), o.on(cells, "get", 0), o.on(written, "raw-write", 0), o.on(written, "write", 0)}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	tasks := []rig.Task{o.on(cells, "raw-get", 0), o.on(cells, "get", 0), o.on(written, "raw-write", 0), o.on(written, "write", 0)}
 	rates := make([][]float64, len(tasks))
 	var used []float64
 	written1 := 0
 	for n := range o.rounds + 1 {
 		for k := range tasks {
 			i := (k + n) % len(tasks)
-			m, err := r.measureAll(ctx, func(p int) task {
+			m, err := r.MeasureAll(ctx, func(p int) rig.Task {
 				t := tasks[i]
 				t.Duration = o.length
 				// Each process writes rows of its own.
-				t.First = written1 + p*cells.rows/processes
+				t.First = written1 + p*cells.Rows/processes
 				return t
 			})
 			if err != nil {
@@ -116,9 +117,9 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 			}
 			written1 += m.Ops / processes
 			if n > 0 { // the first one warms up
-				rates[i] = append(rates[i], m.perSecond())
+				rates[i] = append(rates[i], m.PerSecond())
 				if i == 3 {
-					used = append(used, m.micros(m.CPU))
+					used = append(used, m.Micros(m.CPU))
 				}
 			}
 		}
@@ -128,12 +129,12 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 		for i := range ours {
 			all = append(all, ours[i]/raw[i])
 		}
-		return median(all)
+		return rig.Median(all)
 	}
 	return scaleLine{
-		Processes: processes, RawRead: median(rates[0]), Read: median(rates[1]), ReadRatio: ratio(rates[1], rates[0]),
-		RawWrite: median(rates[2]), Write: median(rates[3]), WriteRatio: ratio(rates[3], rates[2]), WriteCPU: median(used),
-	}, r.check(ctx, cells.name, written.name)
+		Processes: processes, RawRead: rig.Median(rates[0]), Read: rig.Median(rates[1]), ReadRatio: ratio(rates[1], rates[0]),
+		RawWrite: rig.Median(rates[2]), Write: rig.Median(rates[3]), WriteRatio: ratio(rates[3], rates[2]), WriteCPU: rig.Median(used),
+	}, r.Check(ctx, cells.Name, written.Name)
 }
 
 func (r scaleReport) text(w io.Writer) error {

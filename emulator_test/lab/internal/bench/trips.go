@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -82,7 +83,7 @@ func tripsKinds() []tripsKind {
 				for _, table := range tables {
 					for i := range rows {
 						for q := range columns {
-							tx.Table(table).Set(keyOf(n*rows+i), family, columnOf(q), make([]byte, valueBytes))
+							tx.Table(table).Set(rig.KeyOf(n*rows+i), rig.Family, rig.ColumnOf(q), make([]byte, valueBytes))
 						}
 					}
 				}
@@ -112,7 +113,7 @@ func tripsKinds() []tripsKind {
 				a := tx.Table("a")
 				keys := make(bigtable.RowList, rows)
 				for i := range keys {
-					keys[i] = keyOf(n*rows + i)
+					keys[i] = rig.KeyOf(n*rows + i)
 				}
 				if batched {
 					for _, err := range a.ReadRows(ctx, keys) {
@@ -123,11 +124,11 @@ func tripsKinds() []tripsKind {
 				}
 				for _, key := range keys {
 					if !batched {
-						if _, _, err := a.Get(ctx, key, family, columnOf(0)); err != nil {
+						if _, _, err := a.Get(ctx, key, rig.Family, rig.ColumnOf(0)); err != nil {
 							return err
 						}
 					}
-					a.Set(key, family, columnOf(0), make([]byte, valueBytes))
+					a.Set(key, rig.Family, rig.ColumnOf(0), make([]byte, valueBytes))
 				}
 				return nil
 			})
@@ -140,7 +141,7 @@ func tripsKinds() []tripsKind {
 			if err != nil {
 				return err
 			}
-			_, _, err = s.Table("a").Get(ctx, keyOf(n), family, columnOf(0))
+			_, _, err = s.Table("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
 			return err
 		}},
 		{"read_stale", "read of one cell in a snapshot that may be a minute old", func(ctx context.Context, c *txn.Client, n int) error {
@@ -148,17 +149,17 @@ func tripsKinds() []tripsKind {
 			if err != nil {
 				return err
 			}
-			_, _, err = s.Table("a").Get(ctx, keyOf(n), family, columnOf(0))
+			_, _, err = s.Table("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
 			return err
 		}},
 		{"read100", "read of a list of 100 rows", read(func(int) bigtable.RowSet {
 			keys := make(bigtable.RowList, 100)
 			for i := range keys {
-				keys[i] = keyOf(i)
+				keys[i] = rig.KeyOf(i)
 			}
 			return keys
 		})},
-		{"scan1000", "scan of 1000 rows", read(func(int) bigtable.RowSet { return bigtable.NewRange(keyOf(0), keyOf(1000)) })},
+		{"scan1000", "scan of 1000 rows", read(func(int) bigtable.RowSet { return bigtable.NewRange(rig.KeyOf(0), rig.KeyOf(1000)) })},
 		{"write", "write of one cell", set([]string{"a"}, 1, 1)},
 		{"write10columns", "write of ten columns of one row", set([]string{"a"}, 1, 10)},
 		{"write2", "write of two rows", set([]string{"a"}, 2, 1)},
@@ -194,18 +195,18 @@ func (o *tripsOptions) report(ctx context.Context) (rep tripsReport, err error) 
 // countTrips counts all kinds of transactions.
 func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error) {
 	with := shared{served: served}
-	r, err := with.openAll(ctx, 0, tableSpec{name: "a", rows: 2000, columns: 1, bytes: valueBytes}, tableSpec{name: "b", rows: 10, columns: 1, bytes: valueBytes})
+	r, err := with.openAll(ctx, 0, rig.TableSpec{Name: "a", Rows: 2000, Columns: 1, Bytes: valueBytes}, rig.TableSpec{Name: "b", Rows: 10, Columns: 1, Bytes: valueBytes})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	rec := &recorder{}
 	rec.reset()
-	conn, err := txntest.Dial(r.address, rec.dialOptions()...)
+	conn, err := txntest.Dial(r.Address, rec.dialOptions()...)
 	if err != nil {
 		return nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, benchProject, benchInstance)
+	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -213,7 +214,7 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	// Nothing of the client's own accord may fall into a count.
 	cfg := txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}
 	if served {
-		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.served}, DialOptions: rec.dialOptions()})
+		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}, DialOptions: rec.dialOptions()})
 		if err != nil {
 			return nil, err
 		}
@@ -237,12 +238,12 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 		}
 		lines = append(lines, line)
 	}
-	return lines, r.check(ctx, "a", "b")
+	return lines, r.Check(ctx, "a", "b")
 }
 
 // count repeats a transaction until its fewest round trips came twice. A process
 // that is stopped for a while makes more of them, never fewer: what waits for an
-// answer cannot begin before.
+// Answer cannot begin before.
 func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind) (trail, error) {
 	var best trail
 	for n := range 20 {
@@ -255,7 +256,7 @@ func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind
 			if client.Stats().BackgroundCells > 0 || !r.idle() {
 				quiet = 0
 			}
-			if err := pause(ctx, time.Millisecond); err != nil {
+			if err := rig.Pause(ctx, time.Millisecond); err != nil {
 				return best, err
 			}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type verifyOptions struct {
@@ -31,7 +32,7 @@ counted ones, and its latency with a measured one. A difference in requests or r
 trips exits with 4.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := between("count", o.count, 1, 10_000); err != nil {
+			if err := rig.Between("count", o.count, 1, 10_000); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -111,7 +112,7 @@ func (o *verifyOptions) report(ctx context.Context) (verification, error) {
 	v := verification{Agree: true, Lines: []verifiedLine{}, Latencies: []verifiedLatency{}}
 	for _, served := range []bool{false, true} {
 		mode := (&shared{served: served}).oracleMode()
-		w := capacity.Workload{Oracle: mode, RTT: ms(verifiedDelay), OracleRTT: ms(verifiedDelay), Parallelism: 64}
+		w := capacity.Workload{Oracle: mode, RTT: rig.MS(verifiedDelay), OracleRTT: rig.MS(verifiedDelay), Parallelism: 64}
 		counted, err := countTrips(ctx, served)
 		if err != nil {
 			return v, err

@@ -4,5 +4,5 @@ package cputime
 
 import "time"
 
-// cpuTime is not known here; what is derived from it is 0.
+// Used is not known here; what is derived from it is 0.
 func Used() time.Duration { return 0 }

@@ -1,5 +1,6 @@
 //go:build unix
 
+// Package cputime tells how much CPU time a process has used.
 package cputime
 
 import (

@@ -17,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -80,7 +81,7 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -84,12 +85,6 @@ type line struct {
 	Bigtable float64 `json:"bigtable_writes_per_million"`
 }
 
-// Those of lab bench, whose server processes are used here too.
-const (
-	project  = "bench"
-	instance = "bench"
-)
-
 func (opts *options) run(ctx context.Context, s *cli.Streams) (err error) {
 	for _, n := range []struct {
 		flag       string
@@ -137,7 +132,7 @@ func (b *run) start(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return err
 	}

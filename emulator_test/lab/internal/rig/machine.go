@@ -1,7 +1,8 @@
-package bench
+package rig
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -9,8 +10,8 @@ import (
 	"time"
 )
 
-// A machine is where and when something was measured.
-type machine struct {
+// A Machine is where and when something was measured.
+type Machine struct {
 	CPUs      int    `json:"cpus"`            // processors
 	Processor string `json:"processor"`       // empty where it is not known
 	OS        string `json:"os"`              // and architecture
@@ -20,8 +21,9 @@ type machine struct {
 	Time      string `json:"time"`            // when the measurement began
 }
 
-func thisMachine() machine {
-	m := machine{
+// ThisMachine describes the machine that the program runs on.
+func ThisMachine() Machine {
+	m := Machine{
 		CPUs: runtime.NumCPU(), Go: runtime.Version(), OS: runtime.GOOS + "/" + runtime.GOARCH,
 		Time: time.Now().UTC().Format(time.RFC3339),
 	}
@@ -54,4 +56,15 @@ func processor() string {
 		}
 	}
 	return ""
+}
+
+func (m Machine) String() string {
+	text := fmt.Sprintf("%s, %d CPUs, %s, %s, bigtable %s", m.Time, m.CPUs, m.OS, m.Go, m.Client)
+	if m.Processor != "" {
+		text += ", " + m.Processor
+	}
+	if m.Load != "" {
+		text += ", load average " + m.Load
+	}
+	return text
 }

@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A task is one round of one kind of operation in a worker process: callers
+// A Task is one round of one kind of operation in a worker process: callers
 // repeat it, each one after the other, for a time or a number of operations.
-type task struct {
+type Task struct {
 	Op      string // a name in operations
 	Table   string
 	Callers int
@@ -35,8 +35,8 @@ type task struct {
 	Profile string // a file for a CPU profile; none if it is empty
 }
 
-// A measured is what a task took.
-type measured struct {
+// A Measured is what a task took.
+type Measured struct {
 	Ops      int
 	Elapsed  time.Duration
 	CPU      time.Duration // of the worker process
@@ -53,13 +53,13 @@ type measured struct {
 }
 
 // An operation is done by one of a task's callers; i counts those of the round.
-type operation func(ctx context.Context, w *worker, t *task, i int) error
+type operation func(ctx context.Context, w *worker, t *Task, i int) error
 
-// keyOf is the i-th row of a table, in order.
-func keyOf(i int) string { return fmt.Sprintf("row%08d", i) }
+// KeyOf is the i-th row of a table, in order.
+func KeyOf(i int) string { return fmt.Sprintf("row%08d", i) }
 
 // anyRow is a random row.
-func (t *task) anyRow() string { return keyOf(rand.IntN(t.Rows)) }
+func (t *Task) anyRow() string { return KeyOf(rand.IntN(t.Rows)) }
 
 // stride is prime to any table size that is not a multiple of it, so that rows
 // are written in turn, and yet not one beside the other.
@@ -67,15 +67,15 @@ const stride = 7919
 
 // turnRow is the row that a write goes to: each in its turn, so that no row
 // gathers more versions than others.
-func (t *task) turnRow(i int) string {
-	return keyOf(int((int64(t.First) + int64(i)) * stride % int64(t.Rows)))
+func (t *Task) turnRow(i int) string {
+	return KeyOf(int((int64(t.First) + int64(i)) * stride % int64(t.Rows)))
 }
 
-// measure carries out a task.
-func (w *worker) measure(ctx context.Context, t task) (measured, error) {
+// Measure carries out a task.
+func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 	op, ok := operations[t.Op]
 	if !ok {
-		return measured{}, fmt.Errorf("unknown operation %q", t.Op)
+		return Measured{}, fmt.Errorf("unknown operation %q", t.Op)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -86,7 +86,7 @@ func (w *worker) measure(ctx context.Context, t task) (measured, error) {
 	}
 	profiled, err := cli.StartProfile(t.Profile)
 	if err != nil {
-		return measured{}, err
+		return Measured{}, err
 	}
 	defer profiled()
 	w.rpcs.take()
@@ -117,13 +117,13 @@ func (w *worker) measure(ctx context.Context, t task) (measured, error) {
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return measured{}, err
+		return Measured{}, err
 	}
 	// What is left to the background belongs to the operations.
 	if err := w.drain(ctx); err != nil {
-		return measured{}, err
+		return Measured{}, err
 	}
-	m := measured{Elapsed: time.Since(began), CPU: cputime.Used() - used}
+	m := Measured{Elapsed: time.Since(began), CPU: cputime.Used() - used}
 	runtime.ReadMemStats(&after)
 	m.Mallocs, m.Bytes = after.Mallocs-memory.Mallocs, after.TotalAlloc-memory.TotalAlloc
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
@@ -145,7 +145,7 @@ func (w *worker) measure(ctx context.Context, t task) (measured, error) {
 	return m, nil
 }
 
-func (m *measured) quantiles(sorted []time.Duration) {
+func (m *Measured) quantiles(sorted []time.Duration) {
 	if len(sorted) == 0 {
 		return
 	}
@@ -156,7 +156,7 @@ func (m *measured) quantiles(sorted []time.Duration) {
 // drain waits until the client has nothing left to do in the background.
 func (w *worker) drain(ctx context.Context) error {
 	for w.client != nil && w.client.Stats().BackgroundCells > 0 {
-		if err := pause(ctx, 200*time.Microsecond); err != nil {
+		if err := Pause(ctx, 200*time.Microsecond); err != nil {
 			return err
 		}
 	}
@@ -170,29 +170,29 @@ func (w *worker) oracleRequests() uint64 {
 	return w.oracle.Stats().Requests
 }
 
-// measure has the i-th worker carry out a task, with the emulator's CPU.
-func (r *run) measure(ctx context.Context, i int, t task) (measured, error) {
-	before, err := r.emulatorCPU()
+// Measure has the i-th worker carry out a task, with the emulator's CPU.
+func (r *Run) Measure(ctx context.Context, i int, t Task) (Measured, error) {
+	before, err := r.EmulatorCPU()
 	if err != nil {
-		return measured{}, errors.Join(ctx.Err(), err)
+		return Measured{}, errors.Join(ctx.Err(), err)
 	}
-	a, err := ask(r.workers[i], order{Do: "measure", Task: t})
+	a, err := Ask(r.Workers[i], Order{Do: "measure", Task: t})
 	if err != nil {
-		return measured{}, errors.Join(ctx.Err(), err)
+		return Measured{}, errors.Join(ctx.Err(), err)
 	}
-	after, err := r.emulatorCPU()
+	after, err := r.EmulatorCPU()
 	a.Measured.Emulator = after - before
 	return a.Measured, err
 }
 
-// measureAll has all workers carry out tasks at a time and adds up what they
+// MeasureAll has all workers carry out tasks at a time and adds up what they
 // did; the longest counts.
-func (r *run) measureAll(ctx context.Context, taskOf func(i int) task) (sum measured, err error) {
-	before, err := r.emulatorCPU()
+func (r *Run) MeasureAll(ctx context.Context, taskOf func(i int) Task) (sum Measured, err error) {
+	before, err := r.EmulatorCPU()
 	if err != nil {
 		return sum, errors.Join(ctx.Err(), err)
 	}
-	answers, err := r.all(func(i int) order { return order{Do: "measure", Task: taskOf(i)} })
+	answers, err := r.All(func(i int) Order { return Order{Do: "measure", Task: taskOf(i)} })
 	if err != nil {
 		return sum, errors.Join(ctx.Err(), err)
 	}
@@ -202,16 +202,16 @@ func (r *run) measureAll(ctx context.Context, taskOf func(i int) task) (sum meas
 		sum.CPU += m.CPU
 		sum.Elapsed, sum.P50, sum.P99 = max(sum.Elapsed, m.Elapsed), max(sum.P50, m.P50), max(sum.P99, m.P99)
 	}
-	after, err := r.emulatorCPU()
+	after, err := r.EmulatorCPU()
 	sum.Emulator = after - before
 	return sum, err
 }
 
-// emulatorCPU is the CPU time that the emulator has used.
-func (r *run) emulatorCPU() (time.Duration, error) { return r.tell("cpu") }
+// EmulatorCPU is the CPU time that the emulator has used.
+func (r *Run) EmulatorCPU() (time.Duration, error) { return r.Tell("cpu") }
 
-// tell sends the emulator a line, and returns the CPU time it has used.
-func (r *run) tell(line string) (time.Duration, error) {
+// Tell sends the emulator a line, and returns the CPU time it has used.
+func (r *Run) Tell(line string) (time.Duration, error) {
 	if err := r.emulator.WriteLine(line); err != nil {
 		return 0, err
 	}
@@ -223,16 +223,16 @@ func (r *run) tell(line string) (time.Duration, error) {
 	return time.Duration(n), err
 }
 
-// perSecond is the rate of a round.
-func (m measured) perSecond() float64 { return float64(m.Ops) / m.Elapsed.Seconds() }
+// PerSecond is the rate of a round.
+func (m Measured) PerSecond() float64 { return float64(m.Ops) / m.Elapsed.Seconds() }
 
-// micros is a duration per operation, in microseconds.
-func (m measured) micros(d time.Duration) float64 {
+// Micros is a duration per operation, in microseconds.
+func (m Measured) Micros(d time.Duration) float64 {
 	return float64(d.Nanoseconds()) / 1000 / float64(max(m.Ops, 1))
 }
 
-// quantile of values that need not be sorted; 0 of none.
-func quantile(q float64, values []float64) float64 {
+// Quantile of values that need not be sorted; 0 of none.
+func Quantile(q float64, values []float64) float64 {
 	if len(values) == 0 {
 		return 0
 	}
@@ -245,4 +245,5 @@ func quantile(q float64, values []float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
 }
 
-func median(values []float64) float64 { return quantile(.5, values) }
+// Median of values that need not be sorted; 0 of none.
+func Median(values []float64) float64 { return Quantile(.5, values) }

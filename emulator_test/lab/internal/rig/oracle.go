@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -14,19 +14,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// serve starts a served oracle for the workers that are added from now on. The
+// Serve starts a served oracle for the workers that are added from now on. The
 // metadata table has to be there.
-func (r *run) serve(ctx context.Context) error {
-	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.address)
+func (r *Run) Serve(ctx context.Context) error {
+	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.Address)
 	if err != nil {
 		return err
 	}
 	r.oracle = p
-	if r.served, err = p.Line(); err != nil {
+	if r.Served, err = p.Line(); err != nil {
 		return err
 	}
 	// Until somebody leads.
-	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.served}})
+	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, benchProject, benchInstance)
+	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}

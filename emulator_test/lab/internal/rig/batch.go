@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -10,19 +10,19 @@ import (
 	"cloud.google.com/go/bigtable"
 )
 
-// A batchOrder clusters the repository again and again, as batch processing
+// A BatchOrder clusters the repository again and again, as batch processing
 // does: each run reads all documents and writes all clusters. Documents arrive
 // meanwhile, and wait for the run after the one that is under way. It uses
 // Bigtable without transactions.
-type batchOrder struct {
+type BatchOrder struct {
 	Documents int     // that are there
 	Rate      float64 // of arrivals, a second
 	Duration  time.Duration
 	Runs      int // at least; documents stop arriving after Duration
 }
 
-// A batch is one run.
-type batch struct {
+// A Batch is one run.
+type Batch struct {
 	Began, Ended int64 // Unix nanoseconds
 	Documents    int   // read
 	Dues         []int64
@@ -43,22 +43,22 @@ func (a *arrivals) take() []int64 {
 }
 
 // crawl writes documents as they are due, several at a time.
-func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o batchOrder, begin time.Time) error {
+func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o BatchOrder, begin time.Time) error {
 	out := &bulk{table: table}
 	count := int(o.Rate * o.Duration.Seconds())
 	for i := 0; i < count; {
-		if err := pause(ctx, time.Until(dueAt(begin.UnixNano(), o.Rate, i))); err != nil {
+		if err := Pause(ctx, time.Until(DueAt(begin.UnixNano(), o.Rate, i))); err != nil {
 			return err
 		}
 		var dues []int64
 		for now := time.Now(); i < count && len(dues) < bulkRows; i++ {
-			due := dueAt(begin.UnixNano(), o.Rate, i)
+			due := DueAt(begin.UnixNano(), o.Rate, i)
 			if due.After(now) {
 				break
 			}
 			m := bigtable.NewMutation()
-			m.Set(family, keysColumn, plainTime, []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " ")))
-			if err := out.add(ctx, rowOf(o.Documents+i), m); err != nil {
+			m.Set(Family, keysColumn, plainTime, []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " ")))
+			if err := out.add(ctx, RowOf(o.Documents+i), m); err != nil {
 				return err
 			}
 			dues = append(dues, due.UnixNano())
@@ -75,15 +75,15 @@ func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o batchOrde
 
 // batches runs one batch after the other until the documents have stopped
 // arriving.
-func (w *worker) batches(ctx context.Context, o batchOrder) ([]batch, error) {
+func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
 	table := w.bt.Open(documentsTable)
 	var in arrivals
 	begin := time.Now()
 	crawled := make(chan error, 1)
 	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
-	var all []batch
+	var all []Batch
 	for len(all) < o.Runs || time.Since(begin) < o.Duration {
-		b := batch{Began: time.Now().UnixNano(), Dues: in.take()}
+		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
 		n, err := recluster(ctx, table)
 		if err != nil {
 			return nil, errors.Join(err, <-crawled)
@@ -104,12 +104,12 @@ func recluster(ctx context.Context, table *bigtable.Table) (documents int, err e
 	rctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = table.ReadRows(rctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
-		for _, item := range r[family] {
+		for _, item := range r[Family] {
 			all = append(all, document{r.Key(), strings.Fields(string(item.Value))})
 		}
 		return true
 	}, bigtable.RowFilter(bigtable.InterleaveFilters(
-		bigtable.ChainFilters(bigtable.ColumnRangeFilter(family, keysColumn, keysColumn+"\x00"), bigtable.LatestNFilter(1)), bigtable.BlockAllFilter())))
+		bigtable.ChainFilters(bigtable.ColumnRangeFilter(Family, keysColumn, keysColumn+"\x00"), bigtable.LatestNFilter(1)), bigtable.BlockAllFilter())))
 	if err != nil {
 		return 0, err
 	}
@@ -129,7 +129,7 @@ func recluster(ctx context.Context, table *bigtable.Table) (documents int, err e
 			}
 		}
 		m := bigtable.NewMutation()
-		m.Set(family, clusterColumn, plainTime, []byte(cluster))
+		m.Set(Family, clusterColumn, plainTime, []byte(cluster))
 		if err := out.add(ctx, d.row, m); err != nil {
 			return 0, err
 		}

@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 const (
 	documentsTable = "documents"
 	clustersTable  = "clusters"
-	family         = "f"
+	Family         = "f"
 )
 
 // Columns of documents.
@@ -35,19 +35,19 @@ const (
 // clusteringKeys is how many keys a document has (paper §3.1).
 const clusteringKeys = 3
 
-// rowOf spreads documents over the table.
-func rowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
+// RowOf spreads documents over the table.
+func RowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
 
-// setUp makes the tables and fills them with documents as they were before the
+// SetUp makes the tables and fills them with documents as they were before the
 // table was adopted: rows of plain data.
-func setUp(ctx context.Context, r *run, documents int, observer runOrder) error {
+func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error {
 	bt, admin, closeAll, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	for _, name := range []string{documentsTable, clustersTable} {
-		if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: name, Families: []string{family}}); err != nil {
+		if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: name, Families: []string{Family}}); err != nil {
 			return err
 		}
 	}
@@ -73,7 +73,7 @@ func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered boo
 	index := &bulk{table: bt.Open(clustersTable)}
 	first := map[string]string{}
 	for i := range documents {
-		row := rowOf(i)
+		row := RowOf(i)
 		m := bigtable.NewMutation()
 		if clustered {
 			keys := keysOf(i, documents)
@@ -88,17 +88,17 @@ func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered boo
 				if _, ok := first[indexRow(k, key)]; !ok {
 					first[indexRow(k, key)] = cluster
 					entry := bigtable.NewMutation()
-					entry.Set(family, clusterColumn, plainTime, []byte(cluster))
+					entry.Set(Family, clusterColumn, plainTime, []byte(cluster))
 					if err := index.add(ctx, indexRow(k, key), entry); err != nil {
 						return err
 					}
 				}
 			}
-			m.Set(family, keysColumn, plainTime, []byte(strings.Join(keys, " ")))
-			m.Set(family, clusterColumn, plainTime, []byte(cluster))
+			m.Set(Family, keysColumn, plainTime, []byte(strings.Join(keys, " ")))
+			m.Set(Family, clusterColumn, plainTime, []byte(cluster))
 		} else {
-			m.Set(family, bodyColumn, plainTime, body(i))
-			m.Set(family, copyColumn, plainTime, body(i))
+			m.Set(Family, bodyColumn, plainTime, body(i))
+			m.Set(Family, copyColumn, plainTime, body(i))
 		}
 		if err := out.add(ctx, row, m); err != nil {
 			return err
@@ -152,9 +152,9 @@ func (b *bulk) flush(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// A loadOrder writes documents: every Of-th from the Index-th on of Count in
+// A LoadOrder writes documents: every Of-th from the Index-th on of Count in
 // all.
-type loadOrder struct {
+type LoadOrder struct {
 	What      string  // touch: change documents that are there; crawl: add new ones
 	Documents int     // that are there
 	Count     int     // to write, by all processes together
@@ -163,8 +163,8 @@ type loadOrder struct {
 	Index, Of int
 }
 
-// loaded says when a document was due and when it was committed.
-type loaded struct {
+// Loaded says when a document was due and when it was committed.
+type Loaded struct {
 	Row     string
 	Due, At int64 // Unix nanoseconds
 }
@@ -174,7 +174,7 @@ const loadCallers = 32
 
 // load writes documents when they are due. One that is late is written at once:
 // what delays it counts.
-func (w *worker) load(ctx context.Context, o loadOrder) error {
+func (w *worker) load(ctx context.Context, o LoadOrder) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	errs := make(chan error, loadCallers)
@@ -201,22 +201,22 @@ func (w *worker) load(ctx context.Context, o loadOrder) error {
 	return errors.Join(all...)
 }
 
-func (w *worker) loadOne(ctx context.Context, o loadOrder, i int) error {
+func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
 	due := time.Now()
 	if o.Rate > 0 {
-		due = dueAt(o.Start, o.Rate, i)
-		if err := pause(ctx, time.Until(due)); err != nil {
+		due = DueAt(o.Start, o.Rate, i)
+		if err := Pause(ctx, time.Until(due)); err != nil {
 			return err
 		}
 	}
-	row, column, value := rowOf(o.Documents+i), keysColumn, []byte(nil)
+	row, column, value := RowOf(o.Documents+i), keysColumn, []byte(nil)
 	if o.What == "touch" {
-		row, column, value = rowOf(i%o.Documents), bodyColumn, body(i)
+		row, column, value = RowOf(i%o.Documents), bodyColumn, body(i)
 	} else {
 		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
 	}
 	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(documentsTable).Set(row, family, column, value)
+		tx.Table(documentsTable).Set(row, Family, column, value)
 		return nil
 	})
 	if err != nil {
@@ -225,16 +225,17 @@ func (w *worker) loadOne(ctx context.Context, o loadOrder, i int) error {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answer.Loads = append(w.answer.Loads, loaded{row, due.UnixNano(), now.UnixNano()})
+	w.answer.Loads = append(w.answer.Loads, Loaded{row, due.UnixNano(), now.UnixNano()})
 	return nil
 }
 
-// dueAt is when the i-th of a steady stream is due.
-func dueAt(start int64, rate float64, i int) time.Time {
+// DueAt is when the i-th of a steady stream is due.
+func DueAt(start int64, rate float64, i int) time.Time {
 	return time.Unix(0, start).Add(time.Duration(float64(i) / rate * float64(time.Second)))
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+// Pause waits, or returns the error of a context that ends before.
+func Pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
@@ -249,8 +250,8 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // observerOf returns the observer that an order names.
-func observerOf(o runOrder) (notify.Column, string, notify.Observer) {
-	column := notify.Column{Table: documentsTable, Family: family, Qualifier: bodyColumn}
+func observerOf(o RunOrder) (notify.Column, string, notify.Observer) {
+	column := notify.Column{Table: documentsTable, Family: Family, Qualifier: bodyColumn}
 	if o.Observer == "cluster" {
 		column.Qualifier = keysColumn
 		return column, "cluster", notify.ObserverFunc(clusterDocument)
@@ -260,8 +261,8 @@ func observerOf(o runOrder) (notify.Column, string, notify.Observer) {
 		if err != nil {
 			return err
 		}
-		tx.Table(cell.Table).Set(cell.Row, family, copyColumn, value)
-		return pause(ctx, o.Work)
+		tx.Table(cell.Table).Set(cell.Row, Family, copyColumn, value)
+		return Pause(ctx, o.Work)
 	})
 }
 
@@ -278,7 +279,7 @@ func clusterDocument(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	var without []string
 	for k, key := range strings.Fields(string(value)) {
 		row := indexRow(k, key)
-		found, ok, err := index.Get(ctx, row, family, clusterColumn)
+		found, ok, err := index.Get(ctx, row, Family, clusterColumn)
 		switch {
 		case err != nil:
 			return err
@@ -292,8 +293,8 @@ func clusterDocument(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		cluster = cell.Row
 	}
 	for _, row := range without {
-		index.Set(row, family, clusterColumn, []byte(cluster))
+		index.Set(row, Family, clusterColumn, []byte(cluster))
 	}
-	tx.Table(cell.Table).Set(cell.Row, family, clusterColumn, []byte(cluster))
+	tx.Table(cell.Table).Set(cell.Row, Family, clusterColumn, []byte(cluster))
 	return nil
 }

@@ -1,4 +1,4 @@
-package bench
+package observers
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type figure7Options struct {
@@ -31,7 +32,8 @@ type figure7Options struct {
 // batchesPerHour scales time: the paper's batch takes 20 minutes (§3.1).
 const batchesPerHour = 3
 
-func newFigure7Cmd(s *cli.Streams) *cobra.Command {
+// NewFigure7Cmd returns the command figure7.
+func NewFigure7Cmd(s *cli.Streams) *cobra.Command {
 	o := &figure7Options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "figure7",
@@ -53,7 +55,7 @@ documents_per_second, percent_per_hour, p5_ms, p50_ms, p95_ms, sustained, and
 backlog_growth_per_second.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.rates, err = numbers("rates", o.ratesFlag, 1, 1_000_000); err != nil {
+			if o.rates, err = rig.Numbers("rates", o.ratesFlag, 1, 1_000_000); err != nil {
 				return err
 			}
 			if o.documents < 100 || o.documents > 1_000_000 {
@@ -62,7 +64,7 @@ backlog_growth_per_second.`,
 			if o.workers < 1 || o.workers > 32 {
 				return cli.Usagef("--workers %d: it has to be from 1 to 32", o.workers)
 			}
-			if err := checkDuration("duration", o.duration); err != nil {
+			if err := rig.CheckDuration("duration", o.duration); err != nil {
 				return err
 			}
 			if info, err := os.Stat(o.plot); o.plot != "" && (err != nil || !info.IsDir()) {
@@ -105,7 +107,7 @@ type point struct {
 	Kind    string  `json:"kind"`
 	Rate    float64 `json:"documents_per_second"`
 	Percent float64 `json:"percent_per_hour"`
-	quantiles
+	rig.Quantiles
 	// Sustained: the backlog did not grow without bound. If it did, the delays
 	// are those of this run's length, and would grow with it.
 	Sustained bool    `json:"sustained"`
@@ -114,7 +116,7 @@ type point struct {
 
 func (o *figure7Options) run(ctx context.Context) error {
 	r := figure7Report{Documents: o.documents, CPUs: runtime.NumCPU(), Go: runtime.Version()}
-	progress(o.streams, "a batch over the repository")
+	rig.Progress(o.streams, "a batch over the repository")
 	alone, err := o.batch(ctx, 0)
 	if err != nil {
 		return err
@@ -131,7 +133,7 @@ func (o *figure7Options) run(ctx context.Context) error {
 	for _, rate := range o.rates {
 		rate := float64(rate)
 		if beyond < 2 { // two points show where it leads
-			progress(o.streams, "incremental, %g documents a second", rate)
+			rig.Progress(o.streams, "incremental, %g documents a second", rate)
 			p, err := o.incremental(ctx, rate)
 			if err != nil {
 				return err
@@ -145,12 +147,12 @@ func (o *figure7Options) run(ctx context.Context) error {
 				beyond++
 			}
 		}
-		progress(o.streams, "batch, %g documents a second", rate)
+		rig.Progress(o.streams, "batch, %g documents a second", rate)
 		batches, err := o.batch(ctx, rate)
 		if err != nil {
 			return err
 		}
-		r.Points = append(r.Points, point{Kind: batched, Rate: rate, Percent: percent(rate), quantiles: batchDelays(batches), Sustained: true})
+		r.Points = append(r.Points, point{Kind: batched, Rate: rate, Percent: percent(rate), Quantiles: batchDelays(batches), Sustained: true})
 	}
 	r.Percent = percent(r.Saturation)
 	if o.plot != "" {
@@ -161,62 +163,62 @@ func (o *figure7Options) run(ctx context.Context) error {
 	return cli.Print(o.streams.Out, o.format, r, r.text)
 }
 
-// batch clusters by batches.
-func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []batch, err error) {
-	r, err := start(ctx, o.profiles)
+// Batch clusters by batches.
+func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []rig.Batch, err error) {
+	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := setUp(ctx, r, o.documents, runOrder{Observer: "cluster"}); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if err := rig.SetUp(ctx, r, o.documents, rig.RunOrder{Observer: "cluster"}); err != nil {
 		return nil, err
 	}
-	if err := r.add(ctx, 1); err != nil {
+	if err := r.Add(ctx, 1); err != nil {
 		return nil, err
 	}
 	duration := o.duration
 	if rate == 0 {
 		duration = 0
 	}
-	a, err := ask(r.workers[0], order{Do: "batch", Batch: batchOrder{Documents: o.documents, Rate: rate, Duration: duration, Runs: 3}})
+	a, err := rig.Ask(r.Workers[0], rig.Order{Do: "batch", Batch: rig.BatchOrder{Documents: o.documents, Rate: rate, Duration: duration, Runs: 3}})
 	return a.Batches, err
 }
 
 // batchDelays are the delays of all documents that a batch has clustered. The
 // first batch has none.
-func batchDelays(batches []batch) quantiles {
+func batchDelays(batches []rig.Batch) rig.Quantiles {
 	var all []time.Duration
 	for _, b := range batches {
 		for _, due := range b.Dues {
 			all = append(all, time.Duration(b.Ended-due))
 		}
 	}
-	return newQuantiles(all)
+	return rig.NewQuantiles(all)
 }
 
 // incremental clusters by an observer. Documents are crawled by the workers
 // themselves, so that they know of each other's at once or by scanning, half
 // and half with two.
 func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point, err error) {
-	r, err := start(ctx, o.profiles)
+	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
 		return p, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	job := runOrder{Observer: "cluster", Hints: true}
-	if err := setUp(ctx, r, o.documents, job); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	job := rig.RunOrder{Observer: "cluster", Hints: true}
+	if err := rig.SetUp(ctx, r, o.documents, job); err != nil {
 		return p, err
 	}
-	if err := r.add(ctx, o.workers); err != nil {
+	if err := r.Add(ctx, o.workers); err != nil {
 		return p, err
 	}
-	if _, err := r.all(func(int) order { return order{Do: "run", Run: job} }); err != nil {
+	if _, err := r.All(func(int) rig.Order { return rig.Order{Do: "run", Run: job} }); err != nil {
 		return p, err
 	}
 	count := max(int(rate*o.duration.Seconds()), 1)
 	begin := time.Now().Add(500 * time.Millisecond)
-	if _, err := r.all(func(i int) order {
-		return order{Do: "load", Load: loadOrder{What: "crawl", Documents: o.documents, Count: count, Rate: rate, Start: begin.UnixNano(), Index: i, Of: o.workers}}
+	if _, err := r.All(func(i int) rig.Order {
+		return rig.Order{Do: "load", Load: rig.LoadOrder{What: "crawl", Documents: o.documents, Count: count, Rate: rate, Start: begin.UnixNano(), Index: i, Of: o.workers}}
 	}); err != nil {
 		return p, err
 	}
@@ -224,7 +226,7 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 	if err != nil {
 		return p, err
 	}
-	sum, err := r.stopAll()
+	sum, err := r.StopAll()
 	if err != nil {
 		return p, err
 	}
@@ -234,20 +236,20 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 	}
 	var all []time.Duration
 	for i := range count {
-		at, ok := clustered[rowOf(o.documents+i)]
+		at, ok := clustered[rig.RowOf(o.documents+i)]
 		if !ok {
 			at = time.Now().UnixNano() // it is still waiting
 		}
-		all = append(all, time.Duration(at-dueAt(begin.UnixNano(), rate, i).UnixNano()))
+		all = append(all, time.Duration(at-rig.DueAt(begin.UnixNano(), rate, i).UnixNano()))
 	}
-	return point{Kind: incremental, Rate: rate, quantiles: newQuantiles(all), Growth: growth, Sustained: growth < rate/20 || backlog < rate}, nil
+	return point{Kind: incremental, Rate: rate, Quantiles: rig.NewQuantiles(all), Growth: growth, Sustained: growth < rate/20 || backlog < rate}, nil
 }
 
 // watch waits until all documents are clustered, or for as long again as they
 // took to arrive. It returns how fast the backlog grew in the second half of
 // their arrival, and how large it was in the end: less than a second's arrivals
 // is no backlog.
-func (o *figure7Options) watch(ctx context.Context, r *run, begin time.Time, rate float64, count int) (growth, backlog float64, err error) {
+func (o *figure7Options) watch(ctx context.Context, r *rig.Run, begin time.Time, rate float64, count int) (growth, backlog float64, err error) {
 	end := begin.Add(o.duration)
 	half := begin.Add(o.duration / 2)
 	type mark struct {
@@ -255,7 +257,7 @@ func (o *figure7Options) watch(ctx context.Context, r *run, begin time.Time, rat
 		backlog float64
 	}
 	var first, last mark
-	err = r.await(ctx, o.duration+time.Minute, func(_, committed int) bool {
+	err = r.Await(ctx, o.duration+time.Minute, func(_, committed int) bool {
 		now := time.Now()
 		m := mark{now, min(rate*now.Sub(begin).Seconds(), float64(count)) - float64(committed)}
 		switch {

@@ -1,4 +1,5 @@
-package bench
+// Package charts draws the plots of measurements.
+package charts
 
 import (
 	"bytes"
@@ -19,41 +20,48 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// A series is one set of bars or one line.
-type series struct {
-	name   string
-	colour color.Color
-	values []float64 // NaN: none
-	labels []string  // at the values; of lines only
+// A Series is one set of bars or one line.
+type Series struct {
+	Name   string
+	Colour color.Color
+	Values []float64 // NaN: none
+	Labels []string  // at the values; of lines only
 }
+
+// Colours that the colour-blind can tell apart, too.
+var (
+	IncrementalColour = color.RGBA{0x00, 0x72, 0xb2, 0xff}
+	BatchColour       = color.RGBA{0xd5, 0x5e, 0x00, 0xff}
+	LimitColour       = color.RGBA{0x80, 0x80, 0x80, 0xff}
+)
 
 // More colours that the colour-blind can tell apart.
 var (
-	rawColour   = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
-	oursColour  = incrementalColour
-	paperColour = batchColour
-	otherColour = color.RGBA{0x00, 0x9e, 0x73, 0xff}
-	goalColour  = color.RGBA{0x40, 0x40, 0x40, 0xff}
+	RawColour   = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
+	OursColour  = IncrementalColour
+	PaperColour = BatchColour
+	OtherColour = color.RGBA{0x00, 0x9e, 0x73, 0xff}
+	GoalColour  = color.RGBA{0x40, 0x40, 0x40, 0xff}
 )
 
-// A chart is what all plots of the report have.
-type chart struct {
-	file, title, x, y string
-	groups            []string // names on the X axis
-	series            []series
-	goals             []float64 // of each group, drawn across its bars; NaN: none
-	decimals          int
-	logY              bool
-	loose             bool    // points without lines between them
-	width             float64 // in centimetres; 0 is 22
+// A Chart is what all plots of the report have.
+type Chart struct {
+	File, Title, X, Y string
+	Groups            []string // names on the X axis
+	Series            []Series
+	Goals             []float64 // of each group, drawn across its bars; NaN: none
+	Decimals          int
+	LogY              bool
+	Loose             bool    // points without lines between them
+	Width             float64 // in centimetres; 0 is 22
 }
 
-func (c chart) new() *plot.Plot {
+func (c Chart) new() *plot.Plot {
 	p := plot.New()
-	p.Title.Text = c.title
+	p.Title.Text = c.Title
 	p.Title.TextStyle.Font.Size = 14
 	p.Title.Padding = vg.Points(8)
-	p.X.Label.Text, p.Y.Label.Text = c.x, c.y
+	p.X.Label.Text, p.Y.Label.Text = c.X, c.Y
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Label.TextStyle.Font.Size = 11
 		axis.Tick.Label.Font.Size = font.Length(10)
@@ -70,9 +78,9 @@ func (c chart) new() *plot.Plot {
 	return p
 }
 
-// save writes the chart into a directory.
-func (c chart) save(p *plot.Plot, dir string, suffixes ...string) error {
-	width := c.width
+// Save writes the chart into a directory.
+func (c Chart) Save(p *plot.Plot, dir string, suffixes ...string) error {
+	width := c.Width
 	if width == 0 {
 		width = 22
 	}
@@ -89,44 +97,44 @@ func (c chart) save(p *plot.Plot, dir string, suffixes ...string) error {
 		if _, err := canvas.WriteTo(&out); err != nil {
 			return fmt.Errorf("writing the plot: %w", err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, c.file+suffix), out.Bytes(), 0o666); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, c.File+suffix), out.Bytes(), 0o666); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bars draws groups of bars with their values above.
-func (c chart) bars() (*plot.Plot, error) {
+// Bars draws groups of bars with their values above.
+func (c Chart) Bars() (*plot.Plot, error) {
 	p := c.new()
-	n := len(c.series)
-	room := vg.Points(460 / float64(max(len(c.groups), 1)))
+	n := len(c.Series)
+	room := vg.Points(460 / float64(max(len(c.Groups), 1)))
 	width := min(room/vg.Length(n), vg.Points(34))
 	top := 0.0
-	for i, s := range c.series {
+	for i, s := range c.Series {
 		// A bar that is alone in its group stands in the middle of it.
 		for _, alone := range []bool{false, true} {
 			offset := (vg.Length(i) - vg.Length(n-1)/2) * width
 			if alone {
 				offset = 0
 			}
-			values, labels := make(plotter.Values, len(s.values)), plotter.XYLabels{}
-			for k, v := range s.values {
+			values, labels := make(plotter.Values, len(s.Values)), plotter.XYLabels{}
+			for k, v := range s.Values {
 				if math.IsNaN(v) || c.alone(k) != alone {
 					continue
 				}
 				values[k] = v
 				top = max(top, v)
 				labels.XYs = append(labels.XYs, plotter.XY{X: float64(k), Y: v})
-				labels.Labels = append(labels.Labels, cli.Fixed(v, c.decimals))
+				labels.Labels = append(labels.Labels, cli.Fixed(v, c.Decimals))
 			}
 			b, err := plotter.NewBarChart(values, width)
 			if err != nil {
 				return nil, err
 			}
-			b.Color, b.Offset, b.LineStyle.Width = s.colour, offset, 0
+			b.Color, b.Offset, b.LineStyle.Width = s.Colour, offset, 0
 			if !alone {
-				p.Legend.Add(s.name, b)
+				p.Legend.Add(s.Name, b)
 			}
 			if len(labels.Labels) == 0 {
 				continue
@@ -144,17 +152,17 @@ func (c chart) bars() (*plot.Plot, error) {
 		}
 	}
 	p.Add(c.goalLines(p, &top)...)
-	p.NominalX(c.groups...)
-	p.X.Min, p.X.Max = -0.6, float64(len(c.groups))-0.4
+	p.NominalX(c.Groups...)
+	p.X.Min, p.X.Max = -0.6, float64(len(c.Groups))-0.4
 	p.Y.Min, p.Y.Max = 0, top*1.1+top*0.07*float64(n+1) // room for the legend
 	return p, nil
 }
 
 // alone reports whether one series only has a value for a group.
-func (c chart) alone(k int) bool {
+func (c Chart) alone(k int) bool {
 	there := 0
-	for _, s := range c.series {
-		if k < len(s.values) && !math.IsNaN(s.values[k]) {
+	for _, s := range c.Series {
+		if k < len(s.Values) && !math.IsNaN(s.Values[k]) {
 			there++
 		}
 	}
@@ -162,8 +170,8 @@ func (c chart) alone(k int) bool {
 }
 
 // goalLines are the goals, one line across each group.
-func (c chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
-	for k, goal := range c.goals {
+func (c Chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
+	for k, goal := range c.Goals {
 		if math.IsNaN(goal) {
 			continue
 		}
@@ -172,7 +180,7 @@ func (c chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
 		if err != nil {
 			continue // two points make a line
 		}
-		line.Color, line.Width, line.Dashes = goalColour, vg.Points(1.4), []vg.Length{vg.Points(4), vg.Points(2)}
+		line.Color, line.Width, line.Dashes = GoalColour, vg.Points(1.4), []vg.Length{vg.Points(4), vg.Points(2)}
 		if len(all) == 0 {
 			p.Legend.Add("goal", line)
 		}
@@ -181,43 +189,43 @@ func (c chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
 	return all
 }
 
-// lines draws lines over the groups, which are evenly spaced.
-func (c chart) lines() (*plot.Plot, error) {
+// Lines draws lines over the groups, which are evenly spaced.
+func (c Chart) Lines() (*plot.Plot, error) {
 	p := c.new()
 	at := func(v float64) float64 {
-		if c.logY {
+		if c.LogY {
 			return math.Log10(max(v, 1e-3))
 		}
 		return v
 	}
 	low, high := math.Inf(1), math.Inf(-1)
 	shapes := []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}}
-	for i, s := range c.series {
+	for i, s := range c.Series {
 		var points plotter.XYs
 		var labels plotter.XYLabels
-		for k, v := range s.values {
+		for k, v := range s.Values {
 			if math.IsNaN(v) {
 				continue
 			}
 			at := plotter.XY{X: float64(k), Y: at(v)}
 			points = append(points, at)
 			low, high = min(low, at.Y), max(high, at.Y)
-			if k < len(s.labels) {
-				labels.XYs, labels.Labels = append(labels.XYs, at), append(labels.Labels, s.labels[k])
+			if k < len(s.Labels) {
+				labels.XYs, labels.Labels = append(labels.XYs, at), append(labels.Labels, s.Labels[k])
 			}
 		}
 		line, marks, err := plotter.NewLinePoints(points)
 		if err != nil {
 			return nil, err
 		}
-		line.Color, line.Width = s.colour, vg.Points(1.6)
-		marks.Color, marks.Shape, marks.Radius = s.colour, shapes[i%len(shapes)], vg.Points(3.5)
-		if c.loose {
+		line.Color, line.Width = s.Colour, vg.Points(1.6)
+		marks.Color, marks.Shape, marks.Radius = s.Colour, shapes[i%len(shapes)], vg.Points(3.5)
+		if c.Loose {
 			p.Add(marks)
-			p.Legend.Add(s.name, marks)
+			p.Legend.Add(s.Name, marks)
 		} else {
 			p.Add(line, marks)
-			p.Legend.Add(s.name, line, marks)
+			p.Legend.Add(s.Name, line, marks)
 		}
 		marked, err := plotter.NewLabels(labels)
 		if err != nil {
@@ -225,19 +233,19 @@ func (c chart) lines() (*plot.Plot, error) {
 		}
 		for k := range marked.TextStyle {
 			marked.TextStyle[k].Font.Size = 9
-			marked.TextStyle[k].XAlign = besides(points, k, c.loose)
+			marked.TextStyle[k].XAlign = besides(points, k, c.Loose)
 		}
 		marked.Offset = vg.Point{Y: vg.Points(7)}
 		p.Add(marked)
 	}
-	p.NominalX(c.groups...)
-	p.X.Min, p.X.Max = -0.4, float64(len(c.groups))-0.6
-	if c.logY {
-		p.Y.Tick.Marker = logTicks{}
-		p.Y.Min, p.Y.Max = math.Floor(low*2)/2-.1, high+(high-low)*.15+.12*float64(len(c.series))
+	p.NominalX(c.Groups...)
+	p.X.Min, p.X.Max = -0.4, float64(len(c.Groups))-0.6
+	if c.LogY {
+		p.Y.Tick.Marker = LogTicks{}
+		p.Y.Min, p.Y.Max = math.Floor(low*2)/2-.1, high+(high-low)*.15+.12*float64(len(c.Series))
 		return p, nil
 	}
-	p.Y.Min, p.Y.Max = 0, high*(1.12+.08*float64(len(c.series)))
+	p.Y.Min, p.Y.Max = 0, high*(1.12+.08*float64(len(c.Series)))
 	return p, nil
 }
 
@@ -263,6 +271,23 @@ func (plainTicks) Ticks(low, high float64) []plot.Tick {
 	for i := range ticks {
 		if ticks[i].Label != "" {
 			ticks[i].Label = strconv.FormatFloat(math.Round(ticks[i].Value*1e6)/1e6, 'f', -1, 64)
+		}
+	}
+	return ticks
+}
+
+// LogTicks are 1, 2 and 5 of each power of ten on an axis of logarithms, labelled
+// with plain numbers.
+type LogTicks struct{}
+
+func (LogTicks) Ticks(low, high float64) []plot.Tick {
+	var ticks []plot.Tick
+	for exp := math.Floor(low); exp <= math.Ceil(high); exp++ {
+		for _, n := range []float64{1, 2, 5} {
+			v := n * math.Pow(10, exp)
+			if at := math.Log10(v); at >= low && at <= high {
+				ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(v, 'g', 6, 64)})
+			}
 		}
 	}
 	return ticks

@@ -1,4 +1,4 @@
-package bench
+package observers
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 // The plot names its axes with units, and both files can be read.
@@ -14,11 +16,11 @@ func TestPlot(t *testing.T) {
 	t.Parallel()
 	r := figure7Report{Documents: 20_000, Hour: 2.5, Saturation: 300, Percent: 4}
 	for i, rate := range []float64{5, 40, 320, 640} {
-		at := point{Kind: incremental, Rate: rate, Percent: rate / 80, quantiles: quantiles{P5: 3, P50: 6, P95: 60}, Sustained: i < 3}
+		at := point{Kind: incremental, Rate: rate, Percent: rate / 80, Quantiles: rig.Quantiles{P5: 3, P50: 6, P95: 60}, Sustained: i < 3}
 		if !at.Sustained {
-			at.quantiles = quantiles{P5: 50, P50: 3000, P95: 7000}
+			at.Quantiles = rig.Quantiles{P5: 50, P50: 3000, P95: 7000}
 		}
-		r.Points = append(r.Points, at, point{Kind: batched, Rate: rate, Percent: rate / 80, quantiles: quantiles{P5: 600, P50: 1000, P95: 1600}, Sustained: true})
+		r.Points = append(r.Points, at, point{Kind: batched, Rate: rate, Percent: rate / 80, Quantiles: rig.Quantiles{P5: 600, P50: 1000, P95: 1600}, Sustained: true})
 	}
 	path := filepath.Join(t.TempDir(), "figure7")
 	if dir := os.Getenv("PLOT_DIR"); dir != "" { // to look at it

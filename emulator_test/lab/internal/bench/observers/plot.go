@@ -1,23 +1,17 @@
-package bench
+package observers
 
 import (
 	"fmt"
 	"image/color"
 	"math"
-	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-)
 
-// Colours that the colour-blind can tell apart, too.
-var (
-	incrementalColour = color.RGBA{0x00, 0x72, 0xb2, 0xff}
-	batchColour       = color.RGBA{0xd5, 0x5e, 0x00, 0xff}
-	limitColour       = color.RGBA{0x80, 0x80, 0x80, 0xff}
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
 )
 
 // plot writes path.svg and path.png.
@@ -31,7 +25,7 @@ func (r figure7Report) plot(path string) error {
 	// The data are logarithms: gonum's own logarithmic axes make too much room
 	// for long labels.
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.Tick.Marker = logTicks{}
+		axis.Tick.Marker = charts.LogTicks{}
 		axis.Label.TextStyle.Font.Size = 11
 		axis.Tick.Label.Font.Size = font.Length(10)
 		axis.Label.Padding = vg.Points(6)
@@ -45,8 +39,8 @@ func (r figure7Report) plot(path string) error {
 		dashes       []vg.Length
 		shape        draw.GlyphDrawer
 	}{
-		{incremental, "incremental (observers)", incrementalColour, []vg.Length{vg.Points(6), vg.Points(3)}, draw.CircleGlyph{}},
-		{batched, "batches over the whole repository", batchColour, nil, draw.BoxGlyph{}},
+		{incremental, "incremental (observers)", charts.IncrementalColour, []vg.Length{vg.Points(6), vg.Points(3)}, draw.CircleGlyph{}},
+		{batched, "batches over the whole repository", charts.BatchColour, nil, draw.BoxGlyph{}},
 	}
 	for _, l := range lines {
 		if err := r.addLine(p, l.kind, l.legend, l.colour, l.dashes, l.shape); err != nil {
@@ -118,25 +112,8 @@ func (r figure7Report) addLimit(p *plot.Plot) error {
 	if err != nil {
 		return err
 	}
-	limit.Color, limit.Width, limit.Dashes = limitColour, vg.Points(1.2), []vg.Length{vg.Points(1), vg.Points(3)}
+	limit.Color, limit.Width, limit.Dashes = charts.LimitColour, vg.Points(1.2), []vg.Length{vg.Points(1), vg.Points(3)}
 	p.Add(limit)
 	p.Legend.Add(fmt.Sprintf("observers saturated: %.3g %% per hour, %.0f documents/s", r.Percent, r.Saturation), limit)
 	return nil
-}
-
-// logTicks are 1, 2 and 5 of each power of ten on an axis of logarithms, labelled
-// with plain numbers.
-type logTicks struct{}
-
-func (logTicks) Ticks(low, high float64) []plot.Tick {
-	var ticks []plot.Tick
-	for exp := math.Floor(low); exp <= math.Ceil(high); exp++ {
-		for _, n := range []float64{1, 2, 5} {
-			v := n * math.Pow(10, exp)
-			if at := math.Log10(v); at >= low && at <= high {
-				ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(v, 'g', 6, 64)})
-			}
-		}
-	}
-	return ticks
 }

@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -20,7 +20,8 @@ type rpcs struct {
 	ScanBytes int64 `json:"scan_bytes"`
 }
 
-func (r *rpcs) all() int {
+// All is how many requests there were.
+func (r *rpcs) All() int {
 	n := 0
 	for _, m := range r.Requests {
 		n += m

@@ -1,4 +1,6 @@
-package bench
+// Package observers is lab bench observers: latency, throughput, and the paper's
+// Figure 7.
+package observers
 
 import (
 	"context"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type latencyOptions struct {
@@ -25,7 +28,8 @@ type latencyOptions struct {
 	format   cli.Format
 }
 
-func newLatencyCmd(s *cli.Streams) *cobra.Command {
+// NewLatencyCmd returns the command latency.
+func NewLatencyCmd(s *cli.Streams) *cobra.Command {
 	o := &latencyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "latency",
@@ -42,13 +46,13 @@ scan_requests_per_change, scan_rows_per_change and scan_bytes_per_change returne
 rows_passed_per_change that the scans passed over.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.rows, err = numbers("rows", o.rowsFlag, 10, 1_000_000); err != nil {
+			if o.rows, err = rig.Numbers("rows", o.rowsFlag, 10, 1_000_000); err != nil {
 				return err
 			}
 			if o.rate <= 0 || o.rate > 10_000 {
 				return cli.Usagef("--rate %g: it has to be above 0 and at most 10000", o.rate)
 			}
-			if err := errors.Join(checkDuration("duration", o.duration), checkDuration("scan-interval", o.interval)); err != nil {
+			if err := errors.Join(rig.CheckDuration("duration", o.duration), rig.CheckDuration("scan-interval", o.interval)); err != nil {
 				return err
 			}
 			return o.run(cmd.Context())
@@ -79,7 +83,7 @@ type latencyLine struct {
 	Rows    int  `json:"rows"`
 	Hints   bool `json:"hints"`
 	Changes int  `json:"changes"`
-	quantiles
+	rig.Quantiles
 	Sweeps     int64   `json:"sweeps"`
 	Requests   float64 `json:"requests_per_change"`
 	Scans      float64 `json:"scan_requests_per_change"`
@@ -92,7 +96,7 @@ func (o *latencyOptions) run(ctx context.Context) error {
 	r := latencyReport{Rate: o.rate, Interval: o.interval.Seconds(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Lines: []latencyLine{}}
 	for _, rows := range o.rows {
 		for _, hints := range []bool{true, false} {
-			progress(o.streams, "%d rows, hints %v", rows, hints)
+			rig.Progress(o.streams, "%d rows, hints %v", rows, hints)
 			line, err := o.line(ctx, rows, hints)
 			if err != nil {
 				return err
@@ -103,47 +107,42 @@ func (o *latencyOptions) run(ctx context.Context) error {
 	return cli.Print(o.streams.Out, o.format, r, r.text)
 }
 
-// progress tells on standard error what is measured next.
-func progress(s *cli.Streams, format string, args ...any) {
-	fmt.Fprintf(s.Err, "measuring: "+format+"\n", args...)
-}
-
 func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line latencyLine, err error) {
-	r, err := start(ctx, o.profiles)
+	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
 		return line, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	job := runOrder{Observer: "copy", Hints: hints, MinInterval: o.interval}
-	if err := setUp(ctx, r, rows, job); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	job := rig.RunOrder{Observer: "copy", Hints: hints, MinInterval: o.interval}
+	if err := rig.SetUp(ctx, r, rows, job); err != nil {
 		return line, err
 	}
 	workers := 2 // the second only commits changes
 	if hints {
 		workers = 1
 	}
-	if err := r.add(ctx, workers); err != nil {
+	if err := r.Add(ctx, workers); err != nil {
 		return line, err
 	}
-	if _, err := ask(r.workers[0], order{Do: "run", Run: job}); err != nil {
+	if _, err := rig.Ask(r.Workers[0], rig.Order{Do: "run", Run: job}); err != nil {
 		return line, err
 	}
 	count := min(int(o.rate*o.duration.Seconds()), rows)
 	// The worker registers and announces itself, and makes its first sweep.
 	begin := time.Now().Add(500 * time.Millisecond)
-	if _, err := ask(r.workers[workers-1], order{Do: "load", Load: loadOrder{What: "touch", Documents: rows, Count: count, Rate: o.rate, Start: begin.UnixNano(), Of: 1}}); err != nil {
+	if _, err := rig.Ask(r.Workers[workers-1], rig.Order{Do: "load", Load: rig.LoadOrder{What: "touch", Documents: rows, Count: count, Rate: o.rate, Start: begin.UnixNano(), Of: 1}}); err != nil {
 		return line, err
 	}
-	if err := r.await(ctx, 2*time.Minute, func(_, committed int) bool { return committed >= count }); err != nil {
+	if err := r.Await(ctx, 2*time.Minute, func(_, committed int) bool { return committed >= count }); err != nil {
 		return line, err
 	}
-	worker, err := ask(r.workers[0], order{Do: "stop"})
+	worker, err := rig.Ask(r.Workers[0], rig.Order{Do: "stop"})
 	if err != nil {
 		return line, err
 	}
 	loads := worker.Loads
 	if !hints {
-		a, err := ask(r.workers[1], order{Do: "stop"})
+		a, err := rig.Ask(r.Workers[1], rig.Order{Do: "stop"})
 		if err != nil {
 			return line, err
 		}
@@ -152,7 +151,7 @@ func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line l
 	return newLatencyLine(rows, hints, worker, loads), nil
 }
 
-func newLatencyLine(rows int, hints bool, worker answer, loads []loaded) latencyLine {
+func newLatencyLine(rows int, hints bool, worker rig.Answer, loads []rig.Loaded) latencyLine {
 	committed := map[string]int64{}
 	for _, l := range loads {
 		committed[l.Row] = l.At
@@ -165,8 +164,8 @@ func newLatencyLine(rows int, hints bool, worker answer, loads []loaded) latency
 	}
 	per := func(n float64) float64 { return n / float64(max(len(all), 1)) }
 	return latencyLine{
-		Rows: rows, Hints: hints, Changes: len(all), quantiles: newQuantiles(all), Sweeps: worker.Scanner.Sweeps,
-		Requests: per(float64(worker.RPCs.all())), Scans: per(float64(worker.RPCs.Scans)), ScanRows: per(float64(worker.RPCs.ScanRows)),
+		Rows: rows, Hints: hints, Changes: len(all), Quantiles: rig.NewQuantiles(all), Sweeps: worker.Scanner.Sweeps,
+		Requests: per(float64(worker.RPCs.All())), Scans: per(float64(worker.RPCs.Scans)), ScanRows: per(float64(worker.RPCs.ScanRows)),
 		ScanBytes: per(float64(worker.RPCs.ScanBytes)), RowsPassed: per(float64(worker.Scanner.Sweeps) * float64(rows)),
 	}
 }

@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 // pollEvery is how often workers are asked how far they are.
 const pollEvery = 100 * time.Millisecond
 
-// await asks the workers how far they are until done says so. It fails when
+// Await asks the workers how far they are until done says so. It fails when
 // nothing more was committed for stall.
-func (r *run) await(ctx context.Context, stall time.Duration, done func(loaded, committed int) bool) error {
+func (r *Run) Await(ctx context.Context, stall time.Duration, done func(loaded, committed int) bool) error {
 	most, since := -1, time.Now()
 	for {
 		loaded, committed, err := r.status()
@@ -28,32 +28,32 @@ func (r *run) await(ctx context.Context, stall time.Duration, done func(loaded, 
 		if time.Since(since) > stall {
 			return fmt.Errorf("nothing was done for %v; %d changes were loaded and %d runs committed by then", stall, loaded, committed)
 		}
-		if err := pause(ctx, pollEvery); err != nil {
+		if err := Pause(ctx, pollEvery); err != nil {
 			return err
 		}
 	}
 }
 
 // status sums up how far the workers are.
-func (r *run) status() (loaded, committed int, err error) {
-	answers, err := r.all(func(int) order { return order{Do: "status"} })
+func (r *Run) status() (loaded, committed int, err error) {
+	answers, err := r.All(func(int) Order { return Order{Do: "status"} })
 	for _, a := range answers {
 		loaded, committed = loaded+a.Loaded, committed+a.Committed
 	}
 	return loaded, committed, err
 }
 
-// stopAll ends what the workers do, and sums it up.
-func (r *run) stopAll() (answer, error) {
-	answers, err := r.all(func(int) order { return order{Do: "stop"} })
-	var sum answer
+// StopAll ends what the workers do, and sums it up.
+func (r *Run) StopAll() (Answer, error) {
+	answers, err := r.All(func(int) Order { return Order{Do: "stop"} })
+	var sum Answer
 	for _, a := range answers {
 		sum.add(a)
 	}
 	return sum, err
 }
 
-func (a *answer) add(b answer) {
+func (a *Answer) add(b Answer) {
 	a.Committed += b.Committed
 	a.Loaded += b.Loaded
 	a.Done = append(a.Done, b.Done...)

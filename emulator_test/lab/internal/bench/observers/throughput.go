@@ -1,4 +1,4 @@
-package bench
+package observers
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type throughputOptions struct {
@@ -25,7 +26,8 @@ type throughputOptions struct {
 	format      cli.Format
 }
 
-func newThroughputCmd(s *cli.Streams) *cobra.Command {
+// NewThroughputCmd returns the command throughput.
+func NewThroughputCmd(s *cli.Streams) *cobra.Command {
 	o := &throughputOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "throughput",
@@ -43,7 +45,7 @@ left_to_others (cells that another worker had locked), teleports,
 requests_per_change to Bigtable.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.workers, err = numbers("workers", o.workersFlag, 1, 32); err != nil {
+			if o.workers, err = rig.Numbers("workers", o.workersFlag, 1, 32); err != nil {
 				return err
 			}
 			if o.rows < 10 || o.rows > 1_000_000 {
@@ -96,14 +98,14 @@ type throughputLine struct {
 }
 
 func (o *throughputOptions) run(ctx context.Context) error {
-	r := throughputReport{Rows: o.rows, Changes: o.changes, Work: ms(o.work), CPUs: runtime.NumCPU(), Go: runtime.Version(), Lines: []throughputLine{}}
+	r := throughputReport{Rows: o.rows, Changes: o.changes, Work: rig.MS(o.work), CPUs: runtime.NumCPU(), Go: runtime.Version(), Lines: []throughputLine{}}
 	for _, workers := range o.workers {
 		for _, locks := range []bool{true, false} {
 			for _, teleport := range []bool{true, false} {
 				if !teleport && workers == 1 {
 					continue // there is nobody to meet
 				}
-				progress(o.streams, "%s, locks %v, teleport %v", cli.Count(workers, "worker"), locks, teleport)
+				rig.Progress(o.streams, "%s, locks %v, teleport %v", cli.Count(workers, "worker"), locks, teleport)
 				line, err := o.line(ctx, workers, locks, teleport)
 				if err != nil {
 					return err
@@ -116,34 +118,34 @@ func (o *throughputOptions) run(ctx context.Context) error {
 }
 
 func (o *throughputOptions) line(ctx context.Context, workers int, locks, teleport bool) (line throughputLine, err error) {
-	r, err := start(ctx, o.profiles)
+	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
 		return line, err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	job := runOrder{Observer: "copy", Locks: locks, NoTeleport: !teleport, Work: o.work}
-	if err := setUp(ctx, r, o.rows, job); err != nil {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	job := rig.RunOrder{Observer: "copy", Locks: locks, NoTeleport: !teleport, Work: o.work}
+	if err := rig.SetUp(ctx, r, o.rows, job); err != nil {
 		return line, err
 	}
-	if err := r.add(ctx, workers); err != nil {
+	if err := r.Add(ctx, workers); err != nil {
 		return line, err
 	}
-	if _, err := r.all(func(i int) order {
-		return order{Do: "load", Load: loadOrder{What: "touch", Documents: o.rows, Count: o.changes, Index: i, Of: workers}}
+	if _, err := r.All(func(i int) rig.Order {
+		return rig.Order{Do: "load", Load: rig.LoadOrder{What: "touch", Documents: o.rows, Count: o.changes, Index: i, Of: workers}}
 	}); err != nil {
 		return line, err
 	}
-	if err := r.await(ctx, time.Minute, func(loaded, _ int) bool { return loaded >= o.changes }); err != nil {
+	if err := r.Await(ctx, time.Minute, func(loaded, _ int) bool { return loaded >= o.changes }); err != nil {
 		return line, err
 	}
 	began := time.Now()
-	if _, err := r.all(func(int) order { return order{Do: "run", Run: job} }); err != nil {
+	if _, err := r.All(func(int) rig.Order { return rig.Order{Do: "run", Run: job} }); err != nil {
 		return line, err
 	}
-	if err := r.await(ctx, time.Minute, func(_, committed int) bool { return committed >= o.changes }); err != nil {
+	if err := r.Await(ctx, time.Minute, func(_, committed int) bool { return committed >= o.changes }); err != nil {
 		return line, err
 	}
-	sum, err := r.stopAll()
+	sum, err := r.StopAll()
 	if err != nil {
 		return line, err
 	}
@@ -158,7 +160,7 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 		LostRaces: sum.Worker.LostRaces, Conflicts: sum.Worker.Conflicts, Vain: sum.Vain.Seconds(),
 		VainShare: sum.Vain.Seconds() / (sum.Vain + sum.Useful + sum.Looks).Seconds(),
 		Looks:     sum.Worker.Acknowledged, Left: sum.Worker.Locked, Teleports: sum.Scanner.Teleports,
-		Requests: float64(sum.RPCs.all()) / float64(o.changes),
+		Requests: float64(sum.RPCs.All()) / float64(o.changes),
 	}, nil
 }
 

@@ -1,4 +1,4 @@
-package bench
+package rig
 
 import (
 	"context"
@@ -20,19 +20,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// An order is a line of json that a worker process reads; it answers each with
+// An Order is a line of json that a worker process reads; it answers each with
 // a line of json.
-type order struct {
+type Order struct {
 	// Do is run, load, status, stop, batch or measure.
 	Do    string
-	Run   runOrder
-	Load  loadOrder
-	Batch batchOrder
-	Task  task
+	Run   RunOrder
+	Load  LoadOrder
+	Batch BatchOrder
+	Task  Task
 }
 
-// A runOrder starts a worker with one observer.
-type runOrder struct {
+// A RunOrder starts a worker with one observer.
+type RunOrder struct {
 	Observer    string // copy or cluster
 	Hints       bool
 	Locks       bool // advisory locks in the metadata table
@@ -42,21 +42,21 @@ type runOrder struct {
 	MaxInterval time.Duration
 }
 
-// An answer is what a worker process says. Lists are in answers to stop only.
-type answer struct {
+// An Answer is what a worker process says. Lists are in answers to stop only.
+type Answer struct {
 	Error     string
 	Committed int // runs
 	Loaded    int
 	Done      []done
-	Loads     []loaded
+	Loads     []Loaded
 	Worker    notify.Stats
 	Scanner   notify.ScannerStats
 	RPCs      rpcs
 	// Useful is the time spent in runs that committed, Vain in those that did
 	// not, and Looks in looks that found nothing to do.
 	Useful, Vain, Looks time.Duration
-	Batches             []batch
-	Measured            measured
+	Batches             []Batch
+	Measured            Measured
 }
 
 // done says when an observer's run for a row was committed, by the clock.
@@ -82,7 +82,7 @@ type worker struct {
 	stopLoading context.CancelFunc
 	mu          sync.Mutex
 	failed      error // of loading
-	answer      answer
+	answer      Answer
 	snapshot    *txn.Snapshot // see shared
 }
 
@@ -119,7 +119,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, benchProject, benchInstance)
+	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
@@ -130,7 +130,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	}
 	switch oracle {
 	case "":
-	case localOracle:
+	case LocalOracle:
 		w.config.Oracle = tso.NewLocal(tso.LocalConfig{})
 	default:
 		if w.oracle, err = tso.NewClient(tso.ClientConfig{Addresses: []string{oracle}, DialOptions: lateDialer(delay)}); err != nil {
@@ -142,7 +142,7 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	defer w.close(ctx)
 	orders, answers := json.NewDecoder(s.In), json.NewEncoder(s.Out)
 	for {
-		var o order
+		var o Order
 		if err := orders.Decode(&o); err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
@@ -159,17 +159,17 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	}
 }
 
-func (w *worker) do(ctx context.Context, o order) (answer, error) {
+func (w *worker) do(ctx context.Context, o Order) (Answer, error) {
 	if w.client == nil && o.Do != "batch" {
 		c, err := txn.NewClient(ctx, w.bt, w.config)
 		if err != nil {
-			return answer{}, err
+			return Answer{}, err
 		}
 		w.client = c
 	}
 	switch o.Do {
 	case "run":
-		return answer{}, w.run(ctx, o.Run)
+		return Answer{}, w.run(ctx, o.Run)
 	case "load":
 		lctx, stop := context.WithCancel(ctx)
 		w.stopLoading = stop
@@ -181,17 +181,17 @@ func (w *worker) do(ctx context.Context, o order) (answer, error) {
 				w.failed = errors.Join(w.failed, err)
 			}
 		})
-		return answer{}, nil
+		return Answer{}, nil
 	case "status":
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return answer{Committed: len(w.answer.Done), Loaded: len(w.answer.Loads)}, w.failed
+		return Answer{Committed: len(w.answer.Done), Loaded: len(w.answer.Loads)}, w.failed
 	case "batch":
 		batches, err := w.batches(ctx, o.Batch)
-		return answer{Batches: batches}, err
+		return Answer{Batches: batches}, err
 	case "measure":
 		m, err := w.measure(ctx, o.Task)
-		return answer{Measured: m}, err
+		return Answer{Measured: m}, err
 	case "stop":
 		if w.stopLoading != nil {
 			w.stopLoading() // what is late by now is left out
@@ -206,14 +206,14 @@ func (w *worker) do(ctx context.Context, o order) (answer, error) {
 			a.Worker, a.Scanner = w.runner.Stats(), w.scanner.Stats()
 		}
 		a.RPCs = w.rpcs.take()
-		w.answer = answer{}
+		w.answer = Answer{}
 		return a, errors.Join(w.failed, err)
 	}
-	return answer{}, fmt.Errorf("unknown order %q", o.Do)
+	return Answer{}, fmt.Errorf("unknown order %q", o.Do)
 }
 
-// run starts a worker in the background.
-func (w *worker) run(ctx context.Context, o runOrder) error {
+// Run starts a worker in the background.
+func (w *worker) run(ctx context.Context, o RunOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
 	if o.Locks {
@@ -273,3 +273,6 @@ func (w *worker) event(e notify.Event) {
 		w.answer.Vain += e.Duration
 	}
 }
+
+// LocalOracle stands for the address of an oracle: timestamps come from memory.
+const LocalOracle = "local"

@@ -1,4 +1,11 @@
-package bench
+// Package rig is the processes of a measurement, and what they do.
+//
+// A Run (processes.go) starts an emulator, or a stub of it (stub.go), an oracle
+// (oracle.go) and workers (worker.go), which count their requests (rpcs.go) and may
+// be put behind a slow network (link.go). Workers run observers (load.go, batch.go,
+// await.go) or carry out tasks (measure.go) that repeat an operation (operations.go,
+// bank.go, brokerage.go) on tables that tables.go makes.
+package rig
 
 import (
 	"bufio"
@@ -21,48 +28,53 @@ import (
 
 // Every emulator is of one run, so that names may be the same in all.
 const (
-	benchProject  = "bench"
-	benchInstance = "bench"
+	Project  = "bench"
+	Instance = "bench"
 )
 
 // endTimeout is how long a process has for ending once it was told to.
 const endTimeout = 30 * time.Second
 
-// A run is the processes of one measurement.
-type run struct {
+// A Run is the processes of one measurement.
+type Run struct {
 	// profiles is where processes write CPU profiles; empty for none.
 	profiles string
 
 	emulator  *child.Process
-	address   string
+	Address   string
 	oracle    *child.Process // of a served oracle; nil: direct mode
-	served    string         // its address
-	delay     time.Duration  // of each request of the workers
-	noLatches bool           // workers do without them
-	workers   []*child.Process
+	Served    string         // its address
+	Delay     time.Duration  // of each request of the workers
+	NoLatches bool           // workers do without them
+	Workers   []*child.Process
 }
 
-// start starts the emulator.
-func start(ctx context.Context, profiles string) (*run, error) {
-	return startServer(ctx, profiles, "emulator")
+// Commands are those that a Run starts its processes with; they are below bench.
+func Commands(s *cli.Streams) []*cobra.Command {
+	return []*cobra.Command{newWorkerCmd(s), newEmulatorCmd(s), newOracleCmd(s), newStubCmd(s)}
 }
 
-// startServer starts the emulator, or what stands in for it.
-func startServer(ctx context.Context, profiles, command string) (*run, error) {
-	r := &run{profiles: profiles}
+// Start starts the emulator.
+func Start(ctx context.Context, profiles string) (*Run, error) {
+	return StartServer(ctx, profiles, "emulator")
+}
+
+// StartServer starts the emulator, or what stands in for it.
+func StartServer(ctx context.Context, profiles, command string) (*Run, error) {
+	r := &Run{profiles: profiles}
 	p, err := r.spawn(ctx, "emulator", command)
 	if err != nil {
 		return nil, err
 	}
 	r.emulator = p
-	if r.address, err = p.Line(); err != nil {
-		return nil, errors.Join(err, r.close())
+	if r.Address, err = p.Line(); err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
 }
 
 // spawn starts this program as lab bench args.
-func (r *run) spawn(ctx context.Context, name string, args ...string) (*child.Process, error) {
+func (r *Run) spawn(ctx context.Context, name string, args ...string) (*child.Process, error) {
 	args = append([]string{"bench"}, args...)
 	if r.profiles != "" {
 		args = append(args, "--cpu-profile", filepath.Join(r.profiles, name+".pprof"))
@@ -70,9 +82,9 @@ func (r *run) spawn(ctx context.Context, name string, args ...string) (*child.Pr
 	return child.Start(ctx, child.Config{Name: name, Args: args})
 }
 
-// ask sends a worker an order and reads its answer.
-func ask(p *child.Process, o order) (answer, error) {
-	var a answer
+// Ask sends a worker an order and reads its answer.
+func Ask(p *child.Process, o Order) (Answer, error) {
+	var a Answer
 	err := p.Ask(o, &a)
 	if err == nil && a.Error != "" {
 		err = errors.New(a.Error)
@@ -88,34 +100,34 @@ func end(p *child.Process) error {
 	return nil
 }
 
-// add starts worker processes.
-func (r *run) add(ctx context.Context, n int) error {
+// Add starts worker processes.
+func (r *Run) Add(ctx context.Context, n int) error {
 	for range n {
-		args := []string{"worker", "--emulator", r.address, "--oracle", r.served, "--delay", r.delay.String(), fmt.Sprint("--no-latches=", r.noLatches)}
-		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.workers)), args...)
+		args := []string{"worker", "--emulator", r.Address, "--oracle", r.Served, "--delay", r.Delay.String(), fmt.Sprint("--no-latches=", r.NoLatches)}
+		p, err := r.spawn(ctx, fmt.Sprint("worker", len(r.Workers)), args...)
 		if err != nil {
 			return err
 		}
-		r.workers = append(r.workers, p)
+		r.Workers = append(r.Workers, p)
 	}
 	return nil
 }
 
-// all sends orders to all workers at a time, and returns their answers.
-func (r *run) all(orderOf func(i int) order) ([]answer, error) {
-	answers, errs := make([]answer, len(r.workers)), make([]error, len(r.workers))
+// All sends orders to all workers at a time, and returns their answers.
+func (r *Run) All(orderOf func(i int) Order) ([]Answer, error) {
+	answers, errs := make([]Answer, len(r.Workers)), make([]error, len(r.Workers))
 	var wg sync.WaitGroup
-	for i, p := range r.workers {
-		wg.Go(func() { answers[i], errs[i] = ask(p, orderOf(i)) })
+	for i, p := range r.Workers {
+		wg.Go(func() { answers[i], errs[i] = Ask(p, orderOf(i)) })
 	}
 	wg.Wait()
 	return answers, errors.Join(errs...)
 }
 
-// close ends all processes, the emulator last.
-func (r *run) close() error {
+// Close ends all processes, the emulator last.
+func (r *Run) Close() error {
 	var errs []error
-	for _, p := range r.workers {
+	for _, p := range r.Workers {
 		errs = append(errs, end(p))
 	}
 	if r.oracle != nil {
@@ -125,12 +137,12 @@ func (r *run) close() error {
 }
 
 // connect connects to the emulator.
-func (r *run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
-	conn, err := txntest.Dial(r.address)
+func (r *Run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+	conn, err := txntest.Dial(r.Address)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, benchProject, benchInstance)
+	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, conn.Close())
 	}
