@@ -9,8 +9,36 @@ import (
 	"os"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )
+
+// Consent is how a command that changes something comes by a yes: by --yes, by
+// asking, or, with --dry-run, not at all.
+type Consent struct{ Yes, DryRun bool }
+
+// Add adds the flags to a command.
+func (c *Consent) Add(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&c.Yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&c.DryRun, "dry-run", false, "show the plan and change nothing")
+}
+
+// Ask shows a plan and reports whether to carry it out. With --dry-run the plan is
+// what the command prints, and the answer is no. Otherwise it goes to standard error,
+// and the question is asked; there is none where the plan changes nothing.
+func (c *Consent) Ask(ctx context.Context, s *Streams, f Format, plan any, text func(io.Writer) error, question string) (bool, error) {
+	if c.DryRun {
+		return false, Print(s.Out, f, plan, text)
+	}
+	if err := text(s.Err); err != nil {
+		return false, err
+	}
+	if question == "" {
+		return true, nil
+	}
+	err := Confirm(ctx, s, c.Yes, question)
+	return err == nil, err
+}
 
 var errNoTerminal = Usagef("it changes data, and there is no terminal to ask at: add --yes to go ahead, or --dry-run to see the plan only")
 

@@ -37,14 +37,6 @@ something is stuck.`,
 		newListCmd(s), newWaitCmd(s), newReplayCmd(s), newParkCmd(s), newDropCmd(s), newSendCmd(s), newBackfillCmd(s))
 }
 
-// writeFlags are those of what changes something.
-type writeFlags struct{ yes, dryRun bool }
-
-func (f *writeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show the plan and change nothing")
-}
-
 // observerFlag adds --observer with its completion.
 func observerFlag(cmd *cobra.Command, flags *session.Flags, id *string, usage string) {
 	cmd.Flags().StringVar(id, "observer", "", usage)

@@ -20,7 +20,7 @@ type parkOptions struct {
 	cell     txn.Cell
 	observer string
 	reason   string
-	write    writeFlags
+	consent  cli.Consent
 	format   cli.Format
 }
 
@@ -49,7 +49,7 @@ effect then. Exit status 3: there is nothing the observer has still to do.`,
 	o.flags.Add(cmd, pointTimeout)
 	observerFlag(cmd, &o.flags, &o.observer, "the observer that is not to run for the change any more")
 	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "what the dead letter says, where no run has failed yet")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -93,16 +93,10 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	d := o.letter(seen)
 	p := &parked{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
 		Cell: o.cell.String(), Observer: o.observer, ChangeTS: d.ChangeTS, Attempts: d.Attempts, Error: d.Error, Others: o.others(seen),
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, p, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Park it in %s?", s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, fmt.Sprintf("Park it in %s?", s.Where)); !ok {
 		return err
 	}
 	if err := o.park(ctx, s, seen, d); err != nil {

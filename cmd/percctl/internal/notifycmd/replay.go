@@ -11,11 +11,11 @@ import (
 )
 
 type replayOptions struct {
-	flags  session.Flags
-	chosen choice
-	all    bool
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	all     bool
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newReplayCmd(s *cli.Streams) *cobra.Command {
@@ -50,7 +50,7 @@ run it again.`,
 	o.flags.Add(cmd, walkTimeout)
 	observerFlag(cmd, &o.flags, &o.chosen.observer, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -60,14 +60,14 @@ func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", s.Client().Replay)
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "replayed", s.Client().Replay)
 }
 
 type dropOptions struct {
-	flags  session.Flags
-	chosen choice
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newDropCmd(s *cli.Streams) *cobra.Command {
@@ -91,7 +91,7 @@ cell changes again: the observer runs then as ever, for the newest state.`,
 	}
 	o.flags.Add(cmd, pointTimeout)
 	observerFlag(cmd, &o.flags, &o.chosen.observer, "the observer that failed")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -101,5 +101,5 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", s.Client().DropDeadLetter)
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", s.Client().DropDeadLetter)
 }

@@ -17,7 +17,7 @@ type sendOptions struct {
 	streams *cli.Streams
 	flags   session.Flags
 	cells   []txn.Cell
-	write   writeFlags
+	consent cli.Consent
 	format  cli.Format
 }
 
@@ -45,7 +45,7 @@ no observer.`,
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -89,7 +89,7 @@ func toRun(observers []string, weak bool) string {
 }
 
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
-	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun, Cells: []sentCell{}}
+	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Cells: []sentCell{}}
 	for _, cell := range o.cells {
 		if err := s.Use(ctx, cell.Table); err != nil {
 			return err
@@ -100,13 +100,7 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		r.Cells = append(r.Cells, sentCell{cell.String(), append([]string{}, col.Observers...), col.Weak})
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.text)
-	}
-	if err := r.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.text, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); !ok {
 		return err
 	}
 	if err := s.Client().Notify(ctx, o.cells...); err != nil {

@@ -18,12 +18,12 @@ import (
 )
 
 type applyOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	file        string
-	maxAge      time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	file    string
+	maxAge  time.Duration
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newApplyCmd(s *cli.Streams) *cobra.Command {
@@ -57,8 +57,7 @@ changed; plan again.`,
 	}
 	o.flags.Add(cmd, 0)
 	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "refuse a plan that is older, in oracle time")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -129,17 +128,13 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	if err := s.Use(ctx, p.Tables...); err != nil {
 		return err
 	}
-	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.dryRun, Planned: len(repairs), Changed: []item{}}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, done, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
+	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.consent.DryRun, Planned: len(repairs), Changed: []item{}}
+	question := ""
 	if len(repairs) > 0 {
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)); err != nil {
-			return err
-		}
+		question = fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)
+	}
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, done, p.text, question); !ok {
+		return err
 	}
 	var failed error
 	for i, r := range repairs {

@@ -23,7 +23,7 @@ type adoptOptions struct {
 	clearPolicies bool
 	whole         bool
 	sample        int
-	yes, dryRun   bool
+	consent       cli.Consent
 	format        cli.Format
 	cbt           bool
 	terraform     bool
@@ -75,17 +75,12 @@ adopt finds that done, and writes the schema record.`,
 	f.StringArrayVar(&o.observed, "observed", nil, "columns whose commits set notify cells, family:qualifier, separated by commas")
 	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that add the families and clear the policies, and change nothing")
 	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table with them, and change nothing")
-	addConfirmation(cmd, &o.yes, &o.dryRun)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
 
 var metadataFamilies = strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ")
-
-func addConfirmation(cmd *cobra.Command, yes, dryRun *bool) {
-	cmd.Flags().BoolVarP(yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(dryRun, "dry-run", false, "show the plan and change nothing")
-}
 
 func (o *adoptOptions) parse() error {
 	if o.sample <= 0 {
@@ -133,7 +128,7 @@ type adoption struct {
 func (o *adoptOptions) result(p *txn.AdoptionPlan) *adoption {
 	a := &adoption{
 		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, Table: o.table, MetadataTable: o.flags.Connect.MetadataTable,
-		DryRun: o.dryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
+		DryRun: o.consent.DryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
 		Rows: p.Rows, Whole: p.Whole, Adopted: p.Adopted, AdoptedTS: p.AdoptedTS, AdoptedTime: cli.Time(p.AdoptedTS),
 	}
 	for _, f := range p.Families {
@@ -205,7 +200,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	if (o.cbt || o.terraform) && len(plan.Refusals) == 0 {
 		return o.print(a)
 	}
-	if o.dryRun || plan.Adopted || len(plan.Refusals) > 0 {
+	if o.consent.DryRun || plan.Adopted || len(plan.Refusals) > 0 {
 		if err := cli.Print(o.streams.Out, o.format, a, a.text); err != nil {
 			return err
 		}
@@ -214,10 +209,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		return nil
 	}
-	if err := a.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, a, a.text, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
 	if err := txn.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
