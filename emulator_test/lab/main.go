@@ -3,8 +3,6 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
@@ -17,20 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/traces"
 )
 
-func main() {
-	os.Exit(execute())
-}
-
-func execute() int {
-	s := cli.System()
-	stop, err := telemetry.Start(context.Background(), program.Name, s.Err)
-	if err != nil {
-		fmt.Fprintf(s.Err, "lab: %v\n", err)
-		return cli.ExitUsage
-	}
-	defer stop()
-	return program.Main(os.Args[1:], s)
-}
+func main() { os.Exit(telemetry.Main(program)) }
 
 var program = cli.Program{
 	Name:  "lab",

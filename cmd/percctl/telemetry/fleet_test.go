@@ -3,7 +3,6 @@ package telemetry_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -29,15 +28,7 @@ import (
 // TestMain lets this program be percctl demo, and the processes that it starts.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "demo" {
-		s := cli.System()
-		stop, err := telemetry.Start(context.Background(), "percctl", s.Err)
-		if err != nil {
-			fmt.Fprintln(s.Err, err)
-			os.Exit(cli.ExitUsage)
-		}
-		code := cli.Program{Name: "percctl", Commands: []cli.Command{demo.NewCmd}}.Main(os.Args[1:], s)
-		stop()
-		os.Exit(code)
+		os.Exit(telemetry.Main(cli.Program{Name: "percctl", Commands: []cli.Command{demo.NewCmd}}))
 	}
 	os.Exit(m.Run())
 }

@@ -22,6 +22,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 const (
@@ -31,6 +33,19 @@ const (
 	// flushTimeout bounds how long the end of a process waits for a back end.
 	flushTimeout = 5 * time.Second
 )
+
+// Main runs a program with the process's arguments and the telemetry that the
+// environment asks for, and returns its exit code.
+func Main(p cli.Program) int {
+	s := cli.System()
+	stop, err := Start(context.Background(), p.Name, s.Err)
+	if err != nil {
+		fmt.Fprintf(s.Err, "%s: %v\n", p.Name, err)
+		return cli.ExitUsage
+	}
+	defer stop()
+	return p.Main(os.Args[1:], s)
+}
 
 // Start installs what the environment asks for as the process's providers:
 //

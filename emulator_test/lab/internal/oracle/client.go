@@ -45,28 +45,13 @@ type result struct {
 type client struct {
 	emulator string
 	servers  []string
-	profile  string
 }
 
 func newClientCmd(s *cli.Streams) *cobra.Command {
 	c := &client{}
-	cmd := &cobra.Command{
-		Use:    "client",
-		Short:  "A client process of the benchmark",
-		Hidden: true,
-		Args:   cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			stop, err := cli.StartProfile(c.profile)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			return c.run(cmd.Context(), s)
-		},
-	}
+	cmd := rig.ProcessCmd("client", "A client process of the benchmark", func(ctx context.Context) error { return c.run(ctx, s) })
 	cmd.Flags().StringVar(&c.emulator, "emulator", "", "address of the emulator")
 	cmd.Flags().StringSliceVar(&c.servers, "server", nil, "addresses of the servers")
-	cmd.Flags().StringVar(&c.profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
 }
 

@@ -38,23 +38,11 @@ func (r *Run) Serve(ctx context.Context) error {
 // newOracleCmd is the process of a served oracle: it prints its address, and
 // ends with its standard input.
 func newOracleCmd(s *cli.Streams) *cobra.Command {
-	var emulator, profile string
-	cmd := &cobra.Command{
-		Use:    "oracle",
-		Short:  "The oracle process of a measurement",
-		Hidden: true,
-		Args:   cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			stop, err := cli.StartProfile(profile)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			return serveOracle(cmd.Context(), s, emulator)
-		},
-	}
+	var emulator string
+	cmd := ProcessCmd("oracle", "The oracle process of a measurement", func(ctx context.Context) error {
+		return serveOracle(ctx, s, emulator)
+	})
 	cmd.Flags().StringVar(&emulator, "emulator", "", "address of the emulator")
-	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
 }
 

@@ -149,13 +149,12 @@ func (r *Run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminCli
 	return bt, admin, func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }, nil
 }
 
-// newEmulatorCmd is the emulator's process: it prints its address, and for each
-// line that it reads the CPU time it has used, and ends with its standard input.
-func newEmulatorCmd(s *cli.Streams) *cobra.Command {
+// ProcessCmd is the command of one kind of process, which may be profiled.
+func ProcessCmd(use, short string, run func(ctx context.Context) error) *cobra.Command {
 	var profile string
 	cmd := &cobra.Command{
-		Use:    "emulator",
-		Short:  "The emulator process of a measurement",
+		Use:    use,
+		Short:  short,
 		Hidden: true,
 		Args:   cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -164,17 +163,25 @@ func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 				return err
 			}
 			defer stop()
-			e, err := txntest.StartEmulator("127.0.0.1:0")
-			if err != nil {
-				return err
-			}
-			defer e.Close()
-			fmt.Fprintln(s.Out, e.Addr())
-			return tellCPU(s)
+			return run(cmd.Context())
 		},
 	}
 	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
+}
+
+// newEmulatorCmd is the emulator's process: it prints its address, and for each
+// line that it reads the CPU time it has used, and ends with its standard input.
+func newEmulatorCmd(s *cli.Streams) *cobra.Command {
+	return ProcessCmd("emulator", "The emulator process of a measurement", func(context.Context) error {
+		e, err := txntest.StartEmulator("127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		fmt.Fprintln(s.Out, e.Addr())
+		return tellCPU(s)
+	})
 }
 
 // tellCPU answers each line with the CPU time that this process has used, until

@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -16,30 +17,16 @@ const stubTS = 1_700_000_000_000_000
 
 // newStubCmd is the stub's process, as newEmulatorCmd is the emulator's.
 func newStubCmd(s *cli.Streams) *cobra.Command {
-	var profile string
-	cmd := &cobra.Command{
-		Use:    "stub",
-		Short:  "The stub process of a measurement",
-		Hidden: true,
-		Args:   cli.NoArgs,
-		RunE: func(*cobra.Command, []string) (err error) {
-			stop, err := cli.StartProfile(profile)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			columns := []txn.Column{{Family: Family, Qualifier: ColumnOf(0)}}
-			stub, err := txntest.StartStub("127.0.0.1:0",
-				txntest.StubTable{Name: "cells", Columns: columns, Value: make([]byte, 100), CommitTS: stubTS},
-				txntest.StubTable{Name: "cells-raw", Columns: columns, Value: make([]byte, 100)})
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, stub.Close()) }()
-			fmt.Fprintln(s.Out, stub.Addr())
-			return tellCPU(s)
-		},
-	}
-	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
-	return cmd
+	return ProcessCmd("stub", "The stub process of a measurement", func(context.Context) (err error) {
+		columns := []txn.Column{{Family: Family, Qualifier: ColumnOf(0)}}
+		stub, err := txntest.StartStub("127.0.0.1:0",
+			txntest.StubTable{Name: "cells", Columns: columns, Value: make([]byte, 100), CommitTS: stubTS},
+			txntest.StubTable{Name: "cells-raw", Columns: columns, Value: make([]byte, 100)})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stub.Close()) }()
+		fmt.Fprintln(s.Out, stub.Addr())
+		return tellCPU(s)
+	})
 }

@@ -87,28 +87,16 @@ type worker struct {
 }
 
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
-	var emulator, oracle, profile string
+	var emulator, oracle string
 	var delay time.Duration
 	var noLatches bool
-	cmd := &cobra.Command{
-		Use:    "worker",
-		Short:  "A worker process of a measurement",
-		Hidden: true,
-		Args:   cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			stop, err := cli.StartProfile(profile)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			return serveOrders(cmd.Context(), s, emulator, oracle, delay, noLatches)
-		},
-	}
+	cmd := ProcessCmd("worker", "A worker process of a measurement", func(ctx context.Context) error {
+		return serveOrders(ctx, s, emulator, oracle, delay, noLatches)
+	})
 	cmd.Flags().StringVar(&emulator, "emulator", "", "address of the emulator")
 	cmd.Flags().StringVar(&oracle, "oracle", "", "address of the oracle's server; direct mode if it is empty")
 	cmd.Flags().DurationVar(&delay, "delay", 0, "how long each request takes, beside what it takes")
 	cmd.Flags().BoolVar(&noLatches, "no-latches", false, "let transactions of one client not queue for cells, nor remember commits")
-	cmd.Flags().StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	return cmd
 }
 

@@ -2,8 +2,6 @@ package traces
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"os"
 	"testing"
 
@@ -13,21 +11,9 @@ import (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "traces" {
-		os.Exit(runProgram())
+		os.Exit(telemetry.Main(cli.Program{Name: "lab", Commands: []cli.Command{NewCmd}}))
 	}
 	os.Exit(m.Run())
-}
-
-// runProgram is lab traces process.
-func runProgram() int {
-	s := cli.System()
-	stop, err := telemetry.Start(context.Background(), "lab", s.Err)
-	if err != nil {
-		fmt.Fprintln(s.Err, err)
-		return cli.ExitUsage
-	}
-	defer stop()
-	return cli.Program{Name: "lab", Commands: []cli.Command{NewCmd}}.Main(os.Args[1:], s)
 }
 
 // The tree of a commit, an observer's links to its triggers and a resolver's to
