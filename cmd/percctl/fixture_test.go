@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -85,7 +86,7 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 // $DEAD and so on. Every script ends with the consistency check.
 func runScripts(t *testing.T, dir string, fill func(*fixture, context.Context) error, cmds map[string]func(*testscript.TestScript, bool, []string)) {
 	testscript.Run(t, testscript.Params{
-		Files:               scripts(t, dir),
+		Files:               clitest.Scripts(t, dir),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			ctx := context.Background()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -193,5 +194,5 @@ func runObservers(f *fixture) error {
 // leaves.
 func TestNotify(t *testing.T) {
 	t.Parallel()
-	runScripts(t, "testdata/notify", (*fixture).observe, map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "dump": dumpTo, "work": work})
+	runScripts(t, "testdata/notify", (*fixture).observe, map[string]func(*testscript.TestScript, bool, []string){"exits": clitest.Exits, "dump": dumpTo, "work": work})
 }

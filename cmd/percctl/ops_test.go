@@ -8,6 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -15,8 +16,8 @@ import (
 func TestOps(t *testing.T) {
 	t.Parallel()
 	runScripts(t, "testdata/ops", (*fixture).fill, map[string]func(*testscript.TestScript, bool, []string){
-		"exits":  exits,
-		"until":  until,
+		"exits":  clitest.Exits,
+		"until":  clitest.Until,
 		"dump":   dumpTo,
 		"damage": damage,
 		"policy": policy,

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // TestDeclaredOutputs: commands print what they declare with cli.Prints, and
@@ -38,7 +38,7 @@ func TestDeclaredOutputs(t *testing.T) {
 				args = append(args, "--embedded")
 			}
 			var out, errs bytes.Buffer
-			code := cli.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs}, commands()...)
+			code := program.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
 			if out.Len() == 0 {
 				t.Fatalf("exit code %d, and no output: %s", code, errs.String())
 			}

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/capacity"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 var update = flag.Bool("update", false, "write docs/reference again")

@@ -1,5 +1,5 @@
 // Package workload has what clients do over and over while everything around
-// them fails, and what has to be true of it all the same. Tests and percctl soak
+// them fails, and what has to be true of it all the same. Tests and lab soak
 // run the same workloads.
 package workload
 

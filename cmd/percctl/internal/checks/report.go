@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // A Report is the result of all checks.

@@ -12,7 +12,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"

@@ -21,9 +21,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 

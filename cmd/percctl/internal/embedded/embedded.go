@@ -11,9 +11,6 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -147,7 +144,7 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	life := &life{diesAt: diesAt, died: cancel}
-	bt, _, err := d.open(ctx, life.dialOptions()...)
+	bt, _, err := d.open(ctx, txntest.ChooseFaults(life.choose).DialOptions()...)
 	if err != nil {
 		return err
 	}
@@ -190,42 +187,10 @@ type life struct {
 	died   func()
 }
 
-func (l *life) sees(method string, msg any) error {
-	m, ok := msg.(proto.Message)
-	if ok && l.diesAt != "" && txntest.Classify(method, m).Step == l.diesAt {
+func (l *life) choose(c txntest.Call) (txntest.Action, time.Duration, bool) {
+	if l.diesAt != "" && txntest.Classify(c.Method, c.Request).Step == l.diesAt {
 		l.dead.Store(true)
 		l.died()
 	}
-	if l.dead.Load() {
-		return status.Error(codes.Canceled, "the client is dead")
-	}
-	return nil
-}
-
-func (l *life) dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := l.sees(method, req); err != nil {
-				return err
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := streamer(ctx, desc, cc, method, opts...)
-			return &mortalStream{s, method, l}, err
-		}),
-	}
-}
-
-type mortalStream struct {
-	grpc.ClientStream
-	method string
-	life   *life
-}
-
-func (s *mortalStream) SendMsg(m any) error {
-	if err := s.life.sees(s.method, m); err != nil {
-		return err
-	}
-	return s.ClientStream.SendMsg(m)
+	return txntest.Crash, 0, l.dead.Load()
 }

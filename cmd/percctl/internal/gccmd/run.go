@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -17,15 +17,15 @@ import (
 )
 
 type runOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	gc          gcFlags
-	restart     bool
-	lockWait    time.Duration
-	watch       bool
-	interval    time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams  *cli.Streams
+	flags    session.Flags
+	gc       gcFlags
+	restart  bool
+	lockWait time.Duration
+	watch    bool
+	interval time.Duration
+	consent  cli.Consent
+	format   cli.Format
 }
 
 func newRunCmd(s *cli.Streams) *cobra.Command {
@@ -67,8 +67,7 @@ were skipped because their records are damaged.`,
 	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that block the run (0: do not wait)")
 	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch: time from the end of the last run, by any collector, to the next")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
@@ -80,7 +79,7 @@ func (o *runOptions) check() error {
 		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 to not wait", o.lockWait)
 	case o.interval <= 0:
 		return cli.Usagef("--interval %v: it has to be positive", o.interval)
-	case o.watch && o.dryRun:
+	case o.watch && o.consent.DryRun:
 		return cli.Usagef("--watch and --dry-run: use only one of them; a plan is shown once")
 	}
 	return nil
@@ -96,19 +95,16 @@ func (o *runOptions) config(s *session.Session) gc.Config {
 }
 
 func (o *runOptions) run(ctx context.Context, s *session.Session) error {
-	if o.dryRun || !o.yes {
+	if o.consent.DryRun || !o.consent.Yes {
 		p, err := plan(ctx, s, &o.flags, o.config(s))
 		if err != nil {
 			return err
 		}
-		if o.dryRun {
+		if o.consent.DryRun {
 			return o.print(p)
 		}
-		if err := p.text(o.streams.Err); err != nil {
-			return err
-		}
 		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(int(p.Total.Cells), "cell"), s.Where)
-		if err := cli.Confirm(ctx, o.streams, false, question); err != nil {
+		if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
 			return err
 		}
 	}

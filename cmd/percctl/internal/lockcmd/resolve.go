@@ -1,6 +1,7 @@
 package lockcmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -26,7 +27,7 @@ type resolveOptions struct {
 	transaction bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
-	yes, dryRun bool
+	consent     cli.Consent
 	format      cli.Format
 }
 
@@ -64,8 +65,7 @@ more than --limit.`,
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
 	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
@@ -118,20 +118,12 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	if o.transaction && p.Locks == 0 {
 		return o.nothing(ctx, s)
 	}
-	if o.dryRun {
-		if err := cli.Print(o.streams.Out, o.format, p, p.text); err != nil {
-			return err
-		}
-		return found.Verdict()
+	question := ""
+	if n := p.Forward.Locks + p.Back.Locks; n > 0 {
+		question = fmt.Sprintf("Resolve %s in %s?", cli.Count(n, "lock"), s.Where)
 	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
-	if p.Forward.Locks+p.Back.Locks > 0 {
-		question := fmt.Sprintf("Resolve %s in %s?", cli.Count(p.Forward.Locks+p.Back.Locks, "lock"), s.Where)
-		if err := cli.Confirm(ctx, o.streams, o.yes, question); err != nil {
-			return err
-		}
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
+		return cmp.Or(err, found.Verdict())
 	}
 	err = r.run(ctx, s, all)
 	s.Progress.End()
@@ -178,6 +170,6 @@ func (o *resolveOptions) nothing(ctx context.Context, s *session.Session) error 
 	}
 	fmt.Fprintf(o.streams.Err, "nothing to do: %s\n", t.Verdict)
 	p := newPlan(&o.flags.Connect, nil, nil)
-	p.DryRun = o.dryRun
+	p.DryRun = o.consent.DryRun
 	return cli.Print(o.streams.Out, o.format, newResolver().result(p), func(w io.Writer) error { return nil })
 }

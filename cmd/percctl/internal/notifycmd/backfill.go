@@ -9,7 +9,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -20,7 +20,7 @@ type backfillOptions struct {
 	flags   session.Flags
 	rows    session.RangeFlags
 	column  notify.Column
-	write   writeFlags
+	consent cli.Consent
 	format  cli.Format
 }
 
@@ -56,7 +56,7 @@ Exit status 3: the column has no observer.`,
 	}
 	o.flags.Add(cmd, walkTimeout)
 	o.rows.Add(cmd)
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[backfilled]())
 	cmd.ValidArgsFunction = o.flags.CompleteColumns
@@ -94,19 +94,17 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	rows := bigtable.NewRange(r.Start, r.End)
 	b := &backfilled{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
 		Column: o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
 	}
-	if o.write.dryRun {
+	what := "all cells with a value"
+	if o.consent.DryRun {
 		if b.Cells, err = o.count(ctx, s, rows); err != nil {
 			return err
 		}
-		return cli.Print(o.streams.Out, o.format, b, func(w io.Writer) error { return b.plan(w, cli.Count(b.Cells, "cell")) })
+		what = cli.Count(b.Cells, "cell")
 	}
-	if err := b.plan(o.streams.Err, "all cells with a value"); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify them in %s?", s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
 	b.Cells, err = notify.Backfill(ctx, s.Client(), o.column, rows, func(cells int, row string) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -38,14 +38,6 @@ workers retry it with growing delays. After too many failures the change becomes
 dead letter: it blocks nothing, and waits until you replay or drop it.
 docs/operations.md says what to do if observers are stuck.`,
 		newListCmd(s), newWaitCmd(s), newReplayCmd(s), newParkCmd(s), newDropCmd(s), newSendCmd(s), newBackfillCmd(s))
-}
-
-// writeFlags are those of what changes something.
-type writeFlags struct{ yes, dryRun bool }
-
-func (f *writeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show the plan and change nothing")
 }
 
 // observerFlag adds --observer with its completion.

@@ -7,7 +7,7 @@ import (
 	"io"
 	"slices"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -169,17 +169,13 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 }
 
 // carryOut shows the plan, asks, and does it.
-func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, w writeFlags, c choice, done string, do func(context.Context, changes.DeadLetter) error) error {
-	if w.dryRun {
-		return cli.Print(s.Streams.Out, format, p, p.text)
-	}
-	if err := p.text(s.Streams.Err); err != nil {
-		return err
-	}
+func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, consent cli.Consent, c choice, done string, do func(context.Context, changes.DeadLetter) error) error {
+	question := ""
 	if p.Letters > 0 {
-		if err := cli.Confirm(ctx, s.Streams, w.yes, fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)); err != nil {
-			return err
-		}
+		question = fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)
+	}
+	if ok, err := consent.Ask(ctx, s.Streams, format, p, p.text, question); !ok {
+		return err
 	}
 	r, ended := p.each(ctx, s, c, done, do)
 	if err := cli.Print(s.Streams.Out, format, r, r.text); err != nil {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -23,7 +23,7 @@ type parkOptions struct {
 	cell     txn.Cell
 	observer string
 	reason   string
-	write    writeFlags
+	consent  cli.Consent
 	format   cli.Format
 }
 
@@ -56,7 +56,7 @@ Exit status 3: the observer has acknowledged the newest change.`,
 	o.flags.Add(cmd, pointTimeout)
 	observerFlag(cmd, &o.flags, &o.observer, "id of the observer; required")
 	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "error text of the dead letter if no run has failed yet")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[parked]())
 	return cmd
@@ -101,16 +101,10 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	d := o.letter(seen)
 	p := &parked{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
 		Cell: o.cell.String(), Observer: o.observer, ChangeTS: d.ChangeTS, Attempts: d.Attempts, Error: d.Error, Others: o.others(seen),
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, p, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Park it in %s?", s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, fmt.Sprintf("Park it in %s?", s.Where)); !ok {
 		return err
 	}
 	if err := o.park(ctx, s, seen, d); err != nil {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -13,11 +13,11 @@ import (
 )
 
 type replayOptions struct {
-	flags  session.Flags
-	chosen choice
-	all    bool
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	all     bool
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newReplayCmd(s *cli.Streams) *cobra.Command {
@@ -53,7 +53,7 @@ again.`,
 	o.flags.Add(cmd, walkTimeout)
 	observerFlag(cmd, &o.flags, &o.chosen.observer, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
@@ -64,14 +64,14 @@ func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
 }
 
 type dropOptions struct {
-	flags  session.Flags
-	chosen choice
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newDropCmd(s *cli.Streams) *cobra.Command {
@@ -99,7 +99,7 @@ Exit status 3: the cell has no dead letter of the observer.`,
 	}
 	o.flags.Add(cmd, pointTimeout)
 	observerFlag(cmd, &o.flags, &o.chosen.observer, "id of the observer; required")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
@@ -110,7 +110,7 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
 		return changes.DropDeadLetter(ctx, s.Client(), d)
 	})
 }

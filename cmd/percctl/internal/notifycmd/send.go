@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -19,7 +19,7 @@ type sendOptions struct {
 	streams *cli.Streams
 	flags   session.Flags
 	cells   []txn.Cell
-	write   writeFlags
+	consent cli.Consent
 	format  cli.Format
 }
 
@@ -50,7 +50,7 @@ Exit status 3: the column of a cell has no observer.`,
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[sent]())
 	return cmd
@@ -95,7 +95,7 @@ func toRun(observers []string, weak bool) string {
 }
 
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
-	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun, Cells: []sentCell{}}
+	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Cells: []sentCell{}}
 	for _, cell := range o.cells {
 		if err := s.Use(ctx, cell.Table); err != nil {
 			return err
@@ -106,13 +106,7 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		r.Cells = append(r.Cells, sentCell{cell.String(), append([]string{}, col.Observers...), col.Weak})
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.text)
-	}
-	if err := r.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.text, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); !ok {
 		return err
 	}
 	if err := changes.Notify(ctx, s.Client(), o.cells...); err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -19,19 +19,18 @@ import (
 )
 
 type editOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	column      notify.Column // to add
-	table       string        // to remove
-	id          string
-	weak        bool
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	column  notify.Column // to add
+	table   string        // to remove
+	id      string
+	weak    bool
+	consent cli.Consent
+	format  cli.Format
 }
 
 func (o *editOptions) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[edited]())
 }
@@ -92,16 +91,14 @@ func (e *edited) text(w io.Writer) error {
 
 // carryOut shows the plan, asks, and does it.
 func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edited, question, done string, do func() error) error {
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, e, e.text)
+	question += " in " + s.Where + "?"
+	if e.Unchanged {
+		question = ""
 	}
-	if err := e.text(o.streams.Err); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, e, e.text, question); !ok {
 		return err
 	}
 	if !e.Unchanged {
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("%s in %s?", question, s.Where)); err != nil {
-			return err
-		}
 		if err := do(); err != nil {
 			return err
 		}
@@ -116,7 +113,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, o.column.Table); err != nil {
 		return err
 	}
-	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
+	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
 	observed, err := changes.Observed(ctx, s.Client(), o.column.Table)
 	if err != nil {
@@ -198,7 +195,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	col := observed[i]
 	e := &edited{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
 		Others: slices.DeleteFunc(slices.Clone(col.Observers), func(id string) bool { return id == o.id }),
 	}
 	if err := o.survey(ctx, s, col, e); err != nil {

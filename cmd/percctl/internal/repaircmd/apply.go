@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -21,12 +21,12 @@ import (
 )
 
 type applyOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	file        string
-	maxAge      time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	file    string
+	maxAge  time.Duration
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newApplyCmd(s *cli.Streams) *cobra.Command {
@@ -64,8 +64,7 @@ again.`,
 	}
 	o.flags.Add(cmd, 0)
 	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "maximum age of the plan, in oracle time")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[applied]())
 	return cmd
@@ -137,17 +136,13 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	if err := s.Use(ctx, p.Tables...); err != nil {
 		return err
 	}
-	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.dryRun, Planned: len(repairs), Changed: []item{}}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, done, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
+	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.consent.DryRun, Planned: len(repairs), Changed: []item{}}
+	question := ""
 	if len(repairs) > 0 {
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)); err != nil {
-			return err
-		}
+		question = fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)
+	}
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, done, p.text, question); !ok {
+		return err
 	}
 	var failed error
 	for i, r := range repairs {

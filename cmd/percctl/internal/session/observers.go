@@ -2,15 +2,13 @@ package session
 
 import (
 	"context"
-	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/notify"
-	"github.com/percolator-bigtable/percolator/txn"
 
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -80,19 +78,13 @@ func (f *Flags) CompleteObservers(at int) cobra.CompletionFunc {
 			}
 			tables = args[at-1 : at]
 		}
-		quiet := *f
-		quiet.Timeout = completionTimeout
-		var ids []string
-		err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+		ids := f.quietly(cmd, func(ctx context.Context, s *Session) (ids []string, err error) {
 			all, err := AllObserved(ctx, s, tables...)
 			for _, col := range all {
 				ids = append(ids, col.Observers...)
 			}
-			return err
+			return ids, err
 		})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp // a shell has no place for errors
-		}
 		slices.Sort(ids)
 		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
 	}
@@ -104,18 +96,11 @@ func (f *Flags) CompleteColumns(cmd *cobra.Command, args []string, _ string) ([]
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	quiet := *f
-	quiet.Timeout = completionTimeout
-	var names []string
-	err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+	return f.quietly(cmd, func(ctx context.Context, s *Session) (names []string, err error) {
 		all, err := AllObserved(ctx, s)
 		for _, col := range all {
 			names = append(names, col.Table+"/"+col.Column.String())
 		}
-		return err
-	})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+		return names, err
+	}), cobra.ShellCompDirectiveNoFileComp
 }

@@ -6,7 +6,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )

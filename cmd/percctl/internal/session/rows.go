@@ -8,7 +8,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // Families are those of a row, in order.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -26,7 +26,7 @@ type adoptOptions struct {
 	clearPolicies bool
 	whole         bool
 	sample        int
-	yes, dryRun   bool
+	consent       cli.Consent
 	format        cli.Format
 	cbt           bool
 	terraform     bool
@@ -84,18 +84,13 @@ Exit status 4: the table is refused.`,
 	f.StringArrayVar(&o.observed, "observed", nil, "columns to observe: commits to them leave notifications; family:qualifier, separated by commas")
 	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands for families and policies, and change nothing")
 	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table, and change nothing")
-	addConfirmation(cmd, &o.yes, &o.dryRun)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[adoption]())
 	return cmd
 }
 
 var metadataFamilies = strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ")
-
-func addConfirmation(cmd *cobra.Command, yes, dryRun *bool) {
-	cmd.Flags().BoolVarP(yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(dryRun, "dry-run", false, "show the plan and change nothing")
-}
 
 func (o *adoptOptions) parse() error {
 	if o.sample <= 0 {
@@ -142,7 +137,7 @@ type adoption struct {
 func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 	a := &adoption{
 		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, Table: o.table, MetadataTable: o.flags.Connect.MetadataTable,
-		DryRun: o.dryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
+		DryRun: o.consent.DryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
 		Rows: p.Rows, Whole: p.Whole, Adopted: p.Adopted, AdoptedTS: p.AdoptedTS, AdoptedTime: cli.Time(p.AdoptedTS),
 	}
 	for _, f := range p.Families {
@@ -214,7 +209,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	if (o.cbt || o.terraform) && len(plan.Refusals) == 0 {
 		return o.print(a)
 	}
-	if o.dryRun || plan.Adopted || len(plan.Refusals) > 0 {
+	if o.consent.DryRun || plan.Adopted || len(plan.Refusals) > 0 {
 		if err := cli.Print(o.streams.Out, o.format, a, a.text); err != nil {
 			return err
 		}
@@ -223,10 +218,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		return nil
 	}
-	if err := a.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, a, a.text, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
 	if err := admin.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {

@@ -9,19 +9,19 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type unadoptOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	table       string
-	wait        time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	table   string
+	wait    time.Duration
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newUnadoptCmd(s *cli.Streams) *cobra.Command {
@@ -59,7 +59,7 @@ Exit status 4: a transaction has written.`,
 	}
 	o.flags.Add(cmd, 0)
 	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
-	addConfirmation(cmd, &o.yes, &o.dryRun)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[undoing]())
 	return cmd
@@ -94,19 +94,13 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(),
 		Progress: func(rows int) { s.Progress.Set("reading table %s: %s", o.table, cli.Count(rows, "row")) },
 	}
-	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.dryRun, Wait: o.wait.Seconds()}
+	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.consent.DryRun, Wait: o.wait.Seconds()}
 	print := func() error { return cli.Print(o.streams.Out, o.format, u, u.text) }
 	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
-	if o.dryRun {
-		return print()
-	}
-	if err := u.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, u, u.text, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
 	fmt.Fprintf(o.streams.Err, "waiting %v until no client uses its cached schema any more\n", o.wait)

@@ -4,7 +4,7 @@ package topics
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // All returns the help topics.

@@ -1,8 +1,7 @@
 // Package tsocmd is percctl tso: the timestamp oracle's server, and what an
 // operator asks an oracle.
 //
-// Each command is in a file of its own; the benchmark is in bench.go, and in
-// benchclient.go what its client processes do.
+// Each command is in a file of its own.
 package tsocmd
 
 import (
@@ -15,16 +14,13 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // NewCommand returns the tso command.
 func NewCommand(s *cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "tso",
-		Short: "Run and operate the timestamp oracle",
-		Long: `Run and operate the timestamp oracle.
+	return cli.Group("tso", "Run and operate the timestamp oracle", `Run and operate the timestamp oracle.
 
 In direct mode, the default, clients take timestamps directly from the oracle's row in
 Bigtable, and there is nothing to run. In served mode, they take them from servers
@@ -33,16 +29,7 @@ servers: one leads, the others stand by. percctl tso mode shows and changes the 
 percctl tso advance repairs a row that was lost or restored from a backup.
 
 docs/oracle.md says what the oracle guarantees, what can fail, and what to do then.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unknown command %q; run percctl tso --help for the list of commands", args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s), newBenchCmd(s), newBenchClientCmd(s))
-	return cmd
+		newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s))
 }
 
 // tlsFlags secure connections.

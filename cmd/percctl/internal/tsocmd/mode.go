@@ -10,7 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -163,24 +163,24 @@ func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
 	if format == cli.JSON {
 		return json.NewEncoder(s.Out).Encode(r)
 	}
-	t := newTable(s.Out)
-	t.row("mode", r.Mode)
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "mode", r.Mode)
 	if r.Limit > 0 {
-		t.row("highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
+		cli.WriteRow(t, "highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
 	}
 	if r.Mode == string(tso.ModeServed) {
-		t.row("epoch", fmt.Sprint(r.Epoch))
+		cli.WriteRow(t, "epoch", fmt.Sprint(r.Epoch))
 		if r.Released {
-			t.row("leader", "none: the lease is released, any server may lead at once")
+			cli.WriteRow(t, "leader", "none: the lease is released, any server may lead at once")
 		} else {
-			t.row("leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
+			cli.WriteRow(t, "leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
 		}
 	}
 	if r.To != 0 {
-		t.row("advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
+		cli.WriteRow(t, "advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
 	}
 	if r.Changed != nil {
-		t.row("changed", fmt.Sprint(*r.Changed))
+		cli.WriteRow(t, "changed", fmt.Sprint(*r.Changed))
 	}
-	return t.flush()
+	return t.Flush()
 }

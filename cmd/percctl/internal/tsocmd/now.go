@@ -11,7 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -116,17 +116,17 @@ func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
 	if format == cli.JSON {
 		return json.NewEncoder(s.Out).Encode(r)
 	}
-	t := newTable(s.Out)
-	t.row("timestamp", ts.String())
-	t.row("time", r.Time)
-	t.row("cell timestamp", fmt.Sprint(r.Cell))
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "timestamp", ts.String())
+	cli.WriteRow(t, "time", r.Time)
+	cli.WriteRow(t, "cell timestamp", fmt.Sprint(r.Cell))
 	switch {
 	case age < -time.Microsecond:
-		t.row("age", fmt.Sprintf("%s ahead of this machine's clock", -age))
+		cli.WriteRow(t, "age", fmt.Sprintf("%s ahead of this machine's clock", -age))
 	default:
-		t.row("age", age.String())
+		cli.WriteRow(t, "age", age.String())
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func newDecodeCmd(s *cli.Streams) *cobra.Command {

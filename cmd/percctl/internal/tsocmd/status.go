@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -243,24 +243,24 @@ func printStatus(s *cli.Streams, r statusReport) error {
 	if len(r.Servers) == 0 {
 		return nil
 	}
-	t := newTable(s.Out)
-	t.row("SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
 		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
 	for _, sv := range r.Servers {
 		switch {
 		case sv.Error != "":
-			t.row("?", sv.Address, "unreachable: "+sv.Error)
+			cli.WriteRow(t, "?", sv.Address, "unreachable: "+sv.Error)
 		case !sv.Leading:
-			t.row(sv.Server, sv.Address, sv.Reason)
+			cli.WriteRow(t, sv.Server, sv.Address, sv.Reason)
 		default:
-			t.row(sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
+			cli.WriteRow(t, sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
 				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
 				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10),
 				strconv.Itoa(sv.Hints.Subscribers), strconv.FormatUint(sv.Hints.Received, 10),
 				strconv.FormatUint(sv.Hints.Delivered, 10), strconv.FormatUint(sv.Hints.Dropped, 10))
 		}
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func seconds(s float64) string {

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,25 +13,20 @@ import (
 	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestMain lets the benchmark start this binary as percctl.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "tso" {
-		os.Exit(cli.Main(os.Args[1:], cli.System(), tsocmd.NewCommand))
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // percctl runs a command line.
 func percctl(args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	code = cli.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs}, tsocmd.NewCommand)
+	program := cli.Program{Name: "percctl", Commands: []cli.Command{tsocmd.NewCommand}}
+	code = program.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
 	return code, out.String(), errs.String()
 }
 
@@ -71,9 +64,6 @@ func TestUsage(t *testing.T) {
 		{"--timeout 0s: it has to be positive", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--timeout", "0s"}},
 		{"unexpected argument", []string{"advance", "2020-11-20T05:30:00Z"}},
 		{"no Bigtable instance", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--project", ""}},
-		{"--callers is 0", []string{"bench", "--callers", "0"}},
-		{"--servers is 17", []string{"bench", "--servers", "17"}},
-		{"--duration is 1ns", []string{"bench", "--duration", "1ns"}},
 		{"unexpected argument", []string{"serve", "now"}},
 		{"--tls-cert and --tls-key", []string{"serve", "--tls-cert", "x"}},
 		{"needs a certificate and a key", []string{"now", "--server", "a:1", "--tls-cert", "x"}},
@@ -315,46 +305,5 @@ func TestServeWarnsWithoutTLS(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// TestBenchInterrupted does not finish the line that it measures.
-func TestBenchInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	errs := make(lines, 100)
-	cmd := tsocmd.NewCommand(&cli.Streams{Out: make(lines, 100), Err: errs})
-	cmd.SetArgs([]string{"bench", "--duration", "1m"})
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.ExecuteContext(ctx) }()
-	select {
-	case <-errs: // the clients have their orders for the first line
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("still measuring")
-		<-ended
-	}
-}
-
-func TestBench(t *testing.T) {
-	out := expect(t, cli.ExitOK, "timestamps_per_second", "", "bench", "--duration", "20ms", "--callers", "20", "--servers", "2", "--clients", "2", "-o", "json")
-	var r struct {
-		Rate  float64 `json:"timestamps_per_second"`
-		Ratio float64 `json:"idle_to_bare"`
-		Lines []struct {
-			What  string
-			Batch float64 `json:"batch_mean"`
-		}
-	}
-	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Rate <= 0 || r.Ratio <= 0 || len(r.Lines) < 6 {
-		t.Errorf("%+v, %v", r, err)
 	}
 }

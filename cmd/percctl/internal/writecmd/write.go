@@ -16,7 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -34,7 +34,7 @@ type options struct {
 	deletes     bool
 	valueFile   string
 	hex, base64 bool
-	yes, dryRun bool
+	consent     cli.Consent
 	format      cli.Format
 	value       []byte
 }
@@ -112,8 +112,7 @@ write CELL.
 
 func (o *options) add(cmd *cobra.Command) {
 	o.flags.Add(cmd, time.Minute)
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[result]())
 }
@@ -146,7 +145,7 @@ func (o *options) parseSet(args []string) (err error) {
 	case len(args) == 1 && o.valueFile == "":
 		return cli.Usagef("no value: add VALUE or --value-file (- is standard input)")
 	case o.valueFile == "-":
-		if !o.yes && !o.dryRun {
+		if !o.consent.Yes && !o.consent.DryRun {
 			return cli.Usagef("--value-file -: standard input holds the value and cannot answer the question: add --yes to confirm, or --dry-run")
 		}
 		o.value, err = io.ReadAll(o.streams.In)
@@ -210,7 +209,7 @@ func (r *result) plan(w io.Writer) error {
 
 // read fills in what is there, as the transaction sees it.
 func (o *options) read(ctx context.Context, tx *txn.Txn) (*result, error) {
-	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, StartTS: tx.StartTS()}
+	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, StartTS: tx.StartTS()}
 	for _, c := range o.cells {
 		old, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
 		if err != nil {
@@ -238,7 +237,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		if !errors.Is(err, txn.ErrConflict) {
 			return err
 		}
-		if !o.yes {
+		if !o.consent.Yes {
 			return fmt.Errorf("nothing was changed, because another transaction wrote the cell first; run the command again to see the new values: %w", err)
 		}
 		if ctx.Err() != nil {
@@ -258,14 +257,9 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	if err != nil {
 		return err
 	}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.plan)
-	}
 	if show {
-		if err := r.plan(o.streams.Err); err != nil {
-			return err
-		}
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+		question := fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)
+		if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.plan, question); !ok {
 			return err
 		}
 	}
