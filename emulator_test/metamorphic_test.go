@@ -222,7 +222,7 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 			}
 			out = append(out, strings.Join(items, " "))
 		case "stale":
-			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.WithMaxStaleness(staleness), txn.Prefetch(""))
+			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.MaxStaleness(staleness), txn.Named(""))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -259,7 +259,7 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 // teach has a client read the columns of rows together, so that it reads ahead.
 func teach(ctx context.Context, t *testing.T, c *txn.Client) {
 	for _, order := range [][]string{{"q0", "q1"}, {"q1", "q0"}} {
-		s, err := c.Snapshot(ctx, txn.Prefetch(""), txn.WithMaxStaleness(time.Hour))
+		s, err := c.Snapshot(ctx, txn.Named(""), txn.MaxStaleness(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,7 @@ func newPrefetchScene(t *testing.T, cfg txn.Config) *prefetchScene {
 	}
 	synctest.Wait()
 	for i := range 4 {
-		s.read(begin(t, c, txn.WithName(page)), fmt.Sprintf("row%d", i), "a", "b", "c")
+		s.read(begin(t, c, txn.Named(page)), fmt.Sprintf("row%d", i), "a", "b", "c")
 	}
 	faults.Reset()
 	return s
@@ -98,30 +98,30 @@ func (s *prefetchScene) want(got, want any) {
 func TestPrefetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(1)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "b", "d", "c"), "[a0 b0 b0 d0 c0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "b", "d", "c"), "[a0 b0 b0 d0 c0]")
 		s.reads(2)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "none", "a", "b", "c"), "[absent absent absent]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "none", "a", "b", "c"), "[absent absent absent]")
 		s.reads(1)
 		stats := s.c.Stats()
 		s.want([]int64{stats.PrefetchedCells, stats.PrefetchUsed}, "[8 8]")
 
 		// Not by others, nor where it is switched off.
-		s.read(begin(t, s.c, txn.WithName("other")), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named("other")), "row9", "a", "b", "c")
 		s.reads(3)
-		s.read(begin(t, s.c, txn.WithName(page), txn.NoPrefetch()), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named(page), txn.NoPrefetch()), "row9", "a", "b", "c")
 		s.reads(3)
 		s.want(valueOf(s, takeSnapshot(t, s.c), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(3)
-		s.want(valueOf(s, takeSnapshot(t, s.c, txn.Prefetch(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
+		s.want(valueOf(s, takeSnapshot(t, s.c, txn.Named(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(1)
 
 		// What is read ahead in vain is counted, and given up.
 		before := s.c.Stats()
 		for i := 0; ; i++ {
 			n := s.c.Stats().PrefetchedCells
-			s.read(begin(t, s.c, txn.WithName(page)), "row9", "a")
+			s.read(begin(t, s.c, txn.Named(page)), "row9", "a")
 			if s.c.Stats().PrefetchedCells == n {
 				t.Logf("given up after %d rows", i)
 				break
@@ -138,7 +138,7 @@ func TestPrefetch(t *testing.T) {
 
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{PrefetchBytes: -1})
-		s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "c")
 		s.reads(3)
 	})
 }
@@ -156,7 +156,7 @@ func valueOf(s *prefetchScene, snapshot *txn.Snapshot, row string, columns ...st
 func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
-		tx := begin(t, s.c, txn.WithName(page))
+		tx := begin(t, s.c, txn.Named(page))
 		v := &tx.Table("a").View
 		tx.Table("a").Set("row5", "f", "b", []byte("own"))
 		s.want(s.get(v, "row5", "a"), "a0")
@@ -173,10 +173,10 @@ func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 		s.want(s.get(v, "row5", "c"), "absent")
 		s.reads(0)
 		tx.Rollback()
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b", "c", "d"), "[a0 b0 c1 absent]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b", "c", "d"), "[a0 b0 c1 absent]")
 
 		// A value is the caller's, also that of a cache.
-		tx = begin(t, s.c, txn.WithName(page))
+		tx = begin(t, s.c, txn.Named(page))
 		defer tx.Rollback()
 		for _, q := range []string{"a", "b", "b"} {
 			b, _, err := tx.Table("a").Get(t.Context(), "row5", "f", q)
@@ -213,7 +213,7 @@ func TestPrefetchLeavesLocks(t *testing.T) {
 				<-done
 
 				s.faults.Reset()
-				reader := begin(t, s.c, txn.WithName(page))
+				reader := begin(t, s.c, txn.Named(page))
 				defer reader.Rollback()
 				v := &reader.Table("a").View
 				s.want(s.get(v, "row5", "a"), "a0") // and virtual time stands still
@@ -243,7 +243,7 @@ func TestPrefetchOfOtherData(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		writer := begin(t, s.env.Client)
 		writer.Table("a").Set("row5", "f", "b", []byte("b1"))
-		reader := begin(t, s.c, txn.WithName(page))
+		reader := begin(t, s.c, txn.Named(page))
 		defer reader.Rollback()
 		if _, err := writer.Commit(t.Context()); err != nil {
 			t.Fatal(err)
@@ -261,7 +261,7 @@ func TestPrefetchSerializable(t *testing.T) {
 		t.Run(fmt.Sprintf("asked %v", asked), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newPrefetchScene(t, txn.Config{})
-				tx := begin(t, s.c, txn.WithName(page), txn.Serializable())
+				tx := begin(t, s.c, txn.Named(page), txn.Serializable())
 				v := &tx.Table("a").View
 				s.get(v, "row5", "a")
 				if asked {
@@ -294,20 +294,20 @@ func TestPrefetchOfLargeValues(t *testing.T) {
 			}
 		}
 		grow("b", 2<<20)
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c") // learns the size
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c") // learns the size
 		s.reads(1)
 		n := s.c.Stats().PrefetchedCells
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c")
 		s.reads(1)
 		if got := s.c.Stats().PrefetchedCells - n; got != 1 {
 			t.Errorf("%d cells read ahead, want that of c", got)
 		}
-		if got := s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b"); len(got[1]) != 2<<20 {
+		if got := s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b"); len(got[1]) != 2<<20 {
 			t.Errorf("%d bytes of b", len(got[1]))
 		}
 		s.reads(2)
 		grow("c", 600)
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c")
 		s.reads(1)
 	})
 }
@@ -326,19 +326,19 @@ func TestPrefetchRefused(t *testing.T) {
 		}))
 		s.c = s.env.NewClient(txn.Config{TokenTTL: -1}, options...)
 		for i := range 4 {
-			s.read(begin(t, s.c, txn.WithName(page)), fmt.Sprintf("row%d", i), "a", "b")
+			s.read(begin(t, s.c, txn.Named(page)), fmt.Sprintf("row%d", i), "a", "b")
 		}
 		s.faults.Reset()
 		refuse.Store(1)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b"), "[a0 b0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b"), "[a0 b0]")
 		if refuse.Load() != 0 {
 			t.Error("the fault did not fire")
 		}
 		s.reads(2)
-		s.read(begin(t, s.c, txn.WithName(page)), "row6", "a", "b") // it learns anew
+		s.read(begin(t, s.c, txn.Named(page)), "row6", "a", "b") // it learns anew
 		s.reads(2)
 		refuse.Store(1)
-		tx := begin(t, s.c, txn.WithName("other"))
+		tx := begin(t, s.c, txn.Named("other"))
 		defer tx.Rollback()
 		if _, _, err := tx.Table("a").Get(t.Context(), "row5", "f", "a"); err == nil {
 			t.Error("the refusal of what was asked for is lost")
@@ -351,7 +351,7 @@ func TestPrefetchBesideObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		for i := range 5 {
-			tx := begin(t, s.c, txn.WithName("observer"))
+			tx := begin(t, s.c, txn.Named("observer"))
 			cell := txn.Cell{Table: "a", Row: fmt.Sprintf("row%d", i), Family: "f", Qualifier: "d"}
 			if _, err := changes.Observe(t.Context(), tx, cell); err != nil {
 				t.Fatal(err)
@@ -368,14 +368,14 @@ func TestPrefetchFollowsTheWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		for range 40 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b")
+			s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b")
 		}
 		s.faults.Reset()
 		for range 120 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "d")
+			s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "d")
 		}
 		s.faults.Reset()
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "d")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "d")
 		s.reads(1)
 		<-time.After(time.Second)
 	})

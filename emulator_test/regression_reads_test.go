@@ -27,12 +27,12 @@ func TestPrefetchOfDataFromBefore(t *testing.T) {
 		}
 		putColumns(t, s.env.Client, "adopted", "1", "a", "c", "d")
 		for range 8 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row0", "a", "b", "c", "d")
+			s.read(begin(t, s.c, txn.Named(page)), "row0", "a", "b", "c", "d")
 		}
 		// Its data is newer than the reader's timestamp allows to be seen.
 		late := begin(t, s.env.Client)
 		late.Table("a").Set("adopted", "f", "d", []byte("2"))
-		reader := begin(t, s.c, txn.WithName(page))
+		reader := begin(t, s.c, txn.Named(page))
 		if _, err := late.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestPrefetchNeverReadsWholeFamilies(t *testing.T) {
 		long, next := strings.Repeat("l", 2200), strings.Repeat("n", 900)
 		for i := range 6 {
 			s.faults.Reset()
-			s.read(begin(t, s.c, txn.WithName("long")), fmt.Sprintf("row%d", i), long, next)
+			s.read(begin(t, s.c, txn.Named("long")), fmt.Sprintf("row%d", i), long, next)
 			for _, call := range s.faults.Calls() {
 				r, ok := call.Request.(*btpb.ReadRowsRequest)
 				if !ok || call.Step != txntest.StepRead {

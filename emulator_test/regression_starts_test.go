@@ -116,7 +116,7 @@ func TestStalenessBehindARetry(t *testing.T) {
 		if !errors.Is(err, enough) || c.Stats().AheadTimestamps != 1 {
 			t.Fatalf("%v, %d timestamps asked for ahead", err, c.Stats().AheadTimestamps)
 		}
-		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
 		if got := valueAt(t, s, "r"); got != "1" || c.Stats().ReusedTimestamps != 1 {
 			t.Errorf("the client has seen 1, and then reads %s", got)
 		}
@@ -131,7 +131,7 @@ func TestStalenessBehindABulkLoad(t *testing.T) {
 		if _, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(3), admin.BulkConfig{Idle: true}); err != nil {
 			t.Fatal(err)
 		}
-		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
 		if got := valueAt(t, s, "r0001"); got != "value 1" || c.Stats().ReusedTimestamps != 1 {
 			t.Errorf("behind the load, %s is read", got)
 		}

@@ -61,13 +61,13 @@ func TestMaxStaleness(t *testing.T) {
 			asked = c.Stats().Timestamps
 		}
 
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(0)), "r"); got != "1" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(0)), "r"); got != "1" {
 			t.Errorf("a snapshot that must not be stale shows %s", got)
 		}
 		count(1)
 		putValue(t, env.Client, "r", "2") // by another client
 		<-time.After(d - time.Second)
-		stale := takeSnapshot(t, c, txn.WithMaxStaleness(d))
+		stale := takeSnapshot(t, c, txn.MaxStaleness(d))
 		if got := valueAt(t, stale, "r"); got != "1" {
 			t.Errorf("a snapshot at an old timestamp shows %s, written since", got)
 		}
@@ -75,7 +75,7 @@ func TestMaxStaleness(t *testing.T) {
 		if n := c.Stats().ReusedTimestamps; n != 1 {
 			t.Errorf("%d timestamps reused", n)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "2" {
 			t.Errorf("a snapshot that may be a second old shows %s", got)
 		}
 		count(1)
@@ -86,7 +86,7 @@ func TestMaxStaleness(t *testing.T) {
 			committed := putValue(t, c, "r", v)
 			asked = c.Stats().Timestamps
 			faults.Reset()
-			s := takeSnapshot(t, c, txn.WithMaxStaleness(d))
+			s := takeSnapshot(t, c, txn.MaxStaleness(d))
 			if got := valueAt(t, s, "r"); got != v {
 				t.Errorf("behind the client's own commit of %s, %s is read", v, got)
 			}
@@ -99,7 +99,7 @@ func TestMaxStaleness(t *testing.T) {
 		// Old is old, whoever waits.
 		<-time.After(d)
 		putValue(t, env.Client, "r", "5")
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(d)), "r"); got != "5" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(d)), "r"); got != "5" {
 			t.Errorf("a snapshot whose timestamp was %v old shows %s", d, got)
 		}
 	})
@@ -125,7 +125,7 @@ func TestStalenessFromTheRequest(t *testing.T) {
 		if err := <-asked; err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(3*time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(3*time.Second)), "r"); got != "2" {
 			t.Errorf("what was committed 4 s ago is missing in a snapshot that may be 3 s old: %s", got)
 		}
 		if got := c.Stats().ReusedTimestamps; got != 0 {
@@ -150,7 +150,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 		}()
 		<-hold.Fired()
 		faults.Reset()
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "1" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "1" {
 			t.Errorf("%s is read before the commit", got)
 		}
 		if n := faults.Count()[txntest.StepRead]; n != 1 {
@@ -160,7 +160,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "2" {
 			t.Errorf("%s is read behind the commit", got)
 		}
 	})
@@ -176,14 +176,14 @@ func TestStalenessAndSafePoint(t *testing.T) {
 		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 30 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(24*time.Hour)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(24*time.Hour)), "r"); got != "2" {
 			t.Errorf("read %s", got)
 		}
 		if got := c.Stats().ReusedTimestamps; got != 0 {
 			t.Errorf("%d timestamps reused", got)
 		}
 		// Held, it is checked before anybody reads.
-		s := takeSnapshot(t, env.Client, txn.WithMaxStaleness(time.Minute), txn.Hold())
+		s := takeSnapshot(t, env.Client, txn.MaxStaleness(time.Minute), txn.Hold())
 		defer s.Release()
 		if got := valueAt(t, s, "r"); got != "2" {
 			t.Errorf("read %s", got)
@@ -195,8 +195,8 @@ func TestMaxStalenessRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 		for _, opts := range [][]txn.SnapshotOption{
-			{txn.WithMaxStaleness(-time.Second)},
-			{txn.WithMaxStaleness(time.Second), txn.At(1e15)},
+			{txn.MaxStaleness(-time.Second)},
+			{txn.MaxStaleness(time.Second), txn.At(1e15)},
 		} {
 			if _, err := c.Snapshot(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%v", err)

@@ -10,15 +10,21 @@ import (
 // request of Config.Parallelism.
 const commitsPerRequest = 4
 
+// An admission bounds the commits that a client has under way: it holds one token for
+// each.
+type admission chan struct{}
+
+func newAdmission(commits int) admission { return make(admission, commits) }
+
 // admit waits for one of the places for commits. Without a bound, more commits
 // than Bigtable gets done within their ttl take each other's time away: all of
 // them hold locks that have to be kept alive by heartbeats, which are requests
 // too, and none gets through. Whoever waits here holds no locks, so nobody waits
 // for it, and its locks' ttl is counted from when they are written.
 // Every nil is followed by one dismiss.
-func (c *Client) admit(ctx context.Context) error {
+func (a admission) admit(ctx context.Context) error {
 	select {
-	case c.admitted <- struct{}{}:
+	case a <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return store.Ended(ctx, "waiting for other commits of this client to end", nil)
@@ -26,4 +32,4 @@ func (c *Client) admit(ctx context.Context) error {
 }
 
 // dismiss gives the place back.
-func (c *Client) dismiss() { <-c.admitted }
+func (a admission) dismiss() { <-a }

@@ -23,14 +23,14 @@ type Client struct {
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
 
-	latches  *latches
-	recent   *recentCommits
-	patterns patterns
-	starts   starts
-	measure  transactionMetrics
-	admitted chan struct{} // holds one token for each commit under way
-	streams  atomic.Int64  // requests of scans under way
-	done     chan struct{} // closed when Close is through
+	latches   *latches
+	recent    *recentCommits
+	reads     readSharing
+	starts    starts
+	measure   transactionMetrics
+	admission admission
+	streams   atomic.Int64  // requests of scans under way
+	done      chan struct{} // closed when Close is through
 }
 
 // Tables opens tables by name, as *bigtable.Client does. A type of the caller's may
@@ -51,7 +51,8 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		return nil, format.Invalidf("nil *bigtable.Client")
 	}
 	measure, err := newTransactionMetrics(cfg.MeterProvider)
-	if err != nil {
+	reads, readsErr := newReadMetrics(cfg.MeterProvider)
+	if err := errors.Join(err, readsErr); err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
 	s, err := store.New(ctx, bt, cfg.store())
@@ -59,12 +60,13 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		cfg:      cfg,
-		done:     make(chan struct{}),
-		latches:  newLatches(cfg.LatchWait),
-		recent:   newRecentCommits(cfg.LatchWait),
-		measure:  measure,
-		admitted: make(chan struct{}, commitsPerRequest*s.Config.Parallelism),
+		cfg:       cfg,
+		done:      make(chan struct{}),
+		latches:   newLatches(cfg.LatchWait),
+		recent:    newRecentCommits(cfg.LatchWait),
+		measure:   measure,
+		admission: newAdmission(commitsPerRequest * s.Config.Parallelism),
+		reads:     readSharing{counters: &s.Counters, measure: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
 	}
 	oracle := cfg.Oracle
 	if oracle == nil {
@@ -82,6 +84,48 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 func nothing(bt Tables) bool {
 	v := reflect.ValueOf(bt)
 	return bt == nil || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+// Update runs f in a read-write transaction, commits it, and returns the
+// commit timestamp.
+//
+// f may run more than once: after a conflict (ErrConflict, from Commit or
+// returned by f) the transaction is rolled back, Update waits with jittered
+// exponential backoff, and f runs again in a new transaction with a new start
+// timestamp. f must not keep results of an earlier run, and must not have side
+// effects that are wrong to repeat. f reads and writes through the Txn it is
+// given and uses the context it is given; it must not call Commit or Rollback.
+//
+// A transaction that garbage collection has passed (ErrTooOld) is run again in
+// the same way, once: a process may have been stopped for hours. A second time
+// in a row means that f takes longer than versions are kept, and is returned.
+//
+// Update stops when the transaction committed; when f returns an error that is
+// neither of these, which is returned as it is, with nothing committed; when ctx
+// ends or the attempts are used up, with an error that tells the last conflict
+// (errors.Is with the context's error holds); or when a commit's outcome is
+// unknown (ErrUndetermined): then f is not run again, because its effects may
+// be there already. That of another transaction, which f has made, is f's matter:
+// ErrUndetermined does not hold for it here. Set a deadline on ctx.
+//
+// A transaction that wrote nothing returns its start timestamp.
+func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
+	return update(ctx, c, f, opts)
+}
+
+// Begin starts a transaction, which has to be ended by Commit or Rollback.
+// Rollback may be deferred. Most callers want [Client.Update], which runs a
+// transaction again after a conflict.
+func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
+	return begin(ctx, c, &attempt{number: 1}, opts)
+}
+
+// Snapshot returns the state as of now, or, with [At], as of an earlier
+// timestamp. It sees every transaction that committed before the call, unless
+// [MaxStaleness] lets it be older. A timestamp that garbage collection has
+// passed is refused with ErrTooOld.
+func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
+	return newSnapshot(ctx, c, opts)
 }
 
 // OpenTable reads and verifies a table's schema now instead of on first use:
@@ -113,6 +157,12 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 
 // Timestamp asks the oracle for a timestamp.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.Clock.Timestamp(ctx) }
+
+// Stats returns the client's counts.
+func (c *Client) Stats() Stats {
+	cells, bytes := c.Background.Queued()
+	return newStats(&c.Counters, cells, bytes)
+}
 
 // Close lets no new transaction begin, waits until those that were begun are
 // committed or rolled back, drains background commits, and withdraws the worker

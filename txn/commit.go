@@ -2,8 +2,10 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
@@ -44,15 +46,15 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.unlatch()
-	if err := c.client.admit(ctx); err != nil {
+	if err := c.client.admission.admit(ctx); err != nil {
 		return 0, err
 	}
-	defer c.client.dismiss()
+	defer c.client.admission.dismiss()
 	c.client.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
-	if err := c.prewriteAll(ctx); err != nil {
+	if err := prewriteAll(ctx, c); err != nil {
 		c.client.Trace.Conflict(ctx, err)
 		c.client.recent.conflicted(err)
 		c.txn.askAgain(ctx, err)
@@ -67,7 +69,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	if c.txn.opts.writeOnly {
-		c.client.askAhead()
+		askAhead(c.client)
 	}
 	if commitTS <= c.startTS {
 		c.abort(ctx)
@@ -156,7 +158,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 // addRow adds the commit of all of a row's cells.
 func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, c.lock(w), commitTS)
+		ops += store.AddCommit(m, newLock(c, w), commitTS)
 	}
 	return ops
 }
@@ -245,5 +247,65 @@ func (c *commit) cleanUp(ctx context.Context) {
 	}
 	if err := g.Wait(); err != nil {
 		c.client.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+	}
+}
+
+// queue waits for the transactions of this client that are about to write the
+// same cells, and returns a ConflictError when one of them has already: then
+// nothing was sent. What it takes is given back by commit.unlatch.
+func (c *commit) queue(ctx context.Context) error {
+	run := c.txn.run
+	c.latch, run.latch = run.latch, nil
+	var few [4]uint16
+	slots := c.client.latches.slotsOf(c.rows, few[:0])
+	run.slots = append(run.slots[:0], slots...)
+	err := c.knownConflict()
+	if err == nil && !c.latch.covers(slots) {
+		// Held are those of the last run, which wrote other cells: not to wait for one
+		// while holding another, out of order.
+		c.latch.release()
+		began := time.Now()
+		var waited bool
+		if c.latch, waited, err = c.client.latches.acquire(ctx, slots); waited {
+			latched(ctx, c.client, began)
+		}
+		if err == nil && waited {
+			err = c.knownConflict()
+		}
+	}
+	var conflict *ConflictError
+	if run.early = errors.As(err, &conflict); run.early && run.again {
+		// Its turn for the next run.
+		run.latch, c.latch = c.latch, nil
+	}
+	if err != nil {
+		c.latch.release()
+	}
+	return err
+}
+
+// unlatch lets the next transaction of this client have the cells: when the
+// commit is over, and when it is to wait for a lock, which may take long.
+func (c *commit) unlatch() { c.latch.release() }
+
+// knownConflict is a conflict that needs no request.
+func (c *commit) knownConflict() error {
+	if e := c.client.recent.conflict(c.rows, c.startTS); e != nil {
+		c.client.Counters.EarlyConflicts.Add(1)
+		return e
+	}
+	return nil
+}
+
+// askAhead asks for the start timestamp of a transaction to come, behind the
+// commit_ts of one that reads nothing.
+func askAhead(c *Client) {
+	n := c.starts.add()
+	if n == nil {
+		return
+	}
+	if !c.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.Clock) }) {
+		n.err = ErrClosed
+		close(n.done)
 	}
 }

@@ -70,8 +70,8 @@
 //
 // A read is one request and a question to the oracle, a write of one row two
 // conditional mutations and two questions. Transactions read along what those of
-// their name ([WithName]) have read together, see Config.PrefetchBytes. Snapshots
-// that may be a little old need not ask the oracle ([WithMaxStaleness]), nor do
+// their name ([Named]) have read together, see Config.PrefetchBytes. Snapshots
+// that may be a little old need not ask the oracle ([MaxStaleness]), nor do
 // transactions that read nothing wait for it ([WriteOnly]). Reads from many
 // goroutines of a transaction may share requests, see Config.BatchReads; a list of
 // rows in one [View.ReadRows] always does.

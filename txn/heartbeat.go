@@ -80,7 +80,7 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.Table, c.lock(w))
+		return h.rewrite(ctx, row.Table, newLock(c, w))
 	}
 	return nil
 }

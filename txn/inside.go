@@ -15,7 +15,7 @@ func init() {
 	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).Resolver }
 	access.Transaction = func(tx any) access.Inside { return inside{tx.(*Txn)} }
 	access.TraceLater = func(begin func(context.Context) context.Context) any {
-		return TxnOption(func(o *txnOptions) { o.traceLater = begin })
+		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
 	}
 }
 

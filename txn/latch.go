@@ -2,7 +2,6 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -249,66 +248,4 @@ func (l *latch) covers(slots []uint16) bool {
 		}
 	}
 	return true
-}
-
-// queue waits for the transactions of this client that are about to write the
-// same cells, and returns a ConflictError when one of them has already: then
-// nothing was sent. What it takes is given back by commit.unlatch.
-func (c *commit) queue(ctx context.Context) error {
-	run := c.txn.run
-	c.latch, run.latch = run.latch, nil
-	var few [4]uint16
-	slots := c.client.latches.slotsOf(c.rows, few[:0])
-	run.slots = append(run.slots[:0], slots...)
-	err := c.knownConflict()
-	if err == nil && !c.latch.covers(slots) {
-		// Held are those of the last run, which wrote other cells: not to wait for one
-		// while holding another, out of order.
-		c.latch.release()
-		began := time.Now()
-		var waited bool
-		if c.latch, waited, err = c.client.latches.acquire(ctx, slots); waited {
-			c.client.latched(ctx, began)
-		}
-		if err == nil && waited {
-			err = c.knownConflict()
-		}
-	}
-	var conflict *ConflictError
-	if run.early = errors.As(err, &conflict); run.early && run.again {
-		// Its turn for the next run.
-		run.latch, c.latch = c.latch, nil
-	}
-	if err != nil {
-		c.latch.release()
-	}
-	return err
-}
-
-// unlatch lets the next transaction of this client have the cells: when the
-// commit is over, and when it is to wait for a lock, which may take long.
-func (c *commit) unlatch() { c.latch.release() }
-
-// requeue takes the latches of the run before, ahead of the next one's start_ts.
-// granted is false where there is nothing to take.
-func (c *Client) requeue(ctx context.Context, run *attempt) (granted bool, err error) {
-	if run.latch == nil {
-		began := time.Now()
-		var waited bool
-		if run.latch, waited, err = c.latches.acquire(ctx, run.slots); waited {
-			c.latched(ctx, began)
-		}
-	}
-	return run.latch != nil, err
-}
-
-// drop gives back what a run kept for the next one.
-func (a *attempt) drop() {
-	a.latch.release()
-	a.latch = nil
-}
-
-func (c *Client) latched(ctx context.Context, began time.Time) {
-	c.Counters.LatchWaits.Add(1)
-	c.measure.latched(ctx, began)
 }

@@ -12,7 +12,25 @@ import (
 )
 
 // A TxnOption configures one transaction.
-type TxnOption func(*txnOptions)
+type TxnOption interface{ applyTxn(*txnOptions) }
+
+type txnOption func(*txnOptions)
+
+func (f txnOption) applyTxn(o *txnOptions) { f(o) }
+
+// A SnapshotOption configures a [Snapshot].
+type SnapshotOption interface{ applySnapshot(*snapshotOptions) }
+
+type snapshotOption func(*snapshotOptions)
+
+func (f snapshotOption) applySnapshot(o *snapshotOptions) { f(o) }
+
+// A NameOption names a transaction or a snapshot: see [Named].
+type NameOption string
+
+func (n NameOption) applyTxn(o *txnOptions) { o.name = string(n) }
+
+func (n NameOption) applySnapshot(o *snapshotOptions) { o.name, o.prefetch = string(n), true }
 
 type txnOptions struct {
 	name         string
@@ -24,26 +42,24 @@ type txnOptions struct {
 	becameTooOld bool // set by Update
 }
 
-// WithName names a transaction for errors, logs and telemetry, and for what is
-// learned about its reads (Config.PrefetchBytes). A name stands for a kind of
-// transaction ("transfer"), not for one run of it.
-func WithName(name string) TxnOption { return func(o *txnOptions) { o.name = name } }
+// Named names a kind of transaction, such as "transfer": in errors, logs and telemetry,
+// and for prefetching. A Get reads along the columns of the row that transactions and
+// snapshots of the same name usually ask for next ([Config.PrefetchBytes]), and keeps
+// them for later Gets. A snapshot without a name prefetches nothing.
+func Named(name string) NameOption { return NameOption(name) }
 
 // Serializable makes every point read of the transaction a lock-only write
-// too, so that write skew is impossible: the transaction commits only if
+// too, so write skew is impossible: the transaction commits only if
 // nothing it read was written meanwhile. Reads have to name their columns;
 // whole rows, ranges and prefixes are refused with [ErrSerializableScan],
 // because a cell that does not exist yet cannot be found to be locked. A
 // transaction that writes nothing locks nothing: a snapshot is serializable
 // among transactions that are.
-func Serializable() TxnOption { return func(o *txnOptions) { o.serializable = true } }
+func Serializable() TxnOption { return txnOption(func(o *txnOptions) { o.serializable = true }) }
 
 // MaxAttempts bounds how often [Client.Update] runs its function; 0 is no bound:
 // until the context ends.
-func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
-
-// A SnapshotOption configures a [Snapshot].
-type SnapshotOption func(*snapshotOptions)
+func MaxAttempts(n int) TxnOption { return txnOption(func(o *txnOptions) { o.maxAttempts = n }) }
 
 type snapshotOptions struct {
 	past bool
@@ -58,7 +74,7 @@ type snapshotOptions struct {
 // At makes a snapshot show the state at ts, which must be positive and not lie in the future:
 // every transaction with a commit_ts of at most ts is visible, and no other.
 func At(ts tso.Timestamp) SnapshotOption {
-	return func(o *snapshotOptions) { o.past, o.at = true, ts }
+	return snapshotOption(func(o *snapshotOptions) { o.past, o.at = true, ts })
 }
 
 // Hold keeps garbage collection below the snapshot until [Snapshot.Release], or
@@ -66,7 +82,7 @@ func At(ts tso.Timestamp) SnapshotOption {
 // kept. It costs a question to the oracle and a write of the worker token, and
 // needs one (Config.TokenTTL). Snapshots without it hold nothing: they can be
 // read for as long as garbage collection keeps versions.
-func Hold() SnapshotOption { return func(o *snapshotOptions) { o.hold = true } }
+func Hold() SnapshotOption { return snapshotOption(func(o *snapshotOptions) { o.hold = true }) }
 
 // A ReadOption narrows a read of rows.
 type ReadOption func(*readOptions)
@@ -123,4 +139,39 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	}
 	o.sel.Columns = columns
 	return o, nil
+}
+
+// WriteOnly declares that the transaction reads nothing: Get, ReadRow and the like
+// fail with ErrInvalid, those that are part of DeleteRow and GetForUpdate too. Such
+// transactions, where they follow each other, need not wait for a start timestamp:
+// the client asks for the next one while one commits, and the critical path is
+// three round trips instead of four.
+//
+// The transaction may then conflict with what another client has committed up to
+// 100 ms before it began, and never with what this client has.
+func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly = true }) }
+
+// NoPrefetch makes a transaction read what it asks for and nothing else, and
+// teach the client nothing.
+func NoPrefetch() TxnOption { return txnOption(func(o *txnOptions) { o.noPrefetch = true }) }
+
+
+// MaxStaleness lets a snapshot show the state at a timestamp that this client
+// has received before, instead of asking the oracle for a new one, as long as
+// the request for it was begun less than d ago. The snapshot then costs no
+// request, and a read of it one. It shows
+//
+//   - a consistent state, as every snapshot does: of each transaction all or
+//     nothing;
+//   - every transaction whose Commit returned, in whatever process, d or longer
+//     before the call of Snapshot, and perhaps later ones;
+//   - every transaction that this Client committed or settled before the call;
+//   - everything that an earlier snapshot or transaction of this Client has
+//     shown: time does not go back within a client.
+//
+// What other clients committed less than d ago may be missing. Where the client
+// has no timestamp as young as that, or garbage collection has passed it, the
+// oracle is asked as usual. 0 always asks. It cannot be combined with [At].
+func MaxStaleness(d time.Duration) SnapshotOption {
+	return snapshotOption(func(o *snapshotOptions) { o.staleness = &d })
 }

@@ -2,7 +2,6 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -34,16 +33,6 @@ const maxAttemptsAhead = 3
 // maxStartsAhead bounds the timestamps that wait for a transaction.
 const maxStartsAhead = 16
 
-// WriteOnly declares that the transaction reads nothing: Get, ReadRow and the like
-// fail with ErrInvalid, those that are part of DeleteRow and GetForUpdate too. Such
-// transactions, where they follow each other, need not wait for a start timestamp:
-// the client asks for the next one while one commits, and the critical path is
-// three round trips instead of four.
-//
-// The transaction may then conflict with what another client has committed up to
-// 100 ms before it began, and never with what this client has.
-func WriteOnly() TxnOption { return func(o *txnOptions) { o.writeOnly = true } }
-
 // A start is a start timestamp that was asked for ahead.
 type start struct {
 	done chan struct{} // closed when the rest is set
@@ -58,9 +47,9 @@ func (s *start) young() bool {
 }
 
 // ask asks the oracle.
-func (s *start) ask(ctx context.Context, c *Client) {
+func (s *start) ask(ctx context.Context, c *store.Clock) {
 	defer close(s.done)
-	s.ts, s.asked, s.err = c.Clock.Ask(ctx)
+	s.ts, s.asked, s.err = c.Ask(ctx)
 }
 
 // answered waits for the answer, unless that will be too old to be used.
@@ -126,62 +115,4 @@ func (s *starts) add() *start {
 	}
 	s.waiting = append(s.waiting, n)
 	return n
-}
-
-// askAhead asks for the start timestamp of a transaction to come, behind the
-// commit_ts of one that reads nothing.
-func (c *Client) askAhead() {
-	n := c.starts.add()
-	if n == nil {
-		return
-	}
-	if !c.Background.Run(func(ctx context.Context) { n.ask(ctx, c) }) {
-		n.err = ErrClosed
-		close(n.done)
-	}
-}
-
-// askAgain asks for the start timestamp of the next attempt while this one is
-// rolled back. Not behind a lock: its transaction is going to commit above a
-// timestamp of now.
-func (t *Txn) askAgain(ctx context.Context, err error) {
-	var conflict *ConflictError
-	a := t.run
-	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
-		return
-	}
-	if !a.again || a.number > maxAttemptsAhead {
-		return
-	}
-	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
-		return
-	}
-	a.next = &start{done: make(chan struct{})}
-	go a.next.ask(ctx, t.client)
-}
-
-// begins gives the transaction its start timestamp.
-func (t *Txn) begins(ctx context.Context) (err error) {
-	c, n, why := t.client, t.run.next, "retry"
-	t.run.next = nil
-	// A retry takes none from before its conflict.
-	if n == nil && t.opts.writeOnly && t.run.number == 1 {
-		n, why = c.starts.take(), "write only"
-	}
-	if n != nil {
-		answered := n.answered(ctx)
-		if ctx.Err() != nil {
-			return store.Ended(ctx, "waiting for a timestamp", nil)
-		}
-		if answered && n.good(&c.Clock) {
-			// The age of its locks is counted from the question.
-			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
-			c.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
-			c.Counters.Asked.Add(1)
-			c.measure.reads.saved(ctx, why)
-			return nil
-		}
-	}
-	t.startTS, err = c.Timestamp(ctx)
-	return err
 }

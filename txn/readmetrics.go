@@ -25,12 +25,14 @@ type readMetrics struct {
 	oracle metric.Int64Counter
 }
 
-func newReadMetrics(in *instrument.Set) readMetrics {
-	return readMetrics{
+func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
+	in := instrument.New(provider, store.Scope)
+	m := readMetrics{
 		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were read ahead, and those of them that were asked for later."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
 		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
 	}
+	return m, in.Err()
 }
 
 // prefetched counts cells that were read ahead, or used.

@@ -93,12 +93,3 @@ func (r *recentCommits) conflict(rows []*store.RowWrites, startTS tso.Timestamp)
 	}
 	return nil
 }
-
-// knownConflict is a conflict that needs no request.
-func (c *commit) knownConflict() error {
-	if e := c.client.recent.conflict(c.rows, c.startTS); e != nil {
-		c.client.Counters.EarlyConflicts.Add(1)
-		return e
-	}
-	return nil
-}

@@ -268,18 +268,3 @@ func (s *scan) give(row bigtable.Row) {
 		s.done = !s.yield(row, nil) || s.given == s.options.limit
 	}
 }
-
-func (o *overlay) next(reverse bool) string {
-	if reverse {
-		return o.keys[len(o.keys)-1]
-	}
-	return o.keys[0]
-}
-
-func (o *overlay) drop(reverse bool) {
-	if reverse {
-		o.keys = o.keys[:len(o.keys)-1]
-	} else {
-		o.keys = o.keys[1:]
-	}
-}

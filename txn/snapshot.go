@@ -21,20 +21,17 @@ type Snapshot struct {
 	reads  *reads
 }
 
-// Snapshot returns the state as of now, or, with [At], as of an earlier
-// timestamp. It sees every transaction that committed before the call, unless
-// [WithMaxStaleness] lets it be older. A timestamp that garbage collection has
-// passed is refused with ErrTooOld.
-func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
+// newSnapshot does the work of Client.Snapshot.
+func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapshot, error) {
 	if err := c.Enter(); err != nil {
 		return nil, err
 	}
 	defer c.Leave()
 	var o snapshotOptions
 	for _, opt := range opts {
-		opt(&o)
+		opt.applySnapshot(&o)
 	}
-	now, err := c.snapshotTS(ctx, &o)
+	now, err := presentFor(ctx, c, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +45,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		return nil, format.Invalidf("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
 	s := &Snapshot{client: c, ts: o.at}
-	if shared := new(reads); shared.init(c, o.name, o.prefetch) {
+	if shared := new(reads); shared.init(&c.reads, o.name, o.prefetch) {
 		s.reads = shared
 	}
 	if o.hold {
@@ -82,4 +79,26 @@ func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 // Table returns the snapshot's view of a table.
 func (s *Snapshot) Table(name string) *View {
 	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
+}
+
+// snapshotTS returns the present for a snapshot, or what the options accept for
+// it.
+func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
+	if o.staleness == nil {
+		return c.Timestamp(ctx)
+	}
+	switch d := *o.staleness; {
+	case o.past:
+		return 0, format.Invalidf("a snapshot with At and MaxStaleness; At says exactly which state")
+	case d < 0:
+		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
+	}
+	ts, ok := c.Clock.Within(*o.staleness)
+	// A safe point above it would refuse every read.
+	if !ok || ts < c.SafePoint.View.Load().Ts {
+		return c.Timestamp(ctx)
+	}
+	c.Counters.Reused.Add(1)
+	c.reads.measure.saved(ctx, "snapshot")
+	return ts, nil
 }

@@ -7,8 +7,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -87,27 +85,4 @@ func (l *later) Begin(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, l.look.span)
-}
-
-// trace begins the transaction's span, or puts it off.
-func (t *Txn) trace(ctx context.Context, a *attempt) {
-	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
-	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
-		return
-	}
-	t.later = &later{t: t, attempt: a}
-	if !t.client.Trace.Off() {
-		t.carried = store.Quiet
-	}
-}
-
-// started notes the start timestamp in the transaction's span.
-func (t *Txn) started(ts tso.Timestamp) {
-	if t.startTS = ts; t.later != nil {
-		t.later.got = time.Now()
-	}
-	if t.span.Recording() {
-		t.span.Set(store.AttrStartTS.Int64(int64(ts)))
-	}
 }

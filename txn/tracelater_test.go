@@ -35,7 +35,7 @@ func TestTraceLater(t *testing.T) {
 	}
 	look := func() *txn.Txn {
 		t.Helper()
-		tx, err := c.Begin(ctx, txn.WithName("look"), changes.TraceLater(begin))
+		tx, err := c.Begin(ctx, txn.Named("look"), changes.TraceLater(begin))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestTraceLater(t *testing.T) {
 	faults := txntest.NewFaults(t)
 	died := faults.OnStep(txntest.StepCommit, txntest.Crash)
 	dying := env.NewClient(txn.Config{TracerProvider: provider, LockTTL: 100 * time.Millisecond, TokenTTL: -1}, faults.DialOptions()...)
-	victim, err := dying.Begin(ctx, txn.WithName("victim"))
+	victim, err := dying.Begin(ctx, txn.Named("victim"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,21 +49,14 @@ type Txn struct {
 	hops int
 }
 
-// Begin starts a transaction, which has to be ended by Commit or Rollback.
-// Rollback may be deferred. Most callers want [Client.Update], which runs a
-// transaction again after a conflict.
-func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
-	return c.begin(ctx, &attempt{number: 1}, opts)
-}
-
-func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn, error) {
+func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
 	if err := c.Enter(); err != nil {
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
 	t := &Txn{client: c, run: a, begun: time.Now()}
 	for _, o := range opts {
-		o(&t.opts)
+		o.applyTxn(&t.opts)
 	}
 	t.trace(ctx, a)
 	if err := t.begins(t.within(ctx)); err != nil {
@@ -73,7 +66,7 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 	}
 	t.started(t.startTS)
 	t.hold = c.Holds.Add(t.startTS)
-	t.reads.init(c, t.opts.name, !t.opts.noPrefetch)
+	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
 	c.Counters.Begun.Add(1)
 	return t, nil
 }
@@ -166,7 +159,8 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	case Retryable(err):
 		outcome = outcomeConflict
 		t.client.Counters.Conflicts.Add(1)
-		t.client.conflicted(ctx, t.opts.name, err)
+		t.client.measure.conflict(ctx, err)
+		logConflict(ctx, t.client.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
 		t.client.Counters.Undetermined.Add(1)
@@ -185,7 +179,7 @@ func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
 		t.reads.describe(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.measure.transaction(ctx, t, outcome, rows)
+	t.client.measure.transaction(ctx, t.opts.name, t.begun, t.requests.Load(), outcome, rows)
 }
 
 // commit returns how many rows are written as well.
@@ -193,12 +187,12 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if t.buffer.err != nil {
 		return 0, 0, t.buffer.err
 	}
-	notified, err := t.notifications(ctx)
+	notified, err := weakNotifications(ctx, t)
 	if err != nil {
 		return 0, 0, err
 	}
 	if t.onlyReads() {
-		ts, err = t.onlyNotify(ctx, notified)
+		ts, err = onlyNotify(ctx, t, notified)
 		return ts, 0, err
 	}
 	rows, err := t.collect(ctx)
@@ -364,4 +358,72 @@ func (t *Txn) within(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.carried)
+}
+
+// askAgain asks for the start timestamp of the next attempt while this one is
+// rolled back. Not behind a lock: its transaction is going to commit above a
+// timestamp of now.
+func (t *Txn) askAgain(ctx context.Context, err error) {
+	var conflict *ConflictError
+	a := t.run
+	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
+		return
+	}
+	if !a.again || a.number > maxAttemptsAhead {
+		return
+	}
+	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
+		return
+	}
+	a.next = &start{done: make(chan struct{})}
+	go a.next.ask(ctx, &t.client.Clock)
+}
+
+// begins gives the transaction its start timestamp.
+func (t *Txn) begins(ctx context.Context) (err error) {
+	c, n, why := t.client, t.run.next, "retry"
+	t.run.next = nil
+	// A retry takes none from before its conflict.
+	if n == nil && t.opts.writeOnly && t.run.number == 1 {
+		n, why = c.starts.take(), "write only"
+	}
+	if n != nil {
+		answered := n.answered(ctx)
+		if ctx.Err() != nil {
+			return store.Ended(ctx, "waiting for a timestamp", nil)
+		}
+		if answered && n.good(&c.Clock) {
+			// The age of its locks is counted from the question.
+			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
+			c.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.Counters.Asked.Add(1)
+			c.reads.measure.saved(ctx, why)
+			return nil
+		}
+	}
+	t.startTS, err = c.Timestamp(ctx)
+	return err
+}
+
+// trace begins the transaction's span, or puts it off.
+func (t *Txn) trace(ctx context.Context, a *attempt) {
+	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
+	if t.opts.traceLater == nil {
+		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
+		return
+	}
+	t.later = &later{t: t, attempt: a}
+	if !t.client.Trace.Off() {
+		t.carried = store.Quiet
+	}
+}
+
+// started notes the start timestamp in the transaction's span.
+func (t *Txn) started(ts tso.Timestamp) {
+	if t.startTS = ts; t.later != nil {
+		t.later.got = time.Now()
+	}
+	if t.span.Recording() {
+		t.span.Set(store.AttrStartTS.Int64(int64(ts)))
+	}
 }

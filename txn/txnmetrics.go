@@ -33,7 +33,6 @@ type transactionMetrics struct {
 	retries   metric.Int64Counter
 	conflicts metric.Int64Counter
 	latchWait metric.Float64Histogram
-	reads     readMetrics
 }
 
 func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, error) {
@@ -45,21 +44,20 @@ func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, e
 		retries:   in.Counter("percolator.transaction.retries", "{retry}", "Reruns of functions given to Update."),
 		conflicts: in.Counter("percolator.transaction.conflicts", "{conflict}", "Transactions that failed because of a conflict with another one."),
 		latchWait: in.Seconds("percolator.latch.wait.duration", "How long a commit, or a run after a conflict, waited for another transaction of its client that writes the same cells."),
-		reads:     newReadMetrics(in),
 	}
 	return m, in.Err()
 }
 
 // transaction measures one attempt of a transaction.
-func (m *transactionMetrics) transaction(ctx context.Context, t *Txn, outcome string, rows int) {
+func (m *transactionMetrics) transaction(ctx context.Context, name string, begun time.Time, requests int64, outcome string, rows int) {
 	if m.duration.Enabled(ctx) {
-		m.duration.Record(ctx, time.Since(t.begun).Seconds(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
+		m.duration.Record(ctx, time.Since(begun).Seconds(), metric.WithAttributes(store.AttrName.String(name), store.AttrOutcome.String(outcome)))
 	}
 	if rows > 0 && m.rows.Enabled(ctx) {
-		m.rows.Record(ctx, int64(rows), metric.WithAttributes(store.AttrName.String(t.opts.name)))
+		m.rows.Record(ctx, int64(rows), metric.WithAttributes(store.AttrName.String(name)))
 	}
 	if m.requests.Enabled(ctx) {
-		m.requests.Record(ctx, t.requests.Load(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
+		m.requests.Record(ctx, requests, metric.WithAttributes(store.AttrName.String(name), store.AttrOutcome.String(outcome)))
 	}
 }
 

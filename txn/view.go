@@ -14,6 +14,21 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
+// A Reader reads one table: a [Table] of a transaction, or a [View] of a snapshot.
+type Reader interface {
+	// Get reads one cell, as [View.Get] does.
+	Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error)
+	// ReadRow reads one row, as [View.ReadRow] does.
+	ReadRow(ctx context.Context, row string, opts ...ReadOption) (bigtable.Row, error)
+	// ReadRows reads rows, as [View.ReadRows] does.
+	ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...ReadOption) iter.Seq2[bigtable.Row, error]
+}
+
+var (
+	_ Reader = (*View)(nil)
+	_ Reader = (*Table)(nil)
+)
+
 // A View reads one table at one timestamp; in a transaction, with the
 // transaction's own writes laid over. Reads of locked cells wait while the
 // lock's owner is alive, and settle what dead owners left.
@@ -168,4 +183,60 @@ func (v *View) open(ctx context.Context) (*store.Table, error) {
 		}
 	}
 	return v.client.Table(ctx, v.name)
+}
+
+// readCell reads one cell for Get, in one request with what is likely to be asked
+// for next, or finds it in the cache.
+func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
+	if value, present, known := v.reads.recall(cell); known {
+		return value, present, nil
+	}
+	sel := store.Selection{Columns: []Column{cell.Column()}}
+	var ahead []Column
+	for _, c := range v.reads.begin(cell) {
+		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
+			ahead = append(ahead, c)
+		}
+	}
+	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
+	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
+		// It may be because of what was to be read along: a family that is gone, a
+		// value that is too large for an answer.
+		v.reads.forget(cell)
+		row, err = v.readColumns(ctx, cell.Row, sel, nil)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if items := row[cell.Family]; len(items) > 0 {
+		present = true
+		if value = items[0].Value; value == nil {
+			value = []byte{}
+		}
+	}
+	v.reads.answered(cell, len(value))
+	return value, present, nil
+}
+
+// readColumns reads some columns of a row, and puts others along into the cache.
+func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
+	t, err := v.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, span := v.traced(ctx)
+	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
+	row, raw, err := recovery.SettledRow(ctx, v.client.Resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	span.EndWith(err)
+	if err != nil {
+		return nil, err
+	}
+	if len(ahead) > 0 {
+		v.reads.keep(t, key, raw, ahead, v.ts)
+	}
+	if v.txn == nil {
+		return row, nil
+	}
+	return v.txn.overlayRow(v.name, key, sel, row), nil
 }

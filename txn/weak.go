@@ -12,7 +12,7 @@ import (
 )
 
 // notifications are the transaction's weak notifications, checked.
-func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
+func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
 		if err := store.CheckNotifiable(ctx, t.client.Store, cell, true); err != nil {
@@ -27,7 +27,7 @@ func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
 // onlyNotify ends a transaction that writes nothing: its weak notifications are
 // set at a timestamp of their own, so that whatever was committed before is
 // seen by the observers.
-func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
+func onlyNotify(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
 	if len(cells) == 0 {
 		return t.startTS, nil
 	}

@@ -117,7 +117,7 @@ func (s *scene) update(c *txn.Client, rows ...string) {
 	_, err := c.Update(s.t.Context(), func(_ context.Context, tx *txn.Txn) error {
 		set(tx, rows...)
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 }
 
@@ -127,7 +127,7 @@ func (s *scene) commits() {
 		set(tx, "bob", "joe")
 		_, _, err := tx.Table("accounts").Get(ctx, "bob", "bal", "usd")
 		return err
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 	var many []string
 	for i := range 17 {
@@ -164,7 +164,7 @@ func (s *scene) conflicts() {
 			s.update(s.env.Client, "bob")
 		}
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 	// One that the client does not know before its prewrite.
 	tx, err := s.env.Client.Begin(ctx)
@@ -187,7 +187,7 @@ func (s *scene) leaveWith(cfg txn.Config, before txntest.Step, rows ...string) (
 	dying := s.env.NewClient(cfg, faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
-	tx, err := dying.Begin(ctx, txn.WithName("transfer"))
+	tx, err := dying.Begin(ctx, txn.Named("transfer"))
 	s.must(err)
 	set(tx, rows...)
 	committed := make(chan error, 1)
@@ -259,7 +259,7 @@ func (s *scene) observers() {
 			tx.Table("docs").Set("row", "d", "in", []byte("x"))
 			tx.Table("docs").Notify("row", "d", "weak")
 			return nil
-		}, txn.WithName("import"))
+		}, txn.Named("import"))
 		s.must(err)
 	}
 	ran := make(chan struct{}, 64)

@@ -71,7 +71,7 @@ type Store struct {
 	Metadata   *Table
 	Background *background
 	SafePoint  *safePoint
-	Counters   counters
+	Counters   Counters
 	Hints      hints
 	Trace      tracing
 	Metrics    metrics

@@ -62,7 +62,7 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 				t.Set(row, "n", "last", fmt.Append(nil, visitor))
 			}
 			return nil
-		}, txn.WithName("visit"))
+		}, txn.Named("visit"))
 		cancel()
 		switch {
 		case errors.Is(err, txn.ErrUndetermined):
@@ -81,7 +81,7 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 // look reads all counts, and who came last, as a page does that may be a second
 // old.
 func (v *visits) look(ctx context.Context) error {
-	snapshot, err := v.client.Snapshot(ctx, txn.WithMaxStaleness(time.Second), txn.Prefetch("page"))
+	snapshot, err := v.client.Snapshot(ctx, txn.MaxStaleness(time.Second), txn.Named("page"))
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (v *visits) lose(ctx context.Context, at deployment, cfg txn.Config, point 
 	ctx, cancel := context.WithCancel(ctx)
 	// Nothing of what it has to do can be done any more.
 	defer func() { cancel(); _ = client.Close(ctx) }()
-	tx, err := client.Begin(ctx, txn.WithName("visit"))
+	tx, err := client.Begin(ctx, txn.Named("visit"))
 	if err != nil {
 		return err
 	}
