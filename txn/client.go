@@ -19,7 +19,7 @@ import (
 // A Client runs transactions over an existing Bigtable client. It is safe for
 // concurrent use; a process needs one per deployment.
 type Client struct {
-	*recovery.Resolver
+	resolver *recovery.Resolver
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
 
@@ -75,8 +75,8 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	}
 	s.Clock.Oracle = oracle
 	s.Hints.Carrier, _ = oracle.(tso.Hints)
-	c.Resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
-	s.SafePoint.Keep(func(ctx context.Context) { c.Holds.Announce(ctx, c.Token) })
+	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
+	s.SafePoint.Keep(func(ctx context.Context) { c.resolver.Holds.Announce(ctx, c.resolver.Token) })
 	return c, nil
 }
 
@@ -132,13 +132,13 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 // ErrNotInitialized, ErrSchema or ErrFormatVersion name what is wrong and the
 // command that mends it.
 func (c *Client) OpenTable(ctx context.Context, name string) error {
-	_, err := c.Table(ctx, name)
+	_, err := c.resolver.Table(ctx, name)
 	return err
 }
 
 // Owner returns the token that this client writes into its locks; empty when
 // Config.TokenTTL is negative.
-func (c *Client) Owner() string { return c.Token.Name }
+func (c *Client) Owner() string { return c.resolver.Token.Name }
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
 // commit again, with the same commit timestamp, as long as the primary lock is
@@ -152,16 +152,16 @@ func (c *Client) Owner() string { return c.Token.Name }
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
 func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
-	return c.Resolver.Settle(ctx, u)
+	return c.resolver.Settle(ctx, u)
 }
 
 // Timestamp asks the oracle for a timestamp.
-func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.Clock.Timestamp(ctx) }
+func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.resolver.Clock.Timestamp(ctx) }
 
 // Stats returns the client's counts.
 func (c *Client) Stats() Stats {
-	cells, bytes := c.Background.Queued()
-	return newStats(&c.Counters, cells, bytes)
+	cells, bytes := c.resolver.Background.Queued()
+	return newStats(&c.resolver.Counters, cells, bytes)
 }
 
 // Close lets no new transaction begin, waits until those that were begun are
@@ -171,7 +171,7 @@ func (c *Client) Stats() Stats {
 // is unusable in either case. A second Close waits for the first. Close does not
 // close the bigtable.Client or an Oracle given in Config.
 func (c *Client) Close(ctx context.Context) error {
-	if !c.Shut() {
+	if !c.resolver.Shut() {
 		select {
 		case <-c.done:
 			return nil
@@ -180,9 +180,9 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	}
 	defer close(c.done)
-	errs := []error{c.Drain(ctx)}
-	c.SafePoint.Close()
-	c.Token.Close(ctx)
+	errs := []error{c.resolver.Drain(ctx)}
+	c.resolver.SafePoint.Close()
+	c.resolver.Token.Close(ctx)
 	if c.ownOracle != nil {
 		errs = append(errs, c.ownOracle.Close())
 	}

@@ -39,10 +39,10 @@ type commit struct {
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = format.TraceParent(ctx) // the transaction's
-	ctx, span := c.client.Trace.Begin(ctx, "commit", "")
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
 	if err := c.queue(ctx); err != nil {
-		c.client.Trace.Conflict(ctx, err)
+		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
 	defer c.unlatch()
@@ -50,12 +50,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.client.admission.dismiss()
-	c.client.Token.Ensure(ctx)
+	c.client.resolver.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
 	if err := prewriteAll(ctx, c); err != nil {
-		c.client.Trace.Conflict(ctx, err)
+		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.conflicted(err)
 		c.txn.askAgain(ctx, err)
 		c.abort(ctx)
@@ -63,7 +63,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Only now: a transaction that starts above commit_ts has to meet either
 	// the locks or the write records.
-	commitTS, asked, err := c.client.Clock.Ask(ctx)
+	commitTS, asked, err := c.client.resolver.Clock.Ask(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
@@ -77,7 +77,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Behind the prewrites: a collection that begins from now on meets the locks,
 	// and none that had forgotten a conflict began before (docs/gc.md).
-	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
@@ -97,12 +97,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.client.recent.committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// Who meets a secondary's lock here need not ask the primary.
-		c.client.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.Clock.MadeCommit(commitTS, asked)
-	c.client.Counters.Committed.Add(1)
-	c.client.Hints.Hint(c.rows[0].Observed()...)
-	c.client.Hints.Hint(c.notified...)
+	c.client.resolver.Clock.MadeCommit(commitTS, asked)
+	c.client.resolver.Counters.Committed.Add(1)
+	c.client.resolver.Hints.Hint(c.rows[0].Observed()...)
+	c.client.resolver.Hints.Hint(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
 }
@@ -116,8 +116,8 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 	if len(c.notified) == 0 {
 		return nil
 	}
-	ctx, span := c.client.Trace.Begin(ctx, "notify", "")
-	err := store.WriteNotifications(ctx, c.client.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "notify", "")
+	err := store.WriteNotifications(ctx, c.client.resolver.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
 	span.EndWith(err)
 	return err
 }
@@ -132,7 +132,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	row := c.rows[0]
 	m := bigtable.NewMutation()
 	c.addRow(m, row, commitTS)
-	p := &recovery.PrimaryCommit{Resolver: c.client.Resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
+	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
@@ -140,7 +140,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 			return m, c.sendNotifications(ctx, ts)
 		}
 	}
-	ctx, span := c.client.Trace.Begin(ctx, "commit primary", row.Table.Name)
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit primary", row.Table.Name)
 	err := p.Run(ctx)
 	if err == nil && span.Recording() {
 		span.AddEvent("commit point", trace.WithAttributes(store.AttrCommitTS.Int64(int64(p.CommitTS))))
@@ -150,7 +150,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 		// Rolled back, and nothing else: after any other error the commit may
 		// stand.
 		c.heartbeat.stop()
-		c.client.Background.Run(c.cleanUp)
+		c.client.resolver.Background.Run(c.cleanUp)
 	}
 	return p.CommitTS, err
 }
@@ -171,26 +171,26 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		return
 	}
 	byTable := map[*store.Table][]store.RowMutation{}
-	span := c.client.Trace.Secondaries(ctx, len(c.rows)-1)
+	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
 		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
-		if !c.client.cfg.SyncSecondaries && c.client.Background.Add(t, muts) {
+		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {
 			continue
 		}
 		// The queue is full: the one who fills it helps to empty it.
 		failed, err := t.Apply(ctx, muts)
-		c.client.Background.Applied(muts, failed)
+		c.client.resolver.Background.Applied(muts, failed)
 		if err != nil {
-			if !c.client.Background.Add(t, failed) {
+			if !c.client.resolver.Background.Add(t, failed) {
 				for _, m := range failed {
 					m.Secondaries.Fail(m.Err)
 				}
 			}
-			c.client.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
+			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 // (design §4, "Abort by the owner").
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
-	ctx, span := c.client.Trace.Begin(ctx, "roll back", "")
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
 	defer span.EndWith(nil) // what fails here is somebody else's to do
 	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
@@ -217,11 +217,11 @@ func (c *commit) abort(ctx context.Context) {
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
 			// The caller is gone; so is its right to make anyone wait.
-			c.client.Background.Add(t, muts)
+			c.client.resolver.Background.Add(t, muts)
 			continue
 		}
 		if failed, err := t.Apply(ctx, muts); err != nil {
-			c.client.Background.Add(t, failed)
+			c.client.resolver.Background.Add(t, failed)
 		}
 	}
 }
@@ -231,7 +231,7 @@ func (c *commit) abort(ctx context.Context) {
 // What it leaves is removed by whoever meets it.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
-	g.SetLimit(c.client.Store.Config.Parallelism)
+	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		for _, w := range row.Writes {
 			if w.Cell == c.primary {
@@ -246,7 +246,7 @@ func (c *commit) cleanUp(ctx context.Context) {
 		}
 	}
 	if err := g.Wait(); err != nil {
-		c.client.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+		c.client.resolver.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
 	}
 }
 
@@ -291,7 +291,7 @@ func (c *commit) unlatch() { c.latch.release() }
 // knownConflict is a conflict that needs no request.
 func (c *commit) knownConflict() error {
 	if e := c.client.recent.conflict(c.rows, c.startTS); e != nil {
-		c.client.Counters.EarlyConflicts.Add(1)
+		c.client.resolver.Counters.EarlyConflicts.Add(1)
 		return e
 	}
 	return nil
@@ -304,7 +304,7 @@ func askAhead(c *Client) {
 	if n == nil {
 		return
 	}
-	if !c.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.Clock) }) {
+	if !c.resolver.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.resolver.Clock) }) {
 		n.err = ErrClosed
 		close(n.done)
 	}

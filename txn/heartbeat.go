@@ -62,7 +62,7 @@ func (h *heartbeat) fire(commit context.Context) {
 	defer h.beat.Done()
 
 	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
-		h.commit.client.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
+		h.commit.client.resolver.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
 	h.mu.Lock()

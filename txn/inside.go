@@ -12,7 +12,7 @@ import (
 )
 
 func init() {
-	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).Resolver }
+	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).resolver }
 	access.Transaction = func(tx any) access.Inside { return inside{tx.(*Txn)} }
 	access.TraceLater = func(begin func(context.Context) context.Context) any {
 		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
@@ -22,7 +22,7 @@ func init() {
 // inside is what the packages beside this one may do to a transaction.
 type inside struct{ t *Txn }
 
-func (i inside) Resolver() *recovery.Resolver { return i.t.client.Resolver }
+func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
 
 func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
 
@@ -30,10 +30,10 @@ func (i inside) Alive() error { return i.t.alive() }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
-	ctx, span := t.client.Trace.Begin(t.within(ctx), "read", table)
+	ctx, span := t.client.resolver.Trace.Begin(t.within(ctx), "read", table)
 	ctx = t.later.lookBegins(ctx, table)
 	return ctx, func(err error) error {
-		err = t.client.SafePoint.AfterRead(ctx, t.startTS, err)
+		err = t.client.resolver.SafePoint.AfterRead(ctx, t.startTS, err)
 		span.EndWith(err)
 		t.later.lookEnds(err)
 		return err

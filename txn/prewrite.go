@@ -33,14 +33,14 @@ func prewriteRows(ctx context.Context, c *commit) (err error) {
 	traced := len(c.rows) <= maxPrewriteSpans
 	if !traced {
 		var all store.Span
-		ctx, all = c.client.Trace.Begin(ctx, "prewrite", "")
+		ctx, all = c.client.resolver.Trace.Begin(ctx, "prewrite", "")
 		all.Set(store.AttrRows.Int(len(c.rows)))
 		defer func() { all.EndWith(err) }()
 	}
 	waiting, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
 	var g errgroup.Group
-	g.SetLimit(c.client.Store.Config.Parallelism)
+	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
 			if c.failed.Load() {
@@ -66,7 +66,7 @@ func prewriteRows(ctx context.Context, c *commit) (err error) {
 const maxPrewriteSpans = 16
 
 func prewriteTraced(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
-	ctx, span := c.client.Trace.Begin(ctx, "prewrite", row.Table.Name)
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "prewrite", row.Table.Name)
 	if span.Recording() {
 		span.Set(store.AttrCells.Int(len(row.Writes)))
 	}
@@ -98,7 +98,7 @@ func prewriteRow(ctx context.Context, c *commit, waiting context.Context, row *s
 // a write record or mark at or above start_ts: then, and when the outcome is not
 // known, it is not locked and says no more, and the cells have to be tried by name.
 func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
-	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
 	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.InTheWayOfRow(c.startTS), nil, lockMutation(c, row))
@@ -122,8 +122,8 @@ func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row 
 		}
 		last = err
 	}
-	for pause := c.client.Store.Config.Backoff.Start(); ; {
-		if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+	for pause := c.client.resolver.Store.Config.Backoff.Start(); ; {
+		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
 		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate, nil, lockMutation(c, row))
@@ -185,7 +185,7 @@ func newLock(c *commit, w *store.Write) *Lock {
 		Primary:     c.primary,
 		Kind:        w.Kind,
 		TTL:         time.Since(c.txn.begun) + c.txn.early + c.client.cfg.LockTTL,
-		Owner:       c.client.Token.Name,
+		Owner:       c.client.resolver.Token.Name,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,
@@ -240,7 +240,7 @@ func inspect(ctx context.Context, c *commit, waiting context.Context, row *store
 		defer context.AfterFunc(waiting, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
 		if err != nil {
 			return false, err
 		}

@@ -23,10 +23,10 @@ type Snapshot struct {
 
 // newSnapshot does the work of Client.Snapshot.
 func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapshot, error) {
-	if err := c.Enter(); err != nil {
+	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
-	defer c.Leave()
+	defer c.resolver.Leave()
 	var o snapshotOptions
 	for _, opt := range opts {
 		opt.applySnapshot(&o)
@@ -49,14 +49,14 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 		s.reads = shared
 	}
 	if o.hold {
-		s.hold = c.Holds.Add(s.ts)
-		if err := c.Token.Publish(ctx); err != nil {
+		s.hold = c.resolver.Holds.Add(s.ts)
+		if err := c.resolver.Token.Publish(ctx); err != nil {
 			s.Release()
 			return nil, err
 		}
 	}
 	if o.past || o.staleness != nil && o.hold {
-		if err := c.SafePoint.CheckRead(ctx, s.ts); err != nil {
+		if err := c.resolver.SafePoint.CheckRead(ctx, s.ts); err != nil {
 			s.Release()
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 // there.
 func (s *Snapshot) Release() {
 	if s.hold != nil {
-		s.client.Holds.Remove(s.hold)
+		s.client.resolver.Holds.Remove(s.hold)
 	}
 }
 
@@ -93,12 +93,12 @@ func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timesta
 	case d < 0:
 		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
 	}
-	ts, ok := c.Clock.Within(*o.staleness)
+	ts, ok := c.resolver.Clock.Within(*o.staleness)
 	// A safe point above it would refuse every read.
-	if !ok || ts < c.SafePoint.View.Load().Ts {
+	if !ok || ts < c.resolver.SafePoint.View.Load().Ts {
 		return c.Timestamp(ctx)
 	}
-	c.Counters.Reused.Add(1)
+	c.resolver.Counters.Reused.Add(1)
 	c.reads.measure.saved(ctx, "snapshot")
 	return ts, nil
 }

@@ -37,14 +37,14 @@ func (l *later) start(ctx context.Context) {
 		ctx := t.opts.traceLater(ctx)
 		l.parent = trace.SpanFromContext(ctx)
 		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
+		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
 		if !t.span.Recording() {
 			return
 		}
 		t.span.Set(store.AttrStartTS.Int64(int64(t.startTS)))
 		ctx = trace.ContextWithSpan(ctx, t.carried)
 		past := func(operation, table string, began time.Time) store.Span {
-			_, s := t.client.Trace.Root(ctx, store.SpanName(operation, table), append(store.Request(operation, table), trace.WithTimestamp(began))...)
+			_, s := t.client.resolver.Trace.Root(ctx, store.SpanName(operation, table), append(store.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
 		if s := past("timestamp", "", t.begun); s.Recording() {

@@ -50,7 +50,7 @@ type Txn struct {
 }
 
 func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
-	if err := c.Enter(); err != nil {
+	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
@@ -61,13 +61,13 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	t.trace(ctx, a)
 	if err := t.begins(t.within(ctx)); err != nil {
 		t.over(ctx, OutcomeFailed, 0, err)
-		c.Leave()
+		c.resolver.Leave()
 		return nil, err
 	}
 	t.started(t.startTS)
-	t.hold = c.Holds.Add(t.startTS)
+	t.hold = c.resolver.Holds.Add(t.startTS)
 	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
-	c.Counters.Begun.Add(1)
+	c.resolver.Counters.Begun.Add(1)
 	return t, nil
 }
 
@@ -118,8 +118,8 @@ func (t *Txn) Rollback() {
 
 // end is the last thing of a transaction.
 func (t *Txn) end() {
-	t.client.Holds.Remove(t.hold)
-	t.client.Leave()
+	t.client.resolver.Holds.Remove(t.hold)
+	t.client.resolver.Leave()
 }
 
 // Commit makes the transaction's writes visible, all at the timestamp it
@@ -158,12 +158,12 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		}
 	case Retryable(err):
 		outcome = outcomeConflict
-		t.client.Counters.Conflicts.Add(1)
+		t.client.resolver.Counters.Conflicts.Add(1)
 		t.client.measure.conflict(ctx, err)
-		logConflict(ctx, t.client.Log, t.opts.name, err)
+		logConflict(ctx, t.client.resolver.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
-		t.client.Counters.Undetermined.Add(1)
+		t.client.resolver.Counters.Undetermined.Add(1)
 	}
 	t.over(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
@@ -227,7 +227,7 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
 	for name, rows := range t.buffer.rows {
-		tbl, err := t.client.Table(ctx, name)
+		tbl, err := t.client.resolver.Table(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -376,7 +376,7 @@ func (t *Txn) askAgain(ctx context.Context, err error) {
 		return
 	}
 	a.next = &start{done: make(chan struct{})}
-	go a.next.ask(ctx, &t.client.Clock)
+	go a.next.ask(ctx, &t.client.resolver.Clock)
 }
 
 // begins gives the transaction its start timestamp.
@@ -392,11 +392,11 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 		if ctx.Err() != nil {
 			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
-		if answered && n.good(&c.Clock) {
+		if answered && n.good(&c.resolver.Clock) {
 			// The age of its locks is counted from the question.
 			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
-			c.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
-			c.Counters.Asked.Add(1)
+			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.resolver.Counters.Asked.Add(1)
 			c.reads.measure.saved(ctx, why)
 			return nil
 		}
@@ -409,11 +409,11 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 func (t *Txn) trace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
+		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
 		return
 	}
 	t.later = &later{t: t, attempt: a}
-	if !t.client.Trace.Off() {
+	if !t.client.resolver.Trace.Off() {
 		t.carried = store.Quiet
 	}
 }

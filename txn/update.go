@@ -37,9 +37,9 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 		if beforeNext(ctx, c, &run, &pause, err) != nil {
 			return 0, store.Ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
-		c.Counters.Retries.Add(1)
+		c.resolver.Counters.Retries.Add(1)
 		c.measure.retry(ctx, o.name)
-		c.Trace.Retry(ctx, o.name, run.number+1, err)
+		c.resolver.Trace.Retry(ctx, o.name, run.number+1, err)
 	}
 }
 
@@ -47,7 +47,7 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 const maxRetryPause = 250 * time.Millisecond
 
 func retryBackoff(c *Client) store.Backoff {
-	return store.Backoff{Min: min(c.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.Store.Config.Backoff.Max, maxRetryPause)}
+	return store.Backoff{Min: min(c.resolver.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.resolver.Store.Config.Backoff.Max, maxRetryPause)}
 }
 
 func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
@@ -156,6 +156,6 @@ func (a *attempt) drop() {
 }
 
 func latched(ctx context.Context, c *Client, began time.Time) {
-	c.Counters.LatchWaits.Add(1)
+	c.resolver.Counters.LatchWaits.Add(1)
 	c.measure.latched(ctx, began)
 }

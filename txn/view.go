@@ -95,8 +95,8 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	r, err := recovery.VisibleRow(ctx, v.client.Resolver, t, row, o.sel, v.ts)
-	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	r, err := recovery.VisibleRow(ctx, v.client.resolver, t, row, o.sel, v.ts)
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil || v.txn == nil {
 		return r, err
@@ -171,9 +171,9 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 // traced begins the span of a read.
 func (v *View) traced(ctx context.Context) (context.Context, store.Span) {
 	if v.txn != nil {
-		return v.client.Trace.Begin(v.txn.within(ctx), "read", v.name)
+		return v.client.resolver.Trace.Begin(v.txn.within(ctx), "read", v.name)
 	}
-	return v.client.Trace.Read(ctx, v.name, v.ts)
+	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
 }
 
 func (v *View) open(ctx context.Context) (*store.Table, error) {
@@ -182,7 +182,7 @@ func (v *View) open(ctx context.Context) (*store.Table, error) {
 			return nil, err
 		}
 	}
-	return v.client.Table(ctx, v.name)
+	return v.client.resolver.Table(ctx, v.name)
 }
 
 // readCell reads one cell for Get, in one request with what is likely to be asked
@@ -226,8 +226,8 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.SettledRow(ctx, v.client.Resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
-	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	row, raw, err := recovery.SettledRow(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil {
 		return nil, err

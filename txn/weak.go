@@ -15,7 +15,7 @@ import (
 func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
-		if err := store.CheckNotifiable(ctx, t.client.Store, cell, true); err != nil {
+		if err := store.CheckNotifiable(ctx, t.client.resolver.Store, cell, true); err != nil {
 			return nil, err
 		}
 		cells = append(cells, cell)
@@ -35,9 +35,9 @@ func onlyNotify(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error
 	if err != nil {
 		return 0, err
 	}
-	if err := store.WriteNotifications(ctx, t.client.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
+	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
-	t.client.Hints.Hint(cells...)
+	t.client.resolver.Hints.Hint(cells...)
 	return ts, nil
 }
