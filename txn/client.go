@@ -19,7 +19,7 @@ import (
 // A Client runs transactions over an existing Bigtable client. It is safe for
 // concurrent use; a process needs one per deployment.
 type Client struct {
-	resolver *recovery.Resolver
+	resolver  *recovery.Resolver
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
 
@@ -156,7 +156,9 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 }
 
 // Timestamp asks the oracle for a timestamp.
-func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.resolver.Clock.Timestamp(ctx) }
+func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	return c.resolver.Clock.Timestamp(ctx)
+}
 
 // Stats returns the client's counts.
 func (c *Client) Stats() Stats {

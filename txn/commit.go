@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
@@ -143,7 +145,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit primary", row.Table.Name)
 	err := p.Run(ctx)
 	if err == nil && span.Recording() {
-		span.AddEvent("commit point", trace.WithAttributes(store.AttrCommitTS.Int64(int64(p.CommitTS))))
+		span.AddEvent("commit point", trace.WithAttributes(telemetry.AttrCommitTS.Int64(int64(p.CommitTS))))
 	}
 	span.EndWith(err)
 	if Retryable(err) {

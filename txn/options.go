@@ -155,7 +155,6 @@ func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly 
 // teach the client nothing.
 func NoPrefetch() TxnOption { return txnOption(func(o *txnOptions) { o.noPrefetch = true }) }
 
-
 // MaxStaleness lets a snapshot show the state at a timestamp that this client
 // has received before, instead of asking the oracle for a new one, as long as
 // the request for it was begun less than d ago. The snapshot then costs no

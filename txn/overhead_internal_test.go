@@ -11,13 +11,15 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // BenchmarkWithoutSDK is what the telemetry of a transaction costs where there
 // is no SDK: every call that one with two reads and two rows makes, without the
 // rest. The rest takes a millisecond where Bigtable is near.
 func BenchmarkWithoutSDK(b *testing.B) {
-	m, err := store.NewMetrics(store.Config{})
+	m, err := telemetry.NewMetrics(nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -26,7 +28,7 @@ func BenchmarkWithoutSDK(b *testing.B) {
 		b.Fatal(err)
 	}
 	log := WithTraceIDs(slog.New(slog.DiscardHandler))
-	c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Trace: store.NewTracing(store.Config{}), Metrics: m, Log: log}}, measure: measure}
+	c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Trace: telemetry.NewTracing(nil, false), Metrics: m, Log: log}}, measure: measure}
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {

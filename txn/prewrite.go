@@ -12,6 +12,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // prewriteAll locks every cell, all rows in parallel, the primary's included
@@ -32,9 +34,9 @@ func prewriteAll(ctx context.Context, c *commit) error {
 func prewriteRows(ctx context.Context, c *commit) (err error) {
 	traced := len(c.rows) <= maxPrewriteSpans
 	if !traced {
-		var all store.Span
+		var all telemetry.Span
 		ctx, all = c.client.resolver.Trace.Begin(ctx, "prewrite", "")
-		all.Set(store.AttrRows.Int(len(c.rows)))
+		all.Set(telemetry.AttrRows.Int(len(c.rows)))
 		defer func() { all.EndWith(err) }()
 	}
 	waiting, stopWaiting := context.WithCancel(ctx)
@@ -68,7 +70,7 @@ const maxPrewriteSpans = 16
 func prewriteTraced(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "prewrite", row.Table.Name)
 	if span.Recording() {
-		span.Set(store.AttrCells.Int(len(row.Writes)))
+		span.Set(telemetry.AttrCells.Int(len(row.Writes)))
 	}
 	err := prewriteRow(ctx, c, waiting, row)
 	span.EndWith(err)

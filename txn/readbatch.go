@@ -12,6 +12,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Read batching (paper §2.5): point reads that goroutines of one transaction, or
@@ -214,7 +216,7 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 			w.span.AddLink(link)
 		}
 	}
-	trace.SpanFromContext(ctx).SetAttributes(store.AttrRows.Int(len(rows)))
+	trace.SpanFromContext(ctx).SetAttributes(telemetry.AttrRows.Int(len(rows)))
 	b.of.counters.Batches.Add(1)
 	b.of.counters.Batched.Add(int64(len(batch.members)))
 	b.of.measure.joined(ctx, b.table.Name, len(batch.members))

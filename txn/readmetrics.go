@@ -9,7 +9,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 const (
@@ -26,7 +26,7 @@ type readMetrics struct {
 }
 
 func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
-	in := instrument.New(provider, store.Scope)
+	in := instrument.New(provider, telemetry.Scope)
 	m := readMetrics{
 		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were read ahead, and those of them that were asked for later."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
@@ -38,7 +38,7 @@ func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
 // prefetched counts cells that were read ahead, or used.
 func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
-		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), store.AttrOutcome.String(outcome)))
+		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), telemetry.AttrOutcome.String(outcome)))
 	}
 }
 

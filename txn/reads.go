@@ -13,6 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // This file is what the point reads of one transaction, or one snapshot, have in
@@ -283,7 +285,7 @@ func (r *reads) forget(cell Cell) {
 }
 
 // describe adds to a transaction's span what was read ahead.
-func (r *reads) describe(s store.Span) {
+func (r *reads) describe(s telemetry.Span) {
 	if r == nil {
 		return
 	}

@@ -7,7 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // This file lets a transaction look before it is worth a trace.
@@ -27,7 +27,7 @@ type later struct {
 type laterRead struct {
 	table        string
 	began, ended time.Time
-	span         store.Span
+	span         telemetry.Span
 }
 
 // start begins what was put off. A read that is under way goes on in its span.
@@ -41,10 +41,10 @@ func (l *later) start(ctx context.Context) {
 		if !t.span.Recording() {
 			return
 		}
-		t.span.Set(store.AttrStartTS.Int64(int64(t.startTS)))
+		t.span.Set(telemetry.AttrStartTS.Int64(int64(t.startTS)))
 		ctx = trace.ContextWithSpan(ctx, t.carried)
-		past := func(operation, table string, began time.Time) store.Span {
-			_, s := t.client.resolver.Trace.Root(ctx, store.SpanName(operation, table), append(store.Request(operation, table), trace.WithTimestamp(began))...)
+		past := func(operation, table string, began time.Time) telemetry.Span {
+			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
 		if s := past("timestamp", "", t.begun); s.Recording() {
@@ -66,7 +66,7 @@ func (l *later) lookBegins(ctx context.Context, table string) context.Context {
 		return ctx
 	}
 	l.look = laterRead{table: table, began: time.Now()}
-	return store.WithDeferred(ctx, l)
+	return telemetry.WithDeferred(ctx, l)
 }
 
 func (l *later) lookEnds(err error) {

@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // A Txn is a read-write transaction with snapshot isolation: it reads the
@@ -37,8 +39,8 @@ type Txn struct {
 	hold    *recovery.Hold // keeps garbage collection below startTS
 	reads   reads
 
-	span       store.Span // not on where nothing records
-	carried    trace.Span // the span, also one that does not record; nil without an SDK
+	span       telemetry.Span // not on where nothing records
+	carried    trace.Span     // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
 	later      *later       // until the trace begins; nil where it began with the transaction
 	requests   atomic.Int64 // to Bigtable
@@ -60,7 +62,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	}
 	t.trace(ctx, a)
 	if err := t.begins(t.within(ctx)); err != nil {
-		t.over(ctx, OutcomeFailed, 0, err)
+		t.over(ctx, outcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
 	}
@@ -147,14 +149,14 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	defer t.end()
 	ctx = t.within(ctx)
 	ts, rows, err := t.commit(ctx)
-	outcome := OutcomeFailed
+	outcome := outcomeFailed
 	switch {
 	case err == nil && rows == 0:
 		outcome = outcomeReadOnly
 	case err == nil:
 		outcome = outcomeCommitted
 		if t.span.Recording() {
-			t.span.Set(store.AttrCommitTS.Int64(int64(ts)))
+			t.span.Set(telemetry.AttrCommitTS.Int64(int64(ts)))
 		}
 	case Retryable(err):
 		outcome = outcomeConflict
@@ -175,7 +177,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 // over ends the transaction's span and measures it.
 func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
-		t.span.Set(store.AttrOutcome.String(outcome), store.AttrRows.Int(rows))
+		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
 		t.reads.describe(t.span)
 		t.span.EndWith(err)
 	}
@@ -348,7 +350,7 @@ func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.R
 // begun spans below it, and with the count of its requests.
 func (t *Txn) within(ctx context.Context) context.Context {
 	if t.client.measure.requests.Enabled(ctx) {
-		ctx = store.CountRequests(ctx, &t.requests)
+		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
 	if t.carried == nil {
 		return ctx
@@ -414,7 +416,7 @@ func (t *Txn) trace(ctx context.Context, a *attempt) {
 	}
 	t.later = &later{t: t, attempt: a}
 	if !t.client.resolver.Trace.Off() {
-		t.carried = store.Quiet
+		t.carried = telemetry.Quiet
 	}
 }
 
@@ -424,6 +426,6 @@ func (t *Txn) started(ts tso.Timestamp) {
 		t.later.got = time.Now()
 	}
 	if t.span.Recording() {
-		t.span.Set(store.AttrStartTS.Int64(int64(ts)))
+		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))
 	}
 }

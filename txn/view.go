@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // A Reader reads one table: a [Table] of a transaction, or a [View] of a snapshot.
@@ -146,7 +148,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
-	span.Set(store.AttrRows.Int(s.given))
+	span.Set(telemetry.AttrRows.Int(s.given))
 	span.EndWith(err)
 	return err
 }
@@ -169,7 +171,7 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 }
 
 // traced begins the span of a read.
-func (v *View) traced(ctx context.Context) (context.Context, store.Span) {
+func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	if v.txn != nil {
 		return v.client.resolver.Trace.Begin(v.txn.within(ctx), "read", v.name)
 	}

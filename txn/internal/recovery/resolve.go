@@ -11,6 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // This file settles locks that others left (paper §2.2, design §4 "Resolve a
@@ -55,7 +57,7 @@ func (r *Resolver) resolveForRead(ctx context.Context, l *format.Lock, ts tso.Ti
 		if passed {
 			action = "walked past"
 		}
-		span.Set(store.AttrAction.String(action))
+		span.Set(telemetry.AttrAction.String(action))
 		span.EndWith(err)
 	}()
 	if passed {
@@ -91,7 +93,7 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 	})
 	r.Metrics.Waited(ctx, l.Cell.Table, began)
 	defer func() {
-		span.Set(store.AttrAction.String(Resolution(s, 0)))
+		span.Set(telemetry.AttrAction.String(Resolution(s, 0)))
 		span.EndWith(err)
 	}()
 	switch {
@@ -119,7 +121,7 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 	defer r.Leave()
 	ctx, span := r.Trace.Settle(ctx, &l)
 	defer func() {
-		span.Set(store.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	now, err := r.Clock.Timestamp(ctx)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
@@ -35,7 +37,7 @@ func (r *Resolver) Settle(ctx context.Context, u *format.UndeterminedError) (s f
 	defer r.Leave()
 	ctx, span := r.Trace.Call(ctx, "settle", u.Primary.Table)
 	defer func() {
-		span.Set(store.AttrStartTS.Int64(int64(u.StartTS)), store.AttrCommitTS.Int64(int64(u.CommitTS)), store.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrStartTS.Int64(int64(u.StartTS)), telemetry.AttrCommitTS.Int64(int64(u.CommitTS)), telemetry.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	t, err := r.Table(ctx, u.Primary.Table)

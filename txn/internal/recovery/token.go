@@ -16,6 +16,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 const (
@@ -73,7 +75,7 @@ func (t *token) Ensure(ctx context.Context) {
 		t.starting = make(chan struct{})
 		// The token outlives the transaction that is the first to need it, and is no
 		// part of its trace.
-		go t.start(store.Untraced, t.starting)
+		go t.start(telemetry.Untraced, t.starting)
 	}
 	starting := t.starting
 	t.mu.Unlock()

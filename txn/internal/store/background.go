@@ -10,6 +10,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // background does work that no caller waits for: it commits secondaries, in
@@ -66,7 +68,7 @@ func newBackground(s *Store) *background {
 // work returns a context for one goroutine, which ends when close gives up; release
 // has to be called, without b.mu. b.mu is held.
 func (b *background) work() (ctx context.Context, release func()) {
-	ctx, cancel := context.WithCancel(Untraced)
+	ctx, cancel := context.WithCancel(telemetry.Untraced)
 	if b.abandoned {
 		cancel()
 	}
@@ -179,7 +181,7 @@ func (b *background) try(ctx context.Context, t *Table, l *lane, batch []RowMuta
 	ctx, cancel := context.WithDeadline(ctx, first)
 	defer cancel()
 	b.store.Counters.BackgroundRequests.Add(1)
-	b.store.Metrics.batch(len(batch))
+	b.store.Metrics.Batch(len(batch))
 	again, _ = t.Apply(ctx, batch) // each carries its own error
 	return again
 }
@@ -210,7 +212,7 @@ func (b *background) drop(t *Table, l *lane) {
 	b.remove(dropped)
 	b.checkIdle()
 	b.store.Counters.BackgroundDropped.Add(int64(len(dropped)))
-	b.store.Metrics.gaveUp(len(dropped))
+	b.store.Metrics.GaveUp(len(dropped))
 	b.store.Log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.Name, "rows", len(dropped), "error", last)
 }
 

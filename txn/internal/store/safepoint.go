@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // The safe point P is the oldest timestamp that may be read: below it, garbage
@@ -77,7 +79,7 @@ func newSafePoint(ctx context.Context, st *Store) (*safePoint, error) {
 // that ends when the next time comes.
 func (s *safePoint) Keep(also func(context.Context)) {
 	var ctx context.Context
-	ctx, s.stop = context.WithCancel(Untraced)
+	ctx, s.stop = context.WithCancel(telemetry.Untraced)
 	go func() {
 		defer close(s.stopped)
 		interval := gctime.SafePointMaxAge() / 3

@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // maxPageRows and maxPageBytes bound a page of rows, so that a long read needs little
@@ -128,7 +130,7 @@ type RowMutation struct {
 	// matter.
 	StartTS tso.Timestamp
 	// Secondaries is the span of the commit that it belongs to; nil: none.
-	Secondaries *secondaries
+	Secondaries *telemetry.Secondaries
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// Err is why the mutation is not known to be applied; shared: it may be because

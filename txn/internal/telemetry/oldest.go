@@ -1,4 +1,4 @@
-package store
+package telemetry
 
 import (
 	"context"
@@ -53,7 +53,7 @@ func (o *oldest) turn(now time.Time) {
 }
 
 // Stranded measures a lock whose owner was found dead at oracle time now.
-func (m *metrics) Stranded(l *format.Lock, now tso.Timestamp) {
+func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
 	ctx := context.Background()
 	if !m.strandedAge.Enabled(ctx) {
 		return
@@ -65,21 +65,21 @@ func (m *metrics) Stranded(l *format.Lock, now tso.Timestamp) {
 
 // Listed is for a lock that an operator's list has shown; one that is past its
 // ttl counts as stranded. now is the oracle's time, about; 0: not known.
-func (m *metrics) Listed(l *format.Lock, now tso.Timestamp) {
+func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
 	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
 		m.oldest.met(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
 	}
 }
 
-// batch measures a request of the background.
-func (m *metrics) batch(rows int) {
+// Batch measures a request of the background.
+func (m *Metrics) Batch(rows int) {
 	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
 		m.batchRows.Record(ctx, int64(rows))
 	}
 }
 
-// gaveUp counts rows of background work.
-func (m *metrics) gaveUp(rows int) {
+// GaveUp counts rows of background work.
+func (m *Metrics) GaveUp(rows int) {
 	if ctx := context.Background(); m.dropped.Enabled(ctx) {
 		m.dropped.Add(ctx, int64(rows))
 	}

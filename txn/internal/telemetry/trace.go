@@ -1,4 +1,4 @@
-package store
+package telemetry
 
 import (
 	"context"
@@ -45,8 +45,8 @@ const (
 	AttrLocks      = attribute.Key("percolator.locks")
 )
 
-// tracing makes spans.
-type tracing struct {
+// Tracing makes spans.
+type Tracing struct {
 	tracer trace.Tracer
 	// rowKeys lets spans name rows.
 	rowKeys bool
@@ -55,13 +55,13 @@ type tracing struct {
 	placeholder trace.TracerProvider
 }
 
-func NewTracing(cfg Config) tracing {
-	provider := cfg.TracerProvider
-	if provider == nil {
+func NewTracing(provider trace.TracerProvider, rowKeys bool) Tracing {
+	given := provider != nil
+	if !given {
 		provider = otel.GetTracerProvider()
 	}
-	t := tracing{tracer: provider.Tracer(Scope), rowKeys: cfg.TraceRowKeys}
-	if p := reflect.TypeOf(provider); cfg.TracerProvider == nil && p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global" {
+	t := Tracing{tracer: provider.Tracer(Scope), rowKeys: rowKeys}
+	if p := reflect.TypeOf(provider); !given && p.Kind() == reflect.Pointer && p.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global" {
 		t.placeholder = provider
 	}
 	return t
@@ -69,7 +69,7 @@ func NewTracing(cfg Config) tracing {
 
 // Off reports that there is no SDK: what its tracer makes then is nothing, but
 // costs five allocations.
-func (t tracing) Off() bool { return t.placeholder != nil && t.placeholder == otel.GetTracerProvider() }
+func (t Tracing) Off() bool { return t.placeholder != nil && t.placeholder == otel.GetTracerProvider() }
 
 // A span is a part of the work on a trace. The zero span is none: nothing
 // records.
@@ -99,7 +99,7 @@ func (s Span) Set(attrs ...attribute.KeyValue) {
 // Root begins a span whether or not its parent records. Where a sampler has
 // decided against it, the context that is returned says so: what the Bigtable
 // client and gRPC begin below it must not become traces of their own.
-func (t tracing) Root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, Span) {
+func (t Tracing) Root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, Span) {
 	if t.Off() {
 		return ctx, Span{}
 	}
@@ -115,7 +115,7 @@ func (t tracing) Root(ctx context.Context, name string, opts ...trace.SpanStartO
 
 // Begin begins a request, or a group of them, as part of what records already.
 // Its name is the operation and the table, which may be empty.
-func (t tracing) Begin(ctx context.Context, operation, table string) (context.Context, Span) {
+func (t Tracing) Begin(ctx context.Context, operation, table string) (context.Context, Span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, Span{}
 	}
@@ -123,7 +123,7 @@ func (t tracing) Begin(ctx context.Context, operation, table string) (context.Co
 }
 
 // Read begins a read outside of a transaction, which may be a trace of its own.
-func (t tracing) Read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, Span) {
+func (t Tracing) Read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, Span) {
 	if t.Off() {
 		return ctx, Span{}
 	}
@@ -159,7 +159,7 @@ func Request(operation, table string) []trace.SpanStartOption {
 // attempt before, which it replaces in earlier. carried is what
 // has to be in the contexts of its requests: the span, also one that does not
 // record; nil where there is no SDK.
-func (t tracing) Transaction(ctx context.Context, name string, number int, earlier *trace.SpanContext, opts ...trace.SpanStartOption) (s Span, carried trace.Span) {
+func (t Tracing) Transaction(ctx context.Context, name string, number int, earlier *trace.SpanContext, opts ...trace.SpanStartOption) (s Span, carried trace.Span) {
 	if t.Off() {
 		return Span{}, nil
 	}
@@ -182,7 +182,7 @@ func (t tracing) Transaction(ctx context.Context, name string, number int, earli
 }
 
 // Conflict adds the event of a conflict to whatever span ctx is in.
-func (t tracing) Conflict(ctx context.Context, err error) {
+func (t Tracing) Conflict(ctx context.Context, err error) {
 	var c *format.ConflictError
 	s := trace.SpanFromContext(ctx)
 	if !s.IsRecording() || !errors.As(err, &c) {
@@ -196,7 +196,7 @@ func (t tracing) Conflict(ctx context.Context, err error) {
 }
 
 // Retry adds the event of a function's next run to the caller's span.
-func (t tracing) Retry(ctx context.Context, name string, next int, err error) {
+func (t Tracing) Retry(ctx context.Context, name string, next int, err error) {
 	s := trace.SpanFromContext(ctx)
 	if s.IsRecording() {
 		s.AddEvent("retry", trace.WithAttributes(AttrName.String(name), attrAttempt.Int(next), semconv.ErrorTypeKey.String(errorType(err))))
@@ -204,7 +204,7 @@ func (t tracing) Retry(ctx context.Context, name string, next int, err error) {
 }
 
 // cell names a cell's class; its row only when that was asked for.
-func (t tracing) cell(c format.Cell) []attribute.KeyValue {
+func (t Tracing) cell(c format.Cell) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{semconv.DBCollectionName(c.Table), AttrFamily.String(c.Family), AttrQualifier.String(strings.ToValidUTF8(c.Qualifier, "\uFFFD"))}
 	if t.rowKeys {
 		attrs = append(attrs, attrRow.String(format.Escape(c.Row, false)))
@@ -214,7 +214,7 @@ func (t tracing) cell(c format.Cell) []attribute.KeyValue {
 
 // Resolve begins the work on another transaction's lock, linked to the trace
 // of the client that left it.
-func (t tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, Span) {
+func (t Tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		if ctx = beginDeferred(ctx); !trace.SpanFromContext(ctx).IsRecording() {
 			return ctx, Span{}
@@ -224,7 +224,7 @@ func (t tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, 
 }
 
 // Settle is resolve for an operator's call, which may be a trace of its own.
-func (t tracing) Settle(ctx context.Context, l *format.Lock) (context.Context, Span) {
+func (t Tracing) Settle(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	opts := []trace.SpanStartOption{clientKind}
 	if sc := format.ParseTraceParent(l.TraceParent); sc.IsValid() {
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc}))
@@ -240,7 +240,7 @@ func (t tracing) Settle(ctx context.Context, l *format.Lock) (context.Context, S
 
 // Secondaries begins the span; it is the transaction's child and holds nothing
 // open.
-func (t tracing) Secondaries(ctx context.Context, rows int) *secondaries {
+func (t Tracing) Secondaries(ctx context.Context, rows int) *Secondaries {
 	if rows == 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return nil
 	}
@@ -249,12 +249,12 @@ func (t tracing) Secondaries(ctx context.Context, rows int) *secondaries {
 		return nil
 	}
 	s.Set(AttrRows.Int(rows))
-	return &secondaries{span: s, left: rows}
+	return &Secondaries{span: s, left: rows}
 }
 
 // Call begins an operator's call about one transaction or one table, which may
 // be a trace of its own.
-func (t tracing) Call(ctx context.Context, operation, table string) (context.Context, Span) {
+func (t Tracing) Call(ctx context.Context, operation, table string) (context.Context, Span) {
 	ctx, s := t.Root(ctx, SpanName(operation, table), clientKind)
 	if s.Recording() {
 		s.SetAttributes(requestAttrs(operation, table)...)

@@ -1,13 +1,13 @@
-package store
+package telemetry
 
 import (
 	"context"
 	"sync"
 )
 
-// secondaries is the span of one transaction's secondaries, which are committed
+// Secondaries is the span of one transaction's secondaries, which are committed
 // after the transaction is over, in batches with those of others. nil is none.
-type secondaries struct {
+type Secondaries struct {
 	span Span
 
 	mu   sync.Mutex
@@ -16,17 +16,17 @@ type secondaries struct {
 }
 
 // Done counts rows that are committed; the last one ends the span.
-func (s *secondaries) Done(rows int) { s.count(rows, nil) }
+func (s *Secondaries) Done(rows int) { s.count(rows, nil) }
 
 // Fail counts a row that is left to whoever meets its lock.
-func (s *secondaries) Fail(err error) {
+func (s *Secondaries) Fail(err error) {
 	if err == nil {
 		err = context.Canceled
 	}
 	s.count(1, err)
 }
 
-func (s *secondaries) count(rows int, err error) {
+func (s *Secondaries) count(rows int, err error) {
 	if s == nil {
 		return
 	}

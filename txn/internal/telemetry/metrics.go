@@ -1,4 +1,4 @@
-package store
+package telemetry
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 // This file holds the metrics of transactions (docs/observability.md lists
 // them). Attributes are made only where somebody measures.
 
-// metrics are the client's instruments.
-type metrics struct {
+// Metrics are the client's instruments.
+type Metrics struct {
 	operations  metric.Float64Histogram // every request to Bigtable
 	oracle      metric.Float64Histogram
 	lockWait    metric.Float64Histogram
@@ -35,9 +35,9 @@ type metrics struct {
 	watching metric.Registration
 }
 
-func NewMetrics(cfg Config) (metrics, error) {
-	in := instrument.New(cfg.MeterProvider, Scope)
-	m := metrics{
+func NewMetrics(provider metric.MeterProvider) (Metrics, error) {
+	in := instrument.New(provider, Scope)
+	m := Metrics{
 		operations:  in.Seconds("db.client.operation.duration", "Duration of requests to Bigtable."),
 		oracle:      in.Seconds("percolator.oracle.wait.duration", "How long callers waited for a timestamp."),
 		lockWait:    in.Seconds("percolator.lock.wait.duration", "How long another client's lock held up a read or prewrite."),
@@ -54,26 +54,26 @@ func NewMetrics(cfg Config) (metrics, error) {
 	return m, in.Err()
 }
 
-// watch measures what is there rather than what happens, until close.
-func (m *metrics) watch(s *Store) (err error) {
+// Watch measures what is there rather than what happens, until close: how many changes
+// of cells are queued, and the age of the safe point (0: not known).
+func (m *Metrics) Watch(queued func() int, safePointAge func() time.Duration) (err error) {
 	// From nothing to the first one is no increase to Prometheus; from 0 it is.
 	m.dropped.Add(context.Background(), 0)
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		cells, _ := s.Background.Queued()
-		o.ObserveInt64(m.queue, int64(cells))
+		o.ObserveInt64(m.queue, int64(queued()))
 		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
-		if p, now := s.SafePoint.View.Load().Ts, s.Clock.Now(); p > 0 && now > 0 {
-			o.ObserveFloat64(m.safePoint, (time.Duration(now-p) * time.Microsecond).Seconds())
+		if age := safePointAge(); age != 0 {
+			o.ObserveFloat64(m.safePoint, age.Seconds())
 		}
 		return nil
 	}, m.queue, m.age, m.safePoint)
 	return err
 }
 
-func (m *metrics) close() error { return m.watching.Unregister() }
+func (m *Metrics) Close() error { return m.watching.Unregister() }
 
 // Operation measures one request to Bigtable.
-func (m *metrics) Operation(ctx context.Context, operation, table string, began time.Time, err error) {
+func (m *Metrics) Operation(ctx context.Context, operation, table string, began time.Time, err error) {
 	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
 		n.Add(1)
 	}
@@ -99,7 +99,7 @@ func CountRequests(ctx context.Context, n *atomic.Int64) context.Context {
 }
 
 // Timestamp measures one question to the oracle.
-func (m *metrics) Timestamp(ctx context.Context, began time.Time, err error) {
+func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 	if !m.oracle.Enabled(ctx) {
 		return
 	}
@@ -110,13 +110,13 @@ func (m *metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 	m.oracle.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
 }
 
-func (m *metrics) Waited(ctx context.Context, table string, began time.Time) {
+func (m *Metrics) Waited(ctx context.Context, table string, began time.Time) {
 	if m.lockWait.Enabled(ctx) {
 		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
 }
 
-func (m *metrics) Resolved(l *format.Lock, action string) {
+func (m *Metrics) Resolved(l *format.Lock, action string) {
 	ctx := context.Background()
 	if m.resolutions.Enabled(ctx) {
 		m.resolutions.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table), AttrAction.String(action)))
