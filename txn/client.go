@@ -14,6 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 )
 
 // A Client runs transactions over an existing Bigtable client. It is safe for
@@ -23,12 +25,12 @@ type Client struct {
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
 
-	latches   *latches
-	recent    *recentCommits
+	latches   *latch.Latches
+	recent    *latch.Recent
 	reads     readSharing
 	starts    starts
 	measure   transactionMetrics
-	admission admission
+	admission latch.Admission
 	streams   atomic.Int64  // requests of scans under way
 	done      chan struct{} // closed when Close is through
 }
@@ -62,10 +64,10 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	c := &Client{
 		cfg:       cfg,
 		done:      make(chan struct{}),
-		latches:   newLatches(cfg.LatchWait),
-		recent:    newRecentCommits(cfg.LatchWait),
+		latches:   latch.New(cfg.LatchWait),
+		recent:    latch.NewRecent(cfg.LatchWait),
 		measure:   measure,
-		admission: newAdmission(commitsPerRequest * s.Config.Parallelism),
+		admission: latch.NewAdmission(latch.CommitsPerRequest * s.Config.Parallelism),
 		reads:     readSharing{counters: &s.Counters, measure: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
 	}
 	oracle := cfg.Oracle

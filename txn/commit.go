@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 )
 
 // commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
@@ -34,7 +36,7 @@ type commit struct {
 
 	traceParent string
 	heartbeat   heartbeat
-	latch       *latch
+	latch       *latch.Latch
 
 	failed atomic.Bool // a row's prewrite has
 }
@@ -48,17 +50,17 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.unlatch()
-	if err := c.client.admission.admit(ctx); err != nil {
+	if err := c.client.admission.Admit(ctx); err != nil {
 		return 0, err
 	}
-	defer c.client.admission.dismiss()
+	defer c.client.admission.Dismiss()
 	c.client.resolver.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
-		c.client.recent.conflicted(err)
+		c.client.recent.Conflicted(err)
 		c.txn.askAgain(ctx, err)
 		c.abort(ctx)
 		return 0, err
@@ -96,7 +98,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	c.heartbeat.stop()
-	c.client.recent.committed(c.rows, commitTS)
+	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// Who meets a secondary's lock here need not ask the primary.
 		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
@@ -259,16 +261,16 @@ func (c *commit) queue(ctx context.Context) error {
 	run := c.txn.run
 	c.latch, run.latch = run.latch, nil
 	var few [4]uint16
-	slots := c.client.latches.slotsOf(c.rows, few[:0])
+	slots := c.client.latches.SlotsOf(c.rows, few[:0])
 	run.slots = append(run.slots[:0], slots...)
 	err := c.knownConflict()
-	if err == nil && !c.latch.covers(slots) {
+	if err == nil && !c.latch.Covers(slots) {
 		// Held are those of the last run, which wrote other cells: not to wait for one
 		// while holding another, out of order.
-		c.latch.release()
+		c.latch.Release()
 		began := time.Now()
 		var waited bool
-		if c.latch, waited, err = c.client.latches.acquire(ctx, slots); waited {
+		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
 			latched(ctx, c.client, began)
 		}
 		if err == nil && waited {
@@ -281,18 +283,18 @@ func (c *commit) queue(ctx context.Context) error {
 		run.latch, c.latch = c.latch, nil
 	}
 	if err != nil {
-		c.latch.release()
+		c.latch.Release()
 	}
 	return err
 }
 
 // unlatch lets the next transaction of this client have the cells: when the
 // commit is over, and when it is to wait for a lock, which may take long.
-func (c *commit) unlatch() { c.latch.release() }
+func (c *commit) unlatch() { c.latch.Release() }
 
 // knownConflict is a conflict that needs no request.
 func (c *commit) knownConflict() error {
-	if e := c.client.recent.conflict(c.rows, c.startTS); e != nil {
+	if e := c.client.recent.Conflict(c.rows, c.startTS); e != nil {
 		c.client.resolver.Counters.EarlyConflicts.Add(1)
 		return e
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 )
 
 // update does the work of Client.Update.
@@ -130,7 +132,7 @@ type attempt struct {
 	early    bool
 	wasEarly bool // and the one before
 	slots    []uint16
-	latch    *latch
+	latch    *latch.Latch
 
 	// next is the start timestamp of the next attempt; nil: not asked for.
 	next *start
@@ -142,7 +144,7 @@ func requeue(ctx context.Context, c *Client, run *attempt) (granted bool, err er
 	if run.latch == nil {
 		began := time.Now()
 		var waited bool
-		if run.latch, waited, err = c.latches.acquire(ctx, run.slots); waited {
+		if run.latch, waited, err = c.latches.Acquire(ctx, run.slots); waited {
 			latched(ctx, c, began)
 		}
 	}
@@ -151,7 +153,7 @@ func requeue(ctx context.Context, c *Client, run *attempt) (granted bool, err er
 
 // drop gives back what a run kept for the next one.
 func (a *attempt) drop() {
-	a.latch.release()
+	a.latch.Release()
 	a.latch = nil
 }
 

@@ -1,4 +1,4 @@
-package txn
+package latch
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // wantIdle: nobody holds or waits for anything.
-func (ls *latches) wantIdle(t *testing.T) {
+func (ls *Latches) wantIdle(t *testing.T) {
 	t.Helper()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -28,7 +28,7 @@ func (ls *latches) wantIdle(t *testing.T) {
 // ever, and nothing is left, also of those that gave up.
 func TestLatchesExclude(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(time.Hour)
+		ls := New(time.Hour)
 		holders := make([]int, 8)
 		var mu sync.Mutex
 		var g sync.WaitGroup
@@ -44,7 +44,7 @@ func TestLatchesExclude(t *testing.T) {
 					slices.Sort(slots)
 					slots = slices.Compact(slots)
 					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+rnd.IntN(200))*time.Millisecond)
-					l, _, err := ls.acquire(ctx, slots)
+					l, _, err := ls.Acquire(ctx, slots)
 					cancel()
 					if err != nil {
 						if !errors.Is(err, context.DeadlineExceeded) {
@@ -68,8 +68,8 @@ func TestLatchesExclude(t *testing.T) {
 						holders[n]--
 					}
 					mu.Unlock()
-					l.release()
-					l.release()
+					l.Release()
+					l.Release()
 				}
 			})
 		}
@@ -84,9 +84,9 @@ func TestLatchesExclude(t *testing.T) {
 // One that needs two slots is overtaken by those that need one, but not for ever.
 func TestLatchesServeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(time.Hour)
-		got := func(slots ...uint16) *latch {
-			l, waited, err := ls.acquire(t.Context(), slots)
+		ls := New(time.Hour)
+		got := func(slots ...uint16) *Latch {
+			l, waited, err := ls.Acquire(t.Context(), slots)
 			if l == nil || waited || err != nil {
 				t.Fatalf("slots %v: %v, waited: %v, %v", slots, l, waited, err)
 			}
@@ -97,14 +97,14 @@ func TestLatchesServeInTurn(t *testing.T) {
 		var g sync.WaitGroup
 		wait := func(name string, slots ...uint16) {
 			g.Go(func() {
-				l, _, err := ls.acquire(t.Context(), slots)
+				l, _, err := ls.Acquire(t.Context(), slots)
 				if l == nil || err != nil {
 					t.Errorf("%s: %v", name, err)
 					return
 				}
 				served <- name
 				<-time.After(time.Millisecond)
-				l.release()
+				l.Release()
 			})
 			synctest.Wait() // enters the queue behind those before it
 		}
@@ -116,7 +116,7 @@ func TestLatchesServeInTurn(t *testing.T) {
 		if n := len(served); n != maxOvertaken {
 			t.Errorf("%d overtook the one that waits for two slots, want %d", n, maxOvertaken)
 		}
-		first.release()
+		first.Release()
 		g.Wait()
 		close(served)
 		var order []string
@@ -134,22 +134,22 @@ func TestLatchesServeInTurn(t *testing.T) {
 // one that has had it for that long, for those behind.
 func TestLatchesAreOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(time.Second)
-		stuck, _, _ := ls.acquire(t.Context(), []uint16{7})
+		ls := New(time.Second)
+		stuck, _, _ := ls.Acquire(t.Context(), []uint16{7})
 		<-time.After(10 * time.Second)
 		began := time.Now()
-		if l, waited, err := ls.acquire(t.Context(), []uint16{7}); l != nil || !waited || err != nil || time.Since(began) != time.Second {
+		if l, waited, err := ls.Acquire(t.Context(), []uint16{7}); l != nil || !waited || err != nil || time.Since(began) != time.Second {
 			t.Errorf("%v, waited: %v, %v after %v", l, waited, err, time.Since(began))
 		}
-		l, waited, err := ls.acquire(t.Context(), []uint16{7})
+		l, waited, err := ls.Acquire(t.Context(), []uint16{7})
 		if l == nil || waited || err != nil {
 			t.Errorf("behind it: %v, waited: %v, %v", l, waited, err)
 		}
-		stuck.release() // it is another's by now
+		stuck.Release() // it is another's by now
 		if l.of.slots[7].holder != l {
 			t.Error("a slot was released by one that had lost it")
 		}
-		l.release()
+		l.Release()
 		ls.wantIdle(t)
 	})
 }
@@ -157,24 +157,24 @@ func TestLatchesAreOvertaken(t *testing.T) {
 // The queues are bounded: whoever comes to a full one goes on without.
 func TestLatchQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLatches(time.Hour)
-		first, _, _ := ls.acquire(t.Context(), []uint16{7})
+		ls := New(time.Hour)
+		first, _, _ := ls.Acquire(t.Context(), []uint16{7})
 		ctx, cancel := context.WithCancel(t.Context())
 		var g sync.WaitGroup
 		for range maxLatchQueue {
 			g.Go(func() {
-				if l, _, err := ls.acquire(ctx, []uint16{7}); l != nil || !errors.Is(err, context.Canceled) {
+				if l, _, err := ls.Acquire(ctx, []uint16{7}); l != nil || !errors.Is(err, context.Canceled) {
 					t.Errorf("%v, %v", l, err)
 				}
 			})
 		}
 		synctest.Wait()
-		if l, waited, err := ls.acquire(t.Context(), []uint16{6, 7}); l != nil || waited || err != nil {
+		if l, waited, err := ls.Acquire(t.Context(), []uint16{6, 7}); l != nil || waited || err != nil {
 			t.Errorf("%v, waited: %v, %v; want to go on at once", l, waited, err)
 		}
 		cancel()
 		g.Wait()
-		first.release()
+		first.Release()
 		ls.wantIdle(t)
 	})
 }

@@ -1,4 +1,4 @@
-package txn
+package latch
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Two transactions that write one cell and overlap, from start_ts to commit_ts,
@@ -31,11 +33,11 @@ const (
 	maxLatchQueue = 1024
 )
 
-// latches are the queues of one client. Each cell hashes to a slot; a transaction
+// Latches are the queues of one client. Each cell hashes to a slot; a transaction
 // enters the queues of all of its slots at once and is given all of them at
 // once, when they are free, so that nobody holds one while waiting for another.
 // Those behind it may be served meanwhile, but only so often.
-type latches struct {
+type Latches struct {
 	wait time.Duration // negative: no latches
 	seed maphash.Seed
 
@@ -44,14 +46,14 @@ type latches struct {
 }
 
 type latchSlot struct {
-	holder *latch
+	holder *Latch
 	since  time.Time
-	queue  []*latch
+	queue  []*Latch
 }
 
-// latch is what one transaction holds and waits for; nil is none.
-type latch struct {
-	of      *latches
+// Latch is what one transaction holds and waits for; nil is none.
+type Latch struct {
+	of      *Latches
 	slots   []uint16 // ascending
 	few     [4]uint16
 	granted chan struct{} // closed when the slots are its own; nil: it never waited
@@ -59,12 +61,12 @@ type latch struct {
 	overtaken int
 }
 
-func newLatches(wait time.Duration) *latches {
-	return &latches{wait: wait, seed: maphash.MakeSeed()}
+func New(wait time.Duration) *Latches {
+	return &Latches{wait: wait, seed: maphash.MakeSeed()}
 }
 
-// slotsOf are the slots of a commit's cells; none where latches do not apply.
-func (ls *latches) slotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
+// SlotsOf are the slots of a commit's cells; none where latches do not apply.
+func (ls *Latches) SlotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
 	n := 0
 	for _, r := range rows {
 		n += len(r.Writes)
@@ -81,7 +83,7 @@ func (ls *latches) slotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
 	return slices.Compact(slots)
 }
 
-func hashCell(c *Cell, seed maphash.Seed) uint64 {
+func hashCell(c *format.Cell, seed maphash.Seed) uint64 {
 	const odd = 0x9e3779b97f4a7c15
 	h := maphash.String(seed, c.Row)
 	h = h*odd ^ maphash.String(seed, c.Qualifier)
@@ -89,14 +91,14 @@ func hashCell(c *Cell, seed maphash.Seed) uint64 {
 	return h*odd ^ maphash.String(seed, c.Table)
 }
 
-// acquire takes slots. nil without an error says that the caller goes on without:
+// Acquire takes slots. nil without an error says that the caller goes on without:
 // it has waited for Config.LatchWait, or too many wait already. The error is that
 // of an ended context.
-func (ls *latches) acquire(ctx context.Context, slots []uint16) (l *latch, waited bool, err error) {
+func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waited bool, err error) {
 	if len(slots) == 0 {
 		return nil, false, nil
 	}
-	l = &latch{of: ls}
+	l = &Latch{of: ls}
 	l.slots = append(l.few[:0], slots...)
 	if full := ls.enter(l); full {
 		return nil, false, nil
@@ -119,7 +121,7 @@ func (ls *latches) acquire(ctx context.Context, slots []uint16) (l *latch, waite
 }
 
 // enter takes the slots of l, or enters it into their queues.
-func (ls *latches) enter(l *latch) (full bool) {
+func (ls *Latches) enter(l *Latch) (full bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if ls.free(l) {
@@ -141,7 +143,7 @@ func (ls *latches) enter(l *latch) (full bool) {
 
 // free reports that l may have its slots now: nobody does, and nobody in front
 // of it has been overtaken too often. The mutex is held.
-func (ls *latches) free(l *latch) bool {
+func (ls *Latches) free(l *Latch) bool {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		if s.holder != nil {
@@ -160,7 +162,7 @@ func (ls *latches) free(l *latch) bool {
 }
 
 // take gives l its slots. The mutex is held.
-func (ls *latches) take(l *latch) {
+func (ls *Latches) take(l *Latch) {
 	now := time.Now()
 	for _, n := range l.slots {
 		s := &ls.slots[n]
@@ -179,7 +181,7 @@ func (ls *latches) take(l *latch) {
 }
 
 // forget takes l out of the queues. The mutex is held.
-func (ls *latches) forget(l *latch) {
+func (ls *Latches) forget(l *Latch) {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		if i := slices.Index(s.queue, l); i >= 0 {
@@ -194,7 +196,7 @@ func (ls *latches) forget(l *latch) {
 // leave gives up waiting. When that was for as long as anybody waits, it takes
 // the slots away from who has had them for longer: a function that runs for long
 // holds up one that waits, and no more.
-func (ls *latches) leave(l *latch, overdue bool) {
+func (ls *Latches) leave(l *Latch, overdue bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.forget(l)
@@ -209,7 +211,7 @@ func (ls *latches) leave(l *latch, overdue bool) {
 }
 
 // serve gives free slots to those who wait. The mutex is held.
-func (ls *latches) serve(slots []uint16) {
+func (ls *Latches) serve(slots []uint16) {
 	for _, n := range slots {
 		s := &ls.slots[n]
 		for i := 0; s.holder == nil && i < len(s.queue); i++ {
@@ -221,8 +223,8 @@ func (ls *latches) serve(slots []uint16) {
 	}
 }
 
-// release gives up what l holds; more than once is fine.
-func (l *latch) release() {
+// Release gives up what l holds; more than once is fine.
+func (l *Latch) Release() {
 	if l == nil {
 		return
 	}
@@ -237,8 +239,8 @@ func (l *latch) release() {
 	ls.serve(l.slots)
 }
 
-// covers reports that l was taken for all of slots.
-func (l *latch) covers(slots []uint16) bool {
+// Covers reports that l was taken for all of slots.
+func (l *Latch) Covers(slots []uint16) bool {
 	if l == nil {
 		return false
 	}

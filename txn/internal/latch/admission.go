@@ -1,4 +1,4 @@
-package txn
+package latch
 
 import (
 	"context"
@@ -8,21 +8,21 @@ import (
 
 // commitsPerRequest is how many commits a client has under way at a time for each
 // request of Config.Parallelism.
-const commitsPerRequest = 4
+const CommitsPerRequest = 4
 
 // An admission bounds the commits that a client has under way: it holds one token for
 // each.
-type admission chan struct{}
+type Admission chan struct{}
 
-func newAdmission(commits int) admission { return make(admission, commits) }
+func NewAdmission(commits int) Admission { return make(Admission, commits) }
 
-// admit waits for one of the places for commits. Without a bound, more commits
+// Admit waits for one of the places for commits. Without a bound, more commits
 // than Bigtable gets done within their ttl take each other's time away: all of
 // them hold locks that have to be kept alive by heartbeats, which are requests
 // too, and none gets through. Whoever waits here holds no locks, so nobody waits
 // for it, and its locks' ttl is counted from when they are written.
 // Every nil is followed by one dismiss.
-func (a admission) admit(ctx context.Context) error {
+func (a Admission) Admit(ctx context.Context) error {
 	select {
 	case a <- struct{}{}:
 		return nil
@@ -31,5 +31,5 @@ func (a admission) admit(ctx context.Context) error {
 	}
 }
 
-// dismiss gives the place back.
-func (a admission) dismiss() { <-a }
+// Dismiss gives the place back.
+func (a Admission) Dismiss() { <-a }

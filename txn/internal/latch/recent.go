@@ -1,4 +1,4 @@
-package txn
+package latch
 
 import (
 	"errors"
@@ -9,38 +9,40 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// recentCommits remembers which cells were committed last, and when, by this
+// Recent remembers which cells were committed last, and when, by this
 // client or by others whose commits were in its way: a transaction that began
 // before such a commit and writes the cell is going to conflict with it, and
 // need not send a prewrite to learn that. It holds as many cells as it has
 // slots; a newer commit takes an older one's place.
-type recentCommits struct {
+type Recent struct {
 	seed  maphash.Seed
 	mu    sync.Mutex
 	slots []recentCommit
 }
 
 type recentCommit struct {
-	cell     Cell
+	cell     format.Cell
 	commitTS tso.Timestamp
 }
 
 // recentSlots is how many cells a client remembers with their last commit.
 const recentSlots = 1024
 
-// newRecentCommits makes one that remembers nothing where latches are off.
-func newRecentCommits(latchWait time.Duration) *recentCommits {
+// NewRecent makes one that remembers nothing where latches are off.
+func NewRecent(latchWait time.Duration) *Recent {
 	slots := recentSlots
 	if latchWait < 0 {
 		slots = 0
 	}
-	return &recentCommits{seed: maphash.MakeSeed(), slots: make([]recentCommit, slots)}
+	return &Recent{seed: maphash.MakeSeed(), slots: make([]recentCommit, slots)}
 }
 
-// committed remembers a commit that is known to stand.
-func (r *recentCommits) committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
+// Committed remembers a commit that is known to stand.
+func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	if len(r.slots) == 0 {
 		return
 	}
@@ -57,10 +59,10 @@ func (r *recentCommits) committed(rows []*store.RowWrites, commitTS tso.Timestam
 	}
 }
 
-// conflicted remembers the commit that a prewrite ran into.
-func (r *recentCommits) conflicted(err error) {
-	var c *ConflictError
-	if len(r.slots) == 0 || !errors.As(err, &c) || c.Reason != ConflictWrite {
+// Conflicted remembers the commit that a prewrite ran into.
+func (r *Recent) Conflicted(err error) {
+	var c *format.ConflictError
+	if len(r.slots) == 0 || !errors.As(err, &c) || c.Reason != format.ConflictWrite {
 		return
 	}
 	r.mu.Lock()
@@ -68,16 +70,16 @@ func (r *recentCommits) conflicted(err error) {
 	r.put(c.Cell, c.ConflictTS)
 }
 
-func (r *recentCommits) put(cell Cell, commitTS tso.Timestamp) {
+func (r *Recent) put(cell format.Cell, commitTS tso.Timestamp) {
 	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
 	if s.commitTS < commitTS {
 		*s = recentCommit{cell, commitTS}
 	}
 }
 
-// conflict returns what a prewrite at startTS would: it is nil unless a commit
+// Conflict returns what a prewrite at startTS would: it is nil unless a commit
 // of one of the cells is known to stand at or above startTS.
-func (r *recentCommits) conflict(rows []*store.RowWrites, startTS tso.Timestamp) *ConflictError {
+func (r *Recent) Conflict(rows []*store.RowWrites, startTS tso.Timestamp) *format.ConflictError {
 	if len(r.slots) == 0 {
 		return nil
 	}
@@ -87,7 +89,7 @@ func (r *recentCommits) conflict(rows []*store.RowWrites, startTS tso.Timestamp)
 		for _, w := range row.Writes {
 			s := &r.slots[hashCell(&w.Cell, r.seed)%uint64(len(r.slots))]
 			if s.commitTS >= startTS && s.cell == w.Cell {
-				return &ConflictError{Cell: s.cell, StartTS: startTS, ConflictTS: s.commitTS, Reason: ConflictWrite}
+				return &format.ConflictError{Cell: s.cell, StartTS: startTS, ConflictTS: s.commitTS, Reason: format.ConflictWrite}
 			}
 		}
 	}
