@@ -154,7 +154,7 @@ func (c *Client) Owner() string { return c.resolver.Token.Name }
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
 func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
-	return c.resolver.Settle(ctx, u)
+	return recovery.Settle(ctx, c.resolver, u)
 }
 
 // Timestamp asks the oracle for a timestamp.

@@ -24,7 +24,7 @@ import (
 // commit is not sent any more. It may be
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
-func (r *Resolver) Settle(ctx context.Context, u *format.UndeterminedError) (s format.Status, err error) {
+func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s format.Status, err error) {
 	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
 		return format.Status{}, format.Invalidf("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
 	}

@@ -243,12 +243,6 @@ func (l *lane) take() []RowMutation {
 	return batch
 }
 
-// size bounds the memory that a mutation takes.
-func (m *RowMutation) size() int {
-	const opBytes = 256 // with its messages, short names and a record
-	return opBytes*m.Ops + len(m.Row) + m.Names
-}
-
 func size(muts []RowMutation) (cells, bytes int) {
 	for i := range muts {
 		cells += muts[i].Ops

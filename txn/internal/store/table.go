@@ -204,3 +204,9 @@ func failAll(muts []RowMutation, err error) []RowMutation {
 	}
 	return failed
 }
+
+// size bounds the memory that a mutation takes.
+func (m *RowMutation) size() int {
+	const opBytes = 256 // with its messages, short names and a record
+	return opBytes*m.Ops + len(m.Row) + m.Names
+}

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -121,4 +122,37 @@ func (m *Metrics) Resolved(l *format.Lock, action string) {
 	if m.resolutions.Enabled(ctx) {
 		m.resolutions.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table), AttrAction.String(action)))
 	}
+}
+
+// Batch measures a request of the background.
+func (m *Metrics) Batch(rows int) {
+	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
+		m.batchRows.Record(ctx, int64(rows))
+	}
+}
+
+// GaveUp counts rows of background work.
+func (m *Metrics) GaveUp(rows int) {
+	if ctx := context.Background(); m.dropped.Enabled(ctx) {
+		m.dropped.Add(ctx, int64(rows))
+	}
+}
+
+// Listed is for a lock that an operator's list has shown; one that is past its
+// ttl counts as stranded. now is the oracle's time, about; 0: not known.
+func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
+	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
+		m.oldest.met(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
+	}
+}
+
+// Stranded measures a lock whose owner was found dead at oracle time now.
+func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
+	ctx := context.Background()
+	if !m.strandedAge.Enabled(ctx) {
+		return
+	}
+	age := time.Duration(now-l.StartTS) * time.Microsecond
+	m.strandedAge.Record(ctx, age.Seconds(), metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table)))
+	m.oldest.met(time.Now(), age)
 }

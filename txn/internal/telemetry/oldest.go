@@ -1,16 +1,8 @@
 package telemetry
 
 import (
-	"context"
 	"sync"
 	"time"
-
-	"go.opentelemetry.io/otel/metric"
-	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-
-	"github.com/percolator-bigtable/percolator/tso"
-
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // oldestWindow is how long a stranded lock that was met counts at least. Two
@@ -50,37 +42,4 @@ func (o *oldest) turn(now time.Time) {
 		o.last = 0
 	}
 	o.current, o.since = 0, now
-}
-
-// Stranded measures a lock whose owner was found dead at oracle time now.
-func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
-	ctx := context.Background()
-	if !m.strandedAge.Enabled(ctx) {
-		return
-	}
-	age := time.Duration(now-l.StartTS) * time.Microsecond
-	m.strandedAge.Record(ctx, age.Seconds(), metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table)))
-	m.oldest.met(time.Now(), age)
-}
-
-// Listed is for a lock that an operator's list has shown; one that is past its
-// ttl counts as stranded. now is the oracle's time, about; 0: not known.
-func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
-	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
-		m.oldest.met(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
-	}
-}
-
-// Batch measures a request of the background.
-func (m *Metrics) Batch(rows int) {
-	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
-		m.batchRows.Record(ctx, int64(rows))
-	}
-}
-
-// GaveUp counts rows of background work.
-func (m *Metrics) GaveUp(rows int) {
-	if ctx := context.Background(); m.dropped.Enabled(ctx) {
-		m.dropped.Add(ctx, int64(rows))
-	}
 }
