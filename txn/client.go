@@ -28,7 +28,7 @@ type Client struct {
 	latches   *latch.Latches
 	recent    *latch.Recent
 	reads     readSharing
-	starts    starts
+	starts    startsAhead
 	measure   transactionMetrics
 	admission latch.Admission
 	streams   atomic.Int64  // requests of scans under way
@@ -72,7 +72,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	}
 	oracle := cfg.Oracle
 	if oracle == nil {
-		c.ownOracle = tso.NewDirect(s.Metadata.Api, tso.DirectConfig{RPCTimeout: s.Config.RPCTimeout, Logger: s.Log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
+		c.ownOracle = tso.NewDirect(s.Metadata.API, tso.DirectConfig{RPCTimeout: s.Config.RPCTimeout, Logger: s.Log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
 		oracle = c.ownOracle
 	}
 	s.Clock.Oracle = oracle

@@ -61,7 +61,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.Conflicted(err)
-		c.txn.askAgain(ctx, err)
+		c.txn.askForNextRun(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
@@ -103,7 +103,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		// Who meets a secondary's lock here need not ask the primary.
 		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.resolver.Clock.MadeCommit(commitTS, asked)
+	c.client.resolver.Clock.NoteCommit(commitTS, asked)
 	c.client.resolver.Counters.Committed.Add(1)
 	c.client.resolver.Hints.Hint(c.rows[0].Observed()...)
 	c.client.resolver.Hints.Hint(c.notified...)
@@ -278,7 +278,7 @@ func (c *commit) queue(ctx context.Context) error {
 		}
 	}
 	var conflict *ConflictError
-	if run.early = errors.As(err, &conflict); run.early && run.again {
+	if run.foundEarly = errors.As(err, &conflict); run.foundEarly && run.again {
 		// Its turn for the next run.
 		run.latch, c.latch = c.latch, nil
 	}

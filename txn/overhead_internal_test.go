@@ -32,10 +32,10 @@ func BenchmarkWithoutSDK(b *testing.B) {
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		t := &Txn{client: c, begun: time.Now(), opts: txnOptions{name: "transfer"}}
+		t := &Txn{client: c, began: time.Now(), opts: txnOptions{name: "transfer"}}
 		t.span, t.carried = c.resolver.Trace.Transaction(ctx, t.opts.name, 1, new(trace.SpanContext))
 		step := func(ctx context.Context, operation string, requests int) {
-			ctx, s := c.resolver.Trace.Begin(t.within(ctx), operation, "accounts")
+			ctx, s := c.resolver.Trace.Begin(t.withTrace(ctx), operation, "accounts")
 			for range requests {
 				c.resolver.Metrics.Operation(ctx, operation, "accounts", time.Now(), nil)
 			}
@@ -50,6 +50,6 @@ func BenchmarkWithoutSDK(b *testing.B) {
 		}
 		c.resolver.Trace.Secondaries(ctx, 1).Done(1)
 		format.TraceParent(ctx)
-		t.over(ctx, outcomeCommitted, 2, nil)
+		t.measureEnd(ctx, outcomeCommitted, 2, nil)
 	}
 }

@@ -186,7 +186,7 @@ func newLock(c *commit, w *store.Write) *Lock {
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.Kind,
-		TTL:         time.Since(c.txn.begun) + c.txn.early + c.client.cfg.LockTTL,
+		TTL:         time.Since(c.txn.began) + c.txn.early + c.client.cfg.LockTTL,
 		Owner:       c.client.resolver.Token.Name,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,

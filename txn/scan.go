@@ -173,7 +173,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		if len(locks) == 0 {
 			break
 		}
-		again, err := recovery.ClearForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
+		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
 		if err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 	for i := range page {
 		r := &page[i]
 		r.raw = nil
-		recovery.ClearBehind(s.view.client.resolver, r.row.Stranded, s.view.ts)
+		recovery.ResolveInBackground(s.view.client.resolver, r.row.Stranded, s.view.ts)
 		if len(r.row.Exact) > 0 {
 			g.Go(func() error { return r.row.ReadExact(gctx, s.table, r.key) })
 		}

@@ -95,7 +95,7 @@ func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timesta
 	}
 	ts, ok := c.resolver.Clock.Within(*o.staleness)
 	// A safe point above it would refuse every read.
-	if !ok || ts < c.resolver.SafePoint.View.Load().Ts {
+	if !ok || ts < c.resolver.SafePoint.View.Load().TS {
 		return c.Timestamp(ctx)
 	}
 	c.resolver.Counters.Reused.Add(1)

@@ -32,7 +32,7 @@ type Txn struct {
 	client  *Client
 	opts    txnOptions
 	startTS tso.Timestamp
-	begun   time.Time     // for the part of the locks' ttl that is over at commit
+	began   time.Time     // for the part of the locks' ttl that is over at commit
 	early   time.Duration // how long before begun startTS was asked for
 	buffer  buffer
 	run     *attempt
@@ -42,11 +42,11 @@ type Txn struct {
 	span       telemetry.Span // not on where nothing records
 	carried    trace.Span     // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
-	later      *later       // until the trace begins; nil where it began with the transaction
+	deferred      *deferredTrace       // until the trace begins; nil where it began with the transaction
 	requests   atomic.Int64 // to Bigtable
 
 	mu   sync.Mutex
-	done bool
+	ended bool
 	// hops counts the observers' runs that led here; see [Txn.Observe].
 	hops int
 }
@@ -56,17 +56,17 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
-	t := &Txn{client: c, run: a, begun: time.Now()}
+	t := &Txn{client: c, run: a, began: time.Now()}
 	for _, o := range opts {
 		o.applyTxn(&t.opts)
 	}
-	t.trace(ctx, a)
-	if err := t.begins(t.within(ctx)); err != nil {
-		t.over(ctx, outcomeFailed, 0, err)
+	t.beginTrace(ctx, a)
+	if err := t.takeStart(t.withTrace(ctx)); err != nil {
+		t.measureEnd(ctx, outcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
 	}
-	t.started(t.startTS)
+	t.noteStart(t.startTS)
 	t.hold = c.resolver.Holds.Add(t.startTS)
 	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
 	c.resolver.Counters.Begun.Add(1)
@@ -82,28 +82,28 @@ func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
-// finish moves the transaction to its end; only the first call does.
-func (t *Txn) finish() error {
+// markEnded moves the transaction to its end; only the first call does.
+func (t *Txn) markEnded() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.done {
+	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
-	t.done = true
+	t.ended = true
 	t.buffer.mu.Lock()
 	t.buffer.sealed = true
 	t.buffer.mu.Unlock()
 	return nil
 }
 
-// alive fails when the transaction may not read any more, or not at all.
-func (t *Txn) alive() error {
+// checkReadable fails when the transaction may not read any more, or not at all.
+func (t *Txn) checkReadable() error {
 	if t.opts.writeOnly {
 		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.done {
+	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
 	return nil
@@ -112,14 +112,14 @@ func (t *Txn) alive() error {
 // Rollback drops the transaction's writes. Nothing of them was sent, so it
 // cannot fail; after Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
-	if t.finish() == nil {
-		t.over(context.Background(), outcomeRolledBack, 0, nil)
-		t.end()
+	if t.markEnded() == nil {
+		t.measureEnd(context.Background(), outcomeRolledBack, 0, nil)
+		t.release()
 	}
 }
 
-// end is the last thing of a transaction.
-func (t *Txn) end() {
+// release is the last thing of a transaction.
+func (t *Txn) release() {
 	t.client.resolver.Holds.Remove(t.hold)
 	t.client.resolver.Leave()
 }
@@ -143,11 +143,11 @@ func (t *Txn) end() {
 // A transaction without writes commits without a request and returns its start
 // timestamp. (Paper §2.2, Figure 6; design §4.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
-	if err := t.finish(); err != nil {
+	if err := t.markEnded(); err != nil {
 		return 0, err
 	}
-	defer t.end()
-	ctx = t.within(ctx)
+	defer t.release()
+	ctx = t.withTrace(ctx)
 	ts, rows, err := t.commit(ctx)
 	outcome := outcomeFailed
 	switch {
@@ -167,21 +167,21 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		outcome = outcomeUndetermined
 		t.client.resolver.Counters.Undetermined.Add(1)
 	}
-	t.over(ctx, outcome, rows, err)
+	t.measureEnd(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
 		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
 	}
 	return ts, err
 }
 
-// over ends the transaction's span and measures it.
-func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
+// measureEnd ends the transaction's span and measures it.
+func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
 		t.reads.describe(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.measure.transaction(ctx, t.opts.name, t.begun, t.requests.Load(), outcome, rows)
+	t.client.measure.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
 // commit returns how many rows are written as well.
@@ -346,9 +346,9 @@ func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.R
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
 }
 
-// within returns ctx with the transaction's span in it, unless the caller has
+// withTrace returns ctx with the transaction's span in it, unless the caller has
 // begun spans below it, and with the count of its requests.
-func (t *Txn) within(ctx context.Context) context.Context {
+func (t *Txn) withTrace(ctx context.Context) context.Context {
 	if t.client.measure.requests.Enabled(ctx) {
 		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
@@ -362,10 +362,10 @@ func (t *Txn) within(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.carried)
 }
 
-// askAgain asks for the start timestamp of the next attempt while this one is
+// askForNextRun asks for the start timestamp of the next attempt while this one is
 // rolled back. Not behind a lock: its transaction is going to commit above a
 // timestamp of now.
-func (t *Txn) askAgain(ctx context.Context, err error) {
+func (t *Txn) askForNextRun(ctx context.Context, err error) {
 	var conflict *ConflictError
 	a := t.run
 	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
@@ -377,12 +377,12 @@ func (t *Txn) askAgain(ctx context.Context, err error) {
 	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
 		return
 	}
-	a.next = &start{done: make(chan struct{})}
+	a.next = &startAhead{done: make(chan struct{})}
 	go a.next.ask(ctx, &t.client.resolver.Clock)
 }
 
-// begins gives the transaction its start timestamp.
-func (t *Txn) begins(ctx context.Context) (err error) {
+// takeStart gives the transaction its start timestamp.
+func (t *Txn) takeStart(ctx context.Context) (err error) {
 	c, n, why := t.client, t.run.next, "retry"
 	t.run.next = nil
 	// A retry takes none from before its conflict.
@@ -394,9 +394,9 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 		if ctx.Err() != nil {
 			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
-		if answered && n.good(&c.resolver.Clock) {
+		if answered && n.usable(&c.resolver.Clock) {
 			// The age of its locks is counted from the question.
-			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
+			t.startTS, t.early = n.ts, t.began.Sub(n.asked)
 			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
 			c.resolver.Counters.Asked.Add(1)
 			c.reads.measure.saved(ctx, why)
@@ -407,23 +407,23 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 	return err
 }
 
-// trace begins the transaction's span, or puts it off.
-func (t *Txn) trace(ctx context.Context, a *attempt) {
+// beginTrace begins the transaction's span, or puts it off.
+func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
 		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
 		return
 	}
-	t.later = &later{t: t, attempt: a}
+	t.deferred = &deferredTrace{t: t, attempt: a}
 	if !t.client.resolver.Trace.Off() {
 		t.carried = telemetry.Quiet
 	}
 }
 
-// started notes the start timestamp in the transaction's span.
-func (t *Txn) started(ts tso.Timestamp) {
-	if t.startTS = ts; t.later != nil {
-		t.later.got = time.Now()
+// noteStart notes the start timestamp in the transaction's span.
+func (t *Txn) noteStart(ts tso.Timestamp) {
+	if t.startTS = ts; t.deferred != nil {
+		t.deferred.got = time.Now()
 	}
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))

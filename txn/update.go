@@ -20,7 +20,7 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 	pause := retryBackoff(c).Start()
 	wasTooOld := false
 	run := attempt{again: true}
-	defer run.drop()
+	defer run.release()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
 		if err == nil {
@@ -57,15 +57,15 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	if err != nil {
 		return 0, txnOptions{}, err
 	}
-	run.early = false
+	run.foundEarly = false
 	defer func() {
 		tx.Rollback() // f may panic
-		if !run.early {
-			run.drop() // f did not come to its commit
+		if !run.foundEarly {
+			run.release() // f did not come to its commit
 		}
 	}()
 	var ts tso.Timestamp
-	if err = f(tx.within(ctx), tx); err == nil {
+	if err = f(tx.withTrace(ctx), tx); err == nil {
 		ts, err = tx.Commit(ctx)
 	} else if errors.Is(err, ErrUndetermined) {
 		err = &functionError{err}
@@ -103,11 +103,11 @@ func (e *functionError) As(target any) bool {
 // the queue of its cells, which the next run's start_ts comes after. Whoever
 // waits for the time to pass holds nobody up.
 func beforeNext(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
-	if run.early && run.wasEarly {
-		run.drop() // another process's commits
+	if run.foundEarly && run.foundEarlyBefore {
+		run.release() // another process's commits
 	}
-	early := run.early && !run.wasEarly
-	if run.wasEarly = run.early; !early {
+	early := run.foundEarly && !run.foundEarlyBefore
+	if run.foundEarlyBefore = run.foundEarly; !early {
 		if err := pause.Wait(ctx, 0); err != nil {
 			return err
 		}
@@ -129,13 +129,13 @@ type attempt struct {
 	// ended in one that was known before its prewrite. slots are the latches of the
 	// cells that it wrote, latch what is held of them for the next run.
 	again    bool
-	early    bool
-	wasEarly bool // and the one before
+	foundEarly    bool
+	foundEarlyBefore bool // and the one before
 	slots    []uint16
 	latch    *latch.Latch
 
 	// next is the start timestamp of the next attempt; nil: not asked for.
-	next *start
+	next *startAhead
 }
 
 // requeue takes the latches of the run before, ahead of the next one's start_ts.
@@ -151,8 +151,8 @@ func requeue(ctx context.Context, c *Client, run *attempt) (granted bool, err er
 	return run.latch != nil, err
 }
 
-// drop gives back what a run kept for the next one.
-func (a *attempt) drop() {
+// release gives back what a run kept for the next one.
+func (a *attempt) release() {
 	a.latch.Release()
 	a.latch = nil
 }

@@ -56,7 +56,7 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		return nil, false, err
 	}
 	if v.txn != nil {
-		if err := v.txn.alive(); err != nil {
+		if err := v.txn.checkReadable(); err != nil {
 			return nil, false, err
 		}
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
@@ -97,7 +97,7 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	r, err := recovery.VisibleRow(ctx, v.client.resolver, t, row, o.sel, v.ts)
+	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, o.sel, v.ts)
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil || v.txn == nil {
@@ -173,14 +173,14 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 // traced begins the span of a read.
 func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	if v.txn != nil {
-		return v.client.resolver.Trace.Begin(v.txn.within(ctx), "read", v.name)
+		return v.client.resolver.Trace.Begin(v.txn.withTrace(ctx), "read", v.name)
 	}
 	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
 }
 
 func (v *View) open(ctx context.Context) (*store.Table, error) {
 	if v.txn != nil {
-		if err := v.txn.alive(); err != nil {
+		if err := v.txn.checkReadable(); err != nil {
 			return nil, err
 		}
 	}
@@ -228,7 +228,7 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.SettledRow(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 // timestamp, so two resolvers at once, a resolver that dies half-way and one
 // that wakes up late do no harm.
 
-// patience says what to do about a lock whose owner is alive.
-type patience func(*format.Lock, Outcome) bool
+// waitPolicy says what to do about a lock whose owner is alive.
+type waitPolicy func(*format.Lock, Outcome) bool
 
 func WaitNever(*format.Lock, Outcome) bool { return false }
 
@@ -48,7 +48,7 @@ func (r *Resolver) resolveForRead(ctx context.Context, l *format.Lock, ts tso.Ti
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
 	passed := false
-	s, err := r.Decide(ctx, l, ts, true, func(_ *format.Lock, s Outcome) bool {
+	s, err := r.FindOutcome(ctx, l, ts, true, func(_ *format.Lock, s Outcome) bool {
 		passed = pass(ctx, r, s.Lock, ts)
 		return !passed
 	})
@@ -69,13 +69,13 @@ func (r *Resolver) resolveForRead(ctx context.Context, l *format.Lock, ts tso.Ti
 	}
 	if s.State == format.StateCommitted && s.CommitTS > ts {
 		r.Background.Run(func(ctx context.Context) {
-			if err := r.Finish(ctx, l, s); err != nil {
+			if err := r.ResolveCell(ctx, l, s); err != nil {
 				r.Log.DebugContext(ctx, "rolling forward behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
 		return true, nil
 	}
-	return false, r.Finish(ctx, l, s)
+	return false, r.ResolveCell(ctx, l, s)
 }
 
 // ResolveForWrite clears a lock that the prewrite of the transaction that
@@ -85,7 +85,7 @@ func (r *Resolver) resolveForRead(ctx context.Context, l *format.Lock, ts tso.Ti
 func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
-	s, err := r.Decide(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
+	s, err := r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
@@ -105,7 +105,7 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 	case !s.Final():
 		return false, nil
 	}
-	return true, r.Finish(ctx, l, s)
+	return true, r.ResolveCell(ctx, l, s)
 }
 
 // ResolveLock resolves one lock, as its transaction's primary decides, and waits for nobody.
@@ -130,21 +130,21 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 		return format.Status{}, err
 	}
 	// The lock may have been listed long ago, and be kept alive since.
-	o, err := r.Decide(ctx, &l, now, false, WaitNever)
+	o, err := r.FindOutcome(ctx, &l, now, false, WaitNever)
 	if err != nil || !o.Final() {
 		return o.Status, err
 	}
-	return o.Status, r.Finish(ctx, &l, o)
+	return o.Status, r.ResolveCell(ctx, &l, o)
 }
 
-// Decide finds the fate of the transaction that wrote l, and makes one if that
+// FindOutcome finds the fate of the transaction that wrote l, and makes one if that
 // transaction is dead: its primary is rolled back first, before anything of it
 // is cleaned up. asOf is any timestamp that the oracle handed out before l was
 // read (justRead) or before the call; age is judged by oracle time alone, so
 // the caller's own timestamp saves a question to the oracle when the lock is
 // old. The result is final, unless wait refused to wait for a live owner, or
 // the lock went away.
-func (r *Resolver) Decide(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait patience) (Outcome, error) {
+func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait waitPolicy) (Outcome, error) {
 	if s, ok := r.Known.get(l.StartTS); ok {
 		return Outcome{Status: s}, nil
 	}
@@ -162,7 +162,7 @@ func (r *Resolver) Decide(ctx context.Context, l *format.Lock, asOf tso.Timestam
 		}
 		expires := l.ExpiresTS()
 		if err == nil && !s.Final() {
-			s, expires, err = r.judge(ctx, t, l, s, asOf, justRead)
+			s, expires, err = r.rollBackIfDead(ctx, t, l, s, asOf, justRead)
 			if err == nil && (s.LockGone || (s.undecided() && !wait(l, s))) {
 				return s, nil
 			}
@@ -190,11 +190,11 @@ func (r *Resolver) Decide(ctx context.Context, l *format.Lock, asOf tso.Timestam
 	}
 }
 
-// judge rolls a transaction back whose fate is open if it is dead. The
+// rollBackIfDead rolls a transaction back whose fate is open if it is dead. The
 // primary's ttl decides; only where there is no primary lock does that of the
 // lock that was met (hazards 2 and 7). expires is when to look again at the
 // latest; stateChanged says to look again soon.
-func (r *Resolver) judge(ctx context.Context, t *store.Table, l *format.Lock, s Outcome, asOf tso.Timestamp, justRead bool) (_ Outcome, expires tso.Timestamp, err error) {
+func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format.Lock, s Outcome, asOf tso.Timestamp, justRead bool) (_ Outcome, expires tso.Timestamp, err error) {
 	judged := l
 	if s.State == format.StateLocked {
 		judged = s.Lock
@@ -209,13 +209,13 @@ func (r *Resolver) judge(ctx context.Context, t *store.Table, l *format.Lock, s 
 			return Outcome{LockGone: gone}, l.ExpiresTS(), err
 		}
 	}
-	if !r.dead(ctx, judged, asOf) {
+	if !r.isDead(ctx, judged, asOf) {
 		return s, judged.ExpiresTS(), nil
 	}
 	r.Metrics.Stranded(judged, asOf)
 	rolledBack, err := rollBackPrimary(ctx, t, l.Primary, l.StartTS, s.State, asOf)
 	if rolledBack.Final() && s.Lock != nil {
-		r.resolved(s.Lock, rolledBack)
+		r.noteResolved(s.Lock, rolledBack)
 	}
 	return rolledBack, judged.ExpiresTS(), err
 }
@@ -230,10 +230,10 @@ func (r *Resolver) isGone(ctx context.Context, l *format.Lock) (bool, error) {
 	return err == nil && len(raw[format.LockFamily]) == 0, err
 }
 
-// dead reports whether a lock may be rolled back at oracle time now: its ttl
+// isDead reports whether a lock may be rolled back at oracle time now: its ttl
 // is over, or its owner's token went stale.
-func (r *Resolver) dead(ctx context.Context, l *format.Lock, now tso.Timestamp) bool {
-	return now >= l.ExpiresTS() || r.Token.stale(ctx, l.Owner, now)
+func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) bool {
+	return now >= l.ExpiresTS() || r.Token.isStale(ctx, l.Owner, now)
 }
 
 // rollBackPrimary makes sure that the transaction never commits: it replaces
@@ -260,9 +260,9 @@ func rollBackPrimary(ctx context.Context, t *store.Table, primary format.Cell, s
 	return Outcome{Status: format.Status{State: format.StateRolledBack}, primaryCleared: true}, nil
 }
 
-// Finish rolls the lock's own cell forward or back, as its transaction's final
+// ResolveCell rolls the lock's own cell forward or back, as its transaction's final
 // status says. It returns once the cell is known to be clean.
-func (r *Resolver) Finish(ctx context.Context, l *format.Lock, s Outcome) error {
+func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, s Outcome) error {
 	if l.IsPrimary() && s.primaryCleared {
 		return nil
 	}
@@ -280,7 +280,7 @@ func (r *Resolver) Finish(ctx context.Context, l *format.Lock, s Outcome) error 
 		did, err := t.CheckAndMutate(ctx, l.Cell.Row, store.LockAt(l.Cell.Column(), l.StartTS), m, nil)
 		switch {
 		case err == nil && did:
-			r.resolved(l, s)
+			r.noteResolved(l, s)
 			return nil
 		case err == nil, store.Permanent(err):
 			return err
@@ -308,7 +308,7 @@ func Resolution(s Outcome, ts tso.Timestamp) string {
 	return "left"
 }
 
-func (r *Resolver) resolved(l *format.Lock, s Outcome) {
+func (r *Resolver) noteResolved(l *format.Lock, s Outcome) {
 	r.Metrics.Resolved(l, Resolution(s, 0))
 	if s.State == format.StateCommitted {
 		r.Counters.RolledForward.Add(1)
@@ -328,9 +328,9 @@ func (r *Resolver) resolved(l *format.Lock, s Outcome) {
 type Resolver struct {
 	*store.Store
 	Config Config
-	Token  *token
-	Holds  *holds
-	Known  *outcomeCache
+	Token  *Token
+	Holds  *Holds
+	Known  *OutcomeCache
 	// OnResolve is called after each cell that was resolved.
 	OnResolve atomic.Pointer[func(format.Resolution)]
 }

@@ -68,7 +68,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 	}
 	switch s.State {
 	case format.StateCommitted:
-		r.Clock.MadeCommit(s.CommitTS, time.Time{})
+		r.Clock.NoteCommit(s.CommitTS, time.Time{})
 		return s, nil
 	case format.StateRolledBack:
 		if forgotten, err := r.SafePoint.Forgotten(ctx, u.StartTS); err != nil {

@@ -71,10 +71,10 @@ type Store struct {
 
 	Clock      Clock
 	Metadata   *Table
-	Background *background
-	SafePoint  *safePoint
+	Background *Background
+	SafePoint  *SafePoint
 	Counters   Counters
-	Hints      hints
+	Hints      Hints
 	Trace      telemetry.Tracing
 	Metrics    telemetry.Metrics
 
@@ -325,7 +325,7 @@ func (s *Store) queued() int {
 // safePointAge is the age, in oracle time, of the safe point that this client uses; 0: it
 // is not known.
 func (s *Store) safePointAge() time.Duration {
-	if p, now := s.SafePoint.View.Load().Ts, s.Clock.Now(); p > 0 && now > 0 {
+	if p, now := s.SafePoint.View.Load().TS, s.Clock.Now(); p > 0 && now > 0 {
 		return time.Duration(now-p) * time.Microsecond
 	}
 	return 0

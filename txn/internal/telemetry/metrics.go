@@ -142,7 +142,7 @@ func (m *Metrics) GaveUp(rows int) {
 // ttl counts as stranded. now is the oracle's time, about; 0: not known.
 func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
 	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
-		m.oldest.met(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
+		m.oldest.note(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
 	}
 }
 
@@ -154,5 +154,5 @@ func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
 	}
 	age := time.Duration(now-l.StartTS) * time.Microsecond
 	m.strandedAge.Record(ctx, age.Seconds(), metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table)))
-	m.oldest.met(time.Now(), age)
+	m.oldest.note(time.Now(), age)
 }

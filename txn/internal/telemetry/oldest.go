@@ -17,7 +17,7 @@ type oldest struct {
 	current, last time.Duration
 }
 
-func (o *oldest) met(now time.Time, age time.Duration) {
+func (o *oldest) note(now time.Time, age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.turn(now)

@@ -24,7 +24,7 @@ func TestOldest(t *testing.T) {
 		{9 * oldestWindow, 0, 0},
 	} {
 		if step.met > 0 {
-			o.met(at(step.at), step.met)
+			o.note(at(step.at), step.met)
 		}
 		if got := o.read(at(step.at)); got != step.want {
 			t.Errorf("after %v: %v, want %v", step.at, got, step.want)

@@ -33,8 +33,8 @@ const maxAttemptsAhead = 3
 // maxStartsAhead bounds the timestamps that wait for a transaction.
 const maxStartsAhead = 16
 
-// A start is a start timestamp that was asked for ahead.
-type start struct {
+// A startAhead is a start timestamp that was asked for ahead.
+type startAhead struct {
 	done chan struct{} // closed when the rest is set
 	ts   tso.Timestamp
 	// asked is before the request.
@@ -42,18 +42,18 @@ type start struct {
 	err   error
 }
 
-func (s *start) young() bool {
+func (s *startAhead) young() bool {
 	return max(time.Since(s.asked), time.Since(s.asked.Round(0))) < maxStartAge
 }
 
 // ask asks the oracle.
-func (s *start) ask(ctx context.Context, c *store.Clock) {
+func (s *startAhead) ask(ctx context.Context, c *store.Clock) {
 	defer close(s.done)
 	s.ts, s.asked, s.err = c.Ask(ctx)
 }
 
 // answered waits for the answer, unless that will be too old to be used.
-func (s *start) answered(ctx context.Context) bool {
+func (s *startAhead) answered(ctx context.Context) bool {
 	select {
 	case <-s.done:
 		return true
@@ -70,10 +70,10 @@ func (s *start) answered(ctx context.Context) bool {
 	return false
 }
 
-// starts are those that wait for a transaction that reads nothing.
-type starts struct {
+// startsAhead are those that wait for a transaction that reads nothing.
+type startsAhead struct {
 	mu      sync.Mutex
-	waiting []*start // in the order in which they were asked for
+	waiting []*startAhead // in the order in which they were asked for
 	// began is when the last of these transactions did, busy whether the one
 	// before it did shortly before.
 	began time.Time
@@ -82,7 +82,7 @@ type starts struct {
 
 // take returns the one that was asked for last, answered or not; nil: there is
 // none. Each is taken once.
-func (s *starts) take() *start {
+func (s *startsAhead) take() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -96,20 +96,20 @@ func (s *starts) take() *start {
 	return next
 }
 
-// good reports whether a transaction may begin at an answer: it is young, and
+// usable reports whether a transaction may begin at an answer: it is young, and
 // nothing that this client has committed is in its way.
-func (s *start) good(c *store.Clock) bool {
+func (s *startAhead) usable(c *store.Clock) bool {
 	return s.err == nil && c.AboveCommits(s.ts) && s.young()
 }
 
 // add makes room for one more, if it is likely to be of use.
-func (s *starts) add() *start {
+func (s *startsAhead) add() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.busy {
 		return nil
 	}
-	n := &start{done: make(chan struct{})}
+	n := &startAhead{done: make(chan struct{})}
 	if len(s.waiting) == maxStartsAhead {
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 	}

@@ -12,32 +12,32 @@ import (
 
 // This file lets a transaction look before it is worth a trace.
 
-// later is a trace that has not begun yet.
-type later struct {
+// deferredTrace is a trace that has not begun yet.
+type deferredTrace struct {
 	t       *Txn
 	attempt *attempt
 	got     time.Time // the start timestamp
 
 	once   sync.Once
 	parent trace.Span
-	look   laterRead
+	read   deferredRead
 }
 
-// laterRead is Observe's read.
-type laterRead struct {
+// deferredRead is Observe's read.
+type deferredRead struct {
 	table        string
 	began, ended time.Time
 	span         telemetry.Span
 }
 
 // start begins what was put off. A read that is under way goes on in its span.
-func (l *later) start(ctx context.Context) {
+func (l *deferredTrace) start(ctx context.Context) {
 	l.once.Do(func() {
 		t := l.t
 		ctx := t.opts.traceLater(ctx)
 		l.parent = trace.SpanFromContext(ctx)
 		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
+		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.began))
 		if !t.span.Recording() {
 			return
 		}
@@ -47,42 +47,42 @@ func (l *later) start(ctx context.Context) {
 			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
-		if s := past("timestamp", "", t.begun); s.Recording() {
+		if s := past("timestamp", "", t.began); s.Recording() {
 			s.End(trace.WithTimestamp(l.got))
 		}
-		if l.look.table == "" {
+		if l.read.table == "" {
 			return
 		}
-		l.look.span = past("read", l.look.table, l.look.began)
-		if l.look.span.Recording() && !l.look.ended.IsZero() {
-			l.look.span.End(trace.WithTimestamp(l.look.ended))
+		l.read.span = past("read", l.read.table, l.read.began)
+		if l.read.span.Recording() && !l.read.ended.IsZero() {
+			l.read.span.End(trace.WithTimestamp(l.read.ended))
 		}
 	})
 }
 
-// lookBegins and lookEnds are around Observe's read. l may be nil.
-func (l *later) lookBegins(ctx context.Context, table string) context.Context {
+// readBegins and lookEnds are around Observe's read. l may be nil.
+func (l *deferredTrace) readBegins(ctx context.Context, table string) context.Context {
 	if l == nil {
 		return ctx
 	}
-	l.look = laterRead{table: table, began: time.Now()}
+	l.read = deferredRead{table: table, began: time.Now()}
 	return telemetry.WithDeferred(ctx, l)
 }
 
-func (l *later) lookEnds(err error) {
+func (l *deferredTrace) readEnds(err error) {
 	if l == nil {
 		return
 	}
-	l.look.span.EndWith(err)
-	l.look.ended = time.Now()
+	l.read.span.EndWith(err)
+	l.read.ended = time.Now()
 }
 
 // Begin begins the trace of a look that met a lock, and returns ctx with
 // the look's span in it.
-func (l *later) Begin(ctx context.Context) context.Context {
+func (l *deferredTrace) Begin(ctx context.Context) context.Context {
 	l.start(ctx)
-	if !l.look.span.Recording() {
+	if !l.read.span.Recording() {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, l.look.span)
+	return trace.ContextWithSpan(ctx, l.read.span)
 }
