@@ -48,17 +48,16 @@ type txnOptions struct {
 // them for later Gets. A snapshot without a name prefetches nothing.
 func Named(name string) NameOption { return NameOption(name) }
 
-// Serializable makes every point read of the transaction a lock-only write
-// too, so write skew is impossible: the transaction commits only if
-// nothing it read was written meanwhile. Reads have to name their columns;
-// whole rows, ranges and prefixes are refused with [ErrSerializableScan],
-// because a cell that does not exist yet cannot be found to be locked. A
-// transaction that writes nothing locks nothing: a snapshot is serializable
-// among transactions that are.
+// Serializable also writes a lock-only record for every point read, which makes write skew
+// impossible: the transaction commits only if no other transaction wrote what it read.
+// Reads must name their columns. Reads of whole rows, ranges and prefixes fail with
+// [ErrSerializableScan], because nothing can lock a cell that does not exist yet. A
+// transaction that writes nothing locks nothing: a snapshot is serializable among
+// transactions that are.
 func Serializable() TxnOption { return txnOption(func(o *txnOptions) { o.serializable = true }) }
 
-// MaxAttempts bounds how often [Client.Update] runs its function; 0 is no bound:
-// until the context ends.
+// MaxAttempts bounds how often [Client.Update] runs its function. 0, the default, is no
+// bound: Update runs it until the context ends.
 func MaxAttempts(n int) TxnOption { return txnOption(func(o *txnOptions) { o.maxAttempts = n }) }
 
 type snapshotOptions struct {
@@ -71,17 +70,16 @@ type snapshotOptions struct {
 	name      string
 }
 
-// At makes a snapshot show the state at ts, which must be positive and not lie in the future:
-// every transaction with a commit_ts of at most ts is visible, and no other.
+// At makes a snapshot show the state at ts: every transaction with a commit_ts of at most
+// ts, and no other. ts must be positive and not lie in the future.
 func At(ts tso.Timestamp) SnapshotOption {
 	return snapshotOption(func(o *snapshotOptions) { o.past, o.at = true, ts })
 }
 
-// Hold keeps garbage collection below the snapshot until [Snapshot.Release], or
-// until Config.MaxHold is over: for reads that take longer than versions are
-// kept. It costs a question to the oracle and a write of the worker token, and
-// needs one (Config.TokenTTL). Snapshots without it hold nothing: they can be
-// read for as long as garbage collection keeps versions.
+// Hold keeps garbage collection below the snapshot until [Snapshot.Release], for at most 24
+// hours: for reads that take longer than versions are kept. It costs a question to the
+// oracle and a write of the worker token, so it needs one (Config.TokenTTL). A snapshot
+// without it can be read as long as garbage collection keeps its versions.
 func Hold() SnapshotOption { return snapshotOption(func(o *snapshotOptions) { o.hold = true }) }
 
 // A ReadOption narrows a read of rows.
@@ -93,8 +91,7 @@ type readOptions struct {
 	reverse bool
 }
 
-// Columns limits a read to the named columns. Given with [Families], it adds
-// to them.
+// Columns limits a read to the named columns. Together with [Families], it adds to them.
 func Columns(cols ...Column) ReadOption {
 	return func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) }
 }
@@ -108,8 +105,8 @@ func Families(families ...string) ReadOption {
 // columns. 0 is no limit.
 func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
 
-// Reverse returns rows in descending order of their keys. The row set is still
-// given with its smaller key first.
+// Reverse returns rows in descending order of their keys. A row range still names its
+// smaller key first.
 func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
 
 func newReadOptions(opts []ReadOption) (readOptions, error) {
@@ -141,36 +138,33 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	return o, nil
 }
 
-// WriteOnly declares that the transaction reads nothing: Get, ReadRow and the like
-// fail with ErrInvalid, those that are part of DeleteRow and GetForUpdate too. Such
-// transactions, where they follow each other, need not wait for a start timestamp:
-// the client asks for the next one while one commits, and the critical path is
+// WriteOnly declares that the transaction reads nothing: Get, ReadRow, ReadRows, DeleteRow
+// and GetForUpdate fail with ErrInvalid. While one such transaction commits, the client
+// asks for the start timestamp of the next one. If they follow each other, each waits for
 // three round trips instead of four.
 //
-// The transaction may then conflict with what another client has committed up to
-// 100 ms before it began, and never with what this client has.
+// The transaction may conflict with a transaction that another client committed up to
+// 100 ms before it began, but never with one of this client.
 func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly = true }) }
 
-// NoPrefetch makes a transaction read what it asks for and nothing else, and
-// teach the client nothing.
+// NoPrefetch makes a transaction read only what it asks for, and learn nothing for later
+// transactions of its name.
 func NoPrefetch() TxnOption { return txnOption(func(o *txnOptions) { o.noPrefetch = true }) }
 
-// MaxStaleness lets a snapshot show the state at a timestamp that this client
-// has received before, instead of asking the oracle for a new one, as long as
-// the request for it was begun less than d ago. The snapshot then costs no
-// request, and a read of it one. It shows
+// MaxStaleness lets a snapshot reuse a timestamp that this client has received before,
+// instead of asking the oracle, if the client asked for it less than d ago. The snapshot
+// then costs no request, and each read of it one. It shows
 //
-//   - a consistent state, as every snapshot does: of each transaction all or
-//     nothing;
-//   - every transaction whose Commit returned, in whatever process, d or longer
-//     before the call of Snapshot, and perhaps later ones;
+//   - a consistent state, as every snapshot does: all or nothing of each transaction;
+//   - every transaction whose Commit returned, in any process, at least d before the
+//     call of Snapshot, and perhaps later ones;
 //   - every transaction that this Client committed or settled before the call;
-//   - everything that an earlier snapshot or transaction of this Client has
-//     shown: time does not go back within a client.
+//   - everything that an earlier snapshot or transaction of this Client has shown: time
+//     does not go back within a client.
 //
-// What other clients committed less than d ago may be missing. Where the client
-// has no timestamp as young as that, or garbage collection has passed it, the
-// oracle is asked as usual. 0 always asks. It cannot be combined with [At].
+// Transactions that other clients committed less than d ago may be missing. If the client
+// has no timestamp as young as that, or garbage collection has passed it, the client asks
+// the oracle as usual. 0 always asks. It cannot be combined with [At].
 func MaxStaleness(d time.Duration) SnapshotOption {
 	return snapshotOption(func(o *snapshotOptions) { o.staleness = &d })
 }

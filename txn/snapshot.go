@@ -10,10 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
-// A Snapshot reads a consistent state of all tables at one timestamp. It holds
-// nothing in Bigtable and needs no end, unless it was taken with [Hold]. Its
-// reads fail with ErrTooOld once garbage collection has passed it. Its methods
-// may be called concurrently.
+// A Snapshot reads a consistent state of all tables at one timestamp. It holds nothing in
+// Bigtable and needs no end, unless it was taken with [Hold]. Once garbage collection has
+// passed it, its reads fail with ErrTooOld. Its methods may be called concurrently.
 type Snapshot struct {
 	client *Client
 	ts     tso.Timestamp
@@ -64,9 +63,8 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 	return s, nil
 }
 
-// Release ends the hold of a snapshot that was taken with [Hold], and does
-// nothing otherwise. The snapshot can still be read, as far as its versions are
-// there.
+// Release ends the hold of a snapshot that was taken with [Hold], and does nothing
+// otherwise. Reads of the snapshot still work as long as its versions are kept.
 func (s *Snapshot) Release() {
 	if s.hold != nil {
 		s.client.resolver.Holds.Remove(s.hold)

@@ -22,10 +22,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// A Txn is a read-write transaction with snapshot isolation: it reads the
-// state as of its start timestamp and its own writes, and commits all of its
-// writes at one later timestamp, or none. Its methods and those of its Tables
-// may be called concurrently, but not after Commit or Rollback.
+// A Txn is a read-write transaction with snapshot isolation. It reads the state as of its
+// start timestamp and its own writes, and commits all of its writes at one later
+// timestamp, or none. Its methods and those of its Tables may be called concurrently, but
+// not after Commit or Rollback.
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
@@ -42,10 +42,10 @@ type Txn struct {
 	span       telemetry.Span // not on where nothing records
 	carried    trace.Span     // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
-	deferred      *deferredTrace       // until the trace begins; nil where it began with the transaction
-	requests   atomic.Int64 // to Bigtable
+	deferred   *deferredTrace // until the trace begins; nil where it began with the transaction
+	requests   atomic.Int64   // to Bigtable
 
-	mu   sync.Mutex
+	mu    sync.Mutex
 	ended bool
 	// hops counts the observers' runs that led here; see [Txn.Observe].
 	hops int
@@ -76,8 +76,8 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 // StartTS is the timestamp the transaction reads at.
 func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 
-// Table returns the transaction's view of a table. The table is opened and
-// verified by the first read, or by Commit.
+// Table returns the transaction's view of a table. The first read, or Commit, opens the table
+// and checks its schema.
 func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
@@ -109,8 +109,8 @@ func (t *Txn) checkReadable() error {
 	return nil
 }
 
-// Rollback drops the transaction's writes. Nothing of them was sent, so it
-// cannot fail; after Commit or Rollback it does nothing.
+// Rollback drops the transaction's writes. None of them was sent, so it cannot fail. After
+// Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
 	if t.markEnded() == nil {
 		t.measureEnd(context.Background(), outcomeRolledBack, 0, nil)
@@ -124,24 +124,22 @@ func (t *Txn) release() {
 	t.client.resolver.Leave()
 }
 
-// Commit makes the transaction's writes visible, all at the timestamp it
-// returns, or none:
+// Commit makes the transaction's writes visible, all at the timestamp it returns, or none:
 //
-//   - nil: committed. Secondaries may still be committed in the background;
-//     every later transaction sees them all the same.
-//   - ErrConflict ([ConflictError]): rolled back, nothing is or will be visible.
-//   - ErrUndetermined ([UndeterminedError]): the commit of the primary was sent,
-//     and its outcome could not be found out, mostly because ctx ended.
-//     [Client.Settle] finds it out.
-//   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has
-//     passed the transaction's start timestamp.
-//   - ErrCorrupt: the transaction's records contradict it, it is committed at
-//     another timestamp.
-//   - any other error: rolled back. Locks that could not be removed any more
-//     are removed by whoever meets them, after Config.LockTTL.
+//   - nil: committed. Secondaries may still be committed in the background; every later
+//     transaction sees them all the same.
+//   - ErrConflict ([ConflictError]): rolled back. Nothing is or will be visible.
+//   - ErrUndetermined ([UndeterminedError]): the commit of the primary was sent and its
+//     outcome is unknown, mostly because ctx ended. [Client.Settle] finds it out.
+//   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has passed the
+//     transaction's start timestamp.
+//   - ErrCorrupt: the stored records contradict this commit: they say that the
+//     transaction committed at another timestamp.
+//   - any other error: rolled back. If locks could not be removed, the next reader
+//     resolves them after Config.LockTTL.
 //
-// A transaction without writes commits without a request and returns its start
-// timestamp. (Paper §2.2, Figure 6; design §4.)
+// A transaction without writes commits without a request and returns its start timestamp.
+// (Paper §2.2, Figure 6; design §4.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	if err := t.markEnded(); err != nil {
 		return 0, err
@@ -274,71 +272,6 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 		return strings.Compare(a.Row, b.Row)
 	})
 	return all, nil
-}
-
-// A Table is a transaction's view of one table, for reading and writing.
-type Table struct {
-	View
-}
-
-// Set buffers a value for a cell; nil and empty are the same, and differ from
-// absent. The value is copied. A wrong argument (empty row key, value over
-// Bigtable's limit, …) is reported by Commit, which then sends nothing.
-func (t *Table) Set(row, family, qualifier string, value []byte) {
-	if value == nil {
-		value = []byte{}
-	}
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindPut, value)
-}
-
-// Delete buffers the deletion of a cell, whether it exists or not.
-func (t *Table) Delete(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindDelete, nil)
-}
-
-// Lock buffers a lock-only write of a cell: nothing of it changes, but the
-// transaction commits only if no other wrote or locked the cell since this
-// one's start. It guards against write skew: lock what a decision was based
-// on. A cell that does not exist can be locked too.
-func (t *Table) Lock(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindLock, nil)
-}
-
-// Notify buffers a weak notification of a cell: the observers of its column run
-// once the transaction is committed, and may run although it is not. The column
-// has to be registered for weak notifications and cannot be written, and
-// notifying it never makes transactions conflict (paper §2.4). It costs one
-// round trip more, between commit_ts and the commit.
-func (t *Table) Notify(row, family, qualifier string) {
-	t.txn.buffer.addNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
-}
-
-// GetForUpdate is Get and Lock.
-func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
-	value, ok, err = t.Get(ctx, row, family, qualifier)
-	if err == nil {
-		t.Lock(row, family, qualifier)
-	}
-	return value, ok, err
-}
-
-// DeleteRow reads a row and buffers the deletion of every cell in it that the
-// transaction sees. Cells that others add meanwhile are not deleted, and a
-// serializable transaction, which would have to notice them, refuses it with
-// ErrSerializableScan.
-func (t *Table) DeleteRow(ctx context.Context, row string) error {
-	r, err := t.ReadRow(ctx, row)
-	if err != nil {
-		return err
-	}
-	for _, items := range r {
-		for _, item := range items {
-			if c, ok := format.SplitColumn(item.Column); ok {
-				t.Delete(row, c.Family, c.Qualifier)
-			}
-		}
-	}
-	return nil
 }
 
 // overlayRow is the overlay of a single row.

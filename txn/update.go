@@ -128,11 +128,11 @@ type attempt struct {
 	// again: Update runs the function again after a conflict. early: the last run
 	// ended in one that was known before its prewrite. slots are the latches of the
 	// cells that it wrote, latch what is held of them for the next run.
-	again    bool
-	foundEarly    bool
+	again            bool
+	foundEarly       bool
 	foundEarlyBefore bool // and the one before
-	slots    []uint16
-	latch    *latch.Latch
+	slots            []uint16
+	latch            *latch.Latch
 
 	// next is the start timestamp of the next attempt; nil: not asked for.
 	next *startAhead

@@ -31,15 +31,14 @@ var (
 	_ Reader = (*Table)(nil)
 )
 
-// A View reads one table at one timestamp; in a transaction, with the
-// transaction's own writes laid over. Reads of locked cells wait while the
-// lock's owner is alive, and settle what dead owners left.
+// A View reads one table at one timestamp. In a transaction it also shows the transaction's
+// own writes. A read of a locked cell waits while the lock's owner is alive, and resolves
+// the lock if the owner is dead.
 //
-// Rows come back as Bigtable's own: families with their cells in order of the
-// columns, one cell a column. ReadItem.Timestamp is the commit timestamp, in
-// microseconds since the epoch, of the transaction that wrote the value; for
-// data from before the table was adopted, the cell's own timestamp; and 0 for
-// the transaction's own writes.
+// Rows have Bigtable's type: families with their cells in order of the columns, one cell
+// for each column. ReadItem.Timestamp is the commit timestamp, in microseconds since the
+// epoch, of the transaction that wrote the value. For data from before the table was
+// adopted it is the cell's own timestamp, and for the transaction's own writes it is 0.
 type View struct {
 	client *Client
 	name   string
@@ -48,8 +47,8 @@ type View struct {
 	reads  *reads // nil: nothing is shared between reads
 }
 
-// Get reads one cell. ok is false when the cell is absent; a value that is
-// present may be empty, and is never nil. The slice is the caller's.
+// Get reads one cell. ok is false if the cell is absent. A value that is present may be
+// empty, and is never nil. The caller owns the slice.
 func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
 	cell := Cell{Table: v.name, Row: row, Family: family, Qualifier: qualifier}
 	if err := format.CheckCell(cell); err != nil {
@@ -106,17 +105,15 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	return v.txn.overlayRow(v.name, row, o.sel, r), nil
 }
 
-// ReadRows reads the rows of rs that have a visible cell in the chosen
-// columns, in ascending order of their keys, each once: a bigtable.RowList,
-// RowRange (bigtable.PrefixRange makes one from a prefix) or RowRangeList; nil
-// is the whole table. A row list is read in one request, as far as Bigtable's
-// limits allow; other rows arrive while the loop runs. In a transaction, the scan sees the
-// writes that were buffered when the iteration began.
+// ReadRows reads the rows of rs that have a visible cell in the chosen columns, in ascending
+// order of their keys, each once. rs is a bigtable.RowList, a RowRange
+// (bigtable.PrefixRange makes one from a prefix) or a RowRangeList; nil is the whole table.
+// A row list is read in one request, as far as Bigtable's limits allow; other rows arrive
+// while the loop runs. In a transaction, the scan sees the writes that were buffered when
+// the iteration began.
 //
-// A read at a timestamp that garbage collection has passed fails with ErrTooOld,
-// also in the middle of an iteration.
-//
-// After an error, which comes with a nil row, the iteration is over. Breaking
+// If garbage collection passes the timestamp, the read fails with ErrTooOld, also in the
+// middle of an iteration. An error comes with a nil row and ends the iteration. Breaking
 // out of the loop ends the read.
 func (v *View) ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...ReadOption) iter.Seq2[bigtable.Row, error] {
 	return func(yield func(bigtable.Row, error) bool) {
