@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 // benchOrder is what the benchmark asks of a client process; one line of json.
@@ -132,7 +133,7 @@ func (c *benchClient) bare(ctx context.Context, o benchOrder) (benchResult, erro
 	health := healthpb.NewHealthClient(live)
 	var n atomic.Int64 // any increasing number will do
 	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
-		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: tso.LiveService})
+		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
 		return tso.Timestamp(n.Add(1)), err
 	})
 }

@@ -1,4 +1,4 @@
-package tso_test
+package server_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -110,7 +111,7 @@ func (n *nemesis) hook(ctx context.Context, method string, call func() (any, err
 	switch {
 	case cut:
 		n.cuts++
-	case method == cam && n.rnd.Float64() < n.unknown:
+	case method == tsotest.CheckAndMutate && n.rnd.Float64() < n.unknown:
 		lose, applied = true, n.rnd.IntN(2) == 0
 		if applied {
 			n.after++
@@ -155,14 +156,14 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEmulatorOn(t, lis)
-	e.createTable("percolator", "tso")
-	e.setMode(tso.ModeServed)
+	e := tsotest.NewEmulatorOn(t, lis)
+	e.CreateTable("percolator", "tso")
+	e.SetMode(tso.ModeServed)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	faults := &nemesis{rnd: rand.New(rand.NewPCG(seed, 1))}
-	e.on(faults.hook)
+	e.On(faults.hook)
 
 	var servers []*process
 	var addresses []string
@@ -207,9 +208,9 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	}
 
 	done := map[string]int{}
-	epoch := func() uint64 { return e.state().Epoch }
+	epoch := func() uint64 { return e.State().Epoch }
 	leader := func() *process {
-		name := e.state().Leader
+		name := e.State().Leader
 		for _, p := range servers {
 			if p.name == name {
 				return p
@@ -311,10 +312,10 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	for _, op := range ops.all {
 		high = max(high, op.Output.(tso.Timestamp))
 	}
-	if s := e.state(); s.Limit < high {
+	if s := e.State(); s.Limit < high {
 		t.Errorf("limit %d below %d", s.Limit, high)
 	}
-	if ahead := high - now(); ahead > 5e6 {
+	if ahead := high - tsotest.Now(); ahead > 5e6 {
 		t.Errorf("oracle time is %d µs ahead of the clock", ahead)
 	}
 }
@@ -338,9 +339,9 @@ func TestStoppedLeaderDoesNotAnswerOldRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEmulatorOn(t, lis)
-	e.createTable("percolator", "tso")
-	e.setMode(tso.ModeServed)
+	e := tsotest.NewEmulatorOn(t, lis)
+	e.CreateTable("percolator", "tso")
+	e.SetMode(tso.ModeServed)
 	ops := &operations{start: time.Now()}
 	a := newProcess(t, e, "a", length)
 	old := newClient(t, tso.ClientConfig{Addresses: []string{a.address}, AttemptTimeout: 30 * time.Second, Timeout: 30 * time.Second})
@@ -386,9 +387,9 @@ const (
 	opening  = 100
 )
 
-func newBank(t *testing.T, e *emulator, oracle tso.Oracle) *bank {
+func newBank(t *testing.T, e *tsotest.Emulator, oracle tso.Oracle) *bank {
 	t.Helper()
-	bt, admin, err := txntest.Open(t.Context(), e.dial(), "p", "i")
+	bt, admin, err := txntest.Open(t.Context(), e.Dial(), "p", "i")
 	if err != nil {
 		t.Fatal(err)
 	}
