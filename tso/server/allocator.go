@@ -29,6 +29,7 @@ const (
 type allocator struct {
 	cfg      *Config
 	log      *slog.Logger
+	row      string             // row key in the metadata table
 	onChange func(leading bool) // called with mu held
 	wake     chan struct{}      // leadership reads or writes the row now
 
@@ -215,7 +216,7 @@ func (a *allocator) suspend() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.leading && !time.Now().Before(a.until) {
-		a.log.Warn("tso: the lease was not renewed in time; not answering until it is", "epoch", a.epoch)
+		a.log.Warn("tso: the lease was not renewed in time; not answering until it is", "row", a.row, "epoch", a.epoch)
 		a.setLeading(false)
 	}
 }
@@ -251,7 +252,7 @@ func (a *allocator) stand(ctx context.Context, trouble error, leader string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if trouble != nil && (a.trouble == nil || a.trouble.Error() != trouble.Error()) {
-		a.log.WarnContext(ctx, "tso: cannot lead", "error", trouble)
+		a.log.WarnContext(ctx, "tso: cannot lead", "row", a.row, "error", trouble)
 	}
 	a.trouble, a.leader = trouble, leader
 }

@@ -168,7 +168,7 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	r := row.Open(table, cfg.Row, cfg.Family, cfg.RPCTimeout)
 	leaderLog := log.With("server", cfg.Name)
 	alloc := &allocator{
-		cfg: &cfg, log: leaderLog.With("row", r.Key), onChange: s.changed,
+		cfg: &cfg, log: leaderLog, row: r.Key, onChange: s.changed,
 		wake: make(chan struct{}, 1), changed: make(chan struct{}),
 	}
 	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
