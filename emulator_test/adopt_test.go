@@ -19,6 +19,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // newPlain makes table a as somebody does who knows nothing of transactions,
@@ -59,20 +62,20 @@ func newPlainRows(t *testing.T, n int, opts ...txntest.Option) *txntest.Env {
 	return env
 }
 
-func adoptA(env *txntest.Env) txn.AdoptConfig {
-	return txn.AdoptConfig{
+func adoptA(env *txntest.Env) admin.AdoptConfig {
+	return admin.AdoptConfig{
 		Table: "a", ClearPolicies: true,
 		Instance: fmt.Sprintf("projects/%s/instances/%s", env.Project, env.Instance),
 	}
 }
 
-func mustAdopt(t *testing.T, env *txntest.Env, cfg txn.AdoptConfig) {
+func mustAdopt(t *testing.T, env *txntest.Env, cfg admin.AdoptConfig) {
 	t.Helper()
-	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
+	plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, cfg, plan); err != nil {
+	if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, cfg, plan); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -108,7 +111,7 @@ func dumpTable(t *testing.T, env *txntest.Env, table string) (cells, families st
 func checkTable(t *testing.T, env *txntest.Env, table string) {
 	t.Helper()
 	c := env.NewClient(txn.Config{TokenTTL: -1})
-	for v, err := range c.Check(t.Context(), table, nil) {
+	for v, err := range admin.Check(t.Context(), c, table, nil) {
 		t.Errorf("violation: %v, %v", v, err)
 	}
 }
@@ -121,31 +124,31 @@ func TestAdopt(t *testing.T) {
 	before, _ := dumpTable(t, env, "a")
 	refused := adoptA(env)
 	refused.ClearPolicies = false
-	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, refused)
+	plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, refused)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(plan.Refusals) != 1 || !errors.Is(plan.Refusals[0], txn.ErrNotAdoptable) || !strings.Contains(plan.Refusals[0].Error(), "family g has the garbage-collection policy") {
+	if len(plan.Refusals) != 1 || !errors.Is(plan.Refusals[0], admin.ErrNotAdoptable) || !strings.Contains(plan.Refusals[0].Error(), "family g has the garbage-collection policy") {
 		t.Errorf("refusals of a table with a policy: %v", plan.Refusals)
 	}
-	if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, refused, plan); !errors.Is(err, txn.ErrNotAdoptable) {
+	if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, refused, plan); !errors.Is(err, admin.ErrNotAdoptable) {
 		t.Errorf("adopting it all the same: %v", err)
 	}
 	if _, families := dumpTable(t, env, "a"); strings.Contains(families, "_lock") {
 		t.Errorf("a refused adoption changed families to %s", families)
 	}
 
-	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	plan, err = admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(plan.Refusals) > 0 || len(plan.Create) != 5 || plan.Rows != 100 || !plan.Whole {
 		t.Errorf("plan %+v", plan)
 	}
-	if want := (txn.AdoptionFamily{Name: "g", Policy: "(versions() > 5 || age() > 36500d)", Clear: true}); len(plan.Families) != 2 || plan.Families[1] != want {
+	if want := (admin.AdoptionFamily{Name: "g", Policy: "(versions() > 5 || age() > 36500d)", Clear: true}); len(plan.Families) != 2 || plan.Families[1] != want {
 		t.Errorf("families %+v, want %+v", plan.Families, want)
 	}
-	if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); err != nil {
+	if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); err != nil {
 		t.Fatal(err)
 	}
 	after, _ := dumpTable(t, env, "a")
@@ -163,12 +166,12 @@ func TestAdopt(t *testing.T) {
 	checkTable(t, env, "a")
 
 	// Again: nothing to do. Undone: not any more.
-	plan, err = txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	plan, err = admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil || !plan.Adopted {
 		t.Errorf("%+v, %v", plan, err)
 	}
-	var written *txn.WrittenError
-	if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), time.Minute); !errors.As(err, &written) || written.Cell.Row != "r042" || !errors.Is(err, txn.ErrWritten) {
+	var written *admin.WrittenError
+	if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), time.Minute); !errors.As(err, &written) || written.Cell.Row != "r042" || !errors.Is(err, admin.ErrWritten) {
 		t.Errorf("undone after a commit: %v", err)
 	}
 	checkTable(t, env, "a")
@@ -186,7 +189,7 @@ func TestAdoptRefusesCellsOfTransactions(t *testing.T) {
 		}
 		cfg := adoptA(env)
 		cfg.WholeScan = whole
-		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
+		plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +205,7 @@ func TestAdoptSample(t *testing.T) {
 	env := newPlain(t)
 	cfg := adoptA(env)
 	cfg.SampleRows = 10
-	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
+	plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,11 +219,11 @@ func TestUndoAdoption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
 		cells, families := dumpTable(t, env, "a")
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, txn.ErrNotInitialized) {
+		if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("undone without an adoption: %v", err)
 		}
 		mustAdopt(t, env, adoptA(env))
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
+		if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
 			t.Fatal(err)
 		}
 		if c, f := dumpTable(t, env, "a"); c != cells || f != families {
@@ -249,14 +252,14 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 					t.Fatal(err)
 				}
 				undone := inBackground(func() error {
-					return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+					return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 				})
 				pass(after)
 				synctest.Wait()
 				cerr := tryUpdate(t.Context(), c, "survives", "bob")
 				uerr := (<-undone).err
 				switch {
-				case cerr == nil && !errors.Is(uerr, txn.ErrWritten):
+				case cerr == nil && !errors.Is(uerr, admin.ErrWritten):
 					t.Fatalf("committed, and the undo says %v", uerr)
 				case cerr != nil && (!errors.Is(cerr, txn.ErrNotInitialized) || uerr != nil):
 					t.Fatalf("commit: %v; undo: %v", cerr, uerr)
@@ -282,12 +285,12 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := txn.UndoAdoption(ctx, env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, context.DeadlineExceeded) {
+			if err := admin.UndoAdoption(ctx, env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("an undo that was cut off: %v", err)
 			}
 		}
 		interrupt()
-		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+		plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 		if err != nil || !plan.Resumes || plan.Adopted {
 			t.Fatalf("%+v, %v", plan, err)
 		}
@@ -295,7 +298,7 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		wantValue(t, takeSnapshot(t, c), "r001", "value 1")
 		interrupt()
-		if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
+		if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
 			t.Fatal(err)
 		}
 		if _, f := dumpTable(t, env, "a"); f != families {
@@ -311,7 +314,7 @@ func TestAdoptStopsUndo(t *testing.T) {
 		env := newPlain(t)
 		mustAdopt(t, env, adoptA(env))
 		undone := inBackground(func() error {
-			return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+			return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		})
 		pass(time.Minute)
 		mustAdopt(t, env, adoptA(env))
@@ -329,7 +332,7 @@ func TestAdoptionInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail, failed atomic.Bool
 		env := newPlain(t, txntest.WithServerOptions(grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if m, ok := req.(*adminpb.ModifyColumnFamiliesRequest); ok && m.Modifications[0].GetCreate() != nil && m.Modifications[0].Id == txn.MarkFamily && fail.Load() {
+			if m, ok := req.(*adminpb.ModifyColumnFamiliesRequest); ok && m.Modifications[0].GetCreate() != nil && m.Modifications[0].Id == format.MarkFamily && fail.Load() {
 				failed.Store(true)
 				return nil, status.Error(codes.Internal, "injected")
 			}
@@ -337,19 +340,19 @@ func TestAdoptionInterrupted(t *testing.T) {
 		})))
 		_, families := dumpTable(t, env, "a")
 		fail.Store(true)
-		plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+		plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); status.Code(err) != codes.Internal && !strings.Contains(err.Error(), "injected") || !failed.Load() {
+		if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); status.Code(err) != codes.Internal && !strings.Contains(err.Error(), "injected") || !failed.Load() {
 			t.Fatalf("%v; the fault fired: %v", err, failed.Load())
 		}
-		if err := txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); !errors.Is(err, txn.ErrNotAdoptable) {
+		if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); !errors.Is(err, admin.ErrNotAdoptable) {
 			t.Errorf("adopted by a plan that is out of date: %v", err)
 		}
 		fail.Store(false)
 		mustAdopt(t, env, adoptA(env))
-		mustUndo := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+		mustUndo := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		if _, f := dumpTable(t, env, "a"); f != families || mustUndo != nil {
 			t.Errorf("families %s, want %s; %v", f, families, mustUndo)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // Secondaries that are to be committed while a request is under way go in one
@@ -116,7 +118,7 @@ func TestBackgroundOneRowFails(t *testing.T) {
 		pass(6 * time.Second)
 		mustSet(t, a, "3", "p3", "s3") // while it is tried again
 		pass(time.Second)
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil || l.Cell.Row != "bad" {
 				t.Errorf("lock on %s, %v", l.Cell, err)
 			}
@@ -178,7 +180,7 @@ func TestBackgroundIsBoundedInBytes(t *testing.T) {
 			<-hung.Fired() // by the first commit's, before others send their own
 		}
 		locks := 0
-		for range env.Client.Locks(t.Context(), "a", nil) {
+		for range admin.Locks(t.Context(), env.Client, "a", nil) {
 			locks++
 		}
 		if locks != 4 {
@@ -216,7 +218,7 @@ func TestBackgroundOneRowIsRefused(t *testing.T) {
 		mustSet(t, a, "3", "p1", "s1")
 		first.Release()
 		pass(10 * time.Second)
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil || l.Cell.Row != "bad" {
 				t.Errorf("lock on %s, %v", l.Cell, err)
 			}

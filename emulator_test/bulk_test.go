@@ -12,13 +12,16 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // bulkRows are rows r0000 to r(n-1) with two columns of binary values.
-func bulkRows(n int) iter.Seq2[txn.BulkRow, error] {
-	return func(yield func(txn.BulkRow, error) bool) {
+func bulkRows(n int) iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for i := range n {
-			row := txn.BulkRow{Row: fmt.Sprintf("r%04d", i), Cells: []txn.BulkCell{
+			row := admin.BulkRow{Row: fmt.Sprintf("r%04d", i), Cells: []admin.BulkCell{
 				{Family: "f", Qualifier: "q", Value: fmt.Appendf(nil, "value %d", i)},
 				{Family: "f", Qualifier: "\x00/:\xff", Value: []byte{0, 0xff, byte(i)}},
 			}}
@@ -45,7 +48,7 @@ func TestBulkLoad(t *testing.T) {
 			env := newBulk(t)
 			before := takeSnapshot(t, env.Client)
 			const n = 1100
-			r, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{Idle: idle})
+			r, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(n), admin.BulkConfig{Idle: idle})
 			if err != nil || r.Rows != n || r.Cells != 2*n || r.StartTS <= before.ReadTS() || r.CommitTS <= r.StartTS {
 				t.Fatalf("%+v, %v", r, err)
 			}
@@ -65,7 +68,7 @@ func TestBulkLoad(t *testing.T) {
 				t.Errorf("%d rows", seen)
 			}
 			raw := stored(t, env, "r0001")
-			if items := raw[txn.NotifyFamily]; len(items) != 1 || items[0].Timestamp != r.CommitTS.Cell() {
+			if items := raw[format.NotifyFamily]; len(items) != 1 || items[0].Timestamp != r.CommitTS.Cell() {
 				t.Errorf("notify cells %v", items)
 			}
 			// Transactions go on from there.
@@ -85,39 +88,39 @@ func TestBulkLoadRefuses(t *testing.T) {
 	if err := env.Bigtable.Open("a").Apply(t.Context(), "r0500", plain); err != nil {
 		t.Fatal(err)
 	}
-	var notIdle *txn.NotIdleError
-	_, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{})
-	if !errors.As(err, &notIdle) || notIdle.Cell.Row != "r0500" || notIdle.What != txn.VersionPlain || !errors.Is(err, txn.ErrNotIdle) {
+	var notIdle *admin.NotIdleError
+	_, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(10), admin.BulkConfig{})
+	if !errors.As(err, &notIdle) || notIdle.Cell.Row != "r0500" || notIdle.What != admin.VersionPlain || !errors.Is(err, admin.ErrNotIdle) {
 		t.Errorf("a range with plain data: %v", err)
 	}
 	// Beside it, or with the caller's word, it is let in.
-	if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{Rows: bigtable.NewRange("", "r0010")}); err != nil {
+	if _, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(10), admin.BulkConfig{Rows: bigtable.NewRange("", "r0010")}); err != nil {
 		t.Error(err)
 	}
-	if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(600), txn.BulkLoad{Idle: true}); err != nil {
+	if _, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(600), admin.BulkConfig{Idle: true}); err != nil {
 		t.Error(err)
 	}
 	wantValue(t, takeSnapshot(t, env.Client), "r0500", "value 500")
 
-	for name, rows := range map[string][]txn.BulkRow{
-		"outside":       {{Row: "s", Cells: []txn.BulkCell{{Family: "f"}}}},
-		"twice":         {{Row: "q", Cells: []txn.BulkCell{{Family: "f"}}}, {Row: "q", Cells: []txn.BulkCell{{Family: "f"}}}},
-		"order":         {{Row: "qb", Cells: []txn.BulkCell{{Family: "f"}}}, {Row: "qa", Cells: []txn.BulkCell{{Family: "f"}}}},
-		"column twice":  {{Row: "q", Cells: []txn.BulkCell{{Family: "f"}, {Family: "f"}}}},
+	for name, rows := range map[string][]admin.BulkRow{
+		"outside":       {{Row: "s", Cells: []admin.BulkCell{{Family: "f"}}}},
+		"twice":         {{Row: "q", Cells: []admin.BulkCell{{Family: "f"}}}, {Row: "q", Cells: []admin.BulkCell{{Family: "f"}}}},
+		"order":         {{Row: "qb", Cells: []admin.BulkCell{{Family: "f"}}}, {Row: "qa", Cells: []admin.BulkCell{{Family: "f"}}}},
+		"column twice":  {{Row: "q", Cells: []admin.BulkCell{{Family: "f"}, {Family: "f"}}}},
 		"no cells":      {{Row: "q"}},
-		"no family":     {{Row: "q", Cells: []txn.BulkCell{{Family: "nowhere"}}}},
-		"metadata":      {{Row: "q", Cells: []txn.BulkCell{{Family: txn.LockFamily}}}},
-		"no row":        {{Row: "", Cells: []txn.BulkCell{{Family: "f"}}}},
-		"acknowledging": {{Row: "q", Cells: []txn.BulkCell{{Family: "f", Value: make([]byte, 101<<20)}}}},
+		"no family":     {{Row: "q", Cells: []admin.BulkCell{{Family: "nowhere"}}}},
+		"metadata":      {{Row: "q", Cells: []admin.BulkCell{{Family: format.LockFamily}}}},
+		"no row":        {{Row: "", Cells: []admin.BulkCell{{Family: "f"}}}},
+		"acknowledging": {{Row: "q", Cells: []admin.BulkCell{{Family: "f", Value: make([]byte, 101<<20)}}}},
 	} {
-		in := func(yield func(txn.BulkRow, error) bool) {
+		in := func(yield func(admin.BulkRow, error) bool) {
 			for _, r := range rows {
 				if !yield(r, nil) {
 					return
 				}
 			}
 		}
-		if _, err := env.Client.BulkLoad(t.Context(), "a", in, txn.BulkLoad{Rows: bigtable.NewRange("p", "r"), Idle: true}); !errors.Is(err, txn.ErrInvalid) && !errors.Is(err, txn.ErrSchema) && !errors.Is(err, txn.ErrLimit) {
+		if _, err := admin.BulkLoad(t.Context(), env.Client, "a", in, admin.BulkConfig{Rows: bigtable.NewRange("p", "r"), Idle: true}); !errors.Is(err, txn.ErrInvalid) && !errors.Is(err, txn.ErrSchema) && !errors.Is(err, txn.ErrLimit) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -141,12 +144,12 @@ func TestBulkLoadMeetsWriter(t *testing.T) {
 			tx := beginSet(t, other, "live", "r0003")
 			late := beginSet(t, other, "late", "r0005")
 			defer late.Rollback()
-			_, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(10), txn.BulkLoad{Idle: idle, Started: func(_, _ tso.Timestamp) {
+			_, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(10), admin.BulkConfig{Idle: idle, Started: func(_, _ tso.Timestamp) {
 				if _, err := tx.Commit(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}})
-			var notIdle *txn.NotIdleError
+			var notIdle *admin.NotIdleError
 			if !errors.As(err, &notIdle) || notIdle.Cell.Row != "r0003" {
 				t.Errorf("load: %v", err)
 			}
@@ -175,7 +178,7 @@ func TestBulkLoadFaults(t *testing.T) {
 					return c.Table == "a" && (c.Method == "CheckAndMutateRow" || c.Method == "MutateRows")
 				}, action, 3)
 				c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-				r, err := c.BulkLoad(t.Context(), "a", bulkRows(50), txn.BulkLoad{Idle: idle})
+				r, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(50), admin.BulkConfig{Idle: idle})
 				if err != nil || r.Rows != 50 {
 					t.Errorf("%+v, %v", r, err)
 				}
@@ -195,11 +198,11 @@ func TestBulkLoadGoesOn(t *testing.T) {
 		if idle {
 			n = 2 * 1200 // more than a request holds is written by the time it is cut
 		}
-		half := func(yield func(txn.BulkRow, error) bool) {
+		half := func(yield func(admin.BulkRow, error) bool) {
 			i := 0
 			for row := range bulkRows(n) {
 				if i++; i > n/2 {
-					yield(txn.BulkRow{}, cut)
+					yield(admin.BulkRow{}, cut)
 					return
 				}
 				if !yield(row, nil) {
@@ -207,14 +210,14 @@ func TestBulkLoadGoesOn(t *testing.T) {
 				}
 			}
 		}
-		r, err := env.Client.BulkLoad(t.Context(), "a", half, txn.BulkLoad{Idle: idle})
+		r, err := admin.BulkLoad(t.Context(), env.Client, "a", half, admin.BulkConfig{Idle: idle})
 		if !errors.Is(err, cut) || r.Rows == 0 {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		if _, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{}); !errors.Is(err, txn.ErrNotIdle) {
+		if _, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(n), admin.BulkConfig{}); !errors.Is(err, admin.ErrNotIdle) {
 			t.Errorf("begun anew: %v", err)
 		}
-		again, err := env.Client.BulkLoad(t.Context(), "a", bulkRows(n), txn.BulkLoad{Idle: idle, StartTS: r.StartTS, CommitTS: r.CommitTS})
+		again, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(n), admin.BulkConfig{Idle: idle, StartTS: r.StartTS, CommitTS: r.CommitTS})
 		if err != nil || again.Rows != n || again.CommitTS != r.CommitTS {
 			t.Errorf("%+v, %v", again, err)
 		}
@@ -230,7 +233,7 @@ func TestBulkLoadGoesOn(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := env.Client.BulkLoad(ctx, "a", bulkRows(3), txn.BulkLoad{}); !errors.Is(err, context.Canceled) {
+		if _, err := admin.BulkLoad(ctx, env.Client, "a", bulkRows(3), admin.BulkConfig{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	}

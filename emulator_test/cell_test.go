@@ -9,6 +9,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // name generates what Bigtable allows as the name of a table or family.
@@ -31,11 +33,11 @@ func TestCellText(t *testing.T) {
 		if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 			t.Fatalf("%+v is written %q", c, s)
 		}
-		if got, err := txn.ParseCell(s); err != nil || got != c {
+		if got, err := format.ParseCell(s); err != nil || got != c {
 			t.Fatalf("%+v is written %q and read as %+v, %v", c, s, got, err)
 		}
 		col := c.Column()
-		if got, err := txn.ParseColumn(col.String()); err != nil || got != col {
+		if got, err := format.ParseColumn(col.String()); err != nil || got != col {
 			t.Fatalf("%+v is written %q and read as %+v, %v", col, col, got, err)
 		}
 	})
@@ -48,14 +50,14 @@ func FuzzParseCell(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		c, err := txn.ParseCell(s)
+		c, err := format.ParseCell(s)
 		if err != nil {
 			return
 		}
 		if c.Table == "" || c.Row == "" || c.Family == "" {
 			t.Errorf("%q is read as %+v", s, c)
 		}
-		again, err := txn.ParseCell(c.String())
+		again, err := format.ParseCell(c.String())
 		if err != nil || again != c {
 			t.Errorf("%q is %+v, written %q, which is %+v, %v", s, c, c, again, err)
 		}

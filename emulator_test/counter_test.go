@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 var visits = notify.Counter{Table: "docs", Family: "d", Qualifier: "visits", Shards: 4}
@@ -37,7 +40,7 @@ func TestCounter(t *testing.T) {
 	for seed := range uint64(6) {
 		synctest.Test(t, func(t *testing.T) {
 			env := newObserved(t)
-			if err := env.Client.RegisterObserver(t.Context(), "docs", txn.Column{Family: "d", Qualifier: "visits.added"}, "fold", false); err != nil {
+			if err := changes.RegisterObserver(t.Context(), env.Client, "docs", txn.Column{Family: "d", Qualifier: "visits.added"}, "fold", false); err != nil {
 				t.Fatal(err)
 			}
 			want := make([]int64, keys)
@@ -127,7 +130,7 @@ func TestCounter(t *testing.T) {
 				if err != nil || !ok || int64(bigEndian(v)) != want[i] {
 					t.Errorf("seed %d: of %s, %d is folded, %v; want %d", seed, key(i), int64(bigEndian(v)), err, want[i])
 				}
-				versions, err := env.Client.History(t.Context(), "docs", key(i))
+				versions, err := admin.History(t.Context(), env.Client, "docs", key(i))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // shortStride is the distance between crash points: the race suites take every
@@ -53,21 +55,21 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 }
 
 func adoptOnce(t *testing.T, env *txntest.Env) error {
-	plan, err := txn.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	plan, err := txnadmin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil {
 		return err
 	}
-	return txn.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
+	return txnadmin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
 }
 
 // unlessUndone runs adopt again after an undo that is so far that it drops
 // families: adopt says so, and it has to be finished first.
 func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
 	err := adopt()
-	if !errors.Is(err, txn.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
+	if !errors.Is(err, txnadmin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
 		return err
 	}
-	if err := txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+	if err := txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
 		return err
 	}
 	return adopt()
@@ -84,7 +86,7 @@ var adoptionRecoveries = []struct {
 		return unlessUndone(t, env, func() error { return adoptOnce(t, env) })
 	}},
 	{"an undo", false, func(t *testing.T, env *txntest.Env) error {
-		return txn.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+		return txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 	}},
 	{"two adoptions at once", true, func(t *testing.T, env *txntest.Env) error {
 		return unlessUndone(t, env, func() error {
@@ -160,11 +162,11 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 // takes it back with nothing left of it.
 func TestCrashOfAdoption(t *testing.T) {
 	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-		plan, err := txn.PlanAdoption(ctx, admin, bt, adoptA(env))
+		plan, err := txnadmin.PlanAdoption(ctx, admin, bt, adoptA(env))
 		if err != nil {
 			return err
 		}
-		return txn.Adopt(ctx, admin, bt, adoptA(env), plan)
+		return txnadmin.Adopt(ctx, admin, bt, adoptA(env), plan)
 	})
 }
 
@@ -172,6 +174,6 @@ func TestCrashOfAdoption(t *testing.T) {
 func TestCrashOfUndo(t *testing.T) {
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
 		func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-			return txn.UndoAdoption(ctx, admin, bt, adoptA(env), 0)
+			return txnadmin.UndoAdoption(ctx, admin, bt, adoptA(env), 0)
 		})
 }

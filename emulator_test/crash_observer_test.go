@@ -15,6 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // oneSweep is a Finder that looks once, so that a worker's requests always have
@@ -22,7 +24,7 @@ import (
 type oneSweep struct{ row string }
 
 func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
-	for n, err := range s.Client.Notifications(ctx, "left", bigtable.RowList{f.row}) {
+	for n, err := range changes.Notifications(ctx, s.Client, "left", bigtable.RowList{f.row}) {
 		if err != nil {
 			break
 		}
@@ -76,7 +78,7 @@ func TestCrashOfObserver(t *testing.T) {
 
 func observersKilled(t *testing.T, workers int, resolve bool) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
-		if err := a.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+		if err := changes.RegisterObserver(t.Context(), a, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 			t.Fatal(err)
 		}
 		change := func(row string) string {
@@ -171,7 +173,7 @@ func observersKilled(t *testing.T, workers int, resolve bool) {
 // there, since nobody could write it for a dead client.
 func TestCrashWithWeakNotification(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
-		if err := a.RegisterObserver(t.Context(), "right", txn.Column{Family: "f", Qualifier: "bell"}, "count", true); err != nil {
+		if err := changes.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "bell"}, "count", true); err != nil {
 			t.Fatal(err)
 		}
 		ring := func(row string) func(context.Context, *txn.Client) {
@@ -201,7 +203,7 @@ func TestCrashWithWeakNotification(t *testing.T) {
 					t.Fatal(err)
 				}
 				rung := false
-				for n, err := range b.Notifications(t.Context(), "right", bigtable.RowList{row}) {
+				for n, err := range changes.Notifications(t.Context(), b, "right", bigtable.RowList{row}) {
 					if err != nil {
 						t.Fatal(err)
 					}

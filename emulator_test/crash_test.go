@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const crashTTL = 2 * time.Second
@@ -194,12 +196,12 @@ var recoveries = []struct {
 
 func resolveRows(ctx context.Context, t *testing.T, c *txn.Client, cells []txn.Cell) {
 	for _, table := range crashTables {
-		for l, err := range c.Locks(ctx, table, rowsOf(cells, table)) {
+		for l, err := range admin.Locks(ctx, c, table, rowsOf(cells, table)) {
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if _, err := c.Resolve(ctx, l); err != nil {
+			if _, err := admin.Resolve(ctx, c, l); err != nil {
 				t.Error(err)
 			}
 		}
@@ -218,7 +220,7 @@ func rowsOf(cells []txn.Cell, table string) bigtable.RowList {
 
 func locksLeft(ctx context.Context, t *testing.T, c *txn.Client, cells []txn.Cell) (n int) {
 	for _, table := range crashTables {
-		for _, err := range c.Locks(ctx, table, rowsOf(cells, table)) {
+		for _, err := range admin.Locks(ctx, c, table, rowsOf(cells, table)) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -368,9 +370,9 @@ func TestCrashOfResolver(t *testing.T) {
 				resolver := func(cells []txn.Cell) func(context.Context, *txn.Client) {
 					return func(ctx context.Context, c *txn.Client) {
 						for _, table := range crashTables {
-							for l, err := range c.Locks(ctx, table, rowsOf(cells, table)) {
+							for l, err := range admin.Locks(ctx, c, table, rowsOf(cells, table)) {
 								if err == nil {
-									_, err = c.Resolve(ctx, l)
+									_, err = admin.Resolve(ctx, c, l)
 								}
 								if err != nil {
 									return

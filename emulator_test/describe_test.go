@@ -10,6 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // Raw writes are told by the adoption's time, or by a commit of their column.
@@ -19,7 +21,7 @@ func TestRawWrites(t *testing.T) {
 		pass(time.Hour)
 		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
-		d, err := c.Describe(t.Context(), "a")
+		d, err := admin.Describe(t.Context(), c, "a")
 		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {
 			t.Fatalf("%+v, %v", d, err)
 		}
@@ -30,8 +32,8 @@ func TestRawWrites(t *testing.T) {
 		put(t, env, "r020", "g", "other", bigtable.Now(), []byte("raw"))
 		// As old as the clock of a forgotten batch says: it cannot be told.
 		put(t, env, "r021", "f", "q", bigtable.Now()-7200e6, []byte("raw"))
-		var found []txn.RawWrite
-		for w, err := range c.RawWrites(t.Context(), "a", nil) {
+		var found []admin.RawWrite
+		for w, err := range admin.RawWrites(t.Context(), c, "a", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +58,7 @@ func TestRawWritesWithoutAdoption(t *testing.T) {
 	put(t, env, "bob", "f", "q", later, []byte("raw"))
 	put(t, env, "eve", "f", "q", later, []byte("raw"))
 	n := 0
-	for w, err := range env.Client.RawWrites(t.Context(), "a", nil) {
+	for w, err := range admin.RawWrites(t.Context(), env.Client, "a", nil) {
 		if err != nil || w.Cell.Row != "bob" || w.At != tso.Timestamp(later) {
 			t.Errorf("%+v, %v", w, err)
 		}
@@ -83,15 +85,15 @@ func TestWorkers(t *testing.T) {
 		}
 		faults.Kill()
 		pass(time.Minute)
-		all, err := alive.Workers(t.Context())
+		all, err := admin.Workers(t.Context(), alive)
 		if err != nil {
 			t.Fatal(err)
 		}
-		states := map[string]txn.OwnerState{}
+		states := map[string]admin.OwnerState{}
 		for _, w := range all {
 			states[w.Owner] = w.State
 		}
-		if len(states) != 2 || states[alive.Owner()] != txn.OwnerFresh || states[dead.Owner()] != txn.OwnerStale {
+		if len(states) != 2 || states[alive.Owner()] != admin.OwnerFresh || states[dead.Owner()] != admin.OwnerStale {
 			t.Errorf("workers %v; %s lives, %s is dead", states, alive.Owner(), dead.Owner())
 		}
 	})

@@ -11,6 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // TestRequestFaults loses, doubles and delays one request of each kind that
@@ -96,7 +98,7 @@ func TestSecondariesAreRetried(t *testing.T) {
 		tr.run(0)
 		<-time.After(30 * time.Second) // virtual: the Bigtable client's own backoff and ours
 		synctest.Wait()
-		for l, err := range tr.b.Locks(t.Context(), "bank", nil) {
+		for l, err := range admin.Locks(t.Context(), tr.b, "bank", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
 		}
 		tr.verify()
@@ -264,11 +266,11 @@ func (tr *transfer) resolveAll() {
 	<-time.After(2 * time.Minute) // virtual: every ttl and background deadline is over
 	synctest.Wait()
 	for _, table := range []string{"bank", "other"} {
-		for l, err := range tr.b.Locks(ctx, table, nil) {
+		for l, err := range admin.Locks(ctx, tr.b, table, nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s, err := tr.b.Resolve(ctx, l); err != nil || (s.State != txn.StateCommitted && s.State != txn.StateRolledBack) {
+			if s, err := admin.Resolve(ctx, tr.b, l); err != nil || (s.State != txn.StateCommitted && s.State != txn.StateRolledBack) {
 				t.Errorf("lock on %s: %v, %v", l.Cell, s.State, err)
 			}
 		}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // A context's cause may be another transaction's error, as errgroup makes it: a
@@ -235,10 +237,10 @@ func TestCauseIsAnothersCollection(t *testing.T) {
 		pass(3 * time.Hour)
 		mustSet(t, env.Client, "2", "bob")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		done := inBackground(func() error { _, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: time.Hour}); return err })
+		done := inBackground(func() error { _, err := gc.Run(ctx, env.Client, gc.Config{Retention: time.Hour}); return err })
 		pass(10 * time.Second) // in the fence
-		cancel(&txn.GCBusyError{Holder: "a collector of another deployment", Left: time.Minute})
-		var busy *txn.GCBusyError
+		cancel(&gc.BusyError{Holder: "a collector of another deployment", Left: time.Minute})
+		var busy *gc.BusyError
 		if o := <-done; errors.As(o.err, &busy) || !errors.Is(o.err, context.Canceled) {
 			t.Errorf("the cancelled collection: %v", o.err)
 		}

@@ -12,6 +12,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // numbers are the points of garbage collection's metrics, by name and the value of
@@ -54,7 +57,7 @@ func TestGCMetrics(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
 		cfg := txn.Config{TokenTTL: -1, LockTTL: time.Hour, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}
 		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(cfg))
-		env.InitTable(txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+		env.InitTable(admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 		faults := txntest.NewFaults(t)
 		died := faults.OnStep(txntest.StepCommit, txntest.Crash)
 		dying := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: time.Hour}, faults.DialOptions()...)
@@ -77,12 +80,12 @@ func TestGCMetrics(t *testing.T) {
 			t.Error("the age of a safe point that there is not")
 		}
 		pass(20 * time.Minute)
-		var blocked *txn.GCBlockedError
-		if _, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
+		var blocked *gc.BlockedError
+		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
 			t.Fatalf("not blocked: %v", err)
 		}
 		pass(time.Hour)
-		runGC(t, env.Client, txn.GCConfig{})
+		runGC(t, env.Client, gc.Config{})
 		got := numbers(t, reader)
 		for name, want := range map[string]float64{
 			"percolator.gc.locks left": 1, "percolator.gc.locks rolled back": 1,

@@ -15,6 +15,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txngc "github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // A read that was sent before the safe point moved is answered after its row was
@@ -53,7 +55,7 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 				})
 				<-held.Fired()
 				pass(retention + time.Minute)
-				runGC(t, env.Client, txn.GCConfig{})
+				runGC(t, env.Client, txngc.Config{})
 				held.Release()
 				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
 					t.Errorf("%v, want ErrTooOld", o.err)
@@ -76,7 +78,7 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 				if runs++; runs <= times {
 					pass(retention + time.Minute)
-					runGC(t, gc, txn.GCConfig{})
+					runGC(t, gc, txngc.Config{})
 				}
 				tx.Table("a").Set("bob", "f", "q", []byte("2"))
 				return nil
@@ -159,7 +161,7 @@ func TestPlanOfCollection(t *testing.T) {
 		mustSet(t, env.Client, "late", "bob")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		plan, err := c.PlanGC(t.Context(), txn.GCConfig{Retention: retention})
+		plan, err := txngc.Plan(t.Context(), c, txngc.Config{Retention: retention})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,8 +170,8 @@ func TestPlanOfCollection(t *testing.T) {
 				t.Errorf("the plan sent %v to row %s of table %s", call.Method, call.Row, call.Table)
 			}
 		}
-		run := runGC(t, c, txn.GCConfig{})
-		want := txn.GCTable{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
+		run := runGC(t, c, txngc.Config{})
+		want := txngc.Table{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
 		if d := cmp.Diff(want, plan.Total); d != "" || plan.Total.Bytes < 8*int64(len("value0")) {
 			t.Errorf("plan (-want +got):\n%s", d)
 		}
@@ -179,11 +181,11 @@ func TestPlanOfCollection(t *testing.T) {
 		if !plan.DryRun || run.DryRun || !run.Finished || run.Previous != 0 {
 			t.Errorf("plan %+v\nrun %+v", plan, run)
 		}
-		st, err := c.GCStatus(t.Context())
-		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txn.GCDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
+		st, err := txngc.ReadStatus(t.Context(), c)
+		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txngc.Done || st.Run.Versions != 10 || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if p, err := c.SafePoint(t.Context()); err != nil || p != run.SafePoint {
+		if p, err := txngc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
 			t.Errorf("safe point %d, %v", p, err)
 		}
 	})
@@ -202,40 +204,40 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		mustSet(t, env.Client, "2", rows...)
 		pass(retention + time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		var phases []txn.GCPhase
+		var phases []txngc.Phase
 		var collecting time.Time
-		r, err := env.Client.RunGC(ctx, txn.GCConfig{Retention: retention, Rate: 20, Progress: func(p txn.GCProgress) {
+		r, err := txngc.Run(ctx, env.Client, txngc.Config{Retention: retention, Rate: 20, Progress: func(p txngc.Progress) {
 			if n := len(phases); n == 0 || phases[n-1] != p.Phase {
 				phases = append(phases, p.Phase)
 				collecting = time.Now()
 			}
-			if p.Phase == txn.GCCollect && p.Total.Rows == 100 {
+			if p.Phase == txngc.Collect && p.Total.Rows == 100 {
 				cancel()
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
 			t.Errorf("interrupted: %+v, %v", r, err)
 		}
-		if d := cmp.Diff([]txn.GCPhase{txn.GCFence, txn.GCLocks, txn.GCCollect}, phases); d != "" {
+		if d := cmp.Diff([]txngc.Phase{txngc.Fence, txngc.Locks, txngc.Collect}, phases); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
 		}
 		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
 			t.Errorf("100 rows at 20 a second took %v", took)
 		}
-		st, err := env.Client.GCStatus(t.Context())
-		if err != nil || st.Run.Phase != txn.GCCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
+		st, err := txngc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != txngc.Collect || st.Run.Row != "row099" || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		begun := time.Now()
-		r = runGC(t, env.Client, txn.GCConfig{})
+		r = runGC(t, env.Client, txngc.Config{})
 		if !r.Resumed || r.SafePoint != st.SafePoint || r.Total.Rows != 200 || time.Since(begun) > time.Second {
 			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
 		}
-		st, err = env.Client.GCStatus(t.Context())
-		if err != nil || st.Run.Phase != txn.GCDone || st.Run.Versions != 300 {
+		st, err = txngc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != txngc.Done || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if r = runGC(t, env.Client, txn.GCConfig{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
+		if r = runGC(t, env.Client, txngc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
 			t.Errorf("again from the start: %+v", r)
 		}
 	})
@@ -255,18 +257,18 @@ func TestCollectorLosesItsLease(t *testing.T) {
 		stuck.Store(true)
 		faults.On("lease", func(c txntest.Call) bool { return stuck.Load() && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
 		ended := inBackground(func() error {
-			_, err := slow.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txngc.Run(t.Context(), slow, txngc.Config{Retention: retention})
 			return err
 		})
 		pass(45 * time.Second)
 		other := inBackground(func() error {
-			_, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txngc.Run(t.Context(), env.Client, txngc.Config{Retention: retention})
 			return err
 		})
 		pass(time.Second)
 		stuck.Store(false)
 		o := <-ended
-		var busy *txn.GCBusyError
+		var busy *txngc.BusyError
 		if !errors.As(o.err, &busy) || !busy.Lost || o.took > time.Minute {
 			t.Errorf("%v after %v", o.err, o.took)
 		}
@@ -279,11 +281,11 @@ func TestCollectorLosesItsLease(t *testing.T) {
 func TestCollectionRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
-		for name, cfg := range map[string]txn.GCConfig{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
-			if _, err := env.Client.RunGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+		for name, cfg := range map[string]txngc.Config{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
+			if _, err := txngc.Run(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if _, err := env.Client.PlanGC(t.Context(), cfg); !errors.Is(err, txn.ErrInvalid) {
+			if _, err := txngc.Plan(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -291,7 +293,7 @@ func TestCollectionRefuses(t *testing.T) {
 			t.Errorf("hold without a token: %v", err)
 		}
 		// A young deployment: nothing is older than the retention.
-		if r := runGC(t, env.Client, txn.GCConfig{}); r.Total.Cells != 0 {
+		if r := runGC(t, env.Client, txngc.Config{}); r.Total.Cells != 0 {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -325,8 +327,8 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
 		pass(3 * retention)
-		first := runGC(t, env.Client, txn.GCConfig{})
-		if r := runGC(t, env.Client, txn.GCConfig{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
+		first := runGC(t, env.Client, txngc.Config{})
+		if r := runGC(t, env.Client, txngc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
 			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
 		}
 		// Its publication comes after another's that is higher.
@@ -336,16 +338,16 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		held := faults.On("publish", publishes, txntest.Hold, 1)
 		pass(5 * time.Minute)
 		ended := inBackground(func() error {
-			_, err := late.RunGC(t.Context(), txn.GCConfig{Retention: retention})
+			_, err := txngc.Run(t.Context(), late, txngc.Config{Retention: retention})
 			return err
 		})
 		<-held.Fired()
 		faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
 		pass(time.Minute)
-		second := runGC(t, env.Client, txn.GCConfig{})
+		second := runGC(t, env.Client, txngc.Config{})
 		held.Release()
 		<-ended
-		st, err := env.Client.GCStatus(t.Context())
+		st, err := txngc.ReadStatus(t.Context(), env.Client)
 		if err != nil || st.SafePoint != second.SafePoint || second.SafePoint <= first.SafePoint {
 			t.Errorf("published %d after %d and %d, %v", st.SafePoint, first.SafePoint, second.SafePoint, err)
 		}
@@ -355,7 +357,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Minute)
-		if p, err := env.Client.SafePoint(t.Context()); err != nil || p != second.SafePoint {
+		if p, err := txngc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
 			t.Errorf("safe point %d after the row was lost, %v", p, err)
 		}
 	})

@@ -20,6 +20,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	txngc "github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // The interleavings of garbage collection are scripts (testdata/hazards, 08 to
@@ -27,12 +30,12 @@ import (
 
 const retention = 10 * time.Minute
 
-func runGC(t *testing.T, c *txn.Client, cfg txn.GCConfig) *txn.GCReport {
+func runGC(t *testing.T, c *txn.Client, cfg txngc.Config) *txngc.Report {
 	t.Helper()
 	if cfg.Retention == 0 {
 		cfg.Retention = retention
 	}
-	r, err := c.RunGC(t.Context(), cfg)
+	r, err := txngc.Run(t.Context(), c, cfg)
 	if err != nil {
 		t.Fatalf("garbage collection: %v (%+v)", err, r)
 	}
@@ -76,7 +79,7 @@ func contents(t *testing.T, c *txn.Client, table string, ts tso.Timestamp) strin
 func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left []string) {
 	t.Helper()
 	for _, row := range rows {
-		versions, err := c.History(t.Context(), "a", row)
+		versions, err := admin.History(t.Context(), c, "a", row)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,23 +90,23 @@ func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left 
 				named[col] = map[tso.Timestamp]bool{}
 			}
 			switch {
-			case v.Kind == txn.VersionWrite || v.Kind == txn.VersionLock:
+			case v.Kind == admin.VersionWrite || v.Kind == admin.VersionLock:
 				named[col][v.StartTS] = true
 			}
 			if v.TS > p {
 				continue
 			}
 			switch v.Kind {
-			case txn.VersionWrite:
+			case admin.VersionWrite:
 				if records[col]++; records[col] > 1 {
 					left = append(left, fmt.Sprintf("%s: a version hidden at %d", v.Cell, v.TS))
 				}
-			case txn.VersionLock, txn.VersionLockOnly, txn.VersionRollback:
+			case admin.VersionLock, admin.VersionLockOnly, admin.VersionRollback:
 				left = append(left, fmt.Sprintf("%s: %s at %d", v.Cell, v.Kind, v.TS))
 			}
 		}
 		for _, v := range versions {
-			if v.Kind == txn.VersionData && v.TS <= p && !named[v.Cell.Column()][v.TS] {
+			if v.Kind == admin.VersionData && v.TS <= p && !named[v.Cell.Column()][v.TS] {
 				left = append(left, fmt.Sprintf("%s: data at %d", v.Cell, v.TS))
 			}
 		}
@@ -177,7 +180,7 @@ func keepHistory(t *testing.T, seed uint64) {
 			continue
 		}
 		pass(time.Duration(rnd.IntN(15)) * time.Minute)
-		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txn.GCConfig{Plain: rnd.IntN(2) == 0})
+		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Plain: rnd.IntN(2) == 0})
 		pass(time.Minute) // until env.Client knows
 		collected = r.SafePoint
 		for _, g := range garbage(t, env.Client, rows, collected) {
@@ -233,27 +236,27 @@ func stranded(t *testing.T, env *txntest.Env) {
 // afterCollector are the ways in which others go on after a collector has died.
 var afterCollector = []struct {
 	name string
-	run  func(*testing.T, *txntest.Env) *txn.GCReport
+	run  func(*testing.T, *txntest.Env) *txngc.Report
 }{
-	{"another collector", func(t *testing.T, env *txntest.Env) *txn.GCReport {
-		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txn.GCConfig{})
+	{"another collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
+		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{})
 	}},
-	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *txn.GCReport {
+	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		for _, table := range []string{"a", "b"} {
 			if _, err := workload.ResolveAll(t.Context(), c, table); err != nil {
 				t.Error(err)
 			}
 		}
-		return runGC(t, c, txn.GCConfig{})
+		return runGC(t, c, txngc.Config{})
 	}},
-	{"two collectors at once", func(t *testing.T, env *txntest.Env) *txn.GCReport {
-		reports := make([]*txn.GCReport, 2)
+	{"two collectors at once", func(t *testing.T, env *txntest.Env) *txngc.Report {
+		reports := make([]*txngc.Report, 2)
 		var running sync.WaitGroup
 		for i := range reports {
 			running.Go(func() {
-				r, err := env.NewClient(txn.Config{TokenTTL: -1}).RunGC(t.Context(), txn.GCConfig{Retention: retention})
-				var busy *txn.GCBusyError
+				r, err := txngc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Retention: retention})
+				var busy *txngc.BusyError
 				switch {
 				case err == nil:
 					reports[i] = r
@@ -263,7 +266,7 @@ var afterCollector = []struct {
 			})
 		}
 		running.Wait()
-		var newest *txn.GCReport
+		var newest *txngc.Report
 		for _, r := range reports {
 			switch {
 			case newest == nil:
@@ -291,13 +294,13 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 	}
 }
 
-func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txn.GCReport) {
+func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txngc.Report) {
 	crashes, stride := 0, shortStride()
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
 		resumed := 0
 		for k, more := 1, true; more; k += stride {
 			synctest.Test(t, func(t *testing.T) {
-				var r *txn.GCReport
+				var r *txngc.Report
 				r, more = collectKilledAt(t, action, k, goOn)
 				crashes++
 				if r.Resumed {
@@ -316,7 +319,7 @@ func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txn.GCR
 }
 
 // collectKilledAt reports whether there was a k-th request.
-func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *txn.GCReport) (r *txn.GCReport, fired bool) {
+func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *txngc.Report) (r *txngc.Report, fired bool) {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	stranded(t, env)
 	faults := txntest.NewFaults(t)
@@ -335,7 +338,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 		return requests.Load() == int64(k)
 	}, action, 1).Optional()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := inBackground(func() error { _, err := c.RunGC(ctx, txn.GCConfig{Retention: retention}); return err })
+	ended := inBackground(func() error { _, err := txngc.Run(ctx, c, txngc.Config{Retention: retention}); return err })
 	select {
 	case <-rule.Fired():
 		fired = true
@@ -461,7 +464,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := contents(t, env.Client, "a", past)
-			r := runGC(t, gc, txn.GCConfig{})
+			r := runGC(t, gc, txngc.Config{})
 			removed += r.Total.Versions
 			if got := contents(t, env.Client, "a", past); got != want {
 				t.Errorf("at %d, after collecting up to %d:\n%swas:\n%s", past, r.SafePoint, got, want)

@@ -10,6 +10,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // TestLateRollForwardAfterCollection delays a resolver's roll-forward until
@@ -50,17 +53,17 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 		resolver := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, slow.DialOptions()...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		for l, err := range resolver.Locks(ctx, "right", nil) {
+		for l, err := range admin.Locks(ctx, resolver, "right", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, _ = resolver.Resolve(ctx, l)
+			_, _ = admin.Resolve(ctx, resolver, l)
 		}
 		<-late.Fired()
 
 		set(b, "2") // rolls the secondary forward, and writes over it
 		m := bigtable.NewMutation()
-		m.DeleteTimestampRange(txn.WriteFamily, "f:q", commit, commit+1000)
+		m.DeleteTimestampRange(format.WriteFamily, "f:q", commit, commit+1000)
 		m.DeleteTimestampRange("f", "q", start, start+1000)
 		for _, cell := range cells {
 			if err := env.Bigtable.OpenTable(cell.Table).Apply(t.Context(), cell.Row, m); err != nil {

@@ -14,6 +14,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // lateSchema is a client whose next look at the schema record, in the background, is
@@ -114,7 +117,7 @@ func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
 			return err
 		}))
 		wantValue(t, takeSnapshot(t, c), "bob", "")
-		env.InitTable(txn.TableSpec{Name: "a", Families: []string{"f", "g"}})
+		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g"}})
 		armed.Store(true)
 		done := inBackground(func() error {
 			_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
@@ -124,7 +127,7 @@ func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
 			return err
 		})
 		<-held
-		if _, err := c.Observed(t.Context(), "a"); err != nil {
+		if _, err := changes.Observed(t.Context(), c, "a"); err != nil {
 			t.Fatal(err)
 		}
 		close(release)

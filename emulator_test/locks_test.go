@@ -10,6 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // One lock record that cannot be read does not hide those behind it.
@@ -29,14 +32,14 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	<-rule.Fired()
 	for row, qualifier := range map[string]string{"r2": "f:q", "r3": "nonsense"} {
 		m := bigtable.NewMutation()
-		m.Set(txn.LockFamily, qualifier, tso.Timestamp(1795152600000000).Cell(), []byte{8, 99})
+		m.Set(format.LockFamily, qualifier, tso.Timestamp(1795152600000000).Cell(), []byte{8, 99})
 		if err := env.Bigtable.Open("a").Apply(t.Context(), row, m); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var rows []string
 	unreadable := map[string]bool{}
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 		rows = append(rows, l.Cell.Row)
 		switch {
 		case errors.Is(err, txn.ErrCorrupt), errors.Is(err, txn.ErrFormatVersion):
@@ -49,7 +52,7 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 		t.Errorf("locks in rows %q, unreadable %v", rows, unreadable)
 	}
 	n := 0
-	for l, err := range c.LocksOf(t.Context(), "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
+	for l, err := range admin.LocksOf(t.Context(), c, "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
 		if err != nil || l.Cell.Row != "r5" {
 			t.Errorf("%v, %v", l, err)
 		}

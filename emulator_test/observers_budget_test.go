@@ -12,10 +12,12 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // offers is a Finder that offers what a test sends it.
-type offers chan txn.Notification
+type offers chan changes.Notification
 
 func (f offers) Find(ctx context.Context, s notify.Search) error {
 	for {
@@ -75,20 +77,20 @@ func TestRoundTripsOfObservers(t *testing.T) {
 			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepNotify: 1, txntest.StepCommit: 1}},
 		{"a run that fails", func(context.Context, *txn.Txn, txn.Cell) error { return errors.New("broken") }, nil, write, false,
 			map[txntest.Step]int{txntest.StepOracle: 2 + 1, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepFailure: 1}},
-		{"a look at what is acknowledged", own, nil, func(ctx context.Context, c *txn.Client) error { return c.Notify(ctx, cell) }, false,
+		{"a look at what is acknowledged", own, nil, func(ctx context.Context, c *txn.Client) error { return changes.Notify(ctx, c, cell) }, false,
 			map[txntest.Step]int{txntest.StepOracle: 1 + 1, txntest.StepNotify: 1, txntest.StepRead: 1, txntest.StepClear: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, c, faults := budgetEnv(t, txn.Config{TokenTTL: time.Hour})
-				if err := c.RegisterObserver(t.Context(), "a", txn.Column{Family: "f", Qualifier: "weak"}, "elsewhere", true); err != nil {
+				if err := changes.RegisterObserver(t.Context(), c, "a", txn.Column{Family: "f", Qualifier: "weak"}, "elsewhere", true); err != nil {
 					t.Fatal(err)
 				}
 				found := make(offers)
 				cfg := notify.Config{Finder: found, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}
 				if tt.want[txntest.StepLock] > 0 {
 					var err error
-					if cfg.Locks, _, err = c.AdvisoryLocks(); err != nil {
+					if cfg.Locks, _, err = changes.AdvisoryLocks(c); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -103,7 +105,7 @@ func TestRoundTripsOfObservers(t *testing.T) {
 				if err := w.Handle("o", notify.Column{Table: "a", Family: "f", Qualifier: "in"}, observe); err != nil {
 					t.Fatal(err)
 				}
-				if err := c.RegisterObserver(t.Context(), "a", cell.Column(), "o", false); err != nil {
+				if err := changes.RegisterObserver(t.Context(), c, "a", cell.Column(), "o", false); err != nil {
 					t.Fatal(err)
 				}
 				if tt.before != nil {
@@ -122,7 +124,7 @@ func TestRoundTripsOfObservers(t *testing.T) {
 					}
 				}
 				if tt.found {
-					found <- txn.Notification{Cell: cell}
+					found <- changes.Notification{Cell: cell}
 				}
 				synctest.Wait()
 				if d := cmp.Diff(tt.want, faults.Count()); d != "" {

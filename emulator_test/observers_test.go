@@ -12,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // The chain of these tests: a document in docs/d:in triggers "parse", which
@@ -65,9 +67,9 @@ func newChain(c *txn.Client, cfg notify.Config) (*notify.Worker, error) {
 
 func registerChain(ctx context.Context, c *txn.Client) error {
 	return errors.Join(
-		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "in"}, "parse", false),
-		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "mid"}, "index", false),
-		c.RegisterObserver(ctx, "docs", txn.Column{Family: "d", Qualifier: "sum"}, "count", true),
+		changes.RegisterObserver(ctx, c, "docs", txn.Column{Family: "d", Qualifier: "in"}, "parse", false),
+		changes.RegisterObserver(ctx, c, "docs", txn.Column{Family: "d", Qualifier: "mid"}, "index", false),
+		changes.RegisterObserver(ctx, c, "docs", txn.Column{Family: "d", Qualifier: "sum"}, "count", true),
 	)
 }
 
@@ -104,7 +106,7 @@ func chainDone(ctx context.Context, t *testing.T, c *txn.Client, documents []str
 	if want := fmt.Sprint(len(documents)); err != nil || (len(documents) > 0 && string(v) != want) {
 		t.Errorf("the count is %q, want %s; %v", v, want, err)
 	}
-	for d, err := range c.DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, c) {
 		t.Errorf("dead letter %+v, %v", d, err)
 	}
 }
@@ -157,7 +159,7 @@ func cleaned(t *testing.T, c *txn.Client) {
 	t.Helper()
 	pass(5 * time.Minute)
 	synctest.Wait()
-	for n, err := range c.Notifications(t.Context(), "docs", nil) {
+	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
 		t.Errorf("left over: %+v, %v", n, err)
 	}
 }
@@ -326,7 +328,7 @@ func TestObserverRequestFaults(t *testing.T) {
 					faults := txntest.NewFaults(t)
 					rule := faults.On(string(step), func(c txntest.Call) bool { return c.Step == step }, action, 2)
 					c := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: 5 * time.Second, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
-					locks, _, err := c.AdvisoryLocks() // without a service they are not the default
+					locks, _, err := changes.AdvisoryLocks(c) // without a service they are not the default
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -384,12 +386,12 @@ func TestFailureRequestFaults(t *testing.T) {
 					}
 					broken = false
 					letters := 0
-					for d, err := range env.Client.DeadLetters(t.Context()) {
+					for d, err := range changes.DeadLetters(t.Context(), env.Client) {
 						if err != nil {
 							t.Fatal(err)
 						}
 						letters++
-						if err := env.Client.Replay(t.Context(), d); err != nil {
+						if err := changes.Replay(t.Context(), env.Client, d); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A transaction whose commit_ts readers have taken away notifies weakly at its
@@ -88,7 +90,7 @@ func TestUnknownLockIsRefused(t *testing.T) {
 		if err := tryUpdate(t.Context(), env.Client, "2", "row"); !errors.Is(err, txn.ErrFormatVersion) {
 			t.Errorf("write: %v", err)
 		}
-		if len(stored(t, env, "row")[txn.LockFamily]) != 1 {
+		if len(stored(t, env, "row")[format.LockFamily]) != 1 {
 			t.Error("the lock is gone")
 		}
 	})
@@ -123,7 +125,7 @@ func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 			t.Error("they have waited")
 		}
 		pass(time.Hour)
-		if len(stored(t, env, "row")[txn.LockFamily]) != 1 || len(stored(t, env, "other")[txn.LockFamily]) != 1 {
+		if len(stored(t, env, "row")[format.LockFamily]) != 1 || len(stored(t, env, "other")[format.LockFamily]) != 1 {
 			t.Error("a lock is gone")
 		}
 	})
@@ -218,7 +220,7 @@ func TestPassLocks(t *testing.T) {
 func writeUnknownLock(t *testing.T, env *txntest.Env, startTS tso.Timestamp) {
 	t.Helper()
 	m := bigtable.NewMutation()
-	m.Set(txn.LockFamily, "f:q", startTS.Cell(), []byte{1 << 3, 3, 2 << 3, 1})
+	m.Set(format.LockFamily, "f:q", startTS.Cell(), []byte{1 << 3, 3, 2 << 3, 1})
 	if err := env.Bigtable.Open("a").Apply(t.Context(), "row", m); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // warmStarts commits until a start timestamp waits for the next transaction that
@@ -170,7 +173,7 @@ func TestStartAheadKeepsTheTTL(t *testing.T) {
 		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		done := commitInBackground(t.Context(), tx)
 		<-hold.Fired()
-		for l, err := range c.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 			if err != nil || l.TTL < ttl+waited {
 				t.Errorf("a lock with a ttl of %v, %v", l.TTL, err)
 			}
@@ -192,7 +195,7 @@ func TestWriteOnlyRefusesReads(t *testing.T) {
 		_, _, get := a.Get(t.Context(), "r", "f", "q")
 		_, _, forUpdate := a.GetForUpdate(t.Context(), "r", "f", "q")
 		_, row := a.ReadRow(t.Context(), "r")
-		_, observe := tx.Observe(t.Context(), txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"})
+		_, observe := changes.Observe(t.Context(), tx, txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"})
 		var rows error
 		for _, err := range a.ReadRows(t.Context(), nil) {
 			rows = err

@@ -17,6 +17,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A prefetchScene is a table a with rows of columns f:a to f:d, and a client that
@@ -351,7 +353,7 @@ func TestPrefetchBesideObserve(t *testing.T) {
 		for i := range 5 {
 			tx := begin(t, s.c, txn.WithName("observer"))
 			cell := txn.Cell{Table: "a", Row: fmt.Sprintf("row%d", i), Family: "f", Qualifier: "d"}
-			if _, err := tx.Observe(t.Context(), cell); err != nil {
+			if _, err := changes.Observe(t.Context(), tx, cell); err != nil {
 				t.Fatal(err)
 			}
 			s.faults.Reset()

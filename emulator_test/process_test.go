@@ -1,8 +1,6 @@
 package emulator_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -267,12 +265,9 @@ func (r *recorder) check(t *testing.T, level history.Level) {
 
 // A clientProcess is a running client.
 type clientProcess struct {
+	*child.Process
 	spec   clientSpec
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	stderr *bytes.Buffer
 	killed bool
-	ended  chan struct{} // closed when its output is read to the end
 }
 
 func startClient(t *testing.T, s clientSpec, rec *recorder) *clientProcess {
@@ -281,48 +276,28 @@ func startClient(t *testing.T, s clientSpec, rec *recorder) *clientProcess {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &clientProcess{spec: s, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
-	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, "BIGTABLE_EMULATOR_HOST=") {
-			p.cmd.Env = append(p.cmd.Env, e)
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "BIGTABLE_EMULATOR_HOST=") })
+	c, err := child.Start(context.Background(), child.Config{Name: fmt.Sprint("client ", s.Process), Env: append(env, clientEnv+"="+string(arg))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &clientProcess{Process: c, spec: s}
+	p.Each(func(line []byte) {
+		var m clientMessage
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Errorf("client process wrote %q: %v", line, err)
+			return
 		}
-	}
-	p.cmd.Env = append(p.cmd.Env, clientEnv+"="+string(arg))
-	p.cmd.Stderr = p.stderr
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.stdin = stdin
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+		if m.Record != nil {
+			rec.record(*m.Record)
+		}
+		if m.Stopped {
+			rec.stopped <- p
+		}
+	})
 	go func() {
-		defer func() {
-			close(p.ended)
-			rec.ended <- p
-		}()
-		for in := bufio.NewReader(stdout); ; {
-			line, err := in.ReadBytes('\n')
-			if err != nil {
-				return // half a line is of a record that nobody was told of
-			}
-			var m clientMessage
-			if err := json.Unmarshal(line, &m); err != nil {
-				t.Errorf("client process wrote %q: %v", line, err)
-				continue
-			}
-			if m.Record != nil {
-				rec.record(*m.Record)
-			}
-			if m.Stopped {
-				rec.stopped <- p
-			}
-		}
+		_ = p.Wait()
+		rec.ended <- p
 	}()
 	return p
 }
@@ -330,19 +305,17 @@ func startClient(t *testing.T, s clientSpec, rec *recorder) *clientProcess {
 // kill ends the process with SIGKILL and what it had under way as unknown.
 func (p *clientProcess) kill(rec *recorder) {
 	p.killed = true
-	_ = p.cmd.Process.Kill()
-	<-p.ended
-	_ = p.cmd.Wait()
+	p.Kill()
+	_ = p.Wait()
 	rec.died(p.spec)
 }
 
 // finish asks the process to end and waits until it has.
 func (p *clientProcess) finish(t *testing.T) {
 	t.Helper()
-	_ = p.stdin.Close()
-	<-p.ended
-	if err := p.cmd.Wait(); err != nil {
-		t.Errorf("client process %d: %v\n%s", p.spec.Process, err, p.stderr)
+	p.CloseInput()
+	if err := p.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -370,7 +343,7 @@ func TestKilledClients(t *testing.T) {
 	}
 }
 
-// tested are the workloads that run here; percctl soak runs the one with observers
+// tested are the workloads that run here; lab soak runs the one with observers
 // too, which needs workers, and kills clients in all of them.
 func tested() []*workload.Workload {
 	return slices.DeleteFunc(workload.All(), func(w *workload.Workload) bool { return w.Handle != nil })
@@ -450,7 +423,7 @@ func killClients(t *testing.T, load *workload.Workload) {
 				return nil
 			case p := <-rec.ended:
 				if !p.killed {
-					t.Fatalf("client process %d: %v\n%s", p.spec.Process, p.cmd.Wait(), p.stderr)
+					t.Fatalf("a client ended: %v", p.Wait())
 				}
 			case <-ctx.Done():
 				t.Fatalf("after %d commits: %v", rec.total(history.OK), ctx.Err())

@@ -18,6 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // update runs one transaction on a table and returns its commit_ts.
@@ -154,7 +157,7 @@ func TestAnyBytes(t *testing.T) {
 			}
 		}
 		cell := txn.Cell{Table: "t", Row: row, Family: "f", Qualifier: qualifier}
-		for v, err := range env.Client.Check(ctx, "t", bigtable.RowList{row}) {
+		for v, err := range admin.Check(ctx, env.Client, "t", bigtable.RowList{row}) {
 			t.Fatalf("%v: %v, %v", cell, v, err)
 		}
 		commit(func(tbl *txn.Table) { tbl.Delete(row, "f", qualifier) })
@@ -324,7 +327,7 @@ func TestReadOptions(t *testing.T) {
 	}
 	for name, opt := range map[string]txn.ReadOption{
 		"negative limit":  txn.Limit(-1),
-		"metadata family": txn.Families(txn.LockFamily),
+		"metadata family": txn.Families(format.LockFamily),
 		"no family":       txn.Columns(txn.Column{Qualifier: "q"}),
 	} {
 		if err := rowsError(t, &txn.Table{View: *v}, nil, opt); !errors.Is(err, txn.ErrInvalid) {
@@ -547,7 +550,7 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(ts)), nil), want...)
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), after...)
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(commit-1)), nil), before...)
-	for l, err := range env.Client.Locks(ctx, "t", nil) {
+	for l, err := range admin.Locks(ctx, env.Client, "t", nil) {
 		// A lock-only lock is in no reader's way.
 		if err != nil || l.Kind != txn.KindLock {
 			t.Errorf("lock left behind: %+v, %v", l, err)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // Rows of several transactions with the same key shared one deadline, so that a
@@ -126,7 +128,7 @@ func TestBackgroundIsBoundedInCells(t *testing.T) {
 			}
 			<-hung.Fired() // by the first commit's, before the second sends its own
 		}
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil || l.Cell.Row != "s0" {
 				t.Errorf("lock on %s, %v; the second commit was to clear its own", l.Cell, err)
 			}

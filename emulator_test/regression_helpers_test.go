@@ -14,6 +14,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // The tests in regression_*_test.go keep defects closed that were found in
@@ -115,7 +117,7 @@ func wantValue(t *testing.T, s *txn.Snapshot, row, want string) {
 
 func wantNoLocks(t *testing.T, c *txn.Client) {
 	t.Helper()
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 		t.Errorf("lock left on %s: %v", l.Cell, err)
 	}
 }

@@ -18,6 +18,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // Bigtable's limits, which the emulator does not know.
@@ -283,7 +285,7 @@ func TestLongListOfRanges(t *testing.T) {
 				t.Errorf("%d requests; the test is to need more than one", len(seen.reads))
 			}
 			wantKeys(t, s, rs, backwards, txn.Reverse())
-			for v, err := range env.Client.Check(t.Context(), "a", rs) {
+			for v, err := range admin.Check(t.Context(), env.Client, "a", rs) {
 				t.Errorf("violation: %v, %v", v, err)
 			}
 		}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A reader waited the whole ttl for a secondary whose owner aborts, which
@@ -143,13 +145,13 @@ func TestResolveOfOldListing(t *testing.T) {
 		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
 		<-slow.Fired()
 		met := 0
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			met++
 			pass(15 * time.Second) // heartbeats go on
-			if s, err := env.Client.Resolve(t.Context(), l); err != nil || s.State != txn.StateLocked {
+			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != txn.StateLocked {
 				t.Errorf("resolve: %v, %v; want locked", s.State, err)
 			}
 		}

@@ -12,9 +12,12 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-var observed = txn.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "q"}}}
+var observed = admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "q"}}}
 
 // A commit with an outdated schema left a newly observed column without its
 // notify cell, however old the schema was; closed by fresh (table.go).
@@ -25,7 +28,7 @@ func TestNewlyObservedColumn(t *testing.T) {
 		env.InitTable(observed)
 		pass(24 * time.Hour)
 		mustSet(t, a, "2", "bob")
-		if n := len(stored(t, env, "bob")[txn.NotifyFamily]); n != 1 {
+		if n := len(stored(t, env, "bob")[format.NotifyFamily]); n != 1 {
 			t.Errorf("%d notify cells after the first commit since the column is observed, want 1", n)
 		}
 	})
@@ -38,18 +41,18 @@ func TestInitTableKeepsObservedColumns(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.InitTable(observed)
 		for _, tt := range []struct {
-			spec txn.TableSpec
+			spec admin.TableSpec
 			want int
 		}{
-			{txn.TableSpec{Name: "a", Families: []string{"g"}}, 1},
-			{txn.TableSpec{Name: "a", Observed: []txn.Column{}}, 0},
+			{admin.TableSpec{Name: "a", Families: []string{"g"}}, 1},
+			{admin.TableSpec{Name: "a", Observed: []txn.Column{}}, 0},
 		} {
 			env.InitTable(tt.spec)
 			row := "bob" + tt.spec.Name
 			c := env.NewClient(txn.Config{TokenTTL: -1})
-			before := len(stored(t, env, row)[txn.NotifyFamily])
+			before := len(stored(t, env, row)[format.NotifyFamily])
 			mustSet(t, c, "1", row)
-			if n := len(stored(t, env, row)[txn.NotifyFamily]) - before; n != tt.want {
+			if n := len(stored(t, env, row)[format.NotifyFamily]) - before; n != tt.want {
 				t.Errorf("%d notify cells after InitTable with %+v, want %d", n, tt.spec, tt.want)
 			}
 		}
@@ -64,7 +67,7 @@ func TestCheckAfterNewFamily(t *testing.T) {
 		if err := a.OpenTable(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
-		env.InitTable(txn.TableSpec{Name: "a", Families: []string{"g"}})
+		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"g"}})
 		b := env.NewClient(txn.Config{TokenTTL: -1})
 		tx := begin(t, b)
 		tx.Table("a").Set("bob", "g", "q", []byte("1"))
@@ -72,7 +75,7 @@ func TestCheckAfterNewFamily(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		for v, err := range a.Check(t.Context(), "a", nil) {
+		for v, err := range admin.Check(t.Context(), a, "a", nil) {
 			t.Errorf("violation: %v, %v", v, err)
 		}
 	})
@@ -96,7 +99,7 @@ func TestCheckThatCannotRead(t *testing.T) {
 		}
 		faults.On("schema of b", step(txntest.StepSchema), txntest.DropRequest, 0)
 		failed := 0
-		for v, err := range a.Check(t.Context(), "a", nil) {
+		for v, err := range admin.Check(t.Context(), a, "a", nil) {
 			if err == nil {
 				t.Errorf("violation: %v", v)
 			}

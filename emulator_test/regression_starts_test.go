@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A commit whose outcome a client finds out later is one of its own too: a
@@ -126,7 +128,7 @@ func TestStalenessBehindARetry(t *testing.T) {
 func TestStalenessBehindABulkLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
-		if _, err := c.BulkLoad(t.Context(), "a", bulkRows(3), txn.BulkLoad{Idle: true}); err != nil {
+		if _, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(3), admin.BulkConfig{Idle: true}); err != nil {
 			t.Fatal(err)
 		}
 		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))

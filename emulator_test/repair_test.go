@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // deadBefore leaves what a client leaves that dies before a step, and returns
@@ -43,28 +46,28 @@ func put(t *testing.T, env *txntest.Env, row, family, qualifier string, at bigta
 
 func settleLocks(t *testing.T, c *txn.Client) {
 	t.Helper()
-	for l, err := range c.Locks(t.Context(), "a", nil) {
+	for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Resolve(t.Context(), l); err != nil {
+		if _, err := admin.Resolve(t.Context(), c, l); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-func planRepairs(t *testing.T, c *txn.Client) *txn.RepairPlan {
+func planRepairs(t *testing.T, c *txn.Client) *admin.RepairPlan {
 	t.Helper()
-	p, err := c.PlanRepairs(t.Context(), "a", nil, txn.RepairConfig{})
+	p, err := admin.PlanRepairs(t.Context(), c, "a", nil, admin.RepairConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-func wantPlan(t *testing.T, p *txn.RepairPlan, repairs, undecided []string) {
+func wantPlan(t *testing.T, p *admin.RepairPlan, repairs, undecided []string) {
 	t.Helper()
-	list := func(all []txn.Repair) (out []string) {
+	list := func(all []admin.Repair) (out []string) {
 		for _, r := range all {
 			out = append(out, fmt.Sprintf("%s %s", r.Cell, r.Kind))
 		}
@@ -78,9 +81,9 @@ func wantPlan(t *testing.T, p *txn.RepairPlan, repairs, undecided []string) {
 	}
 }
 
-func apply(t *testing.T, c *txn.Client, r txn.Repair, want bool) {
+func apply(t *testing.T, c *txn.Client, r admin.Repair, want bool) {
 	t.Helper()
-	if done, err := c.ApplyRepair(t.Context(), r); err != nil || done != want {
+	if done, err := admin.ApplyRepair(t.Context(), c, r); err != nil || done != want {
 		t.Errorf("repair of %s: done %v, %v; want %v", r.Cell, done, err, want)
 	}
 }
@@ -96,15 +99,15 @@ func TestRepair(t *testing.T) {
 
 		// Locks that are rolled forward, and then come back as they were.
 		committed := deadBefore(t, env, txntest.StepSecondaries, "r0", "r1")
-		forward := stored(t, env, "r1")[txn.LockFamily][0]
+		forward := stored(t, env, "r1")[format.LockFamily][0]
 		settleLocks(t, c)
 		// The same after a rollback, and a marker that is left.
 		rolledBack := deadBefore(t, env, txntest.StepCommit, "r2")
-		lock := stored(t, env, "r2")[txn.LockFamily][0]
+		lock := stored(t, env, "r2")[format.LockFamily][0]
 		pass(time.Minute)
 		settleLocks(t, c)
-		put(t, env, "r1", txn.LockFamily, "f:q", forward.Timestamp, forward.Value)
-		put(t, env, "r2", txn.LockFamily, "f:q", lock.Timestamp, lock.Value)
+		put(t, env, "r1", format.LockFamily, "f:q", forward.Timestamp, forward.Value)
+		put(t, env, "r2", format.LockFamily, "f:q", lock.Timestamp, lock.Value)
 		put(t, env, "r2", "f", "q", lock.Timestamp, []byte("dead"))
 		// Data that belongs to nothing, and data whose record is lost.
 		put(t, env, "r3", "f", "q", (committed - 1).Cell(), []byte("orphan"))
@@ -121,7 +124,7 @@ func TestRepair(t *testing.T) {
 			apply(t, c, r, true)
 			apply(t, c, r, false)
 		}
-		apply(t, c, txn.Repair{Kind: txn.RepairOrphanData, Cell: p.Undecided[0].Cell, StartTS: 5}, false)
+		apply(t, c, admin.Repair{Kind: admin.RepairOrphanData, Cell: p.Undecided[0].Cell, StartTS: 5}, false)
 		s := takeSnapshot(t, c)
 		wantValue(t, s, "r1", "dead")
 		wantValue(t, s, "r2", "kept")
@@ -137,7 +140,7 @@ func TestRepair(t *testing.T) {
 			apply(t, c, r, true)
 			apply(t, c, r, false)
 		}
-		if marks := stored(t, env, "r2")[txn.MarkFamily]; len(marks) > 0 {
+		if marks := stored(t, env, "r2")[format.MarkFamily]; len(marks) > 0 {
 			t.Errorf("marks %v", marks)
 		}
 		// What is left is what somebody has to look at.
@@ -157,11 +160,11 @@ func TestRepairKeepsMarkerInUse(t *testing.T) {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		deadBefore(t, env, txntest.StepCommit, "r1", "r2")
 		pass(time.Minute)
-		for l, err := range c.Locks(t.Context(), "a", bigtable.RowList{"r1"}) {
+		for l, err := range admin.Locks(t.Context(), c, "a", bigtable.RowList{"r1"}) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Resolve(t.Context(), l); err != nil {
+			if _, err := admin.Resolve(t.Context(), c, l); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -180,9 +183,9 @@ func TestRepairMeetsChange(t *testing.T) {
 	mustSet(t, env.Client, "first", "r1")
 	startTS := deadBefore(t, env, txntest.StepCommit, "r1")
 	row := stored(t, env, "r1")
-	lock := row[txn.LockFamily][0]
+	lock := row[format.LockFamily][0]
 	drop := bigtable.NewMutation()
-	drop.DeleteCellsInFamily(txn.LockFamily)
+	drop.DeleteCellsInFamily(format.LockFamily)
 	if err := env.Bigtable.Open("a").Apply(t.Context(), "r1", drop); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +193,7 @@ func TestRepairMeetsChange(t *testing.T) {
 	c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
 		if call.Table == "a" && call.Method == "CheckAndMutateRow" {
 			back = true
-			put(t, env, "r1", txn.LockFamily, "f:q", lock.Timestamp, lock.Value)
+			put(t, env, "r1", format.LockFamily, "f:q", lock.Timestamp, lock.Value)
 		}
 		return nil
 	})...)

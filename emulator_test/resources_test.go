@@ -19,6 +19,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 var atOnce = flag.Int("at-once", 3000, "how many transactions TestManyTransactions has under way at once")
@@ -166,10 +168,10 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.RegisterObserver(t.Context(), "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), client, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Notify(t.Context(), txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
+	if err := changes.Notify(t.Context(), client, txn.Cell{Table: "left", Row: "r", Family: "f", Qualifier: "in"}); err != nil {
 		t.Fatal(err)
 	}
 	before := goleak.IgnoreCurrent()

@@ -9,13 +9,17 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // collect runs garbage collection, ten minutes' retention if the script does not
 // say another, and prints what came of it.
 func (s *script) collect(client string, words []string, opts map[string]string) string {
 	c := s.client(client)
-	cfg := txn.GCConfig{Retention: 10 * time.Minute, LockWait: -1, Plain: slices.Contains(words, "plain"), Restart: slices.Contains(words, "restart")}
+	cfg := gc.Config{Retention: 10 * time.Minute, LockWait: -1, Plain: slices.Contains(words, "plain"), Restart: slices.Contains(words, "restart")}
 	if d := opts["retention"]; d != "" {
 		var err error
 		cfg.Retention, err = time.ParseDuration(d)
@@ -29,11 +33,11 @@ func (s *script) collect(client string, words []string, opts map[string]string) 
 		ctx, cancel = context.WithTimeout(ctx, t)
 		defer cancel()
 	}
-	r, err := c.RunGC(ctx, cfg)
+	r, err := gc.Run(ctx, c.Client, cfg)
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	var blocked *txn.GCBlockedError
-	var busy *txn.GCBusyError
+	var blocked *gc.BlockedError
+	var busy *gc.BusyError
 	switch {
 	case errors.As(err, &blocked):
 		say("gc blocked by %d locks of %s", blocked.Count, s.ts(blocked.Locks[0].StartTS))
@@ -79,7 +83,7 @@ func (s *script) status(c *scriptClient, name string) string {
 	if !errors.As(tx.err, &u) {
 		s.t.Fatalf("%s is not undetermined: %v", name, tx.err)
 	}
-	st, err := c.Status(c.ctx, u.Primary, u.StartTS)
+	st, err := admin.StatusOf(c.ctx, c.Client, u.Primary, u.StartTS)
 	if err != nil {
 		return s.rename(err.Error())
 	}
@@ -97,7 +101,7 @@ func (s *script) hold(name string, c *scriptClient) string {
 }
 
 func (s *script) readAt(c *scriptClient, name, arg string) string {
-	cell, err := txn.ParseCell(arg)
+	cell, err := format.ParseCell(arg)
 	s.must(err)
 	snap := s.snaps[name]
 	if snap == nil {

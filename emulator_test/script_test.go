@@ -19,6 +19,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // runScript drives one interleaving written as text (testdata/hazards), in
@@ -145,15 +148,15 @@ func (s *script) command(fields []string) string {
 	}
 	switch name {
 	case "table":
-		spec := txn.TableSpec{Name: pos[0], Families: pos[1:]}
+		spec := admin.TableSpec{Name: pos[0], Families: pos[1:]}
 		if o := opts["observed"]; o != "" {
-			c, err := txn.ParseColumn(o)
+			c, err := format.ParseColumn(o)
 			s.must(err)
 			spec.Observed = append(spec.Observed, c)
 		}
 		s.env.InitTable(spec)
 	case "plain":
-		c, err := txn.ParseColumn(pos[2])
+		c, err := format.ParseColumn(pos[2])
 		s.must(err)
 		m := bigtable.NewMutation()
 		m.Set(c.Family, c.Qualifier, bigtable.Now(), []byte(pos[3]))
@@ -336,7 +339,7 @@ func (s *script) until(fault string, result chan string) string {
 }
 
 func (s *script) access(op string, pos []string) string {
-	cell, err := txn.ParseCell(pos[1])
+	cell, err := format.ParseCell(pos[1])
 	s.must(err)
 	tx := s.txns[pos[0]]
 	tbl := tx.Table(cell.Table)
@@ -395,7 +398,7 @@ func (s *script) commit(ctx context.Context, name string) string {
 
 func (s *script) read(client, arg string) string {
 	c := s.client(client)
-	cell, err := txn.ParseCell(arg)
+	cell, err := format.ParseCell(arg)
 	s.must(err)
 	snap, err := c.Snapshot(c.ctx)
 	if err != nil {
@@ -425,11 +428,11 @@ func (s *script) settle(c *scriptClient, name string) string {
 
 func (s *script) resolve(c *scriptClient, table string) string {
 	var out []string
-	for l, err := range c.Locks(c.ctx, table, nil) {
+	for l, err := range admin.Locks(c.ctx, c.Client, table, nil) {
 		if err != nil {
 			return err.Error()
 		}
-		st, err := c.Resolve(c.ctx, l)
+		st, err := admin.Resolve(c.ctx, c.Client, l)
 		if err != nil {
 			return err.Error()
 		}

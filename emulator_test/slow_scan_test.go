@@ -15,6 +15,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // slowRows lets the rows of table a come slowly, as where a filter selects few in a
@@ -124,7 +126,7 @@ func TestSlowLocks(t *testing.T) {
 		var late atomic.Int64
 		c := env.NewClient(txn.Config{TokenTTL: -1}, slowRows(func(int) time.Duration { return time.Second }, &late))
 		n := 0
-		for l, err := range c.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 			if err != nil {
 				t.Fatalf("after %d locks: %v", n, err)
 			}

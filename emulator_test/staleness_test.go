@@ -9,6 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // valueAt reads f:q of a row of table a; "absent" when there is none.
@@ -171,7 +173,7 @@ func TestStalenessAndSafePoint(t *testing.T) {
 		putValue(t, c, "r", "1")
 		<-time.After(time.Hour) // virtual
 		putValue(t, env.Client, "r", "2")
-		if _, err := env.Client.RunGC(t.Context(), txn.GCConfig{Retention: 30 * time.Minute}); err != nil {
+		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 30 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(24*time.Hour)), "r"); got != "2" {

@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestObserverElsewhere has two observers of one column in two workers, of which
@@ -22,7 +25,7 @@ func TestObserverElsewhere(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		in := txn.Column{Family: "f", Qualifier: "in"}
 		for _, id := range []string{"early", "late"} {
-			if err := a.RegisterObserver(t.Context(), "left", in, id, false); err != nil {
+			if err := changes.RegisterObserver(t.Context(), a, "left", in, id, false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -105,7 +108,7 @@ func TestRepeatingOracle(t *testing.T) {
 			t.Errorf("committed at %d, started at %d: %v", ts, tx.StartTS(), err)
 		}
 		synctest.Wait()
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
 		}
 		s, err := env.Client.Snapshot(t.Context())
@@ -123,7 +126,7 @@ func TestRepeatingOracle(t *testing.T) {
 // take that for finished.
 func TestWaitSeesLocks(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, _ *txn.Client) {
-		if err := a.RegisterObserver(t.Context(), "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+		if err := changes.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
 			t.Fatal(err)
 		}
 		change := func(ctx context.Context, c *txn.Client) {

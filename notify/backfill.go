@@ -6,6 +6,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // Backfill notifies every cell of an observed column in rows of its table (nil:
@@ -26,7 +28,7 @@ func Backfill(ctx context.Context, client *txn.Client, col Column, rs bigtable.R
 	const batch = 500
 	var pending []txn.Cell
 	send := func() error {
-		if err := client.Notify(ctx, pending...); err != nil {
+		if err := changes.Notify(ctx, client, pending...); err != nil {
 			return err
 		}
 		cells += len(pending)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // The cleaner removes notifications that were dealt with, in batches: what
@@ -15,7 +15,7 @@ type cleaner struct {
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	pending []txn.Cleared
+	pending []changes.Cleared
 	done    chan struct{}
 	closed  bool
 }
@@ -36,7 +36,7 @@ func (c *cleaner) start(ctx context.Context) {
 	go c.run(ctx, c.done)
 }
 
-func (c *cleaner) add(d txn.Cleared) {
+func (c *cleaner) add(d changes.Cleared) {
 	c.mu.Lock()
 	if len(c.pending) < maxPending {
 		c.pending = append(c.pending, d)
@@ -63,7 +63,7 @@ func (c *cleaner) run(ctx context.Context, done chan struct{}) {
 			<-c.wake
 			continue
 		}
-		if err := c.worker.client.ClearNotifications(ctx, batch...); err != nil {
+		if err := changes.ClearNotifications(ctx, c.worker.client, batch...); err != nil {
 			c.worker.cfg.Logger.WarnContext(ctx, "removing notifications failed; they are found again", "cells", len(batch), "error", err)
 			continue
 		}
@@ -71,7 +71,7 @@ func (c *cleaner) run(ctx context.Context, done chan struct{}) {
 	}
 }
 
-func (c *cleaner) take() (batch []txn.Cleared, closed bool) {
+func (c *cleaner) take() (batch []changes.Cleared, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(c.pending), maxCleared)

@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A chain of two observers: documents are split into words, and words are
@@ -198,12 +201,12 @@ func ExampleMaxAttempts() {
 	if _, err := notify.Wait(ctx, client, notify.WaitConfig{}); err != nil {
 		log.Fatal(err)
 	}
-	for letter, err := range client.DeadLetters(ctx) {
+	for letter, err := range changes.DeadLetters(ctx, client) {
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Printf("%s failed %d times for %s: %s\n", letter.Observer, letter.Attempts, letter.Cell, letter.Error)
-		if err := client.Replay(ctx, letter); err != nil {
+		if err := changes.Replay(ctx, client, letter); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -274,7 +277,7 @@ func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, s
 		log.Fatal(err)
 	}
 	for _, table := range tables {
-		if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: table, Families: []string{"f"}}); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{"f"}}); err != nil {
 			log.Fatal(err)
 		}
 	}

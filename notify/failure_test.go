@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 func observeBroken(context.Context, *txn.Txn, txn.Cell) error { return errBroken }
@@ -88,7 +91,7 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 			t.Errorf("%d runs and %d looks within the pause", s.Runs, s.Found)
 		}
 		// A hint is no reason to try either.
-		if err := client.Notify(t.Context(), txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
+		if err := changes.Notify(t.Context(), client, txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
 			t.Fatal(err)
 		}
 		pass(time.Second)
@@ -173,7 +176,7 @@ func TestReplay(t *testing.T) {
 		// The removal arrives after the run has failed again.
 		held := faults.OnStep(txntest.StepDeadLetter, txntest.Hold)
 		done := make(chan error, 1)
-		go func() { done <- operator.Replay(t.Context(), letters[0]) }()
+		go func() { done <- changes.Replay(t.Context(), operator, letters[0]) }()
 		<-held.Fired()
 		pass(10 * time.Second)
 		if s := w.Stats(); s.Parked != 2 {
@@ -188,7 +191,7 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("letters after the second failure %+v", again)
 		}
 		broken.Store(false)
-		if err := operator.Replay(t.Context(), again[0]); err != nil {
+		if err := changes.Replay(t.Context(), operator, again[0]); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)
@@ -196,7 +199,7 @@ func TestReplay(t *testing.T) {
 			t.Errorf("%d effects", n)
 		}
 		// To replay a letter whose change was acknowledged since is harmless.
-		if err := operator.Replay(t.Context(), again[0]); err != nil {
+		if err := changes.Replay(t.Context(), operator, again[0]); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)
@@ -215,7 +218,7 @@ func TestParkedStaysParked(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "row", "v")
 		cell := txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}
-		f := &manualFinder{offer: make(chan txn.Notification)}
+		f := &manualFinder{offer: make(chan changes.Notification)}
 		late := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{Finder: f, NoLocks: true})
 		handle(t, late, "o", input, observeBroken)
 		start(t, late)
@@ -226,7 +229,7 @@ func TestParkedStaysParked(t *testing.T) {
 		if n := len(deadLetters(t, env.Client)); n != 1 {
 			t.Fatalf("%d letters", n)
 		}
-		f.offer <- txn.Notification{Cell: cell}
+		f.offer <- changes.Notification{Cell: cell}
 		pass(time.Minute)
 		if s := late.Stats(); s.Runs != 0 || s.Acknowledged == 0 {
 			t.Errorf("a dead letter was revived: %+v", s)
@@ -235,7 +238,7 @@ func TestParkedStaysParked(t *testing.T) {
 }
 
 // manualFinder offers what a test tells it to.
-type manualFinder struct{ offer chan txn.Notification }
+type manualFinder struct{ offer chan changes.Notification }
 
 func (f *manualFinder) Find(ctx context.Context, s notify.Search) error {
 	for {
@@ -324,7 +327,7 @@ func TestLeftoverFailure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := env.Client.SetFailure(t.Context(), cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now * 2}); err != nil {
+		if err := changes.SetFailure(t.Context(), env.Client, cell, "o", format.Failure{ChangeTS: 1, LastTS: now, NotBefore: now * 2}); err != nil {
 			t.Fatal(err)
 		}
 		wantLeft(t, env.Client, 0, 1)
@@ -470,14 +473,14 @@ func TestFailureBeforeAnyTimestamp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := env.Client.SetFailure(t.Context(), cell, "o", txn.Failure{ChangeTS: 1, LastTS: now, NotBefore: now}); err != nil {
+		if err := changes.SetFailure(t.Context(), env.Client, cell, "o", format.Failure{ChangeTS: 1, LastTS: now, NotBefore: now}); err != nil {
 			t.Fatal(err)
 		}
-		f := &manualFinder{offer: make(chan txn.Notification)}
+		f := &manualFinder{offer: make(chan changes.Notification)}
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{Finder: f})
 		handle(t, w, "o", input, observeEffect)
 		start(t, w)
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range changes.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A Finder finds notifications. It is what a worker can be sure of: hints may
@@ -31,13 +33,13 @@ type Search struct {
 	// is false if the worker has it already, or has nothing to do with it. met is
 	// called, later and perhaps never, when another worker turns out to be at the
 	// cell: a scanner looks elsewhere then (paper §2.4).
-	Offer func(ctx context.Context, n txn.Notification, met func()) (taken bool)
+	Offer func(ctx context.Context, n changes.Notification, met func()) (taken bool)
 	// Logger is never nil.
 	Logger *slog.Logger
 }
 
 // offer puts what a finder has found into its lane.
-func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (taken bool) {
+func (w *Worker) offer(ctx context.Context, n changes.Notification, met func()) (taken bool) {
 	w.telemetry.scannedCell()
 	l := w.lanes[columnOf(n.Cell)]
 	if l == nil {
@@ -58,8 +60,8 @@ func (w *Worker) offer(ctx context.Context, n txn.Notification, met func()) (tak
 // allWaiting reports that each observer of the column here has failed for the
 // newest change, as far as the notify column tells, and is not to be tried yet.
 // Failures without a notification wait for nothing; they are to be removed.
-func (w *Worker) allWaiting(l *lane, n txn.Notification) bool {
-	now := w.client.OracleNow()
+func (w *Worker) allWaiting(l *lane, n changes.Notification) bool {
+	now := changes.OracleNow(w.client)
 	if now == 0 || len(n.Triggers) == 0 {
 		return false
 	}
@@ -92,12 +94,12 @@ type orphanCheck struct {
 // registryMaxAge is how often the registry is looked at for orphans.
 const registryMaxAge = time.Minute
 
-func (o *orphans) found(ctx context.Context, n txn.Notification) {
+func (o *orphans) found(ctx context.Context, n changes.Notification) {
 	check, ok := o.check(ctx, n.Cell.Table)
 	if !ok || check.observed[n.Cell.Column()] {
 		return
 	}
-	cleared := txn.Cleared{Cell: n.Cell, UpTo: check.asOf}
+	cleared := changes.Cleared{Cell: n.Cell, UpTo: check.asOf}
 	for observer := range n.Failures {
 		cleared.Failures = append(cleared.Failures, observer)
 	}
@@ -114,7 +116,7 @@ func (o *orphans) check(ctx context.Context, table string) (orphanCheck, bool) {
 	if err != nil {
 		return orphanCheck{}, false
 	}
-	columns, err := o.worker.client.Observed(ctx, table)
+	columns, err := changes.Observed(ctx, o.worker.client, table)
 	if err != nil {
 		o.worker.cfg.Logger.DebugContext(ctx, "reading the registry of observers failed", "table", table, "error", err)
 		return orphanCheck{}, false

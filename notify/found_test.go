@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestSlowColumnHoldsNobodyUp: many cells wait for an observer that does not
@@ -52,7 +54,7 @@ func TestSlowColumnHoldsNobodyUp(t *testing.T) {
 
 // oneOffer is a Finder that offers one notification.
 type oneOffer struct {
-	n   txn.Notification
+	n   changes.Notification
 	met chan struct{}
 }
 
@@ -66,10 +68,10 @@ func (f *oneOffer) Find(ctx context.Context, s notify.Search) error {
 // another worker turns out to have acknowledged it, with locks or without.
 func TestMeetsWhoWasThereBefore(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
-		stale := txn.Notification{}
+		stale := changes.Notification{}
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "r", "1")
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range changes.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}

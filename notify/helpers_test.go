@@ -15,6 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 var (
@@ -85,7 +87,7 @@ func start(t *testing.T, w *notify.Worker) (stop func() error) {
 // committed from now on is notified.
 func register(t *testing.T, c *txn.Client, col notify.Column, id string, weak bool) {
 	t.Helper()
-	if err := c.RegisterObserver(t.Context(), col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
+	if err := changes.RegisterObserver(t.Context(), c, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -158,7 +160,7 @@ func effects(t *testing.T, c *txn.Client) map[string]int {
 // left counts the notifications and failures that stand in docs.
 func left(t *testing.T, c *txn.Client) (triggers, failures int) {
 	t.Helper()
-	for n, err := range c.Notifications(t.Context(), "docs", nil) {
+	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,10 +178,10 @@ func wantLeft(t *testing.T, c *txn.Client, triggers, failures int) {
 	}
 }
 
-func deadLetters(t *testing.T, c *txn.Client) []txn.DeadLetter {
+func deadLetters(t *testing.T, c *txn.Client) []changes.DeadLetter {
 	t.Helper()
-	var all []txn.DeadLetter
-	for d, err := range c.DeadLetters(t.Context()) {
+	var all []changes.DeadLetter
+	for d, err := range changes.DeadLetters(t.Context(), c) {
 		if err != nil {
 			t.Fatal(err)
 		}

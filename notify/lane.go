@@ -9,6 +9,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A lane holds the cells of one column that wait for their observers, each
@@ -51,14 +54,14 @@ func (l *lane) settle(row string, upTo tso.Timestamp, d time.Duration) {
 	l.settled[row] = settledCell{upTo, time.Now().Add(d)}
 }
 
-func (l *lane) isSettled(n txn.Notification) bool {
+func (l *lane) isSettled(n changes.Notification) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, ok := l.settled[n.Cell.Row]
 	if !ok {
 		return false
 	}
-	newer := slices.ContainsFunc(n.Triggers, func(t txn.Trigger) bool { return t.TS > s.upTo })
+	newer := slices.ContainsFunc(n.Triggers, func(t format.Trigger) bool { return t.TS > s.upTo })
 	if newer || time.Now().After(s.until) {
 		delete(l.settled, n.Cell.Row)
 		return false

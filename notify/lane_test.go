@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestLaneLosesNothing offers few cells from many goroutines, as hints and as a
@@ -90,7 +92,7 @@ func TestBoundedMemory(t *testing.T) {
 	w := &Worker{cfg: Config{Queue: 1}}
 	c := newCleaner(w) // not started: a store that does not answer
 	for range 2 * maxPending {
-		c.add(txn.Cleared{})
+		c.add(changes.Cleared{})
 	}
 	if n := len(c.pending); n != maxPending {
 		t.Errorf("%d removals are kept", n)

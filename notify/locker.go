@@ -10,6 +10,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A locker takes advisory locks on cells (paper §2.4: each worker acquires a
@@ -29,7 +31,7 @@ func newLocker(client *txn.Client, cfg Config) (locker, error) {
 	case cfg.NoLocks:
 		l.locks = nil
 	case l.locks == nil:
-		locks, cheap, err := client.AdvisoryLocks()
+		locks, cheap, err := changes.AdvisoryLocks(client)
 		if err != nil {
 			return l, err
 		}

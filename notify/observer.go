@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A Column is what an observer watches: a column of a table, in every row.
@@ -79,8 +81,8 @@ type triggerKey struct{}
 
 // TriggerOf returns what triggered the run that ctx belongs to: the changes that
 // it handles, and what became of earlier runs. nil outside of an observer.
-func TriggerOf(ctx context.Context) *txn.Observation {
-	o, _ := ctx.Value(triggerKey{}).(*txn.Observation)
+func TriggerOf(ctx context.Context) *changes.Observation {
+	o, _ := ctx.Value(triggerKey{}).(*changes.Observation)
 	return o
 }
 

@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestOneCommitPerChange has eight workers run for one change at the same time.
@@ -324,7 +327,7 @@ func TestWeakOnly(t *testing.T) {
 			t.Fatal(ts, err)
 		}
 		wait(t, env.Client)
-		if err := env.Client.Notify(t.Context(), txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
+		if err := changes.Notify(t.Context(), env.Client, txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)
@@ -468,7 +471,7 @@ func TestStrandedChangeIsFound(t *testing.T) {
 		if got[string(txntest.StepSecondaries)] != 1 || got[string(txntest.StepCommit)] != 0 {
 			t.Errorf("effects %v", got)
 		}
-		for l, err := range env.Client.Locks(t.Context(), "docs", nil) {
+		for l, err := range admin.Locks(t.Context(), env.Client, "docs", nil) {
 			t.Errorf("lock left: %+v, %v", l, err)
 		}
 		wantLeft(t, env.Client, 0, 0)

@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestUnregistered: an observer that was taken out is not run any more, and the
@@ -24,10 +26,10 @@ func TestUnregistered(t *testing.T) {
 		}
 		wantLeft(t, env.Client, 10, 0)
 		// Waiting for what nobody is to run would be for ever.
-		if found, err := env.Client.UnregisterObserver(t.Context(), "docs", "old"); err != nil || !found {
+		if found, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "old"); err != nil || !found {
 			t.Fatal(found, err)
 		}
-		if found, err := env.Client.UnregisterObserver(t.Context(), "docs", "old"); err != nil || found {
+		if found, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "old"); err != nil || found {
 			t.Error("unregistered twice:", found, err)
 		}
 		wait(t, env.Client)
@@ -55,7 +57,7 @@ func TestUnregisteredUnderWorker(t *testing.T) {
 		pass(time.Second)
 		put(t, env.Client, input, "row", "1")
 		wait(t, env.Client)
-		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "o"); err != nil {
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "o"); err != nil {
 			t.Fatal(err)
 		}
 		pass(time.Minute)
@@ -85,7 +87,7 @@ func TestRenamed(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "before"); err != nil {
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "before"); err != nil {
 			t.Fatal(err)
 		}
 		w := run("after")

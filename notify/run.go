@@ -15,6 +15,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // contended is how long to wait, on average, before looking again at a cell
@@ -22,7 +25,7 @@ import (
 const contended = 100 * time.Millisecond
 
 // forever is the NotBefore of a parked change.
-const forever = txn.Never
+const forever = format.Never
 
 // process looks at one cell for each of its observers here, and removes its
 // notifications if every registered observer has acknowledged them. again is
@@ -49,7 +52,7 @@ func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again t
 			again = l.again
 		}
 		if l.settled > 0 {
-			lane.settle(t.cell.Row, w.client.OracleNow(), l.settled)
+			lane.settle(t.cell.Row, changes.OracleNow(w.client), l.settled)
 		}
 		if l.seen != nil {
 			looks = append(looks, l)
@@ -69,7 +72,7 @@ func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again t
 type look struct {
 	observer string
 	// seen is the observation that it was decided by; nil if there was none.
-	seen *txn.Observation
+	seen *changes.Observation
 	// done: as of seen.StartTS the observer has nothing to do.
 	done bool
 	// elsewhere: another worker has acknowledged the change, as far as one can
@@ -92,7 +95,7 @@ func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
 		return 0
 	}
 	last := slices.MaxFunc(looks, func(a, b look) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
-	cleared := txn.Cleared{Cell: cell, UpTo: last.Known()}
+	cleared := changes.Cleared{Cell: cell, UpTo: last.Known()}
 	failures := map[string]bool{}
 	for _, l := range looks {
 		if !l.done {
@@ -120,7 +123,7 @@ func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
 }
 
 // parked reports that the newest change is a dead letter for the observer.
-func parked(o *txn.Observation, observer string) bool {
+func parked(o *changes.Observation, observer string) bool {
 	f, ok := o.Failures[observer]
 	return ok && f.ChangeTS == o.ChangeTS && f.NotBefore == forever
 }
@@ -179,7 +182,7 @@ type run struct {
 	began   time.Time
 
 	startTS  tso.Timestamp // of its transaction
-	seen     *txn.Observation
+	seen     *changes.Observation
 	called   bool // the observer was
 	commitTS tso.Timestamp
 	outcome  Outcome
@@ -200,20 +203,20 @@ func (r *run) do(ctx context.Context) {
 		ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
 		return ctx
 	}
-	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id), txn.TraceLater(begin)}, h.txnOptions...)...)
+	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id), changes.TraceLater(begin)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
 		return
 	}
 	defer tx.Rollback()
 	r.startTS = tx.StartTS()
-	if r.seen, err = tx.Observe(ctx, r.cell); err != nil {
+	if r.seen, err = changes.Observe(ctx, tx, r.cell); err != nil {
 		r.outcome, r.err = Unknown, err
 		return
 	}
 	r.outcome = r.need()
 	if r.outcome != Acknowledged && r.outcome != Waiting {
-		ctx = tx.Trace(ctx)
+		ctx = changes.Trace(ctx, tx)
 	}
 	link(r.span, r.seen)
 	if r.outcome != "" {
@@ -221,7 +224,7 @@ func (r *run) do(ctx context.Context) {
 	}
 	// First, so that the acknowledgment is the primary: an observer's write
 	// records lead to what it ran for.
-	tx.Acknowledge(r.seen, h.id)
+	changes.Acknowledge(tx, r.seen, h.id)
 	r.called = true
 	r.worker.counters.runs.Add(1)
 	if err = r.call(context.WithValue(ctx, triggerKey{}, r.seen), tx); err == nil {
@@ -290,7 +293,7 @@ func (r *run) classify(err error) Outcome {
 
 // ownAck reports that somebody else has acknowledged the change.
 func (r *run) ownAck(c *txn.ConflictError) bool {
-	col, observer, ok := txn.ObserverOf(c.Cell.Column())
+	col, observer, ok := format.ObserverOf(c.Cell.Column())
 	return ok && observer == r.handler.id && col == r.cell.Column() && c.Cell.Row == r.cell.Row &&
 		c.Cell.Table == r.cell.Table && (c.Reason == txn.ConflictWrite || c.Reason == txn.ConflictLock)
 }
@@ -366,7 +369,7 @@ func (r *run) tell() {
 			}
 		}
 	}
-	var triggers []txn.Trigger
+	var triggers []format.Trigger
 	if r.seen != nil {
 		triggers = r.seen.Triggers
 	}
@@ -429,11 +432,11 @@ func (r *run) failed(ctx, runs context.Context) (done bool, again time.Duration)
 }
 
 // earlier is what became of earlier runs for the same change.
-func (r *run) earlier() txn.Failure {
+func (r *run) earlier() format.Failure {
 	if f, ok := r.seen.Failures[r.handler.id]; ok && f.ChangeTS == r.seen.ChangeTS {
 		return f
 	}
-	return txn.Failure{ChangeTS: r.seen.ChangeTS, FirstTS: r.seen.StartTS}
+	return format.Failure{ChangeTS: r.seen.ChangeTS, FirstTS: r.seen.StartTS}
 }
 
 // fail stores that the change is not to be tried again before pause is over.
@@ -447,7 +450,7 @@ func (r *run) fail(ctx context.Context, attempts int, pause time.Duration, text 
 	f.LastTS = r.seen.StartTS
 	f.NotBefore = r.now() + tso.Timestamp(pause.Microseconds())
 	f.Error = text
-	if err := r.worker.client.SetFailure(ctx, r.cell, r.handler.id, f); err != nil {
+	if err := changes.SetFailure(ctx, r.worker.client, r.cell, r.handler.id, f); err != nil {
 		r.worker.cfg.Logger.WarnContext(ctx, "storing an observer's failure failed; other workers may run it before its pause is over", "observer", r.handler.id, "cell", r.cell, "error", err)
 	}
 	return pause
@@ -471,11 +474,11 @@ func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, r.handler.timeout)
 	defer cancel()
 	_, err := r.worker.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-		now, err := tx.Observe(ctx, r.cell)
+		now, err := changes.Observe(ctx, tx, r.cell)
 		if err != nil || now.Acks[id] >= o.StartTS {
 			return err
 		}
-		tx.Acknowledge(o, id)
+		changes.Acknowledge(tx, o, id)
 		return nil
 	}, txn.WithName(id))
 	if err != nil {
@@ -494,15 +497,15 @@ func (r *run) park(ctx context.Context, attempts int, text string) (done bool, a
 	if attempts == 0 {
 		attempts = f.Attempts
 	}
-	d := txn.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text}
+	d := changes.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text}
 	if n := len(o.Triggers); n > 0 {
 		d.TraceParent = o.Triggers[n-1].TraceParent
 	}
-	err := w.client.Park(ctx, d)
+	err := changes.Park(ctx, w.client, d)
 	if err == nil && len(o.Observers) > 1 {
 		// The notification may have to stay for the other observers.
 		f.NotBefore, f.Attempts, f.Error, f.LastTS = forever, attempts, text, o.StartTS
-		err = w.client.SetFailure(ctx, r.cell, r.handler.id, f)
+		err = changes.SetFailure(ctx, w.client, r.cell, r.handler.id, f)
 	}
 	if err != nil {
 		w.cfg.Logger.WarnContext(ctx, "storing a dead letter failed; it is tried again", "observer", r.handler.id, "cell", r.cell, "error", err)
@@ -519,7 +522,7 @@ func (r *run) cycle(ctx context.Context) string {
 	const shown = 8
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d runs of observers caused each other, more than Config.MaxHops (%d): %s of %s", r.hops(), r.worker.cfg.MaxHops, r.handler.id, r.cell)
-	hops, err := r.worker.client.Trail(ctx, r.seen, shown)
+	hops, err := changes.Trail(ctx, r.worker.client, r.seen, shown)
 	for _, h := range hops {
 		fmt.Fprintf(&text, ", caused by %s of %s (committed at %d)", h.Observer, h.Cell, h.CommitTS)
 	}

@@ -17,6 +17,10 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -277,9 +281,9 @@ func TestHopsThroughRollForward(t *testing.T) {
 		put(t, env.Client, input, "0", "v")
 		for range 20 {
 			pass(5 * time.Second)
-			for l, err := range env.Client.Locks(t.Context(), "docs", nil) {
+			for l, err := range admin.Locks(t.Context(), env.Client, "docs", nil) {
 				if err == nil {
-					_, err = env.Client.Resolve(t.Context(), l)
+					_, err = admin.Resolve(t.Context(), env.Client, l)
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -319,7 +323,7 @@ func TestConflictsAreReported(t *testing.T) {
 			t.Errorf("%d conflicts, want 3 in a row", n)
 		}
 		found := false
-		for n, err := range env.Client.Notifications(t.Context(), "docs", nil) {
+		for n, err := range changes.Notifications(t.Context(), env.Client, "docs", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -366,22 +370,22 @@ func TestMisuse(t *testing.T) {
 		t.Error(err)
 	}
 	handle(t, w, "o", input, observeEffect)
-	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, txn.ErrObserver) {
+	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrObserver) {
 		t.Errorf("the same id: %v", err)
 	}
-	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, txn.ErrObserver) {
+	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrObserver) {
 		t.Errorf("weak and strong: %v", err)
 	}
 	// Registered otherwise by somebody else.
 	register(t, env.Client, middle, "o", false)
-	if err := w.Run(t.Context()); !errors.Is(err, txn.ErrObserver) || !strings.Contains(err.Error(), "d:mid") {
+	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrObserver) || !strings.Contains(err.Error(), "d:mid") {
 		t.Errorf("a contradictory registration: %v", err)
 	}
-	if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "o"); err != nil {
+	if _, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "o"); err != nil {
 		t.Fatal(err)
 	}
 	register(t, env.Client, input, "weakling", true)
-	if err := w.Run(t.Context()); !errors.Is(err, txn.ErrObserver) || !strings.Contains(err.Error(), "weak notifications, by weakling") {
+	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrObserver) || !strings.Contains(err.Error(), "weak notifications, by weakling") {
 		t.Errorf("a column for weak notifications: %v", err)
 	}
 	_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
@@ -429,7 +433,7 @@ func (f *failingFinder) Find(ctx context.Context, s notify.Search) error {
 	if int(f.calls.Add(1)) <= f.fail {
 		return f.err
 	}
-	s.Offer(ctx, txn.Notification{Cell: f.cell}, func() {})
+	s.Offer(ctx, changes.Notification{Cell: f.cell}, func() {})
 	<-ctx.Done()
 	return ctx.Err()
 }
@@ -493,7 +497,7 @@ func TestStoreDown(t *testing.T) {
 func TestAnnounced(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		listed := func() (ids []string) {
-			workers, err := env.Client.Workers(t.Context())
+			workers, err := admin.Workers(t.Context(), env.Client)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -530,7 +534,7 @@ func TestBrokenCell(t *testing.T) {
 		env.CreateTable("effects", "e")
 		register(t, env.Client, input, "o", false)
 		m := bigtable.NewMutation()
-		m.Set(txn.NotifyFamily, ":o:d:in", 0, []byte("\xff nonsense"))
+		m.Set(format.NotifyFamily, ":o:d:in", 0, []byte("\xff nonsense"))
 		if err := env.Bigtable.Open("docs").Apply(t.Context(), "broken", m); err != nil {
 			t.Fatal(err)
 		}
@@ -548,7 +552,7 @@ func TestBrokenCell(t *testing.T) {
 		if n := ev.count(notify.Unknown); n < 5 || n > 50 {
 			t.Errorf("%d looks at the broken cell in ten minutes", n)
 		}
-		if err := env.Client.ClearNotifications(t.Context(), txn.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
+		if err := changes.ClearNotifications(t.Context(), env.Client, changes.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
 			t.Fatal(err)
 		}
 		wait(t, env.Client)

@@ -16,6 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A Scanner is the paper's distributed scan (§2.4): a few threads per worker
@@ -195,7 +198,7 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	for i, part := range parts {
 		var met atomic.Bool
 		row := part.start
-		for n, err := range s.search.Client.Sweep(ctx, p.table, part.rows()) {
+		for n, err := range changes.Sweep(ctx, s.search.Client, p.table, part.rows()) {
 			if err != nil {
 				return found, nil, err
 			}
@@ -224,7 +227,7 @@ func (s *sweeper) countWorkers(ctx context.Context) {
 	if time.Since(s.counted) < workersMaxAge {
 		return
 	}
-	workers, err := s.search.Client.Workers(ctx)
+	workers, err := admin.Workers(ctx, s.search.Client)
 	if err != nil {
 		s.search.Logger.DebugContext(ctx, "counting the workers failed", "error", err)
 		return
@@ -232,7 +235,7 @@ func (s *sweeper) countWorkers(ctx context.Context) {
 	n := 0
 	for _, w := range workers {
 		mine := func(id string) bool { return slices.Contains(s.search.Observers, id) }
-		if slices.ContainsFunc(w.Observers, mine) && w.State == txn.OwnerFresh {
+		if slices.ContainsFunc(w.Observers, mine) && w.State == admin.OwnerFresh {
 			n++
 		}
 	}
@@ -245,7 +248,7 @@ func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
 	for _, table := range s.search.Tables {
 		c, ok := s.cuts[table]
 		if !ok || time.Since(c.at) > cutMaxAge {
-			keys, err := s.search.Client.SampleRowKeys(ctx, table)
+			keys, err := changes.SampleRowKeys(ctx, s.search.Client, table)
 			switch {
 			case err == nil:
 			case s.skip(ctx, table, err):

@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // sweepOnce has a scanner read the tables once and returns what it offered.
@@ -30,7 +32,7 @@ func sweepOnce(t *testing.T, c *txn.Client, s *notify.Scanner, meet func(txn.Cel
 	go func() {
 		done <- s.Find(ctx, notify.Search{
 			Client: c, Tables: []string{"docs"}, Logger: slog.New(slog.DiscardHandler),
-			Offer: func(_ context.Context, n txn.Notification, met func()) bool {
+			Offer: func(_ context.Context, n changes.Notification, met func()) bool {
 				mu.Lock()
 				defer mu.Unlock()
 				offered = append(offered, n.Cell)
@@ -255,7 +257,7 @@ func TestForeignObserver(t *testing.T) {
 		}
 		wantLeft(t, env.Client, rows+1, 0)
 		// Once it is unregistered, nothing waits for it.
-		if _, err := env.Client.UnregisterObserver(t.Context(), "docs", "elsewhere"); err != nil {
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "elsewhere"); err != nil {
 			t.Fatal(err)
 		}
 		pass(5 * time.Minute)

@@ -13,7 +13,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // scope names this library to OpenTelemetry.
@@ -112,14 +114,14 @@ func (t *telemetry) begin(ctx context.Context, h *handler, began time.Time) (con
 }
 
 // link links a run to what triggered it, one link for each change.
-func link(span trace.Span, o *txn.Observation) {
+func link(span trace.Span, o *changes.Observation) {
 	if span == nil || !span.IsRecording() {
 		return
 	}
 	hops := 0
 	for _, trigger := range o.Triggers {
 		hops = max(hops, trigger.Hops)
-		if sc := txn.ParseTraceParent(trigger.TraceParent); sc.IsValid() {
+		if sc := format.ParseTraceParent(trigger.TraceParent); sc.IsValid() {
 			span.AddLink(trace.Link{SpanContext: sc})
 		}
 	}
@@ -150,7 +152,7 @@ func errorType(err error) string {
 }
 
 // measure records how a look at a cell ended.
-func (t *telemetry) measure(e Event, triggers []txn.Trigger) {
+func (t *telemetry) measure(e Event, triggers []format.Trigger) {
 	ctx := context.Background()
 	observer := attrObserver.String(e.Observer)
 	if t.executions.Enabled(ctx) {

@@ -19,6 +19,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // observed writes a cell three times, each in a trace of its own, lets a worker
@@ -28,7 +30,7 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 	t.Helper()
 	env := txntest.New(t)
 	env.CreateTable("docs", "d")
-	if err := env.Client.RegisterObserver(t.Context(), "docs", txn.Column{Family: "d", Qualifier: "in"}, "first", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), env.Client, "docs", txn.Column{Family: "d", Qualifier: "in"}, "first", false); err != nil {
 		t.Fatal(err)
 	}
 	elsewhere := tracetest.NewSpanRecorder()
@@ -182,7 +184,7 @@ func TestNoTraceOfNothing(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("docs", "d")
 	for _, id := range []string{"first", "elsewhere"} { // nobody runs the second, so the notification stays
-		if err := env.Client.RegisterObserver(t.Context(), "docs", txn.Column{Family: "d", Qualifier: "in"}, id, false); err != nil {
+		if err := changes.RegisterObserver(t.Context(), env.Client, "docs", txn.Column{Family: "d", Qualifier: "in"}, id, false); err != nil {
 			t.Fatal(err)
 		}
 	}

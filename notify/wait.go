@@ -8,13 +8,16 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // WaitConfig configures [Wait]. The zero value is usable.
 type WaitConfig struct {
 	// Progress, when set, is called before each pause with what stands in the way.
 	// Defaults to nil.
-	Progress func(txn.Unfinished)
+	Progress func(changes.Unfinished)
 
 	// Backoff paces the looks.
 	// Defaults to 10 ms growing to 1 second.
@@ -64,7 +67,7 @@ type waiter struct {
 }
 
 // rest waits a little longer than the last time.
-func (w *waiter) rest(ctx context.Context, left txn.Unfinished) error {
+func (w *waiter) rest(ctx context.Context, left changes.Unfinished) error {
 	if w.cfg.Progress != nil {
 		w.cfg.Progress(left)
 	}
@@ -74,18 +77,18 @@ func (w *waiter) rest(ctx context.Context, left txn.Unfinished) error {
 }
 
 // look looks once; left is the first thing that is not finished.
-func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *txn.Unfinished, err error) {
+func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *changes.Unfinished, err error) {
 	if asOf, err = w.client.Timestamp(ctx); err != nil {
 		return 0, nil, err
 	}
-	tables, err := w.client.Tables(ctx)
+	tables, err := admin.Tables(ctx, w.client)
 	if err != nil {
 		return 0, nil, err
 	}
 	var observed []string
 	weak := false
 	for _, table := range tables {
-		columns, err := w.client.Observed(ctx, table)
+		columns, err := changes.Observed(ctx, w.client, table)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -108,11 +111,11 @@ func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *txn.Unfini
 // first returns the first thing that is not finished. A lock tells nothing
 // until it is gone, which is waited for here, at the same asOf: with a new one
 // there would be new locks, of transactions that have nothing to do with it.
-func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp, allLocks bool) (*txn.Unfinished, error) {
+func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp, allLocks bool) (*changes.Unfinished, error) {
 	for _, table := range tables {
-		for u, err := range w.client.Unfinished(ctx, table, nil, asOf, allLocks) {
+		for u, err := range changes.FindUnfinished(ctx, w.client, table, nil, asOf, allLocks) {
 			if err == nil && u.Lock != nil {
-				var left *txn.Unfinished
+				var left *changes.Unfinished
 				if left, err = w.unlocked(ctx, table, u, asOf, allLocks); err == nil && left == nil {
 					continue
 				} else if left != nil {
@@ -130,9 +133,9 @@ func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp,
 
 // unlocked waits until the locks that count are gone from a row, and returns
 // what is not finished in it then.
-func (w *waiter) unlocked(ctx context.Context, table string, u txn.Unfinished, asOf tso.Timestamp, allLocks bool) (*txn.Unfinished, error) {
+func (w *waiter) unlocked(ctx context.Context, table string, u changes.Unfinished, asOf tso.Timestamp, allLocks bool) (*changes.Unfinished, error) {
 	for {
-		s, err := w.client.Resolve(ctx, *u.Lock)
+		s, err := admin.Resolve(ctx, w.client, *u.Lock)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +146,7 @@ func (w *waiter) unlocked(ctx context.Context, table string, u txn.Unfinished, a
 			}
 		}
 		locked := false
-		for now, err := range w.client.Unfinished(ctx, table, bigtable.RowList{u.Cell.Row}, asOf, allLocks) {
+		for now, err := range changes.FindUnfinished(ctx, w.client, table, bigtable.RowList{u.Cell.Row}, asOf, allLocks) {
 			if err != nil {
 				return nil, err
 			}

@@ -17,6 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // waiting is a Wait under way.
@@ -291,7 +293,7 @@ func TestWaitBesideHotRow(t *testing.T) {
 			}
 		}
 		commit := lock()
-		_, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{Progress: func(txn.Unfinished) {
+		_, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{Progress: func(changes.Unfinished) {
 			last := commit
 			if commit = func() {}; locks < 10 {
 				commit = lock()
@@ -368,8 +370,8 @@ func TestWaitEnds(t *testing.T) {
 		put(t, env.Client, input, "row", "v")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		var seen txn.Unfinished
-		_, err := notify.Wait(ctx, env.Client, notify.WaitConfig{Progress: func(u txn.Unfinished) { seen = u }})
+		var seen changes.Unfinished
+		_, err := notify.Wait(ctx, env.Client, notify.WaitConfig{Progress: func(u changes.Unfinished) { seen = u }})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}

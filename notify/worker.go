@@ -13,6 +13,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A Worker runs observers. Any number of workers in any number of processes may
@@ -128,9 +130,9 @@ func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption)
 		for _, other := range others {
 			switch {
 			case other.id == id && other.column.Table == col.Table:
-				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, txn.ErrObserver, other.column)
+				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, changes.ErrObserver, other.column)
 			case other.column == col && other.weak != h.weak:
-				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, txn.ErrObserver, other.id)
+				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, changes.ErrObserver, other.id)
 			}
 		}
 	}
@@ -168,7 +170,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		w.stopped()
 		return err
 	}
-	if err := w.client.Announce(ctx, w.ids()); err != nil {
+	if err := changes.Announce(ctx, w.client, w.ids()); err != nil {
 		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
 	}
 	// What is running outlives ctx, until it is drained.
@@ -215,7 +217,7 @@ func (w *Worker) fail(err error) { w.end(&endError{err}) }
 // that something else is registered under an id or for a column.
 func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
-		if err := w.client.RegisterObserver(ctx, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
+		if err := changes.RegisterObserver(ctx, w.client, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
 			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
 		}
 	}
@@ -277,11 +279,11 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 	if w.cfg.NoHints {
 		return func() {}
 	}
-	stopWatching := w.client.WatchNotifications(func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
+	stopWatching := changes.WatchNotifications(w.client, func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
 	sctx, cancel := context.WithCancel(ctx)
 	var subscribed sync.WaitGroup
 	subscribed.Go(func() {
-		err := w.client.SubscribeNotifications(sctx, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
+		err := changes.SubscribeNotifications(sctx, w.client, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
 		if err != nil && sctx.Err() == nil {
 			w.cfg.Logger.WarnContext(ctx, "hints from other processes are not to be had; the scan finds what they would have told of", "error", err)
 		}
@@ -309,10 +311,10 @@ func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
 }
 
 // columns returns those that have observers here.
-func (w *Worker) columns() []txn.ObservedColumn {
-	var all []txn.ObservedColumn
+func (w *Worker) columns() []changes.Registration {
+	var all []changes.Registration
 	for col := range w.handlers {
-		all = append(all, txn.ObservedColumn{Table: col.Table, Column: col.column()})
+		all = append(all, changes.Registration{Table: col.Table, Column: col.column()})
 	}
 	return all
 }
@@ -380,7 +382,7 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 	}
 	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if aerr := w.client.Announce(actx, nil); aerr != nil {
+	if aerr := changes.Announce(actx, w.client, nil); aerr != nil {
 		w.cfg.Logger.DebugContext(ctx, "taking the announcement of the worker back failed; its token goes stale by itself", "error", aerr)
 	}
 	return idle, err

@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // copyTo is an observer that writes its cell's value, and a letter, to another
@@ -44,7 +46,7 @@ func TestChain(t *testing.T) {
 			}
 			for _, col := range []notify.Column{input, middle} {
 				id := map[notify.Column]string{input: "first", middle: "second"}[col]
-				if err := env.Client.RegisterObserver(t.Context(), col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, false); err != nil {
+				if err := changes.RegisterObserver(t.Context(), env.Client, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, false); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -1,6 +1,10 @@
 package txn
 
-import "context"
+import (
+	"context"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
 
 // commitsPerRequest is how many commits a client has under way at a time for each
 // request of Config.Parallelism.
@@ -17,7 +21,7 @@ func (c *Client) admit(ctx context.Context) error {
 	case c.admitted <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return ended(ctx, "waiting for other commits of this client to end", nil)
+		return store.Ended(ctx, "waiting for other commits of this client to end", nil)
 	}
 }
 

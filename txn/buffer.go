@@ -7,6 +7,9 @@ import (
 	"sync"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // buffer holds a transaction's writes until commit (paper §2.2: calls to Set
@@ -14,18 +17,18 @@ import (
 // never replaces a put or delete.
 type buffer struct {
 	mu     sync.Mutex
-	rows   map[string]map[string]map[Column]*write // by table and row key
-	first  *write                                  // the first cell written: the primary
-	notify map[Cell]struct{}                       // weak notifications
-	err    error                                   // the first invalid call
-	sealed bool                                    // the transaction is done
+	rows   map[string]map[string]map[Column]*store.Write // by table and row key
+	first  *store.Write                                  // the first cell written: the primary
+	notify map[Cell]struct{}                             // weak notifications
+	err    error                                         // the first invalid call
+	sealed bool                                          // the transaction is done
 }
 
 func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
 
 // addNotification buffers a weak notification.
 func (b *buffer) addNotification(cell Cell) {
-	err := checkCell(cell)
+	err := format.CheckCell(cell)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -44,9 +47,9 @@ func (b *buffer) addNotification(cell Cell) {
 func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
 
 func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
-	err := checkCell(cell)
+	err := format.CheckCell(cell)
 	if err == nil {
-		err = checkValue(cell, value)
+		err = format.CheckValue(cell, value)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -61,30 +64,30 @@ func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
 	w := cols[cell.Column()]
 	switch {
 	case w == nil:
-		w = &write{cell: cell, promoted: promoted}
+		w = &store.Write{Cell: cell, Promoted: promoted}
 		cols[cell.Column()] = w
 		if b.first == nil {
 			b.first = w
 		}
 	case kind == KindLock:
-		w.promoted = w.promoted && promoted
+		w.Promoted = w.Promoted && promoted
 		return
 	}
-	w.kind, w.value, w.promoted = kind, bytes.Clone(value), promoted
+	w.Kind, w.Value, w.Promoted = kind, bytes.Clone(value), promoted
 }
 
-func (b *buffer) row(table, row string) map[Column]*write {
+func (b *buffer) row(table, row string) map[Column]*store.Write {
 	if b.rows == nil {
-		b.rows = map[string]map[string]map[Column]*write{}
+		b.rows = map[string]map[string]map[Column]*store.Write{}
 	}
 	rows := b.rows[table]
 	if rows == nil {
-		rows = map[string]map[Column]*write{}
+		rows = map[string]map[Column]*store.Write{}
 		b.rows[table] = rows
 	}
 	cols := rows[row]
 	if cols == nil {
-		cols = map[Column]*write{}
+		cols = map[Column]*store.Write{}
 		rows[row] = cols
 	}
 	return cols
@@ -96,23 +99,23 @@ func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	if w == nil || w.kind == KindLock {
+	if w == nil || w.Kind == KindLock {
 		return 0, nil, false
 	}
-	return w.kind, bytes.Clone(w.value), true
+	return w.Kind, bytes.Clone(w.Value), true
 }
 
 // An overlay is a copy of the buffered puts and deletes of some rows of one
 // table, for a scan to lay over what it reads.
 type overlay struct {
-	rows map[string][]write
+	rows map[string][]store.Write
 	keys []string // of rows, ascending
 }
 
 // overlay copies the writes that in and sel choose. A scan sees the buffer as
 // it was when the scan began.
-func (b *buffer) overlay(table string, in func(row string) bool, sel selection) *overlay {
-	o := &overlay{rows: map[string][]write{}}
+func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selection) *overlay {
+	o := &overlay{rows: map[string][]store.Write{}}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for row, cols := range b.rows[table] {
@@ -120,7 +123,7 @@ func (b *buffer) overlay(table string, in func(row string) bool, sel selection) 
 			continue
 		}
 		for c, w := range cols {
-			if w.kind != KindLock && sel.has(c) {
+			if w.Kind != KindLock && sel.Has(c) {
 				o.rows[row] = append(o.rows[row], *w)
 			}
 		}
@@ -144,24 +147,24 @@ func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 		out[family] = slices.Clone(items)
 	}
 	for _, w := range writes {
-		items := out[w.cell.Family]
-		i, found := slices.BinarySearchFunc(items, w.cell.Column().key(), func(it bigtable.ReadItem, c string) int {
+		items := out[w.Cell.Family]
+		i, found := slices.BinarySearchFunc(items, w.Cell.Column().Key(), func(it bigtable.ReadItem, c string) int {
 			return strings.Compare(it.Column, c)
 		})
-		item := bigtable.ReadItem{Row: key, Column: w.cell.Column().key(), Value: bytes.Clone(w.value)}
+		item := bigtable.ReadItem{Row: key, Column: w.Cell.Column().Key(), Value: bytes.Clone(w.Value)}
 		switch {
-		case w.kind == KindDelete && found:
+		case w.Kind == KindDelete && found:
 			items = slices.Delete(items, i, i+1)
-		case w.kind == KindDelete:
+		case w.Kind == KindDelete:
 		case found:
 			items[i] = item
 		default:
 			items = slices.Insert(items, i, item)
 		}
 		if len(items) == 0 {
-			delete(out, w.cell.Family)
+			delete(out, w.Cell.Family)
 		} else {
-			out[w.cell.Family] = items
+			out[w.Cell.Family] = items
 		}
 	}
 	if len(out) == 0 {

@@ -10,12 +10,16 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // A Client runs transactions over an existing Bigtable client. It is safe for
 // concurrent use; a process needs one per deployment.
 type Client struct {
-	*resolver
+	*recovery.Resolver
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
 
@@ -44,13 +48,13 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	if nothing(bt) {
-		return nil, invalid("nil *bigtable.Client")
+		return nil, format.Invalidf("nil *bigtable.Client")
 	}
 	measure, err := newTransactionMetrics(cfg.MeterProvider)
 	if err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
-	s, err := newStore(ctx, bt, cfg.store())
+	s, err := store.New(ctx, bt, cfg.store())
 	if err != nil {
 		return nil, err
 	}
@@ -60,17 +64,17 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		latches:  newLatches(cfg.LatchWait),
 		recent:   newRecentCommits(cfg.LatchWait),
 		measure:  measure,
-		admitted: make(chan struct{}, commitsPerRequest*s.cfg.Parallelism),
+		admitted: make(chan struct{}, commitsPerRequest*s.Config.Parallelism),
 	}
 	oracle := cfg.Oracle
 	if oracle == nil {
-		c.ownOracle = tso.NewDirect(s.metadata.api, tso.DirectConfig{RPCTimeout: s.cfg.RPCTimeout, Logger: s.log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
+		c.ownOracle = tso.NewDirect(s.Metadata.Api, tso.DirectConfig{RPCTimeout: s.Config.RPCTimeout, Logger: s.Log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
 		oracle = c.ownOracle
 	}
-	s.clock.oracle = oracle
-	s.hints.carrier, _ = oracle.(tso.Hints)
-	c.resolver = newResolver(s, resolverConfig{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
-	s.safePoint.keep(func(ctx context.Context) { c.holds.announce(ctx, c.token) })
+	s.Clock.Oracle = oracle
+	s.Hints.Carrier, _ = oracle.(tso.Hints)
+	c.Resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
+	s.SafePoint.Keep(func(ctx context.Context) { c.Holds.Announce(ctx, c.Token) })
 	return c, nil
 }
 
@@ -84,18 +88,13 @@ func nothing(bt Tables) bool {
 // ErrNotInitialized, ErrSchema or ErrFormatVersion name what is wrong and the
 // command that mends it.
 func (c *Client) OpenTable(ctx context.Context, name string) error {
-	_, err := c.table(ctx, name)
+	_, err := c.Table(ctx, name)
 	return err
-}
-
-// Tables lists the transactional tables of the deployment.
-func (c *Client) Tables(ctx context.Context) ([]string, error) {
-	return c.tableNames(ctx)
 }
 
 // Owner returns the token that this client writes into its locks; empty when
 // Config.TokenTTL is negative.
-func (c *Client) Owner() string { return c.token.name }
+func (c *Client) Owner() string { return c.Token.Name }
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
 // commit again, with the same commit timestamp, as long as the primary lock is
@@ -109,11 +108,11 @@ func (c *Client) Owner() string { return c.token.name }
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
 func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, error) {
-	return c.resolver.settle(ctx, u)
+	return c.Resolver.Settle(ctx, u)
 }
 
 // Timestamp asks the oracle for a timestamp.
-func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.clock.timestamp(ctx) }
+func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return c.Clock.Timestamp(ctx) }
 
 // Close lets no new transaction begin, waits until those that were begun are
 // committed or rolled back, drains background commits, and withdraws the worker
@@ -122,18 +121,18 @@ func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) { return 
 // is unusable in either case. A second Close waits for the first. Close does not
 // close the bigtable.Client or an Oracle given in Config.
 func (c *Client) Close(ctx context.Context) error {
-	if !c.shut() {
+	if !c.Shut() {
 		select {
 		case <-c.done:
 			return nil
 		case <-ctx.Done():
-			return ended(ctx, "waiting for another Close", nil)
+			return store.Ended(ctx, "waiting for another Close", nil)
 		}
 	}
 	defer close(c.done)
-	errs := []error{c.drain(ctx)}
-	c.safePoint.close()
-	c.token.close(ctx)
+	errs := []error{c.Drain(ctx)}
+	c.SafePoint.Close()
+	c.Token.Close(ctx)
 	if c.ownOracle != nil {
 		errs = append(errs, c.ownOracle.Close())
 	}

@@ -14,6 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 func set(table, row string) func(context.Context, *txn.Txn) error {
@@ -59,15 +62,15 @@ func TestSchemaIsVerified(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantError(t, env.Client.OpenTable(ctx, "policy"), txn.ErrSchema, `"policy"`, "family f", "versions() > 1", "setgcpolicy policy f never")
-		err := txn.InitTable(ctx, env.Admin, env.Bigtable, "", txn.TableSpec{Name: "policy"})
+		err := txnadmin.InitTable(ctx, env.Admin, env.Bigtable, "", txnadmin.TableSpec{Name: "policy"})
 		wantError(t, err, txn.ErrSchema, "family f")
 	})
 	t.Run("missing family", func(t *testing.T) {
 		env.CreateTable("missing", "f")
-		if err := env.Admin.DeleteColumnFamily(ctx, "missing", txn.MarkFamily); err != nil {
+		if err := env.Admin.DeleteColumnFamily(ctx, "missing", format.MarkFamily); err != nil {
 			t.Fatal(err)
 		}
-		wantError(t, env.Client.OpenTable(ctx, "missing"), txn.ErrSchema, txn.MarkFamily, "percctl table init missing")
+		wantError(t, env.Client.OpenTable(ctx, "missing"), txn.ErrSchema, format.MarkFamily, "percctl table init missing")
 	})
 	t.Run("family added later", func(t *testing.T) {
 		env.CreateTable("grows", "f")
@@ -86,13 +89,13 @@ func TestSchemaIsVerified(t *testing.T) {
 		}
 	})
 	t.Run("bad specs", func(t *testing.T) {
-		for _, spec := range []txn.TableSpec{
+		for _, spec := range []txnadmin.TableSpec{
 			{}, {Name: "percolator"}, {Name: "x", Families: []string{"_lock"}}, {Name: "x", Families: []string{"_ack"}}, {Name: "x", Families: []string{""}},
 			{Name: "x", Observed: []txn.Column{{Family: "_write"}}},
 		} {
-			wantError(t, txn.InitTable(ctx, env.Admin, env.Bigtable, "", spec), txn.ErrInvalid)
+			wantError(t, txnadmin.InitTable(ctx, env.Admin, env.Bigtable, "", spec), txn.ErrInvalid)
 		}
-		err := txn.InitTable(ctx, env.Admin, env.Bigtable, "", txn.TableSpec{Name: "x", Observed: []txn.Column{{Family: "nope", Qualifier: "q"}}})
+		err := txnadmin.InitTable(ctx, env.Admin, env.Bigtable, "", txnadmin.TableSpec{Name: "x", Observed: []txn.Column{{Family: "nope", Qualifier: "q"}}})
 		wantError(t, err, txn.ErrSchema, "nope:q")
 	})
 }
@@ -127,7 +130,7 @@ func TestInvalidWritesSendNothing(t *testing.T) {
 			"empty row":       {func(a *txn.Table) { a.Set("", "f", "q", nil) }, txn.ErrInvalid},
 			"long row":        {func(a *txn.Table) { a.Delete(strings.Repeat("x", 4097), "f", "q") }, txn.ErrLimit},
 			"empty family":    {func(a *txn.Table) { a.Lock("r", "", "q") }, txn.ErrInvalid},
-			"metadata family": {func(a *txn.Table) { a.Set("r", txn.WriteFamily, "q", nil) }, txn.ErrInvalid},
+			"metadata family": {func(a *txn.Table) { a.Set("r", format.WriteFamily, "q", nil) }, txn.ErrInvalid},
 			"long qualifier":  {func(a *txn.Table) { a.Set("r", "f", strings.Repeat("q", 3000), nil) }, txn.ErrLimit},
 			"large value":     {func(a *txn.Table) { a.Set("r", "f", "q", make([]byte, 100<<20+1)) }, txn.ErrLimit},
 			"unknown family":  {func(a *txn.Table) { a.Set("r", "g", "q", nil) }, txn.ErrSchema},
@@ -230,7 +233,7 @@ func TestDoneAndClosed(t *testing.T) {
 	wantError(t, err, txn.ErrClosed)
 	_, err = c.Update(ctx, set("a", "r"))
 	wantError(t, err, txn.ErrClosed)
-	for _, err := range c.Locks(ctx, "a", nil) {
+	for _, err := range txnadmin.Locks(ctx, c, "a", nil) {
 		wantError(t, err, txn.ErrClosed)
 	}
 }
@@ -265,7 +268,7 @@ func TestCloseDrains(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Fatal(err)
 		}
-		for l, err := range env.Client.Locks(t.Context(), "a", nil) {
+		for l, err := range txnadmin.Locks(t.Context(), env.Client, "a", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
 		}
 	})
@@ -315,7 +318,7 @@ func TestNoLeaks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "a", Families: []string{"f"}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "a", Families: []string{"f"}}); err != nil {
 		t.Fatal(err)
 	}
 	before := goleak.IgnoreCurrent()

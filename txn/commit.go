@@ -10,6 +10,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
@@ -20,7 +24,7 @@ type commit struct {
 	client  *Client
 	startTS tso.Timestamp
 	primary Cell
-	rows    []*rowWrites // the primary's row first
+	rows    []*store.RowWrites // the primary's row first
 	// notified are the cells of weak notifications.
 	notified []Cell
 
@@ -32,11 +36,11 @@ type commit struct {
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
-	c.traceParent = traceParent(ctx) // the transaction's
-	ctx, span := c.client.trace.begin(ctx, "commit", "")
-	defer func() { span.end(err) }()
+	c.traceParent = format.TraceParent(ctx) // the transaction's
+	ctx, span := c.client.Trace.Begin(ctx, "commit", "")
+	defer func() { span.EndWith(err) }()
 	if err := c.queue(ctx); err != nil {
-		c.client.trace.conflict(ctx, err)
+		c.client.Trace.Conflict(ctx, err)
 		return 0, err
 	}
 	defer c.unlatch()
@@ -44,12 +48,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.client.dismiss()
-	c.client.token.ensure(ctx)
+	c.client.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
 	if err := c.prewriteAll(ctx); err != nil {
-		c.client.trace.conflict(ctx, err)
+		c.client.Trace.Conflict(ctx, err)
 		c.client.recent.conflicted(err)
 		c.txn.askAgain(ctx, err)
 		c.abort(ctx)
@@ -57,7 +61,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Only now: a transaction that starts above commit_ts has to meet either
 	// the locks or the write records.
-	commitTS, asked, err := c.client.clock.ask(ctx)
+	commitTS, asked, err := c.client.Clock.Ask(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
@@ -71,14 +75,14 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Behind the prewrites: a collection that begins from now on meets the locks,
 	// and none that had forgotten a conflict began before (docs/gc.md).
-	if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
+	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
 	if ctx.Err() != nil {
 		// The last moment at which nothing can have happened.
 		c.abort(ctx)
-		return 0, ended(ctx, "about to commit", nil)
+		return 0, store.Ended(ctx, "about to commit", nil)
 	}
 	if err := c.sendNotifications(ctx, commitTS); err != nil {
 		c.abort(ctx)
@@ -91,12 +95,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.client.recent.committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// Who meets a secondary's lock here need not ask the primary.
-		c.client.known.put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+		c.client.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.clock.madeCommit(commitTS, asked)
-	c.client.counters.committed.Add(1)
-	c.client.hints.hint(c.rows[0].observed()...)
-	c.client.hints.hint(c.notified...)
+	c.client.Clock.MadeCommit(commitTS, asked)
+	c.client.Counters.Committed.Add(1)
+	c.client.Hints.Hint(c.rows[0].Observed()...)
+	c.client.Hints.Hint(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
 }
@@ -110,9 +114,9 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 	if len(c.notified) == 0 {
 		return nil
 	}
-	ctx, span := c.client.trace.begin(ctx, "notify", "")
-	err := c.client.writeNotifications(ctx, c.notified, commitTS, encodeTrigger(c.traceParent, c.txn.hops))
-	span.end(err)
+	ctx, span := c.client.Trace.Begin(ctx, "notify", "")
+	err := store.WriteNotifications(ctx, c.client.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
+	span.EndWith(err)
 	return err
 }
 
@@ -126,33 +130,33 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	row := c.rows[0]
 	m := bigtable.NewMutation()
 	c.addRow(m, row, commitTS)
-	p := &primaryCommit{resolver: c.client.resolver, table: row.table, primary: c.primary, startTS: c.startTS, commitTS: commitTS, mutation: m}
-	if p.passable = c.client.cfg.PassLocks; p.passable {
-		p.commitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
+	p := &recovery.PrimaryCommit{Resolver: c.client.Resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
+	if p.Passable = c.client.cfg.PassLocks; p.Passable {
+		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
 			c.addRow(m, row, ts)
 			return m, c.sendNotifications(ctx, ts)
 		}
 	}
-	ctx, span := c.client.trace.begin(ctx, "commit primary", row.table.name)
-	err := p.run(ctx)
-	if err == nil && span.on() {
-		span.AddEvent("commit point", trace.WithAttributes(attrCommitTS.Int64(int64(p.commitTS))))
+	ctx, span := c.client.Trace.Begin(ctx, "commit primary", row.Table.Name)
+	err := p.Run(ctx)
+	if err == nil && span.Recording() {
+		span.AddEvent("commit point", trace.WithAttributes(store.AttrCommitTS.Int64(int64(p.CommitTS))))
 	}
-	span.end(err)
+	span.EndWith(err)
 	if Retryable(err) {
 		// Rolled back, and nothing else: after any other error the commit may
 		// stand.
 		c.heartbeat.stop()
-		c.client.background.run(c.cleanUp)
+		c.client.Background.Run(c.cleanUp)
 	}
-	return p.commitTS, err
+	return p.CommitTS, err
 }
 
 // addRow adds the commit of all of a row's cells.
-func (c *commit) addRow(m *bigtable.Mutation, row *rowWrites, commitTS tso.Timestamp) (ops int) {
-	for _, w := range row.writes {
-		ops += addCommit(m, c.lock(w), commitTS)
+func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
+	for _, w := range row.Writes {
+		ops += store.AddCommit(m, c.lock(w), commitTS)
 	}
 	return ops
 }
@@ -164,27 +168,27 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	if len(c.rows) == 1 {
 		return
 	}
-	byTable := map[*table][]rowMutation{}
-	span := c.client.trace.secondaries(ctx, len(c.rows)-1)
+	byTable := map[*store.Table][]store.RowMutation{}
+	span := c.client.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: ops, names: row.names(c.primary), hints: row.observed(), startTS: c.startTS, secondaries: span})
+		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
-		if !c.client.cfg.SyncSecondaries && c.client.background.add(t, muts) {
+		if !c.client.cfg.SyncSecondaries && c.client.Background.Add(t, muts) {
 			continue
 		}
 		// The queue is full: the one who fills it helps to empty it.
-		failed, err := t.apply(ctx, muts)
-		c.client.background.applied(muts, failed)
+		failed, err := t.Apply(ctx, muts)
+		c.client.Background.Applied(muts, failed)
 		if err != nil {
-			if !c.client.background.add(t, failed) {
+			if !c.client.Background.Add(t, failed) {
 				for _, m := range failed {
-					m.secondaries.fail(m.err)
+					m.Secondaries.Fail(m.Err)
 				}
 			}
-			c.client.log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
+			c.client.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
 }
@@ -195,27 +199,27 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 // (design §4, "Abort by the owner").
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
-	ctx, span := c.client.trace.begin(ctx, "roll back", "")
-	defer span.end(nil) // what fails here is somebody else's to do
-	byTable := map[*table][]rowMutation{}
+	ctx, span := c.client.Trace.Begin(ctx, "roll back", "")
+	defer span.EndWith(nil) // what fails here is somebody else's to do
+	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
-		if !row.touched {
+		if !row.Touched {
 			continue
 		}
 		m := bigtable.NewMutation()
-		for _, w := range row.writes {
-			removeLockAndData(m, w.cell.Column(), c.startTS)
+		for _, w := range row.Writes {
+			store.RemoveLockAndData(m, w.Cell.Column(), c.startTS)
 		}
-		byTable[row.table] = append(byTable[row.table], rowMutation{row: row.row, mut: m, ops: 2 * len(row.writes), names: row.names(c.primary)})
+		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: 2 * len(row.Writes), Names: row.Names(c.primary)})
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
 			// The caller is gone; so is its right to make anyone wait.
-			c.client.background.add(t, muts)
+			c.client.Background.Add(t, muts)
 			continue
 		}
-		if failed, err := t.apply(ctx, muts); err != nil {
-			c.client.background.add(t, failed)
+		if failed, err := t.Apply(ctx, muts); err != nil {
+			c.client.Background.Add(t, failed)
 		}
 	}
 }
@@ -225,21 +229,21 @@ func (c *commit) abort(ctx context.Context) {
 // What it leaves is removed by whoever meets it.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
-	g.SetLimit(c.client.store.cfg.Parallelism)
+	g.SetLimit(c.client.Store.Config.Parallelism)
 	for _, row := range c.rows {
-		for _, w := range row.writes {
-			if w.cell == c.primary {
+		for _, w := range row.Writes {
+			if w.Cell == c.primary {
 				continue
 			}
 			g.Go(func() error {
 				m := bigtable.NewMutation()
-				removeLockAndData(m, w.cell.Column(), c.startTS)
-				_, err := row.table.checkAndMutate(ctx, row.row, lockAt(w.cell.Column(), c.startTS), m, nil)
+				store.RemoveLockAndData(m, w.Cell.Column(), c.startTS)
+				_, err := row.Table.CheckAndMutate(ctx, row.Row, store.LockAt(w.Cell.Column(), c.startTS), m, nil)
 				return err
 			})
 		}
 	}
 	if err := g.Wait(); err != nil {
-		c.client.log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+		c.client.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
 	}
 }

@@ -11,6 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Config configures a [Client]. The zero value is usable.
@@ -137,6 +140,15 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// A Backoff is an exponential backoff with full jitter: the n-th wait is
+// uniformly distributed between 0 and min(Max, Min·2ⁿ).
+type Backoff struct {
+	// Min is the first upper bound. Defaults to 2 ms.
+	Min time.Duration
+	// Max is the largest upper bound. Defaults to 1 s.
+	Max time.Duration
+}
+
 func (c Config) withDefaults() (Config, error) {
 	if c.TokenTTL == 0 {
 		c.TokenTTL = 5 * time.Second
@@ -152,18 +164,18 @@ func (c Config) withDefaults() (Config, error) {
 		defaults.Positive("Config.BatchReads", &c.BatchReads, 0),
 	)
 	if err != nil {
-		return c, invalid("%v", err)
+		return c, format.Invalidf("%v", err)
 	}
 	if c.LockTTL < time.Millisecond {
-		return c, invalid("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)
+		return c, format.Invalidf("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)
 	}
 	return c, nil
 }
 
 // store is the part of the configuration that the layers below need.
-func (c Config) store() storeConfig {
-	return storeConfig{
-		MetadataTable: c.MetadataTable, Admin: c.Admin, RPCTimeout: c.RPCTimeout, SchemaMaxAge: c.SchemaMaxAge, Backoff: c.Backoff, Parallelism: c.Parallelism,
+func (c Config) store() store.Config {
+	return store.Config{
+		MetadataTable: c.MetadataTable, Admin: c.Admin, RPCTimeout: c.RPCTimeout, SchemaMaxAge: c.SchemaMaxAge, Backoff: store.Backoff(c.Backoff), Parallelism: c.Parallelism,
 		BackgroundBytes: c.BackgroundBytes, BackgroundTimeout: c.BackgroundTimeout,
 		TracerProvider: c.TracerProvider, TraceRowKeys: c.TraceRowKeys, MeterProvider: c.MeterProvider, Logger: c.Logger,
 	}

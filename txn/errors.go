@@ -1,290 +1,66 @@
 package txn
 
-import (
-	"context"
-	"errors"
-	"fmt"
-	"time"
+import "github.com/percolator-bigtable/percolator/txn/format"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
-	"github.com/percolator-bigtable/percolator/tso"
-)
-
-// Errors to match with errors.Is. The typed errors of this file carry the
-// facts.
+// Errors to match with errors.Is. The typed errors below carry the facts.
 var (
-	// ErrConflict: another transaction wrote or holds a cell this one writes,
-	// or has rolled this one back. Nothing of this transaction was or will be
-	// visible; running it again from the start may succeed.
-	ErrConflict = errors.New("transaction conflict")
-	// ErrUndetermined: the outcome of a commit could not be found out. See
+	// ErrConflict: another transaction wrote or holds a cell that this one writes, or
+	// rolled this one back. Nothing of this transaction was or will be visible.
+	// Running it again from the start may succeed.
+	ErrConflict = format.ErrConflict
+	// ErrUndetermined: the client could not find out the outcome of a commit. See
 	// [UndeterminedError].
-	ErrUndetermined = errors.New("commit outcome undetermined")
-	// ErrDone: the transaction was already committed or rolled back.
-	ErrDone = errors.New("transaction is done")
-	// ErrClosed: the client was closed.
-	ErrClosed = errors.New("client is closed")
+	ErrUndetermined = format.ErrUndetermined
+	// ErrDone: the transaction has already been committed or rolled back.
+	ErrDone = format.ErrDone
+	// ErrClosed: the client is closed.
+	ErrClosed = format.ErrClosed
 	// ErrNotInitialized: the metadata table or the schema record of a table is
 	// missing.
-	ErrNotInitialized = errors.New("not initialized")
-	// ErrSchema: a table's families or garbage-collection policies do not fit,
-	// or a write names a family that the table does not have.
-	ErrSchema = errors.New("schema")
-	// ErrFormatVersion: stored data is of a later format than this library
-	// knows.
-	ErrFormatVersion = errors.New("unknown storage format version")
+	ErrNotInitialized = format.ErrNotInitialized
+	// ErrSchema: a table's families or garbage-collection policies are wrong, or a
+	// write names a family that the table does not have.
+	ErrSchema = format.ErrSchema
+	// ErrFormatVersion: stored data has a later format than this library knows.
+	ErrFormatVersion = format.ErrFormatVersion
 	// ErrTooOld: garbage collection has passed the timestamp of a read or
 	// transaction. See [TooOldError].
-	ErrTooOld = errors.New("too old")
+	ErrTooOld = format.ErrTooOld
 	// ErrCorrupt: stored records contradict the protocol. Nothing was changed.
-	ErrCorrupt = errors.New("corrupt transaction metadata")
-	// ErrInvalid: a call's arguments are wrong. Nothing was sent.
-	ErrInvalid = errors.New("invalid argument")
-	// ErrLimit: a write is larger than Bigtable's limits. Nothing was sent.
-	ErrLimit = errors.New("bigtable limit exceeded")
-	// ErrSerializableScan: a serializable transaction asked for a read that
-	// cannot be protected against phantoms.
-	ErrSerializableScan = errors.New("scan in a serializable transaction")
+	ErrCorrupt = format.ErrCorrupt
+	// ErrInvalid: an argument is wrong. Nothing was sent.
+	ErrInvalid = format.ErrInvalid
+	// ErrLimit: a write exceeds one of Bigtable's limits. Nothing was sent.
+	ErrLimit = format.ErrLimit
+	// ErrSerializableScan: a serializable transaction asked for a read that cannot be
+	// protected against phantoms.
+	ErrSerializableScan = format.ErrSerializableScan
 )
 
-// A ConflictReason says what a transaction ran into.
-type ConflictReason string
+// The errors that carry facts. Package format describes them.
+type (
+	// A ConflictError names the cell on which a transaction failed, and the
+	// transaction that it conflicted with.
+	ConflictError = format.ConflictError
+	// A ConflictReason says what a transaction conflicted with.
+	ConflictReason = format.ConflictReason
+	// An UndeterminedError says that a commit was sent and that its outcome is
+	// unknown. [Client.Settle] finds it out.
+	UndeterminedError = format.UndeterminedError
+	// A TooOldError says that garbage collection has passed a timestamp.
+	TooOldError = format.TooOldError
+	// A CorruptError names a cell whose stored records contradict the protocol.
+	CorruptError = format.CorruptError
+)
 
 // The reasons of a [ConflictError].
 const (
-	// ConflictWrite: the cell was committed, or lock-only committed, at
-	// ConflictTS, after this transaction's start.
-	ConflictWrite ConflictReason = "write"
-	// ConflictLock: the cell is locked by the live transaction that started at
-	// ConflictTS.
-	ConflictLock ConflictReason = "lock"
-	// ConflictMarker: a rollback marker of another transaction stands at
-	// ConflictTS, after this transaction's start. It stands for no write, but
-	// cannot be told from one where it counts; markers are rare.
-	ConflictMarker ConflictReason = "rollback marker"
-	// ConflictRolledBack: another client judged this transaction dead, because
-	// its locks' ttl was over, and rolled it back. ConflictTS is zero.
-	ConflictRolledBack ConflictReason = "rolled back"
+	ConflictWrite      = format.ConflictWrite
+	ConflictLock       = format.ConflictLock
+	ConflictMarker     = format.ConflictMarker
+	ConflictRolledBack = format.ConflictRolledBack
 )
 
-// A ConflictError says on which cell a transaction failed, and against what.
-// errors.Is(err, ErrConflict) holds.
-type ConflictError struct {
-	Cell       Cell
-	StartTS    tso.Timestamp
-	ConflictTS tso.Timestamp
-	Reason     ConflictReason
-}
-
-func (e *ConflictError) Error() string {
-	switch e.Reason {
-	case ConflictRolledBack:
-		return fmt.Sprintf("txn: %v: the transaction that started at %d was rolled back by another client, which found its lock on %s past its ttl", ErrConflict, e.StartTS, e.Cell)
-	case ConflictLock:
-		return fmt.Sprintf("txn: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
-	}
-	if e.Reason == ConflictMarker {
-		return fmt.Sprintf("txn: %v: %s has the rollback marker of the transaction that started at %d, after this one's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
-	}
-	return fmt.Sprintf("txn: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
-}
-
-// Is makes errors.Is(err, ErrConflict) true.
-func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
-
-// ErrorType is the low-cardinality name of the error for telemetry.
-func (e *ConflictError) ErrorType() string { return "conflict" }
-
-// An UndeterminedError says that the commit of the primary was sent and that its
-// outcome could not be found out: mostly because the context ended, also because
-// Bigtable began to refuse, or garbage collection has passed the transaction. It may
-// be committed at CommitTS, may commit yet, or may never. It is neither a success
-// nor a failure, and running the transaction again could apply it twice.
-// [Client.Settle] finds the outcome out, now or after a restart: the exported
-// fields are all it needs. errors.Is(err, ErrUndetermined) holds, and where a context
-// ended, so does errors.Is with its error.
-type UndeterminedError struct {
-	Primary  Cell
-	StartTS  tso.Timestamp
-	CommitTS tso.Timestamp
-	// Err is what ended the attempts to find out.
-	Err error
-}
-
-func (e *UndeterminedError) Error() string {
-	return fmt.Sprintf("txn: %v: primary %s, start_ts %d, commit_ts %d: %v", ErrUndetermined, e.Primary, e.StartTS, e.CommitTS, e.Err)
-}
-
-// Is makes errors.Is(err, ErrUndetermined) true.
-func (e *UndeterminedError) Is(target error) bool { return target == ErrUndetermined }
-
-// Unwrap returns Err.
-func (e *UndeterminedError) Unwrap() error { return e.Err }
-
-// ErrorType is the low-cardinality name of the error for telemetry.
-func (e *UndeterminedError) ErrorType() string { return "undetermined" }
-
-// A CorruptError names a cell whose stored records contradict the protocol.
-// errors.Is(err, ErrCorrupt) holds.
-type CorruptError struct {
-	Cell   Cell
-	Reason string
-}
-
-func (e *CorruptError) Error() string {
-	return fmt.Sprintf("txn: %v: %s: %s", ErrCorrupt, e.Cell, e.Reason)
-}
-
-// Is makes errors.Is(err, ErrCorrupt) true.
-func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
-
-// ErrorType is the low-cardinality name of the error for telemetry.
-func (e *CorruptError) ErrorType() string { return "corrupt" }
-
-// A TooOldError says that the deployment's safe point has passed a timestamp:
-// what was committed at or before the safe point is only kept as far as later
-// reads need it. A read at TS would miss versions, a write would overlook
-// conflicts; nothing was committed. A new transaction or snapshot works; see
-// [Hold], and the retention of garbage collection, for long ones.
-// errors.Is(err, ErrTooOld) holds.
-type TooOldError struct {
-	// TS is the timestamp of the read, or the transaction's start_ts.
-	TS        tso.Timestamp
-	SafePoint tso.Timestamp
-	// Write: a transaction was to write. It needs TS above the safe point; a
-	// read needs it not below.
-	Write bool
-}
-
-func (e *TooOldError) Error() string {
-	what, fix := "read at", "take a new snapshot, or a longer retention for garbage collection; txn.Hold keeps one readable"
-	if e.Write {
-		what, fix = "commit of the transaction that started at", "run it again in a new transaction; if it takes that long every time, garbage collection needs a longer retention"
-	}
-	return fmt.Sprintf("txn: %s %d (%s): %v: garbage collection has reached %d (%s), %v later: %s", what,
-		e.TS, e.TS.Time().UTC().Format(time.RFC3339), ErrTooOld, e.SafePoint, e.SafePoint.Time().UTC().Format(time.RFC3339),
-		(time.Duration(e.SafePoint-e.TS) * time.Microsecond).Round(time.Millisecond), fix)
-}
-
-// Is makes errors.Is(err, ErrTooOld) true.
-func (e *TooOldError) Is(target error) bool { return target == ErrTooOld }
-
-// ErrorType is the low-cardinality name of the error for telemetry.
-func (e *TooOldError) ErrorType() string { return "too_old" }
-
-func corrupt(cell Cell, format string, args ...any) error {
-	return &CorruptError{cell, fmt.Sprintf(format, args...)}
-}
-
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("txn: %w: %s", ErrInvalid, fmt.Sprintf(format, args...))
-}
-
-// rpcError is a failed Bigtable request. It unwraps to the gRPC error, and to
-// the context's error when that is why it failed: the Bigtable client reports
-// an ended context as a gRPC status that errors.Is does not recognize (design
-// §9).
-type rpcError struct {
-	op    string
-	table string
-	hint  string
-	errs  []error
-}
-
-func (e *rpcError) Error() string {
-	msg := fmt.Sprintf("txn: %s on table %q: %v", e.op, e.table, e.errs[len(e.errs)-1])
-	if e.hint != "" {
-		msg += " (" + e.hint + ")"
-	}
-	return msg
-}
-
-func (e *rpcError) Unwrap() []error { return e.errs }
-
-// ErrorType is the name of the gRPC status for telemetry.
-func (e *rpcError) ErrorType() string {
-	return status.Code(e.errs[len(e.errs)-1]).String()
-}
-
-func wrapRPC(ctx context.Context, op, table string, err error) error {
-	if err == nil {
-		return nil
-	}
-	e := &rpcError{op: op, table: table}
-	switch code := status.Code(err); {
-	case ctx.Err() != nil:
-		e.errs = append(e.errs, contextError(ctx))
-	case code == codes.DeadlineExceeded:
-		e.errs = append(e.errs, context.DeadlineExceeded)
-	case code == codes.FailedPrecondition:
-		e.hint = "transactions need an app profile with single-cluster routing and single-row transactions allowed"
-	case code == codes.NotFound:
-		e.hint = "create the table with `percctl table init` or txn.InitTable"
-	}
-	e.errs = append(e.errs, err)
-	return e
-}
-
-// contextError is why ctx ended. The cause is text: it may be any error, also that
-// of another transaction that an errgroup has cancelled this one for, and must not
-// be taken for an answer to this one.
-func contextError(ctx context.Context) error {
-	if cause := context.Cause(ctx); cause != ctx.Err() {
-		return fmt.Errorf("%w: %v", ctx.Err(), cause)
-	}
-	return ctx.Err()
-}
-
-// permanent reports that a request was refused: it was not applied, and
-// sending it again will not help; so it is with what is too old to be sent. Every
-// other error of a conditional mutation leaves open whether it was applied
-// (design §4, unknown results).
-func permanent(err error) bool {
-	if errors.Is(err, ErrTooOld) {
-		return true
-	}
-	for _, e := range flatten(err) {
-		switch status.Code(e) {
-		case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
-			codes.FailedPrecondition, codes.Unimplemented, codes.Unauthenticated:
-			return true
-		}
-	}
-	return false
-}
-
-func flatten(err error) []error {
-	var e *rpcError
-	if errors.As(err, &e) {
-		return e.errs
-	}
-	return []error{err}
-}
-
-// ended returns err, made to satisfy errors.Is with the error of an ended
-// context.
-func ended(ctx context.Context, doing string, last error) error {
-	err := contextError(ctx)
-	if last != nil && !errors.Is(last, ctx.Err()) {
-		return fmt.Errorf("txn: %s: %w (last error: %w)", doing, err, last)
-	}
-	return fmt.Errorf("txn: %s: %w", doing, err)
-}
-
-// tookTooLong reports that a request has come to its own deadline, not to ctx's.
-func tookTooLong(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
-}
-
-// Retryable reports that running the transaction again from the start, with a
-// new start timestamp, may succeed.
-func Retryable(err error) bool {
-	return errors.Is(err, ErrConflict) && !errors.Is(err, ErrUndetermined)
-}
-
-// because is u with another reason.
-func (e *UndeterminedError) because(err error) *UndeterminedError {
-	return &UndeterminedError{Primary: e.Primary, StartTS: e.StartTS, CommitTS: e.CommitTS, Err: err}
-}
+// Retryable reports whether running the transaction again from the start, with a new
+// start timestamp, may succeed.
+func Retryable(err error) bool { return format.Retryable(err) }

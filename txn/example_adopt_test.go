@@ -8,6 +8,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A table that a service has filled becomes transactional, in place.
@@ -29,15 +31,15 @@ func ExampleAdopt() {
 		log.Fatal(err)
 	}
 
-	cfg := txn.AdoptConfig{Table: "users", WholeScan: true}
-	plan, err := txn.PlanAdoption(ctx, admin, bt, cfg)
+	cfg := txnadmin.AdoptConfig{Table: "users", WholeScan: true}
+	plan, err := txnadmin.PlanAdoption(ctx, admin, bt, cfg)
 	if err != nil {
 		log.Fatal(err)
 	}
 	for _, reason := range plan.Refusals {
 		fmt.Println(reason)
 	}
-	if err := txn.Adopt(ctx, admin, bt, cfg, plan); err != nil {
+	if err := txnadmin.Adopt(ctx, admin, bt, cfg, plan); err != nil {
 		log.Fatal(err)
 	}
 
@@ -56,11 +58,11 @@ func ExampleAdopt() {
 }
 
 // A new table is filled before it is used.
-func ExampleClient_BulkLoad() {
+func ExampleTables() {
 	ctx := context.Background()
 	bt, admin, stop := emulator(ctx)
 	defer stop()
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "words", Families: []string{"f"}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "words", Families: []string{"f"}}); err != nil {
 		log.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{})
@@ -70,14 +72,14 @@ func ExampleClient_BulkLoad() {
 	defer client.Close(ctx)
 
 	// Any iterator will do, a file's or another database's, in order of row keys.
-	rows := func(yield func(txn.BulkRow, error) bool) {
+	rows := func(yield func(txnadmin.BulkRow, error) bool) {
 		for _, word := range []string{"ant", "bee", "cat"} {
-			if !yield(txn.BulkRow{Row: word, Cells: []txn.BulkCell{{Family: "f", Qualifier: "length", Value: []byte("3")}}}, nil) {
+			if !yield(txnadmin.BulkRow{Row: word, Cells: []txnadmin.BulkCell{{Family: "f", Qualifier: "length", Value: []byte("3")}}}, nil) {
 				return
 			}
 		}
 	}
-	report, err := client.BulkLoad(ctx, "words", rows, txn.BulkLoad{})
+	report, err := txnadmin.BulkLoad(ctx, client, "words", rows, txnadmin.BulkConfig{})
 	fmt.Println(report.Rows, "rows", err)
 	// Output: 3 rows <nil>
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A service that answers from snapshots which may be a second old: most of its reads
@@ -15,7 +17,7 @@ func ExampleWithMaxStaleness() {
 	ctx := context.Background()
 	bt, admin, stop := emulator(ctx)
 	defer stop()
-	err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}

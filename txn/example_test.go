@@ -11,6 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // A long read: garbage collection stays below the snapshot until it is released.
@@ -18,7 +21,7 @@ func ExampleHold() {
 	ctx := context.Background()
 	bt, admin, stop := emulator(ctx)
 	defer stop()
-	err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,7 +45,7 @@ func ExampleHold() {
 		}
 		fmt.Println(row.Key())
 	}
-	status, err := client.GCStatus(ctx)
+	status, err := gc.ReadStatus(ctx, client)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -58,7 +61,7 @@ func Example() {
 	defer stop()
 
 	// Once, when the tables are set up.
-	err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -219,7 +222,7 @@ func emulator(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, fun
 
 func clientWithTable(ctx context.Context, table, family string) (*txn.Client, func()) {
 	bt, admin, stop := emulator(ctx)
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: table, Families: []string{family}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{family}}); err != nil {
 		log.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{})

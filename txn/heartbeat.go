@@ -9,6 +9,10 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // heartbeat keeps the primary lock of a long commit alive by extending its ttl
@@ -58,7 +62,7 @@ func (h *heartbeat) fire(commit context.Context) {
 	defer h.beat.Done()
 
 	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
-		h.commit.client.log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
+		h.commit.client.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
 	h.mu.Lock()
@@ -72,36 +76,36 @@ func (h *heartbeat) fire(commit context.Context) {
 func (h *heartbeat) extend(ctx context.Context) error {
 	c := h.commit
 	row := c.rows[0]
-	for _, w := range row.writes {
-		if w.cell != c.primary {
+	for _, w := range row.Writes {
+		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.table, c.lock(w))
+		return h.rewrite(ctx, row.Table, c.lock(w))
 	}
 	return nil
 }
 
 // rewrite replaces the lock, where it is still there. The minimum commit
 // timestamp of a passable one stays what readers have made it (pass.go).
-func (h *heartbeat) rewrite(ctx context.Context, t *table, l *Lock) error {
+func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *Lock) error {
 	col := l.Cell.Column()
 	for {
 		l.MinCommitTS, l.Raises = h.minCommit, h.raises
-		predicate := lockAt(col, l.StartTS)
+		predicate := store.LockAt(col, l.StartTS)
 		if l.Passable {
-			predicate = lockWithMin(col, l.StartTS, h.minCommit, h.minCommit+1)
+			predicate = recovery.LockWithMin(col, l.StartTS, h.minCommit, h.minCommit+1)
 		}
 		m := bigtable.NewMutation()
-		m.Set(LockFamily, col.key(), l.StartTS.Cell(), encodeLock(l))
-		matched, err := t.checkAndMutate(ctx, l.Cell.Row, predicate, m, nil)
+		m.Set(format.LockFamily, col.Key(), l.StartTS.Cell(), format.EncodeLock(l))
+		matched, err := t.CheckAndMutate(ctx, l.Cell.Row, predicate, m, nil)
 		if err != nil || matched || !l.Passable {
 			return err
 		}
-		raw, err := t.readRow(ctx, l.Cell.Row, lockAt(col, l.StartTS))
-		if err != nil || len(raw[LockFamily]) == 0 {
+		raw, err := t.ReadRow(ctx, l.Cell.Row, store.LockAt(col, l.StartTS))
+		if err != nil || len(raw[format.LockFamily]) == 0 {
 			return err
 		}
-		stored, err := decodeLock(l.Cell, l.StartTS, raw[LockFamily][0].Value)
+		stored, err := format.DecodeLock(l.Cell, l.StartTS, raw[format.LockFamily][0].Value)
 		if err != nil || stored.MinCommitTS <= h.minCommit {
 			return err
 		}

@@ -8,6 +8,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // hintingOracle is an oracle that carries hints, as a served one does.
@@ -23,7 +25,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	observed := txn.Column{Family: "bal", Qualifier: "us\x00d"}
 	env.CreateTable("accounts", "bal")
-	if err := env.Client.RegisterObserver(t.Context(), "accounts", observed, "audit", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), env.Client, "accounts", observed, "audit", false); err != nil {
 		t.Fatal(err)
 	}
 	writer := env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1})
@@ -33,7 +35,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- worker.SubscribeNotifications(ctx, []txn.ObservedColumn{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
+		done <- changes.SubscribeNotifications(ctx, worker, []changes.Registration{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
 	}()
 	write := func(row string) {
 		t.Helper()
@@ -51,7 +53,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	if got, want := <-hinted, (txn.Cell{Table: "accounts", Row: "r\x00w", Family: "bal", Qualifier: "us\x00d"}); got != want {
 		t.Errorf("hinted %v, want %v", got, want)
 	}
-	stop := writer.WatchNotifications(func(c txn.Cell) bool { return c.Row == "mine" })
+	stop := changes.WatchNotifications(writer, func(c txn.Cell) bool { return c.Row == "mine" })
 	write("mine")
 	write("theirs")
 	stop()

@@ -14,10 +14,13 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // describe prints versions with the names of their timestamps.
-func describe(versions []txn.Version, names map[tso.Timestamp]string) string {
+func describe(versions []admin.Version, names map[tso.Timestamp]string) string {
 	name := func(ts tso.Timestamp) string {
 		if n, ok := names[ts]; ok {
 			return n
@@ -73,7 +76,7 @@ func TestHistory(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
-	env.InitTable(txn.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "seen"}}})
+	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "seen"}}})
 	plain := bigtable.NewMutation()
 	plain.Set("f", "q", 1_000_000, []byte("old"))
 	if err := env.Bigtable.Open("a").Apply(ctx, "r", plain); err != nil {
@@ -127,7 +130,7 @@ func TestHistory(t *testing.T) {
 	}
 	primary := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
 	for state := txn.StateLocked; state == txn.StateLocked; { // until the millisecond of its ttl is over
-		s, err := env.Client.Resolve(ctx, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
+		s, err := admin.Resolve(ctx, env.Client, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,13 +138,13 @@ func TestHistory(t *testing.T) {
 	}
 	// And a record that nobody can read.
 	broken := bigtable.NewMutation()
-	broken.Set(txn.WriteFamily, "f:q", 7_000_000, []byte("?"))
+	broken.Set(format.WriteFamily, "f:q", 7_000_000, []byte("?"))
 	if err := env.Bigtable.Open("a").Apply(ctx, "r", broken); err != nil {
 		t.Fatal(err)
 	}
 
 	before := dump(t, env, "a")
-	got, err := env.Client.History(ctx, "a", "r")
+	got, err := admin.History(ctx, env.Client, "a", "r")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +168,8 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 
 	of := func(startTS, commitTS tso.Timestamp) string {
 		t.Helper()
-		var versions []txn.Version
-		for v, err := range env.Client.VersionsOf(ctx, "a", nil, startTS, commitTS) {
+		var versions []admin.Version
+		for v, err := range admin.VersionsOf(ctx, env.Client, "a", nil, startTS, commitTS) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +205,7 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 	if got := of(tx.StartTS(), 0); got != dead {
 		t.Errorf("the dead transaction:\n%s\nwant:\n%s", got, dead)
 	}
-	for range env.Client.VersionsOf(ctx, "a", nil, first.StartTS(), c1) {
+	for range admin.VersionsOf(ctx, env.Client, "a", nil, first.StartTS(), c1) {
 		break // ends the read
 	}
 	if !slices.Equal(dump(t, env, "a"), before) {
@@ -215,16 +218,16 @@ func TestHistoryOfNothing(t *testing.T) {
 	ctx := t.Context()
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("a", "f")
-	if got, err := env.Client.History(ctx, "a", "r"); err != nil || len(got) > 0 {
+	if got, err := admin.History(ctx, env.Client, "a", "r"); err != nil || len(got) > 0 {
 		t.Errorf("an empty row: %v, %v", got, err)
 	}
-	if _, err := env.Client.History(ctx, "a", ""); !errors.Is(err, txn.ErrInvalid) {
+	if _, err := admin.History(ctx, env.Client, "a", ""); !errors.Is(err, txn.ErrInvalid) {
 		t.Errorf("no row: %v", err)
 	}
-	if _, err := env.Client.History(ctx, "b", "r"); !errors.Is(err, txn.ErrNotInitialized) {
+	if _, err := admin.History(ctx, env.Client, "b", "r"); !errors.Is(err, txn.ErrNotInitialized) {
 		t.Errorf("no table: %v", err)
 	}
-	for _, err := range env.Client.VersionsOf(ctx, "b", nil, 1, 2) {
+	for _, err := range admin.VersionsOf(ctx, env.Client, "b", nil, 1, 2) {
 		if !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("no table: %v", err)
 		}
@@ -243,18 +246,18 @@ func TestOwnerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := env.Client.OwnerState(ctx, env.Client.Owner(), now)
-	if err != nil || got.State != txn.OwnerFresh || got.ExpiresTS <= now || got.StartedTS >= now || got.PID == 0 {
+	got, err := admin.OwnerOf(ctx, env.Client, env.Client.Owner(), now)
+	if err != nil || got.State != admin.OwnerFresh || got.ExpiresTS <= now || got.StartedTS >= now || got.PID == 0 {
 		t.Errorf("a client that runs: %+v, %v", got, err)
 	}
 	// Exactly at its expiry it is stale, as Resolve judges it.
-	for at, want := range map[tso.Timestamp]txn.OwnerState{got.ExpiresTS - 1: txn.OwnerFresh, got.ExpiresTS: txn.OwnerStale} {
-		if s, err := env.Client.OwnerState(ctx, env.Client.Owner(), at); err != nil || s.State != want {
+	for at, want := range map[tso.Timestamp]admin.OwnerState{got.ExpiresTS - 1: admin.OwnerFresh, got.ExpiresTS: admin.OwnerStale} {
+		if s, err := admin.OwnerOf(ctx, env.Client, env.Client.Owner(), at); err != nil || s.State != want {
 			t.Errorf("at %d, expiring at %d: %+v, %v; want %s", at, got.ExpiresTS, s, err, want)
 		}
 	}
 	for _, owner := range []string{"", "nobody"} {
-		if s, err := env.Client.OwnerState(ctx, owner, now); err != nil || s != (txn.OwnerStatus{State: txn.OwnerMissing}) {
+		if s, err := admin.OwnerOf(ctx, env.Client, owner, now); err != nil || s != (admin.OwnerStatus{State: admin.OwnerMissing}) {
 			t.Errorf("owner %q: %+v, %v", owner, s, err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Two transactions that write one cell and overlap, from start_ts to commit_ts,
@@ -63,24 +65,24 @@ func newLatches(wait time.Duration) *latches {
 }
 
 // slotsOf are the slots of a commit's cells; none where latches do not apply.
-func (ls *latches) slotsOf(rows []*rowWrites, slots []uint16) []uint16 {
+func (ls *latches) slotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
 	n := 0
 	for _, r := range rows {
-		n += len(r.writes)
+		n += len(r.Writes)
 	}
 	if ls.wait < 0 || n > maxLatched {
 		return nil
 	}
 	for _, r := range rows {
-		for _, w := range r.writes {
-			slots = append(slots, uint16(w.cell.hash(ls.seed)%latchSlots))
+		for _, w := range r.Writes {
+			slots = append(slots, uint16(hashCell(&w.Cell, ls.seed)%latchSlots))
 		}
 	}
 	slices.Sort(slots)
 	return slices.Compact(slots)
 }
 
-func (c *Cell) hash(seed maphash.Seed) uint64 {
+func hashCell(c *Cell, seed maphash.Seed) uint64 {
 	const odd = 0x9e3779b97f4a7c15
 	h := maphash.String(seed, c.Row)
 	h = h*odd ^ maphash.String(seed, c.Qualifier)
@@ -109,7 +111,7 @@ func (ls *latches) acquire(ctx context.Context, slots []uint16) (l *latch, waite
 	case <-l.granted:
 		return l, true, nil
 	case <-ctx.Done():
-		err = ended(ctx, "waiting for another transaction of this client that writes the same cells", nil)
+		err = store.Ended(ctx, "waiting for another transaction of this client that writes the same cells", nil)
 		ls.leave(l, false)
 	case <-timer.C:
 		ls.leave(l, true)
@@ -307,6 +309,6 @@ func (a *attempt) drop() {
 }
 
 func (c *Client) latched(ctx context.Context, began time.Time) {
-	c.counters.latchWaits.Add(1)
+	c.Counters.LatchWaits.Add(1)
 	c.measure.latched(ctx, began)
 }

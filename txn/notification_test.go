@@ -14,6 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 var observedCell = txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
@@ -23,15 +27,15 @@ func newObservedTable(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	t.Helper()
 	env := txntest.New(t, opts...)
 	env.CreateTable("t", "f")
-	if err := env.Client.RegisterObserver(t.Context(), "t", observedCell.Column(), "o", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), env.Client, "t", observedCell.Column(), "o", false); err != nil {
 		t.Fatal(err)
 	}
 	return env
 }
 
-func observe(t *testing.T, tx *txn.Txn) *txn.Observation {
+func observe(t *testing.T, tx *txn.Txn) *changes.Observation {
 	t.Helper()
-	o, err := tx.Observe(t.Context(), observedCell)
+	o, err := changes.Observe(t.Context(), tx, observedCell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +69,7 @@ func TestObserve(t *testing.T) {
 		if o.ChangeTS != changed || !o.Pending("o") || o.Settled() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
 			t.Errorf("after a change: %+v", o)
 		}
-		tx.Acknowledge(o, "o")
+		changes.Acknowledge(tx, o, "o")
 	}
 	if _, err := a.Commit(ctx); err != nil {
 		t.Fatal(err)
@@ -76,14 +80,14 @@ func TestObserve(t *testing.T) {
 	if !errors.As(err, &conflict) || !txn.Retryable(err) {
 		t.Fatalf("the second acknowledgment: %v", err)
 	}
-	if col, observer, ok := txn.ObserverOf(conflict.Cell.Column()); !ok || col != observedCell.Column() || observer != "o" {
+	if col, observer, ok := format.ObserverOf(conflict.Cell.Column()); !ok || col != observedCell.Column() || observer != "o" {
 		t.Errorf("the conflict is on %v", conflict.Cell)
 	}
 	o := observe(t, begin())
 	if o.Pending("o") || o.Acks["o"] != a.StartTS() {
 		t.Errorf("after the acknowledgment: %+v", o)
 	}
-	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+	if err := changes.ClearNotifications(ctx, c, changes.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
 		t.Fatal(err)
 	}
 	later, err := c.Update(ctx, set("t", "r"))
@@ -91,7 +95,7 @@ func TestObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What was cleared up to a start_ts is nothing above it.
-	if err := c.ClearNotifications(ctx, txn.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
+	if err := changes.ClearNotifications(ctx, c, changes.Cleared{Cell: observedCell, UpTo: o.StartTS}); err != nil {
 		t.Fatal(err)
 	}
 	if o := observe(t, begin()); !o.Pending("o") || len(o.Triggers) != 1 || o.Triggers[0].TS != later {
@@ -132,7 +136,7 @@ func TestCheckOfAcknowledgments(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				tx.Acknowledge(observe(t, tx), "o")
+				changes.Acknowledge(tx, observe(t, tx), "o")
 				if _, err := tx.Commit(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -140,12 +144,12 @@ func TestCheckOfAcknowledgments(t *testing.T) {
 			}
 			tt.damage(t, env, runs[0], runs[1])
 			n := 0
-			for v, err := range env.Client.Check(t.Context(), "t", nil) {
+			for v, err := range admin.Check(t.Context(), env.Client, "t", nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
 				n++
-				if v.Rule != txn.RuleAck || !strings.Contains(v.Detail, tt.says) {
+				if v.Rule != admin.RuleAck || !strings.Contains(v.Detail, tt.says) {
 					t.Errorf("found %v, want %q", v, tt.says)
 				}
 			}
@@ -159,7 +163,7 @@ func TestCheckOfAcknowledgments(t *testing.T) {
 func setAck(t *testing.T, env *txntest.Env, startTS tso.Timestamp, value []byte) {
 	t.Helper()
 	m := bigtable.NewMutation()
-	m.Set(txn.AckFamily, "f:q/o", startTS.Cell(), value)
+	m.Set(format.AckFamily, "f:q/o", startTS.Cell(), value)
 	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
 		t.Fatal(err)
 	}
@@ -176,13 +180,13 @@ func TestBrokenNotifications(t *testing.T) {
 	}
 	m := bigtable.NewMutation()
 	for _, q := range []string{"nonsense", ":", ":o", ":o:nonsense", ":o:f:q"} {
-		m.Set(txn.NotifyFamily, q, 0, []byte("\xff nonsense"))
+		m.Set(format.NotifyFamily, q, 0, []byte("\xff nonsense"))
 	}
 	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
 		t.Fatal(err)
 	}
 	var found []string
-	for n, err := range env.Client.Notifications(t.Context(), "t", nil) {
+	for n, err := range changes.Notifications(t.Context(), env.Client, "t", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,8 +196,8 @@ func TestBrokenNotifications(t *testing.T) {
 		t.Errorf("found %s, want %s", got, want)
 	}
 	n := 0
-	for v, err := range env.Client.Check(t.Context(), "t", nil) {
-		if err != nil || v.Rule != txn.RuleFormat {
+	for v, err := range admin.Check(t.Context(), env.Client, "t", nil) {
+		if err != nil || v.Rule != admin.RuleFormat {
 			t.Errorf("%v, %v", v, err)
 		}
 		n++
@@ -207,7 +211,7 @@ func TestBrokenNotifications(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	if _, err := tx.Observe(t.Context(), observedCell); !errors.Is(err, txn.ErrCorrupt) {
+	if _, err := changes.Observe(t.Context(), tx, observedCell); !errors.Is(err, txn.ErrCorrupt) {
 		t.Error(err)
 	}
 }
@@ -216,8 +220,8 @@ func TestBrokenNotifications(t *testing.T) {
 func TestDeadLetterIdentity(t *testing.T) {
 	ctx := t.Context()
 	env := newObservedTable(t)
-	letters := func() (all []txn.DeadLetter) {
-		for d, err := range env.Client.DeadLetters(ctx) {
+	letters := func() (all []changes.DeadLetter) {
+		for d, err := range changes.DeadLetters(ctx, env.Client) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -225,8 +229,8 @@ func TestDeadLetterIdentity(t *testing.T) {
 		}
 		return all
 	}
-	park := func(text string) txn.DeadLetter {
-		if err := env.Client.Park(ctx, txn.DeadLetter{Cell: observedCell, Observer: "o", Error: text}); err != nil {
+	park := func(text string) changes.DeadLetter {
+		if err := changes.Park(ctx, env.Client, changes.DeadLetter{Cell: observedCell, Observer: "o", Error: text}); err != nil {
 			t.Fatal(err)
 		}
 		all := letters()
@@ -237,13 +241,13 @@ func TestDeadLetterIdentity(t *testing.T) {
 	}
 	first := park("first")
 	second := park("second")
-	if err := env.Client.DropDeadLetter(ctx, first); err != nil {
+	if err := changes.DropDeadLetter(ctx, env.Client, first); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 1 || all[0].Error != "second" {
 		t.Errorf("letters after the first was dropped: %+v", all)
 	}
-	if err := env.Client.DropDeadLetter(ctx, second); err != nil {
+	if err := changes.DropDeadLetter(ctx, env.Client, second); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 0 {
@@ -263,14 +267,14 @@ func TestRegistrations(t *testing.T) {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		all.Go(func() {
 			for range 2 { // again is harmless
-				if err := c.RegisterObserver(ctx, "t", txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%d", i%4)}, fmt.Sprintf("o%d", i), false); err != nil {
+				if err := changes.RegisterObserver(ctx, c, "t", txn.Column{Family: "f", Qualifier: fmt.Sprintf("q%d", i%4)}, fmt.Sprintf("o%d", i), false); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	all.Wait()
-	cols, err := env.Client.Observed(ctx, "t")
+	cols, err := changes.Observed(ctx, env.Client, "t")
 	if err != nil || len(cols) != 4 {
 		t.Fatalf("%+v, %v", cols, err)
 	}
@@ -280,15 +284,15 @@ func TestRegistrations(t *testing.T) {
 		}
 	}
 	reg := func(family, qualifier, id string, weak bool) error {
-		return env.Client.RegisterObserver(ctx, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
+		return changes.RegisterObserver(ctx, env.Client, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
 	}
-	wantError(t, reg("f", "q1", "o0", false), txn.ErrObserver, "o0", "f:q0", "UnregisterObserver")
-	wantError(t, reg("f", "q0", "new", true), txn.ErrObserver, "strong notifications")
+	wantError(t, reg("f", "q1", "o0", false), changes.ErrObserver, "o0", "f:q0", "UnregisterObserver")
+	wantError(t, reg("f", "q0", "new", true), changes.ErrObserver, "strong notifications")
 	wantError(t, reg("g", "q0", "new", false), txn.ErrSchema, `"g"`)
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)
 	}
-	wantError(t, env.Client.Notify(ctx, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
+	wantError(t, changes.Notify(ctx, env.Client, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
 	_, err = env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("t").Set("r", "f", "other", nil)
 		tx.Table("t").Notify("r", "f", "q0")

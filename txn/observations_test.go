@@ -13,6 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Observations says of every notification what Observe says, whether naming the
@@ -30,26 +33,26 @@ func TestObservations(t *testing.T) {
 			c := env.Client
 			strong, weak := txn.Column{Family: "f", Qualifier: "strong"}, txn.Column{Family: "f", Qualifier: "weak"}
 			for _, id := range observers {
-				if err := c.RegisterObserver(ctx, "docs", strong, id, false); err != nil {
+				if err := changes.RegisterObserver(ctx, c, "docs", strong, id, false); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := c.RegisterObserver(ctx, "docs", weak, "w", true); err != nil {
+			if err := changes.RegisterObserver(ctx, c, "docs", weak, "w", true); err != nil {
 				t.Fatal(err)
 			}
 			cell := func(row string, col txn.Column) txn.Cell {
 				return txn.Cell{Table: "docs", Row: row, Family: col.Family, Qualifier: col.Qualifier}
 			}
 			plain(t, env, "docs", "old", "f", "strong")
-			acknowledge := func(row string, at txn.Observation, ids ...string) {
+			acknowledge := func(row string, at changes.Observation, ids ...string) {
 				t.Helper()
 				_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-					seen, err := tx.Observe(ctx, cell(row, strong))
+					seen, err := changes.Observe(ctx, tx, cell(row, strong))
 					if at.StartTS != 0 {
 						seen = &at
 					}
 					for _, id := range ids {
-						tx.Acknowledge(seen, id)
+						changes.Acknowledge(tx, seen, id)
 					}
 					return err
 				})
@@ -65,17 +68,17 @@ func TestObservations(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := c.Notify(ctx, cell("old", strong), cell("weakly", weak)); err != nil {
+			if err := changes.Notify(ctx, c, cell("old", strong), cell("weakly", weak)); err != nil {
 				t.Fatal(err)
 			}
-			acknowledge("half", txn.Observation{}, observers[0])
-			acknowledge("done", txn.Observation{}, observers...)
+			acknowledge("half", changes.Observation{}, observers[0])
+			acknowledge("done", changes.Observation{}, observers...)
 			acknowledge("dropped", *look(t, c, cell("dropped", strong)), observers[0]) // an ack below its own start_ts
-			if err := c.SetFailure(ctx, cell("changed", strong), observers[1], txn.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
+			if err := changes.SetFailure(ctx, c, cell("changed", strong), observers[1], format.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
 				t.Fatal(err)
 			}
 			var rows []string
-			for o, err := range c.Observations(ctx, "docs", nil) {
+			for o, err := range changes.Observations(ctx, c, "docs", nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -84,7 +87,7 @@ func TestObservations(t *testing.T) {
 				if want.Acks == nil {
 					want.Acks = map[string]tso.Timestamp{}
 				}
-				if d := cmp.Diff(*want, o, cmpopts.IgnoreUnexported(txn.Observation{}), cmpopts.IgnoreFields(txn.Observation{}, "StartTS")); d != "" {
+				if d := cmp.Diff(*want, o, cmpopts.IgnoreUnexported(changes.Observation{}), cmpopts.IgnoreFields(changes.Observation{}, "StartTS")); d != "" {
 					t.Errorf("%s: Observe is -, Observations +\n%s", o.Cell, d)
 				}
 			}
@@ -96,14 +99,14 @@ func TestObservations(t *testing.T) {
 }
 
 // look is what a transaction observes.
-func look(t *testing.T, c *txn.Client, cell txn.Cell) *txn.Observation {
+func look(t *testing.T, c *txn.Client, cell txn.Cell) *changes.Observation {
 	t.Helper()
 	tx, err := c.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	o, err := tx.Observe(t.Context(), cell)
+	o, err := changes.Observe(t.Context(), tx, cell)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,16 +129,16 @@ func TestObservationsOfLocked(t *testing.T) {
 	c := env.Client
 	col := txn.Column{Family: "f", Qualifier: "q"}
 	cell := txn.Cell{Table: "docs", Row: "r", Family: "f", Qualifier: "q"}
-	if err := c.RegisterObserver(ctx, "docs", col, "a", false); err != nil {
+	if err := changes.RegisterObserver(ctx, c, "docs", col, "a", false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Update(ctx, set2(cell)); err != nil {
 		t.Fatal(err)
 	}
-	var first *txn.Observation
+	var first *changes.Observation
 	if _, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) (err error) {
-		if first, err = tx.Observe(ctx, cell); err == nil {
-			tx.Acknowledge(first, "a")
+		if first, err = changes.Observe(ctx, tx, cell); err == nil {
+			changes.Acknowledge(tx, first, "a")
 		}
 		return err
 	}); err != nil {
@@ -155,7 +158,7 @@ func TestObservationsOfLocked(t *testing.T) {
 		}
 	}()
 	n := 0
-	for o, err := range c.Observations(ctx, "docs", nil) {
+	for o, err := range changes.Observations(ctx, c, "docs", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,12 +191,12 @@ func plain(t *testing.T, env *txntest.Env, table, row, family, qualifier string)
 
 func ackData(at tso.Timestamp) *bigtable.Mutation {
 	m := bigtable.NewMutation()
-	m.Set(txn.AckFamily, "f:q/a", at.Cell(), []byte("12345678"))
+	m.Set(format.AckFamily, "f:q/a", at.Cell(), []byte("12345678"))
 	return m
 }
 
 func dropAckData(from, to tso.Timestamp) *bigtable.Mutation {
 	m := bigtable.NewMutation()
-	m.DeleteTimestampRange(txn.AckFamily, "f:q/a", from.Cell(), to.Cell())
+	m.DeleteTimestampRange(format.AckFamily, "f:q/a", from.Cell(), to.Cell())
 	return m
 }

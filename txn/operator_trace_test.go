@@ -16,6 +16,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A rerun is told to the caller's span, and leads to the attempt before.
@@ -137,7 +139,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 	cfg.TracerProvider = provider
 	operator := env.NewClient(cfg)
 	var primary txn.Cell
-	for l, err := range operator.Locks(t.Context(), "accounts", nil) {
+	for l, err := range admin.Locks(t.Context(), operator, "accounts", nil) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +148,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 	recorder.Reset()
 	for locks := 1; locks > 0; { // until its ttl is over
 		var s txn.Status
-		if s, locks, err = operator.ResolveTransaction(t.Context(), primary, tx.StartTS()); err != nil {
+		if s, locks, err = admin.ResolveTransaction(t.Context(), operator, primary, tx.StartTS()); err != nil {
 			t.Fatal(err)
 		}
 		if s.State == txn.StateRolledBack {

@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // A TxnOption configures one transaction.
@@ -69,7 +72,7 @@ func Hold() SnapshotOption { return func(o *snapshotOptions) { o.hold = true } }
 type ReadOption func(*readOptions)
 
 type readOptions struct {
-	sel     selection
+	sel     store.Selection
 	limit   int
 	reverse bool
 }
@@ -77,12 +80,12 @@ type readOptions struct {
 // Columns limits a read to the named columns. Given with [Families], it adds
 // to them.
 func Columns(cols ...Column) ReadOption {
-	return func(o *readOptions) { o.sel.columns = append(o.sel.columns, cols...) }
+	return func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) }
 }
 
 // Families limits a read to all columns of the named families.
 func Families(families ...string) ReadOption {
-	return func(o *readOptions) { o.sel.families = append(o.sel.families, families...) }
+	return func(o *readOptions) { o.sel.Families = append(o.sel.Families, families...) }
 }
 
 // Limit ends a read after n rows that have a visible cell in the chosen
@@ -99,25 +102,25 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 		opt(&o)
 	}
 	if o.limit < 0 {
-		return o, invalid("Limit(%d)", o.limit)
+		return o, format.Invalidf("Limit(%d)", o.limit)
 	}
-	for _, f := range o.sel.families {
-		if err := checkColumn(Column{Family: f}); err != nil {
+	for _, f := range o.sel.Families {
+		if err := format.CheckColumn(Column{Family: f}); err != nil {
 			return o, err
 		}
 	}
-	slices.Sort(o.sel.families)
-	o.sel.families = slices.Compact(o.sel.families)
+	slices.Sort(o.sel.Families)
+	o.sel.Families = slices.Compact(o.sel.Families)
 	// A column named twice, or with its family, would be returned twice.
 	var columns []Column
-	for _, c := range o.sel.columns {
-		if err := checkColumn(c); err != nil {
+	for _, c := range o.sel.Columns {
+		if err := format.CheckColumn(c); err != nil {
 			return o, err
 		}
-		if !slices.Contains(columns, c) && !slices.Contains(o.sel.families, c.Family) {
+		if !slices.Contains(columns, c) && !slices.Contains(o.sel.Families, c.Family) {
 			columns = append(columns, c)
 		}
 	}
-	o.sel.columns = columns
+	o.sel.Columns = columns
 	return o, nil
 }

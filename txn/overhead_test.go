@@ -14,6 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // overheadEnv is a stub with a table "accounts" as a transaction finds it and a
@@ -44,7 +46,7 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
 		t.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Start timestamps that are asked for before their transaction begins, so that
@@ -58,7 +60,7 @@ func (s *start) young() bool {
 // ask asks the oracle.
 func (s *start) ask(ctx context.Context, c *Client) {
 	defer close(s.done)
-	s.ts, s.asked, s.err = c.clock.ask(ctx)
+	s.ts, s.asked, s.err = c.Clock.Ask(ctx)
 }
 
 // answered waits for the answer, unless that will be too old to be used.
@@ -107,8 +109,8 @@ func (s *starts) take() *start {
 
 // good reports whether a transaction may begin at an answer: it is young, and
 // nothing that this client has committed is in its way.
-func (s *start) good(c *clock) bool {
-	return s.err == nil && c.aboveCommits(s.ts) && s.young()
+func (s *start) good(c *store.Clock) bool {
+	return s.err == nil && c.AboveCommits(s.ts) && s.young()
 }
 
 // add makes room for one more, if it is likely to be of use.
@@ -133,7 +135,7 @@ func (c *Client) askAhead() {
 	if n == nil {
 		return
 	}
-	if !c.background.run(func(ctx context.Context) { n.ask(ctx, c) }) {
+	if !c.Background.Run(func(ctx context.Context) { n.ask(ctx, c) }) {
 		n.err = ErrClosed
 		close(n.done)
 	}
@@ -169,13 +171,13 @@ func (t *Txn) begins(ctx context.Context) (err error) {
 	if n != nil {
 		answered := n.answered(ctx)
 		if ctx.Err() != nil {
-			return ended(ctx, "waiting for a timestamp", nil)
+			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
-		if answered && n.good(&c.clock) {
+		if answered && n.good(&c.Clock) {
 			// The age of its locks is counted from the question.
 			t.startTS, t.early = n.ts, t.begun.Sub(n.asked)
-			c.clock.learn(n.ts-1, n.asked) // the transaction may show what is below
-			c.counters.asked.Add(1)
+			c.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.Counters.Asked.Add(1)
 			c.measure.reads.saved(ctx, why)
 			return nil
 		}

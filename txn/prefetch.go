@@ -2,6 +2,8 @@ package txn
 
 import (
 	"sync"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Prefetching (paper §2.5): reading a second column of a row costs a request as
@@ -114,7 +116,7 @@ func (p *pattern) begin(budget int) []Column {
 	if p.rows >= patternWarmUp {
 		filter := 0
 		for _, f := range p.columns {
-			cost := 3 * filterCost(f.column.key())
+			cost := 3 * store.FilterCost(f.column.Key())
 			if 2*f.count < p.rows || f.bytes > budget || filter+cost > maxPrefetchFilter {
 				continue
 			}
@@ -178,11 +180,11 @@ func Prefetch(name string) SnapshotOption {
 }
 
 // describe adds to a transaction's span what was read ahead.
-func (r *reads) describe(s span) {
+func (r *reads) describe(s store.Span) {
 	if r == nil {
 		return
 	}
 	if n := r.ahead.Load(); n > 0 {
-		s.set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
+		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
 	}
 }

@@ -6,19 +6,22 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // What a client learns is bounded, whatever qualifiers there are, and what is used
 // stays.
 func TestPatternsAreBounded(t *testing.T) {
 	var p patterns
-	used := patternKey{"t", "page", Column{"f", "used"}}
+	used := patternKey{"t", "page", Column{Family: "f", Qualifier: "used"}}
 	for i := range 5 * maxPatterns {
-		p.make(patternKey{"t", "page", Column{"f", fmt.Sprint(i)}})
+		p.make(patternKey{"t", "page", Column{Family: "f", Qualifier: fmt.Sprint(i)}})
 		n := p.make(used)
 		n.begin(1000)
-		n.follow(Column{"f", "next"}, 10)
-		n.follow(Column{"f", fmt.Sprint(i)}, 10)
+		n.follow(Column{Family: "f", Qualifier: "next"}, 10)
+		n.follow(Column{Family: "f", Qualifier: fmt.Sprint(i)}, 10)
 		if len(n.columns) > maxPatternColumns {
 			t.Fatalf("%d columns", len(n.columns))
 		}
@@ -26,7 +29,7 @@ func TestPatternsAreBounded(t *testing.T) {
 	if len(p.all) > maxPatterns {
 		t.Errorf("%d patterns", len(p.all))
 	}
-	if got, want := p.find(used).begin(1000), []Column{{"f", "next"}}; !slices.Equal(got, want) {
+	if got, want := p.find(used).begin(1000), []Column{{Family: "f", Qualifier: "next"}}; !slices.Equal(got, want) {
 		t.Errorf("read along: %v, want %v", got, want)
 	}
 }
@@ -38,9 +41,9 @@ func TestPatternBudgets(t *testing.T) {
 	long := string(make([]byte, maxPrefetchFilter/4))
 	for range 20 {
 		n.begin(0)
-		n.follow(Column{"f", "ten"}, 10)
-		n.follow(Column{"f", "twenty"}, 20)
-		n.follow(Column{"f", long}, 1)
+		n.follow(Column{Family: "f", Qualifier: "ten"}, 10)
+		n.follow(Column{Family: "f", Qualifier: "twenty"}, 20)
+		n.follow(Column{Family: "f", Qualifier: long}, 1)
 	}
 	for budget, want := range map[int]int{0: 0, 10: 1, 19: 1, 20: 1, 29: 1, 30: 2, 1000: 2} {
 		if got := n.begin(budget); len(got) != want {
@@ -48,9 +51,9 @@ func TestPatternBudgets(t *testing.T) {
 		}
 	}
 	// Sizes are forgotten by and by.
-	n.follow(Column{"f", "ten"}, 1_000_000)
-	for i := 0; !slices.Contains(n.begin(1000), Column{"f", "ten"}); i++ {
-		n.follow(Column{"f", "ten"}, 10)
+	n.follow(Column{Family: "f", Qualifier: "ten"}, 1_000_000)
+	for i := 0; !slices.Contains(n.begin(1000), Column{Family: "f", Qualifier: "ten"}); i++ {
+		n.follow(Column{Family: "f", Qualifier: "ten"}, 10)
 		if i > 30*patternWindow {
 			t.Fatal("one large value is remembered for ever")
 		}
@@ -59,15 +62,16 @@ func TestPatternBudgets(t *testing.T) {
 
 // A read cache is bounded too.
 func TestReadCacheIsBounded(t *testing.T) {
-	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
-	r := new(reads).use(c, "", true)
+	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	r := new(reads)
+	r.init(c, "", true)
 	for i := range 3 * maxCachedRows {
-		r.begin(Cell{"t", fmt.Sprint(i), "f", "q"})
+		r.begin(Cell{Table: "t", Row: fmt.Sprint(i), Family: "f", Qualifier: "q"})
 		if len(r.rows) > maxCachedRows {
 			t.Fatalf("%d rows", len(r.rows))
 		}
 	}
-	if c.cfg.PrefetchBytes = -1; new(reads).use(c, "", true) != nil {
+	if c.cfg.PrefetchBytes = -1; new(reads).init(c, "", true) {
 		t.Error("a cache without a budget")
 	}
 }
@@ -75,40 +79,41 @@ func TestReadCacheIsBounded(t *testing.T) {
 // A transaction that asks for any number of columns of a row remembered each, and
 // compared each with all; a client kept names of any length.
 func TestAskedColumnsAreBounded(t *testing.T) {
-	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
-	r := new(reads).use(c, "", true)
+	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	r := new(reads)
+	r.init(c, "", true)
 	for i := range 10_000 {
-		cell := Cell{"t", "r", "f", fmt.Sprint(i)}
+		cell := Cell{Table: "t", Row: "r", Family: "f", Qualifier: fmt.Sprint(i)}
 		r.begin(cell)
 		r.answered(cell, 1)
 	}
 	if n := len(r.first.asked); n > maxAskedColumns {
 		t.Errorf("%d columns of a row are remembered", n)
 	}
-	long := strings.Repeat("x", maxKnownColumnName)
+	long := strings.Repeat("x", store.MaxKnownColumnName)
 	for i := range 10 {
-		cell := Cell{"t", fmt.Sprint("row", i), "f", "short"}
+		cell := Cell{Table: "t", Row: fmt.Sprint("row", i), Family: "f", Qualifier: "short"}
 		for _, q := range []string{"short", long, "next"} {
 			cell.Qualifier = q
 			r.begin(cell)
 			r.answered(cell, 1)
 		}
-		cell = Cell{"t", fmt.Sprint("other", i), "f", long}
+		cell = Cell{Table: "t", Row: fmt.Sprint("other", i), Family: "f", Qualifier: long}
 		r.begin(cell)
 		cell.Qualifier = "short"
 		r.answered(cell, 1)
 	}
 	for key, p := range c.patterns.all {
-		if len(key.first.Qualifier) > maxKnownColumnName/2 {
+		if len(key.first.Qualifier) > store.MaxKnownColumnName/2 {
 			t.Errorf("a pattern of a column with a name of %d bytes", len(key.first.Qualifier))
 		}
 		for _, f := range p.columns {
-			if len(f.column.Qualifier) > maxKnownColumnName/2 {
+			if len(f.column.Qualifier) > store.MaxKnownColumnName/2 {
 				t.Errorf("a name of %d bytes is kept", len(f.column.Qualifier))
 			}
 		}
 	}
-	if got := r.begin(Cell{"t", "last", "f", "short"}); len(got) != 1 {
+	if got := r.begin(Cell{Table: "t", Row: "last", Family: "f", Qualifier: "short"}); len(got) != 1 {
 		t.Errorf("read along: %v", got)
 	}
 }
@@ -116,15 +121,16 @@ func TestAskedColumnsAreBounded(t *testing.T) {
 // BenchmarkPattern is what learning costs a row of two columns, by many
 // transactions of one kind at once.
 func BenchmarkPattern(b *testing.B) {
-	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
 	var wg sync.WaitGroup
 	b.ReportAllocs()
 	for b.Loop() {
 		for range 8 {
 			wg.Go(func() {
-				r := new(reads).use(c, "page", true)
+				r := new(reads)
+				r.init(c, "page", true)
 				for i := range 100 {
-					row := Cell{"t", keys[i], "f", "a"}
+					row := Cell{Table: "t", Row: keys[i], Family: "f", Qualifier: "a"}
 					r.begin(row)
 					row.Qualifier = "b"
 					r.answered(row, 10)
@@ -145,12 +151,13 @@ var keys = func() (k [100]string) {
 
 // A transaction that reads one cell pays for learning with no allocation.
 func TestReadOfOneCellAllocatesNothing(t *testing.T) {
-	c := &Client{resolver: &resolver{store: &store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
 	var own reads
-	cell := Cell{"t", "r", "f", "q"}
+	cell := Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
 	if n := testing.AllocsPerRun(100, func() {
 		own = reads{}
-		r := own.use(c, "page", true)
+		r := &own
+		r.init(c, "page", true)
 		if _, _, known := r.recall(cell); known || r.begin(cell) != nil {
 			t.Error("something is known")
 		}

@@ -2,7 +2,6 @@ package txn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +9,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // prewriteAll locks every cell, all rows in parallel, the primary's included
@@ -19,7 +21,7 @@ import (
 // after the abort, and would hold others up until its ttl.
 func (c *commit) prewriteAll(ctx context.Context) error {
 	for _, row := range c.rows {
-		row.touched = true
+		row.Touched = true
 	}
 	if len(c.rows) == 1 {
 		return c.prewriteTraced(ctx, ctx, c.rows[0])
@@ -30,16 +32,16 @@ func (c *commit) prewriteAll(ctx context.Context) error {
 func (c *commit) prewriteRows(ctx context.Context) (err error) {
 	prewrite := c.prewriteTraced
 	if len(c.rows) > maxPrewriteSpans {
-		var all span
-		ctx, all = c.client.trace.begin(ctx, "prewrite", "")
-		all.set(attrRows.Int(len(c.rows)))
-		defer func() { all.end(err) }()
+		var all store.Span
+		ctx, all = c.client.Trace.Begin(ctx, "prewrite", "")
+		all.Set(store.AttrRows.Int(len(c.rows)))
+		defer func() { all.EndWith(err) }()
 		prewrite = c.prewriteRow
 	}
 	waiting, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
 	var g errgroup.Group
-	g.SetLimit(c.client.store.cfg.Parallelism)
+	g.SetLimit(c.client.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
 			if c.failed.Load() {
@@ -59,13 +61,13 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 // maxPrewriteSpans is how many rows of a commit get a span each.
 const maxPrewriteSpans = 16
 
-func (c *commit) prewriteTraced(ctx, waiting context.Context, row *rowWrites) error {
-	ctx, span := c.client.trace.begin(ctx, "prewrite", row.table.name)
-	if span.on() {
-		span.set(attrCells.Int(len(row.writes)))
+func (c *commit) prewriteTraced(ctx, waiting context.Context, row *store.RowWrites) error {
+	ctx, span := c.client.Trace.Begin(ctx, "prewrite", row.Table.Name)
+	if span.Recording() {
+		span.Set(store.AttrCells.Int(len(row.Writes)))
 	}
 	err := c.prewriteRow(ctx, waiting, row)
-	span.end(err)
+	span.EndWith(err)
 	return err
 }
 
@@ -73,14 +75,14 @@ func (c *commit) prewriteTraced(ctx, waiting context.Context, row *rowWrites) er
 // another row has failed. A predicate that names many columns costs
 // Bigtable much and may not fit into its limit, so a wide row is first tried with one
 // that names none.
-func (c *commit) prewriteRow(ctx, waiting context.Context, row *rowWrites) error {
-	if !row.wide() {
+func (c *commit) prewriteRow(ctx, waiting context.Context, row *store.RowWrites) error {
+	if !row.Wide() {
 		return c.prewriteCells(ctx, waiting, row)
 	}
 	if locked, err := c.prewriteWholeRow(ctx, row); locked || err != nil {
 		return err
 	}
-	for _, part := range row.split() {
+	for _, part := range row.Split() {
 		if err := c.prewriteCells(ctx, waiting, part); err != nil || c.failed.Load() {
 			return err
 		}
@@ -91,12 +93,12 @@ func (c *commit) prewriteRow(ctx, waiting context.Context, row *rowWrites) error
 // prewriteWholeRow locks the cells of one row unless any column of it has a lock, or
 // a write record or mark at or above start_ts: then, and when the outcome is not
 // known, it is not locked and says no more, and the cells have to be tried by name.
-func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked bool, err error) {
-	if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
+func (c *commit) prewriteWholeRow(ctx context.Context, row *store.RowWrites) (locked bool, err error) {
+	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
-	matched, err := row.table.checkAndMutate(ctx, row.row, inTheWayOfRow(c.startTS), nil, c.lockMutation(row))
-	if permanent(err) {
+	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.InTheWayOfRow(c.startTS), nil, c.lockMutation(row))
+	if store.Permanent(err) {
 		return false, err
 	}
 	return err == nil && !matched, nil
@@ -105,9 +107,9 @@ func (c *commit) prewriteWholeRow(ctx context.Context, row *rowWrites) (locked b
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
 // start_ts.
-func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) error {
-	cols := row.columns()
-	predicate := inTheWay(cols, c.startTS)
+func (c *commit) prewriteCells(ctx, waiting context.Context, row *store.RowWrites) error {
+	cols := row.Columns()
+	predicate := store.InTheWay(cols, c.startTS)
 	var last error
 	var began, failed time.Time // the first and the last of the failures behind each other
 	failure := func(err error) {
@@ -116,16 +118,16 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) err
 		}
 		last = err
 	}
-	for pause := c.client.store.cfg.Backoff.start(); ; {
-		if err := c.client.safePoint.checkWrite(ctx, c.startTS); err != nil {
+	for pause := c.client.Store.Config.Backoff.Start(); ; {
+		if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
-		matched, err := row.table.checkAndMutate(ctx, row.row, predicate, nil, c.lockMutation(row))
+		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate, nil, c.lockMutation(row))
 		if err == nil && !matched {
 			return nil
 		}
 		switch {
-		case permanent(err):
+		case store.Permanent(err):
 			return err
 		case err != nil:
 			failure(err)
@@ -138,7 +140,7 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) err
 			if c.failed.Load() {
 				return nil // as in prewriteRows
 			}
-			if locked || (err != nil && !transient(err)) {
+			if locked || (err != nil && !store.Transient(err)) {
 				return err
 			}
 			switch {
@@ -148,8 +150,8 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) err
 				last = nil
 			}
 		}
-		if pause.wait(ctx, 0) != nil {
-			return ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.row, row.table.name), last)
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.Row, row.Table.Name), last)
 		}
 		if last != nil && failed.Sub(began) > c.client.cfg.LockTTL {
 			// Others may have begun to roll this transaction back.
@@ -158,38 +160,32 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *rowWrites) err
 	}
 }
 
-// transient reports that reading again may help.
-func transient(err error) bool {
-	var rpc *rpcError
-	return errors.As(err, &rpc) && !permanent(err)
-}
-
 // lockMutation writes data and lock of each cell at start_ts.
-func (c *commit) lockMutation(row *rowWrites) *bigtable.Mutation {
+func (c *commit) lockMutation(row *store.RowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
-	for _, w := range row.writes {
-		if w.kind == KindPut {
-			m.Set(w.cell.Family, w.cell.Qualifier, c.startTS.Cell(), w.value)
+	for _, w := range row.Writes {
+		if w.Kind == KindPut {
+			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
-		m.Set(LockFamily, w.cell.Column().key(), c.startTS.Cell(), encodeLock(c.lock(w)))
+		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(c.lock(w)))
 	}
 	return m
 }
 
 // lock is the lock of one cell. Its ttl is counted from start_ts, so the time
 // that the transaction has taken so far comes on top of Config.LockTTL.
-func (c *commit) lock(w *write) *Lock {
+func (c *commit) lock(w *store.Write) *Lock {
 	return &Lock{
-		Cell:        w.cell,
+		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
-		Kind:        w.kind,
+		Kind:        w.Kind,
 		TTL:         time.Since(c.txn.begun) + c.txn.early + c.client.cfg.LockTTL,
-		Owner:       c.client.token.name,
-		Observed:    w.observed,
+		Owner:       c.client.Token.Name,
+		Observed:    w.Observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,
-		Passable:    c.client.cfg.PassLocks && w.cell == c.primary,
+		Passable:    c.client.cfg.PassLocks && w.Cell == c.primary,
 	}
 }
 
@@ -202,19 +198,19 @@ func (c *commit) lock(w *write) *Lock {
 //     alive and older.
 //
 // No error and not locked: the way is free now, send again.
-func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked bool, err error) {
-	raw, err := row.table.readRow(ctx, row.row, conflicts(row.columns(), c.startTS))
+func (c *commit) inspect(ctx, waiting context.Context, row *store.RowWrites) (locked bool, err error) {
+	raw, err := row.Table.ReadRow(ctx, row.Row, store.Conflicts(row.Columns(), c.startTS))
 	if err != nil {
 		return false, err
 	}
 	own := 0
 	var others []*Lock
-	for _, item := range raw[LockFamily] {
-		_, cell, err := metadataCell(row.table, row.row, item)
+	for _, item := range raw[format.LockFamily] {
+		_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
 		if err != nil {
 			return false, err
 		}
-		l, err := decodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		l, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
 		if err != nil {
 			return false, err
 		}
@@ -228,7 +224,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked b
 		return false, err
 	}
 	switch {
-	case own == len(row.writes):
+	case own == len(row.Writes):
 		return true, nil
 	case own > 0:
 		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
@@ -240,7 +236,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked b
 		defer context.AfterFunc(waiting, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.resolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
 		if err != nil {
 			return false, err
 		}
@@ -253,11 +249,11 @@ func (c *commit) inspect(ctx, waiting context.Context, row *rowWrites) (locked b
 
 // findConflict looks for write records and marks at or above start_ts. The
 // transaction's own rollback marker says more than what came after it.
-func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
+func (c *commit) findConflict(row *store.RowWrites, raw bigtable.Row) error {
 	var found *ConflictError
-	for _, family := range []string{WriteFamily, MarkFamily} {
+	for _, family := range []string{format.WriteFamily, format.MarkFamily} {
 		for _, item := range raw[family] {
-			_, cell, err := metadataCell(row.table, row.row, item)
+			_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
 			if err != nil {
 				return err
 			}
@@ -277,8 +273,8 @@ func (c *commit) findConflict(row *rowWrites, raw bigtable.Row) error {
 }
 
 func conflictReason(family string, cell Cell, item bigtable.ReadItem) ConflictReason {
-	if family == MarkFamily {
-		if m, err := decodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.kind == kindRollback {
+	if family == format.MarkFamily {
+		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
 			return ConflictMarker
 		}
 	}

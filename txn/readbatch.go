@@ -9,6 +9,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Read batching (paper §2.5): point reads that goroutines of one transaction, or
@@ -32,7 +36,7 @@ const (
 // A readBatcher joins reads of a table at one timestamp.
 type readBatcher struct {
 	client *Client
-	table  *table
+	table  *store.Table
 	ts     tso.Timestamp
 
 	mu      sync.Mutex
@@ -65,8 +69,8 @@ type readBatch struct {
 }
 
 // batched returns how a row's first read is made; nil: by a request of its own.
-func (r *reads) batched(t *table, sel selection, ts tso.Timestamp) readFunc {
-	if r == nil || r.client.cfg.BatchReads == 0 || len(sel.columns) > maxBatchedColumns {
+func (r *reads) batched(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
+	if r == nil || r.client.cfg.BatchReads == 0 || len(sel.Columns) > maxBatchedColumns {
 		return nil
 	}
 	r.mu.Lock()
@@ -75,12 +79,12 @@ func (r *reads) batched(t *table, sel selection, ts tso.Timestamp) readFunc {
 	if b == nil {
 		b = &readBatcher{client: r.client, table: t, ts: ts}
 		if r.batchers == nil {
-			r.batchers = map[*table]*readBatcher{}
+			r.batchers = map[*store.Table]*readBatcher{}
 		}
 		r.batchers[t] = b
 	}
 	return func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
-		return b.read(ctx, row, sel.columns, f)
+		return b.read(ctx, row, sel.Columns, f)
 	}
 }
 
@@ -91,17 +95,17 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 		b.running++
 		b.mu.Unlock()
 		defer b.next()
-		return b.table.readRow(ctx, row, f)
+		return b.table.ReadRow(ctx, row, f)
 	}
 	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), first: make(chan struct{}), done: make(chan struct{})}
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
 	if !b.await(ctx, w) {
-		return nil, ended(ctx, "waiting for a read of table "+b.table.name, nil)
+		return nil, store.Ended(ctx, "waiting for a read of table "+b.table.Name, nil)
 	}
 	if w.failed {
 		// Perhaps because of another's row. An error is of this one's own.
-		return b.table.readRow(ctx, row, f)
+		return b.table.ReadRow(ctx, row, f)
 	}
 	return w.raw, nil
 }
@@ -192,7 +196,7 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 		defer b.next()
 		defer cancel()
 		if wanted {
-			b.send(ctx, batch, selection{columns: batch.columns})
+			b.send(ctx, batch, store.Selection{Columns: batch.columns})
 		}
 	}()
 }
@@ -208,7 +212,7 @@ func (b *readBatcher) fit() (n int, columns []Column) {
 			}
 		}
 		bytes += len(w.row) + 16 // and what surrounds a key
-		if n > 0 && (len(all) > maxBatchedColumns || n == maxBatchedRows || bytes > maxRowListBytes || (selection{columns: all}).cost() > filterBudget) {
+		if n > 0 && (len(all) > maxBatchedColumns || n == maxBatchedRows || bytes > format.MaxRowListBytes || (store.Selection{Columns: all}).Cost() > store.FilterBudget) {
 			break
 		}
 		columns = all
@@ -218,7 +222,7 @@ func (b *readBatcher) fit() (n int, columns []Column) {
 }
 
 // send makes one request for the rows of a batch and answers its members.
-func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel selection) {
+func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Selection) {
 	byRow := map[string][]*waitingRead{}
 	var rows bigtable.RowList
 	link := trace.Link{SpanContext: trace.SpanContextFromContext(ctx)}
@@ -231,12 +235,12 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel selection)
 			w.span.AddLink(link)
 		}
 	}
-	trace.SpanFromContext(ctx).SetAttributes(attrRows.Int(len(rows)))
-	b.client.counters.batches.Add(1)
-	b.client.counters.batched.Add(int64(len(batch.members)))
-	b.client.measure.reads.joined(ctx, b.table.name, len(batch.members))
-	f := sel.visibleAt(b.ts, b.table.schema.current().readFamilies())
-	err := b.table.readRows(ctx, rows, func(raw bigtable.Row) bool {
+	trace.SpanFromContext(ctx).SetAttributes(store.AttrRows.Int(len(rows)))
+	b.client.Counters.Batches.Add(1)
+	b.client.Counters.Batched.Add(int64(len(batch.members)))
+	b.client.measure.reads.joined(ctx, b.table.Name, len(batch.members))
+	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
+	err := b.table.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]
 		for i, w := range members {
 			w.raw = raw

@@ -8,6 +8,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 const (
@@ -34,7 +36,7 @@ func newReadMetrics(in *instrument.Set) readMetrics {
 // prefetched counts cells that were read ahead, or used.
 func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
-		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), attrOutcome.String(outcome)))
+		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), store.AttrOutcome.String(outcome)))
 	}
 }
 

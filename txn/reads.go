@@ -3,15 +3,16 @@ package txn
 import (
 	"bytes"
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 
 	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // This file is what the point reads of one transaction, or one snapshot, have in
@@ -38,19 +39,22 @@ type reads struct {
 
 	// Cells that were read ahead, and those that were asked for later.
 	ahead, used atomic.Int64
+	// remembers: a cell was kept that no Get has asked for.
+	remembers atomic.Bool
 
 	mu       sync.Mutex
 	firstID  rowID
 	first    rowReads // of the first row: many transactions read one
 	rows     map[rowID]*rowReads
 	bytes    int
-	batchers map[*table]*readBatcher
+	batchers map[*store.Table]*readBatcher
 }
 
 type rowID struct{ table, row string }
 
 // rowReads is what Gets asked for in one row.
 type rowReads struct {
+	begun   bool // a Get has asked for first
 	first   Column
 	pattern *pattern // nil until a second column is asked for
 	asked   []Column // behind the first, each once, the first maxAskedColumns
@@ -66,16 +70,13 @@ type cachedCell struct {
 	used    bool
 }
 
-// use returns r, made ready, or nil where nothing is to be shared.
-func (r *reads) use(c *Client, name string, prefetch bool) *reads {
+// init makes r ready, and reports whether reads share anything.
+func (r *reads) init(c *Client, name string, prefetch bool) (shared bool) {
+	r.client, r.name = c, name
 	if prefetch {
 		r.budget = max(c.cfg.PrefetchBytes, 0)
 	}
-	if r.budget == 0 && c.cfg.BatchReads == 0 {
-		return nil
-	}
-	r.client, r.name = c, name
-	return r
+	return r.budget > 0 || c.cfg.BatchReads > 0
 }
 
 // row returns what was asked for in a row; nil: nothing yet.
@@ -106,7 +107,7 @@ func (r *reads) addRow(id rowID) *rowReads {
 
 // recall returns a cell that was read ahead.
 func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
-	if r == nil || r.budget == 0 {
+	if r == nil || r.budget == 0 && !r.remembers.Load() {
 		return nil, false, false
 	}
 	r.mu.Lock()
@@ -123,7 +124,7 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 		if !c.used {
 			c.used = true
 			r.used.Add(1)
-			r.client.counters.prefetchUsed.Add(1)
+			r.client.Counters.PrefetchUsed.Add(1)
 			r.client.measure.reads.prefetched(cell.Table, "used", 1)
 			r.note(cell, row, len(c.value))
 		}
@@ -135,6 +136,21 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 	return nil, false, false
 }
 
+// remember keeps a cell's value that was read otherwise. What was read at the start
+// timestamp stays what it is.
+func (r *reads) remember(cell Cell, value []byte, present bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := rowID{cell.Table, cell.Row}
+	row := r.row(id)
+	if row == nil {
+		row = r.addRow(id)
+	}
+	r.bytes += len(value)
+	row.cells = append(row.cells, cachedCell{column: cell.Column(), value: value, present: present, used: true})
+	r.remembers.Store(true)
+}
+
 // begin notes that a cell is going to be read. For the first of its row, it
 // returns what is worth reading along.
 func (r *reads) begin(cell Cell) []Column {
@@ -144,11 +160,14 @@ func (r *reads) begin(cell Cell) []Column {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := rowID{cell.Table, cell.Row}
-	if r.row(id) != nil {
+	row := r.row(id)
+	switch {
+	case row == nil:
+		row = r.addRow(id)
+	case row.begun:
 		return nil
 	}
-	row := r.addRow(id)
-	row.first, row.pattern = cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
+	row.begun, row.first, row.pattern = true, cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}
@@ -185,7 +204,7 @@ func (r *reads) note(cell Cell, row *rowReads, size int) {
 
 // longName: a column is not worth what its name takes, of a client's memory and of
 // filters.
-func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > maxKnownColumnName }
+func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
 func (r *rowReads) wasAsked(c Column) bool {
 	for _, a := range r.asked {
@@ -199,42 +218,42 @@ func (r *rowReads) wasAsked(c Column) bool {
 // keep puts what was read ahead into the cache: those columns of raw, the stored
 // form of a row, that can be decided from it alone. A lock in the way of one is
 // left to those who ask for that column, and so is a damaged record.
-func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
-	for _, item := range raw[LockFamily] {
-		c, _, err := metadataCell(t, key, item)
+	for _, item := range raw[format.LockFamily] {
+		c, _, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
 			return
 		}
 		locked[c] = true
 	}
-	var sel selection
+	var sel store.Selection
 	for _, c := range ahead {
 		if !locked[c] {
-			sel.columns = append(sel.columns, c)
+			sel.Columns = append(sel.Columns, c)
 		}
 	}
-	if len(sel.columns) == 0 {
+	if len(sel.Columns) == 0 {
 		return
 	}
-	e, err := evaluate(t, raw, sel, ts, nil)
+	e, err := recovery.Evaluate(t, raw, sel, ts, nil)
 	if err != nil {
 		return
 	}
-	e.sort() // evaluate leaves that to readExact, which is not called here
+	e.Sort() // evaluate leaves that to readExact, which is not called here
 	elsewhere := map[Column]bool{}
-	for _, x := range e.exact {
-		elsewhere[x.column] = true
+	for _, x := range e.Exact {
+		elsewhere[x.Column] = true
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	row := r.row(rowID{t.name, key})
+	row := r.row(rowID{t.Name, key})
 	if row == nil {
 		return
 	}
 	n := int64(0)
-	for _, c := range sel.columns {
-		item, present := find(e.row[c.Family], c.key())
+	for _, c := range sel.Columns {
+		item, present := format.FindItem(e.Row[c.Family], c.Key())
 		if row.pattern != nil {
 			row.pattern.size(c, len(item.Value))
 		}
@@ -246,8 +265,8 @@ func (r *reads) keep(t *table, key string, raw bigtable.Row, ahead []Column, ts 
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
 	r.ahead.Add(n)
-	r.client.counters.prefetched.Add(n)
-	r.client.measure.reads.prefetched(t.name, "read", n)
+	r.client.Counters.Prefetched.Add(n)
+	r.client.measure.reads.prefetched(t.Name, "read", n)
 }
 
 // readCell reads one cell for Get, in one request with what is likely to be asked
@@ -256,15 +275,15 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	if value, present, known := v.reads.recall(cell); known {
 		return value, present, nil
 	}
-	sel := selection{columns: []Column{cell.Column()}}
+	sel := store.Selection{Columns: []Column{cell.Column()}}
 	var ahead []Column
 	for _, c := range v.reads.begin(cell) {
-		if v.txn == nil || !v.txn.buffer.wrote(Cell{cell.Table, cell.Row, c.Family, c.Qualifier}) {
+		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
 			ahead = append(ahead, c)
 		}
 	}
 	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
-	if err != nil && len(ahead) > 0 && ctx.Err() == nil && refused(err) {
+	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
 		// It may be because of what was to be read along: a family that is gone, a
 		// value that is too large for an answer.
 		v.reads.forget(cell)
@@ -283,34 +302,21 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	return value, present, nil
 }
 
-// refused reports that Bigtable would answer the same request in the same way.
-func refused(err error) bool {
-	if errors.Is(err, ErrTooOld) {
-		return false
-	}
-	for _, e := range flatten(err) {
-		if status.Code(e) == codes.ResourceExhausted || status.Code(e) == codes.OutOfRange {
-			return true
-		}
-	}
-	return permanent(err)
-}
-
 func (r *reads) forget(cell Cell) {
 	r.client.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
 }
 
 // readColumns reads some columns of a row, and puts others along into the cache.
-func (v *View) readColumns(ctx context.Context, key string, sel selection, ahead []Column) (bigtable.Row, error) {
+func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
 	t, err := v.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	wide := selection{columns: append(sel.columns[:len(sel.columns):len(sel.columns)], ahead...)}
-	row, raw, err := settledRow(ctx, v.client.resolver, t, key, sel, wide.visibleAt(v.ts, t.schema.current().readFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
-	err = v.client.safePoint.afterRead(ctx, v.ts, err)
-	span.end(err)
+	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
+	row, raw, err := recovery.SettledRow(ctx, v.client.Resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	span.EndWith(err)
 	if err != nil {
 		return nil, err
 	}
@@ -328,5 +334,5 @@ func (b *buffer) wrote(cell Cell) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	return w != nil && w.kind != KindLock
+	return w != nil && w.Kind != KindLock
 }

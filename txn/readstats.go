@@ -1,6 +1,8 @@
 package txn
 
-import "sync/atomic"
+import (
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
 
 // ReadStats are counts of what saved requests.
 type ReadStats struct {
@@ -19,19 +21,13 @@ type ReadStats struct {
 	AheadTimestamps int64 `json:"ahead_timestamps"`
 }
 
-type readCounters struct {
-	prefetched, prefetchUsed atomic.Int64
-	batches, batched         atomic.Int64
-	reused, asked            atomic.Int64
-}
-
-func (c *readCounters) read() ReadStats {
+func readStats(c *store.ReadCounters) ReadStats {
 	return ReadStats{
-		PrefetchedCells:  c.prefetched.Load(),
-		PrefetchUsed:     c.prefetchUsed.Load(),
-		ReadBatches:      c.batches.Load(),
-		BatchedReads:     c.batched.Load(),
-		ReusedTimestamps: c.reused.Load(),
-		AheadTimestamps:  c.asked.Load(),
+		PrefetchedCells:  c.Prefetched.Load(),
+		PrefetchUsed:     c.PrefetchUsed.Load(),
+		ReadBatches:      c.Batches.Load(),
+		BatchedReads:     c.Batched.Load(),
+		ReusedTimestamps: c.Reused.Load(),
+		AheadTimestamps:  c.Asked.Load(),
 	}
 }

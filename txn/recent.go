@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // recentCommits remembers which cells were committed last, and when, by this
@@ -38,7 +40,7 @@ func newRecentCommits(latchWait time.Duration) *recentCommits {
 }
 
 // committed remembers a commit that is known to stand.
-func (r *recentCommits) committed(rows []*rowWrites, commitTS tso.Timestamp) {
+func (r *recentCommits) committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	if len(r.slots) == 0 {
 		return
 	}
@@ -46,11 +48,11 @@ func (r *recentCommits) committed(rows []*rowWrites, commitTS tso.Timestamp) {
 	defer r.mu.Unlock()
 	left := max(1, len(r.slots)/8) // a transaction of many cells leaves room for others
 	for _, row := range rows {
-		for _, w := range row.writes {
+		for _, w := range row.Writes {
 			if left--; left < 0 {
 				return
 			}
-			r.put(w.cell, commitTS)
+			r.put(w.Cell, commitTS)
 		}
 	}
 }
@@ -67,7 +69,7 @@ func (r *recentCommits) conflicted(err error) {
 }
 
 func (r *recentCommits) put(cell Cell, commitTS tso.Timestamp) {
-	s := &r.slots[cell.hash(r.seed)%uint64(len(r.slots))]
+	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
 	if s.commitTS < commitTS {
 		*s = recentCommit{cell, commitTS}
 	}
@@ -75,16 +77,16 @@ func (r *recentCommits) put(cell Cell, commitTS tso.Timestamp) {
 
 // conflict returns what a prewrite at startTS would: it is nil unless a commit
 // of one of the cells is known to stand at or above startTS.
-func (r *recentCommits) conflict(rows []*rowWrites, startTS tso.Timestamp) *ConflictError {
+func (r *recentCommits) conflict(rows []*store.RowWrites, startTS tso.Timestamp) *ConflictError {
 	if len(r.slots) == 0 {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, row := range rows {
-		for _, w := range row.writes {
-			s := &r.slots[w.cell.hash(r.seed)%uint64(len(r.slots))]
-			if s.commitTS >= startTS && s.cell == w.cell {
+		for _, w := range row.Writes {
+			s := &r.slots[hashCell(&w.Cell, r.seed)%uint64(len(r.slots))]
+			if s.commitTS >= startTS && s.cell == w.Cell {
 				return &ConflictError{Cell: s.cell, StartTS: startTS, ConflictTS: s.commitTS, Reason: ConflictWrite}
 			}
 		}
@@ -95,7 +97,7 @@ func (r *recentCommits) conflict(rows []*rowWrites, startTS tso.Timestamp) *Conf
 // knownConflict is a conflict that needs no request.
 func (c *commit) knownConflict() error {
 	if e := c.client.recent.conflict(c.rows, c.startTS); e != nil {
-		c.client.counters.earlyConflicts.Add(1)
+		c.client.Counters.EarlyConflicts.Add(1)
 		return e
 	}
 	return nil

@@ -7,6 +7,9 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // A scan takes the rows of a request as they arrive, in pages: it settles the
@@ -22,19 +25,17 @@ import (
 // with each page, since consumers may need requests of their own, and Bigtable
 // takes a hundred at a time on a connection.
 const (
-	pageRows     = 256
-	maxPageRows  = 4096
-	maxPageBytes = 4 << 20
-	maxStreams   = 16
+	pageRows   = 256
+	maxStreams = 16
 )
 
 type scan struct {
 	view    *View
-	table   *table
+	table   *store.Table
 	options readOptions
 	yield   func(bigtable.Row, error) bool
-	overlay *overlay // nil in a snapshot
-	rest    rowSet   // what was not read yet
+	overlay *overlay     // nil in a snapshot
+	rest    store.RowSet // what was not read yet
 	page    []pageRow
 	bytes   int  // in page
 	given   int  // rows yielded
@@ -45,11 +46,11 @@ type scan struct {
 type pageRow struct {
 	key string
 	raw bigtable.Row // kept while locks are in the way
-	row evaluation
+	row recovery.Evaluation
 }
 
 func (s *scan) run(ctx context.Context) error {
-	for !s.rest.empty() && !s.done {
+	for !s.rest.Empty() && !s.done {
 		if err := s.request(ctx); err != nil {
 			return err
 		}
@@ -61,8 +62,8 @@ func (s *scan) run(ctx context.Context) error {
 // request makes one request, hands on its answer, and moves rest behind it.
 func (s *scan) request(ctx context.Context) error {
 	set := s.rest
-	request := set.request(s.options.reverse)
-	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.schema.current().readFamilies()))}
+	request := set.Request(s.options.reverse)
+	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))}
 	limit := 0
 	streams := &s.view.client.streams
 	onePage := streams.Add(1) > maxStreams
@@ -72,7 +73,7 @@ func (s *scan) request(ctx context.Context) error {
 	}
 	if s.options.limit > 0 {
 		// Some rows may turn out to have nothing visible.
-		if n := min(s.options.limit-s.given, maxPageRows) + 16; limit == 0 || n < limit {
+		if n := min(s.options.limit-s.given, store.MaxPageRows) + 16; limit == 0 || n < limit {
 			limit = n
 		}
 	}
@@ -83,14 +84,14 @@ func (s *scan) request(ctx context.Context) error {
 		opts = append(opts, bigtable.ReverseScan())
 	}
 	began, read, stopped := time.Now(), 0, false
-	late := func() bool { return time.Since(began) > s.view.client.store.cfg.RPCTimeout/2 }
+	late := func() bool { return time.Since(began) > s.view.client.Store.Config.RPCTimeout/2 }
 	var failed error
-	err := s.table.streamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
+	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
 		read++
 		if failed = s.add(ctx, raw); failed != nil {
 			return false, 0
 		}
-		if len(s.page) < pageRows && s.bytes < maxPageBytes && !late() {
+		if len(s.page) < pageRows && s.bytes < store.MaxPageBytes && !late() {
 			return true, 0
 		}
 		arrived := time.Now()
@@ -99,10 +100,10 @@ func (s *scan) request(ctx context.Context) error {
 		return failed == nil && !s.done && !stopped, time.Since(arrived)
 	}, opts...)
 	if err != nil && failed == nil && !s.done && !stopped {
-		if read > 0 && tookTooLong(ctx, err) {
+		if read > 0 && store.TookTooLong(ctx, err) {
 			return s.turn(ctx)
 		}
-		failed = s.view.client.safePoint.afterRead(ctx, s.view.ts, err)
+		failed = s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
 	if failed != nil || s.done || stopped {
 		return failed
@@ -111,16 +112,16 @@ func (s *scan) request(ctx context.Context) error {
 		return err
 	}
 	if limit == 0 || read < limit {
-		s.rest = set.answered(request, s.options.reverse)
+		s.rest = set.Answered(request, s.options.reverse)
 	}
 	return nil
 }
 
 // add takes a row into the page.
 func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
-	e, err := evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
+	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
-		return s.view.client.safePoint.afterRead(ctx, s.view.ts, err)
+		return s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
 	for _, items := range raw {
 		for _, it := range items {
@@ -135,7 +136,7 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 func (s *scan) turn(ctx context.Context) error {
 	err := s.settle(ctx, s.page)
 	// Also where there are no rows: they may have been there.
-	if err := s.view.client.safePoint.afterRead(ctx, s.view.ts, err); err != nil {
+	if err := s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
 		return err
 	}
 	if len(s.page) == 0 {
@@ -143,11 +144,11 @@ func (s *scan) turn(ctx context.Context) error {
 	}
 	for i := range s.page {
 		r := &s.page[i]
-		if !s.emitBefore(r.key) || !s.emit(r.key, r.row.row) {
+		if !s.emitBefore(r.key) || !s.emit(r.key, r.row.Row) {
 			break
 		}
 	}
-	s.rest = s.rest.beyond(s.page[len(s.page)-1].key, s.options.reverse)
+	s.rest = s.rest.Beyond(s.page[len(s.page)-1].key, s.options.reverse)
 	clear(s.page)
 	s.page, s.bytes = s.page[:0], 0
 	return nil
@@ -156,23 +157,23 @@ func (s *scan) turn(ctx context.Context) error {
 // settle resolves the locks of a page, all rows together, reading the rows
 // again until none is in the way.
 func (s *scan) settle(ctx context.Context, page []pageRow) error {
-	passed := passed{}
+	passed := recovery.Ignored{}
 	for {
 		var locks []*Lock
 		var blocked map[string]*pageRow
 		for i := range page {
-			if r := &page[i]; len(r.row.locks) > 0 {
+			if r := &page[i]; len(r.row.Locks) > 0 {
 				if blocked == nil {
 					blocked = map[string]*pageRow{}
 				}
-				locks = append(locks, r.row.locks...)
+				locks = append(locks, r.row.Locks...)
 				blocked[r.key] = r
 			}
 		}
 		if len(locks) == 0 {
 			break
 		}
-		again, err := clearForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
+		again, err := recovery.ClearForRead(ctx, s.view.client.Resolver, locks, s.view.ts, passed)
 		if err != nil {
 			return err
 		}
@@ -180,7 +181,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
-				if r.row, err = evaluate(s.table, r.raw, s.options.sel, s.view.ts, passed); err != nil {
+				if r.row, err = recovery.Evaluate(s.table, r.raw, s.options.sel, s.view.ts, passed); err != nil {
 					break
 				}
 			}
@@ -190,34 +191,34 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(s.view.client.store.cfg.Parallelism)
+	g.SetLimit(s.view.client.Store.Config.Parallelism)
 	for i := range page {
 		r := &page[i]
 		r.raw = nil
-		clearBehind(s.view.client.resolver, r.row.stranded, s.view.ts)
-		if len(r.row.exact) > 0 {
-			g.Go(func() error { return r.row.readExact(gctx, s.table, r.key) })
+		recovery.ClearBehind(s.view.client.Resolver, r.row.Stranded, s.view.ts)
+		if len(r.row.Exact) > 0 {
+			g.Go(func() error { return r.row.ReadExact(gctx, s.table, r.key) })
 		}
 	}
 	return g.Wait()
 }
 
 // readAgain reads the rows that had locks once more.
-func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed passed) error {
-	set := rowSet{keys: make([]string, 0, len(blocked))}
+func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed recovery.Ignored) error {
+	set := store.RowSet{Keys: make([]string, 0, len(blocked))}
 	for key, r := range blocked {
-		set.keys = append(set.keys, key)
-		r.row = evaluation{} // a row that is gone now has nothing visible
+		set.Keys = append(set.Keys, key)
+		r.row = recovery.Evaluation{} // a row that is gone now has nothing visible
 	}
-	slices.Sort(set.keys)
+	slices.Sort(set.Keys)
 	var failed error
-	filter := bigtable.RowFilter(s.options.sel.visibleAt(s.view.ts, s.table.schema.current().readFamilies()))
-	for !set.empty() {
-		request := set.request(false).(bigtable.RowList)
-		err := s.table.readRows(ctx, request, func(raw bigtable.Row) bool {
+	filter := bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))
+	for !set.Empty() {
+		request := set.Request(false).(bigtable.RowList)
+		err := s.table.ReadRows(ctx, request, func(raw bigtable.Row) bool {
 			r := blocked[raw.Key()]
 			r.raw = raw
-			r.row, failed = evaluate(s.table, raw, s.options.sel, s.view.ts, passed)
+			r.row, failed = recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, passed)
 			return failed == nil
 		}, filter)
 		if failed != nil {
@@ -226,7 +227,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 		if err != nil {
 			return err
 		}
-		set = set.answered(request, false)
+		set = set.Answered(request, false)
 	}
 	return nil
 }

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
 // A Snapshot reads a consistent state of all tables at one timestamp. It holds
@@ -14,7 +17,7 @@ import (
 type Snapshot struct {
 	client *Client
 	ts     tso.Timestamp
-	hold   *hold // nil without Hold
+	hold   *recovery.Hold // nil without Hold
 	reads  *reads
 }
 
@@ -23,10 +26,10 @@ type Snapshot struct {
 // [WithMaxStaleness] lets it be older. A timestamp that garbage collection has
 // passed is refused with ErrTooOld.
 func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
-	if err := c.enter(); err != nil {
+	if err := c.Enter(); err != nil {
 		return nil, err
 	}
-	defer c.leave()
+	defer c.Leave()
 	var o snapshotOptions
 	for _, opt := range opts {
 		opt(&o)
@@ -39,21 +42,24 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	case !o.past:
 		o.at = now
 	case o.at <= 0:
-		return nil, invalid("snapshot at %d; a timestamp is a positive number of microseconds since 1970", o.at)
+		return nil, format.Invalidf("snapshot at %d; a timestamp is a positive number of microseconds since 1970", o.at)
 	case o.at > now:
 		// At a timestamp that is yet to come, reads would not be repeatable.
-		return nil, invalid("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
+		return nil, format.Invalidf("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
-	s := &Snapshot{client: c, ts: o.at, reads: new(reads).use(c, o.name, o.prefetch)}
+	s := &Snapshot{client: c, ts: o.at}
+	if shared := new(reads); shared.init(c, o.name, o.prefetch) {
+		s.reads = shared
+	}
 	if o.hold {
-		s.hold = c.holds.add(s.ts)
-		if err := c.token.publish(ctx); err != nil {
+		s.hold = c.Holds.Add(s.ts)
+		if err := c.Token.Publish(ctx); err != nil {
 			s.Release()
 			return nil, err
 		}
 	}
 	if o.past || o.staleness != nil && o.hold {
-		if err := c.safePoint.checkRead(ctx, s.ts); err != nil {
+		if err := c.SafePoint.CheckRead(ctx, s.ts); err != nil {
 			s.Release()
 			return nil, err
 		}
@@ -66,7 +72,7 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 // there.
 func (s *Snapshot) Release() {
 	if s.hold != nil {
-		s.client.holds.remove(s.hold)
+		s.client.Holds.Remove(s.hold)
 	}
 }
 

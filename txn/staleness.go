@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // WithMaxStaleness lets a snapshot show the state at a timestamp that this client
@@ -35,16 +37,16 @@ func (c *Client) snapshotTS(ctx context.Context, o *snapshotOptions) (tso.Timest
 	}
 	switch d := *o.staleness; {
 	case o.past:
-		return 0, invalid("a snapshot with At and WithMaxStaleness; At says exactly which state")
+		return 0, format.Invalidf("a snapshot with At and WithMaxStaleness; At says exactly which state")
 	case d < 0:
-		return 0, invalid("WithMaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
+		return 0, format.Invalidf("WithMaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
 	}
-	ts, ok := c.clock.within(*o.staleness)
+	ts, ok := c.Clock.Within(*o.staleness)
 	// A safe point above it would refuse every read.
-	if !ok || ts < c.safePoint.view.Load().ts {
+	if !ok || ts < c.SafePoint.View.Load().Ts {
 		return c.Timestamp(ctx)
 	}
-	c.counters.reused.Add(1)
+	c.Counters.Reused.Add(1)
 	c.measure.reads.saved(ctx, "snapshot")
 	return ts, nil
 }

@@ -1,17 +1,5 @@
 package txn
 
-import "sync/atomic"
-
-// counters are what Stats reports.
-type counters struct {
-	begun, committed, conflicts, retries, undetermined atomic.Int64
-	timestamps, locksMet                               atomic.Int64
-	earlyConflicts, latchWaits, raises                 atomic.Int64
-	rolledForward, rolledBack                          atomic.Int64
-	backgroundDropped, backgroundRequests              atomic.Int64
-	readCounters
-}
-
 // Stats are counts since the client was made.
 type Stats struct {
 	// Begun counts read-write transactions, each attempt of Update included.
@@ -56,25 +44,25 @@ type Stats struct {
 
 // Stats returns the client's counts.
 func (c *Client) Stats() Stats {
-	cells, bytes := c.background.queued()
+	cells, bytes := c.Background.Queued()
 	return Stats{
-		ReadStats: c.counters.read(),
+		ReadStats: readStats(&c.Counters.ReadCounters),
 
-		Begun:              c.counters.begun.Load(),
-		Committed:          c.counters.committed.Load(),
-		Conflicts:          c.counters.conflicts.Load(),
-		EarlyConflicts:     c.counters.earlyConflicts.Load(),
-		LatchWaits:         c.counters.latchWaits.Load(),
-		Raises:             c.counters.raises.Load(),
-		Retries:            c.counters.retries.Load(),
-		Undetermined:       c.counters.undetermined.Load(),
-		Timestamps:         c.counters.timestamps.Load(),
-		LocksMet:           c.counters.locksMet.Load(),
-		RolledForward:      c.counters.rolledForward.Load(),
-		RolledBack:         c.counters.rolledBack.Load(),
+		Begun:              c.Counters.Begun.Load(),
+		Committed:          c.Counters.Committed.Load(),
+		Conflicts:          c.Counters.Conflicts.Load(),
+		EarlyConflicts:     c.Counters.EarlyConflicts.Load(),
+		LatchWaits:         c.Counters.LatchWaits.Load(),
+		Raises:             c.Counters.Raises.Load(),
+		Retries:            c.Counters.Retries.Load(),
+		Undetermined:       c.Counters.Undetermined.Load(),
+		Timestamps:         c.Counters.Timestamps.Load(),
+		LocksMet:           c.Counters.LocksMet.Load(),
+		RolledForward:      c.Counters.RolledForward.Load(),
+		RolledBack:         c.Counters.RolledBack.Load(),
 		BackgroundCells:    int64(cells),
 		BackgroundBytes:    int64(bytes),
-		BackgroundRequests: c.counters.backgroundRequests.Load(),
-		BackgroundDropped:  c.counters.backgroundDropped.Load(),
+		BackgroundRequests: c.Counters.BackgroundRequests.Load(),
+		BackgroundDropped:  c.Counters.BackgroundDropped.Load(),
 	}
 }

@@ -8,30 +8,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // This file lets a transaction look before it is worth a trace.
-
-// TraceLater keeps a transaction, and what it asks Bigtable, out of every trace
-// until [Txn.Trace] is called, or until [Txn.Observe] meets a lock: for those
-// who look again and again and mostly find nothing to do. begin is called then,
-// once, and returns a context with the span that the transaction's is to be
-// below, which may be a new trace. The times of the transaction's span, of its
-// start timestamp and of Observe's read are those at which they happened.
-func TraceLater(begin func(context.Context) context.Context) TxnOption {
-	return func(o *txnOptions) { o.traceLater = begin }
-}
-
-// Trace begins the span that [TraceLater] has put off, and returns ctx with the
-// span that begin made. Until it returns nothing else may use the transaction. It
-// does nothing for a transaction that was begun without TraceLater.
-func (t *Txn) Trace(ctx context.Context) context.Context {
-	if t.later == nil {
-		return ctx
-	}
-	t.later.start(ctx)
-	return trace.ContextWithSpan(ctx, t.later.parent)
-}
 
 // later is a trace that has not begun yet.
 type later struct {
@@ -48,7 +29,7 @@ type later struct {
 type laterRead struct {
 	table        string
 	began, ended time.Time
-	span         span
+	span         store.Span
 }
 
 // start begins what was put off. A read that is under way goes on in its span.
@@ -58,24 +39,24 @@ func (l *later) start(ctx context.Context) {
 		ctx := t.opts.traceLater(ctx)
 		l.parent = trace.SpanFromContext(ctx)
 		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
-		if !t.span.on() {
+		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.begun))
+		if !t.span.Recording() {
 			return
 		}
-		t.span.set(attrStartTS.Int64(int64(t.startTS)))
+		t.span.Set(store.AttrStartTS.Int64(int64(t.startTS)))
 		ctx = trace.ContextWithSpan(ctx, t.carried)
-		past := func(operation, table string, began time.Time) span {
-			_, s := t.client.trace.root(ctx, spanName(operation, table), append(request(operation, table), trace.WithTimestamp(began))...)
+		past := func(operation, table string, began time.Time) store.Span {
+			_, s := t.client.Trace.Root(ctx, store.SpanName(operation, table), append(store.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
-		if s := past("timestamp", "", t.begun); s.on() {
+		if s := past("timestamp", "", t.begun); s.Recording() {
 			s.End(trace.WithTimestamp(l.got))
 		}
 		if l.look.table == "" {
 			return
 		}
 		l.look.span = past("read", l.look.table, l.look.began)
-		if l.look.span.on() && !l.look.ended.IsZero() {
+		if l.look.span.Recording() && !l.look.ended.IsZero() {
 			l.look.span.End(trace.WithTimestamp(l.look.ended))
 		}
 	})
@@ -87,14 +68,14 @@ func (l *later) lookBegins(ctx context.Context, table string) context.Context {
 		return ctx
 	}
 	l.look = laterRead{table: table, began: time.Now()}
-	return withDeferred(ctx, l)
+	return store.WithDeferred(ctx, l)
 }
 
 func (l *later) lookEnds(err error) {
 	if l == nil {
 		return
 	}
-	l.look.span.end(err)
+	l.look.span.EndWith(err)
 	l.look.ended = time.Now()
 }
 
@@ -102,7 +83,7 @@ func (l *later) lookEnds(err error) {
 // the look's span in it.
 func (l *later) Begin(ctx context.Context) context.Context {
 	l.start(ctx)
-	if !l.look.span.on() {
+	if !l.look.span.Recording() {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, l.look.span)
@@ -112,12 +93,12 @@ func (l *later) Begin(ctx context.Context) context.Context {
 func (t *Txn) trace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.trace.transaction(ctx, t.opts.name, a.number, &a.earlier)
+		t.span, t.carried = t.client.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
 		return
 	}
 	t.later = &later{t: t, attempt: a}
-	if !t.client.trace.off() {
-		t.carried = quiet
+	if !t.client.Trace.Off() {
+		t.carried = store.Quiet
 	}
 }
 
@@ -126,7 +107,7 @@ func (t *Txn) started(ts tso.Timestamp) {
 	if t.startTS = ts; t.later != nil {
 		t.later.got = time.Now()
 	}
-	if t.span.on() {
-		t.span.set(attrStartTS.Int64(int64(ts)))
+	if t.span.Recording() {
+		t.span.Set(store.AttrStartTS.Int64(int64(ts)))
 	}
 }

@@ -11,6 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A transaction with TraceLater is in no trace while it looks; Trace begins its
@@ -19,9 +22,9 @@ func TestTraceLater(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
 	env := txntest.New(t)
-	env.InitTable(txn.TableSpec{Name: "docs", Families: []string{"d"}})
+	env.InitTable(admin.TableSpec{Name: "docs", Families: []string{"d"}})
 	cell := txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}
-	if err := env.Client.RegisterObserver(t.Context(), "docs", cell.Column(), "first", false); err != nil {
+	if err := changes.RegisterObserver(t.Context(), env.Client, "docs", cell.Column(), "first", false); err != nil {
 		t.Fatal(err)
 	}
 	c := env.NewClient(txn.Config{TracerProvider: provider, LockTTL: 100 * time.Millisecond, TokenTTL: -1})
@@ -32,11 +35,11 @@ func TestTraceLater(t *testing.T) {
 	}
 	look := func() *txn.Txn {
 		t.Helper()
-		tx, err := c.Begin(ctx, txn.WithName("look"), txn.TraceLater(begin))
+		tx, err := c.Begin(ctx, txn.WithName("look"), changes.TraceLater(begin))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Observe(ctx, cell); err != nil {
+		if _, err := changes.Observe(ctx, tx, cell); err != nil {
 			t.Fatal(err)
 		}
 		return tx
@@ -60,7 +63,7 @@ func TestTraceLater(t *testing.T) {
 	before := time.Now()
 	tx := look()
 	between := time.Now()
-	here := tx.Trace(ctx)
+	here := changes.Trace(ctx, tx)
 	tx.Table("docs").Set("row", "d", "out", []byte("x"))
 	if _, err := tx.Commit(here); err != nil {
 		t.Fatal(err)

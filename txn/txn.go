@@ -14,6 +14,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // A Txn is a read-write transaction with snapshot isolation: it reads the
@@ -23,18 +27,17 @@ import (
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
-	client   *Client
-	opts     txnOptions
-	startTS  tso.Timestamp
-	begun    time.Time     // for the part of the locks' ttl that is over at commit
-	early    time.Duration // how long before begun startTS was asked for
-	buffer   buffer
-	run      *attempt
-	hold     *hold  // keeps garbage collection below startTS
-	reads    *reads // ownReads, or nil
-	ownReads reads
+	client  *Client
+	opts    txnOptions
+	startTS tso.Timestamp
+	begun   time.Time     // for the part of the locks' ttl that is over at commit
+	early   time.Duration // how long before begun startTS was asked for
+	buffer  buffer
+	run     *attempt
+	hold    *recovery.Hold // keeps garbage collection below startTS
+	reads   reads
 
-	span       span       // not on where nothing records
+	span       store.Span // not on where nothing records
 	carried    trace.Span // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
 	later      *later       // until the trace begins; nil where it began with the transaction
@@ -44,14 +47,6 @@ type Txn struct {
 	done bool
 	// hops counts the observers' runs that led here; see [Txn.Observe].
 	hops int
-	// known are cells that were read already and are not asked for again.
-	known map[Cell]knownValue
-}
-
-// A knownValue is a cell's value at the start timestamp.
-type knownValue struct {
-	value   []byte
-	present bool
 }
 
 // Begin starts a transaction, which has to be ended by Commit or Rollback.
@@ -62,7 +57,7 @@ func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 }
 
 func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn, error) {
-	if err := c.enter(); err != nil {
+	if err := c.Enter(); err != nil {
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
@@ -72,14 +67,14 @@ func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn,
 	}
 	t.trace(ctx, a)
 	if err := t.begins(t.within(ctx)); err != nil {
-		t.over(ctx, outcomeFailed, 0, err)
-		c.leave()
+		t.over(ctx, OutcomeFailed, 0, err)
+		c.Leave()
 		return nil, err
 	}
 	t.started(t.startTS)
-	t.hold = c.holds.add(t.startTS)
-	t.reads = t.ownReads.use(c, t.opts.name, !t.opts.noPrefetch)
-	c.counters.begun.Add(1)
+	t.hold = c.Holds.Add(t.startTS)
+	t.reads.init(c, t.opts.name, !t.opts.noPrefetch)
+	c.Counters.Begun.Add(1)
 	return t, nil
 }
 
@@ -89,7 +84,7 @@ func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 // Table returns the transaction's view of a table. The table is opened and
 // verified by the first read, or by Commit.
 func (t *Txn) Table(name string) *Table {
-	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: t.reads}}
+	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
 // finish moves the transaction to its end; only the first call does.
@@ -109,7 +104,7 @@ func (t *Txn) finish() error {
 // alive fails when the transaction may not read any more, or not at all.
 func (t *Txn) alive() error {
 	if t.opts.writeOnly {
-		return invalid("a read in a transaction that is declared WriteOnly; leave the option out")
+		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -130,8 +125,8 @@ func (t *Txn) Rollback() {
 
 // end is the last thing of a transaction.
 func (t *Txn) end() {
-	t.client.holds.remove(t.hold)
-	t.client.leave()
+	t.client.Holds.Remove(t.hold)
+	t.client.Leave()
 }
 
 // Commit makes the transaction's writes visible, all at the timestamp it
@@ -159,22 +154,22 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	defer t.end()
 	ctx = t.within(ctx)
 	ts, rows, err := t.commit(ctx)
-	outcome := outcomeFailed
+	outcome := OutcomeFailed
 	switch {
 	case err == nil && rows == 0:
 		outcome = outcomeReadOnly
 	case err == nil:
 		outcome = outcomeCommitted
-		if t.span.on() {
-			t.span.set(attrCommitTS.Int64(int64(ts)))
+		if t.span.Recording() {
+			t.span.Set(store.AttrCommitTS.Int64(int64(ts)))
 		}
 	case Retryable(err):
 		outcome = outcomeConflict
-		t.client.counters.conflicts.Add(1)
+		t.client.Counters.Conflicts.Add(1)
 		t.client.conflicted(ctx, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
-		t.client.counters.undetermined.Add(1)
+		t.client.Counters.Undetermined.Add(1)
 	}
 	t.over(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
@@ -185,10 +180,10 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 
 // over ends the transaction's span and measures it.
 func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
-	if t.span.on() {
-		t.span.set(attrOutcome.String(outcome), attrRows.Int(rows))
+	if t.span.Recording() {
+		t.span.Set(store.AttrOutcome.String(outcome), store.AttrRows.Int(rows))
 		t.reads.describe(t.span)
-		t.span.end(err)
+		t.span.EndWith(err)
 	}
 	t.client.measure.transaction(ctx, t, outcome, rows)
 }
@@ -210,7 +205,7 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if err != nil {
 		return 0, 0, err
 	}
-	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.cell, rows: rows, notified: notified}
+	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.Cell, rows: rows, notified: notified}
 	ts, err = c.run(ctx)
 	return ts, len(rows), err
 }
@@ -222,7 +217,7 @@ func (t *Txn) onlyReads() bool {
 	for _, rows := range t.buffer.rows {
 		for _, cols := range rows {
 			for _, w := range cols {
-				if !w.promoted {
+				if !w.Promoted {
 					return false
 				}
 			}
@@ -234,53 +229,53 @@ func (t *Txn) onlyReads() bool {
 // collect groups the buffered writes by row, the primary's row first, and
 // checks everything that can be checked before anything is sent: what Bigtable
 // would refuse half-way is not undone by itself (hazard 18).
-func (t *Txn) collect(ctx context.Context) ([]*rowWrites, error) {
-	var all []*rowWrites
-	primary := t.buffer.first.cell
+func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
+	var all []*store.RowWrites
+	primary := t.buffer.first.Cell
 	for name, rows := range t.buffer.rows {
-		tbl, err := t.client.table(ctx, name)
+		tbl, err := t.client.Table(ctx, name)
 		if err != nil {
 			return nil, err
 		}
-		s, err := tbl.schema.fresh(ctx)
+		s, err := tbl.Schema.Fresh(ctx)
 		if err != nil {
 			return nil, err
 		}
 		for key, cols := range rows {
-			r := &rowWrites{table: tbl, row: key}
+			r := &store.RowWrites{Table: tbl, Row: key}
 			for _, w := range cols {
-				if !s.hasFamily(w.cell.Family) {
+				if !s.HasFamily(w.Cell.Family) {
 					// It may have been added since the schema was read.
-					if s, err = tbl.schema.newer(ctx, s); err != nil {
+					if s, err = tbl.Schema.Newer(ctx, s); err != nil {
 						return nil, err
 					}
 				}
-				if err := s.checkWrite(tbl.name, w); err != nil {
+				if err := s.CheckWrite(tbl.Name, w); err != nil {
 					return nil, err
 				}
-				w.observed = w.kind != KindLock && s.isObserved(w.cell.Column())
-				r.writes = append(r.writes, w)
+				w.Observed = w.Kind != KindLock && s.IsObserved(w.Cell.Column())
+				r.Writes = append(r.Writes, w)
 			}
-			slices.SortFunc(r.writes, func(a, b *write) int {
-				return strings.Compare(a.cell.Column().key(), b.cell.Column().key())
+			slices.SortFunc(r.Writes, func(a, b *store.Write) int {
+				return strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key())
 			})
-			if err := r.check(); err != nil {
+			if err := r.Check(); err != nil {
 				return nil, err
 			}
 			all = append(all, r)
 		}
 	}
-	slices.SortFunc(all, func(a, b *rowWrites) int {
-		if ap, bp := a.holds(primary), b.holds(primary); ap != bp {
+	slices.SortFunc(all, func(a, b *store.RowWrites) int {
+		if ap, bp := a.Holds(primary), b.Holds(primary); ap != bp {
 			if ap {
 				return -1
 			}
 			return 1
 		}
-		if c := strings.Compare(a.table.name, b.table.name); c != 0 {
+		if c := strings.Compare(a.Table.Name, b.Table.Name); c != 0 {
 			return c
 		}
-		return strings.Compare(a.row, b.row)
+		return strings.Compare(a.Row, b.Row)
 	})
 	return all, nil
 }
@@ -297,12 +292,12 @@ func (t *Table) Set(row, family, qualifier string, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
-	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindPut, value)
+	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindPut, value)
 }
 
 // Delete buffers the deletion of a cell, whether it exists or not.
 func (t *Table) Delete(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindDelete, nil)
+	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindDelete, nil)
 }
 
 // Lock buffers a lock-only write of a cell: nothing of it changes, but the
@@ -310,7 +305,7 @@ func (t *Table) Delete(row, family, qualifier string) {
 // one's start. It guards against write skew: lock what a decision was based
 // on. A cell that does not exist can be locked too.
 func (t *Table) Lock(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{t.name, row, family, qualifier}, KindLock, nil)
+	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindLock, nil)
 }
 
 // Notify buffers a weak notification of a cell: the observers of its column run
@@ -319,7 +314,7 @@ func (t *Table) Lock(row, family, qualifier string) {
 // notifying it never makes transactions conflict (paper §2.4). It costs one
 // round trip more, between commit_ts and the commit.
 func (t *Table) Notify(row, family, qualifier string) {
-	t.txn.buffer.addNotification(Cell{t.name, row, family, qualifier})
+	t.txn.buffer.addNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 }
 
 // GetForUpdate is Get and Lock.
@@ -342,7 +337,7 @@ func (t *Table) DeleteRow(ctx context.Context, row string) error {
 	}
 	for _, items := range r {
 		for _, item := range items {
-			if c, ok := splitColumn(item.Column); ok {
+			if c, ok := format.SplitColumn(item.Column); ok {
 				t.Delete(row, c.Family, c.Qualifier)
 			}
 		}
@@ -351,7 +346,7 @@ func (t *Table) DeleteRow(ctx context.Context, row string) error {
 }
 
 // overlayRow is the overlay of a single row.
-func (t *Txn) overlayRow(table, row string, sel selection, read bigtable.Row) bigtable.Row {
+func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
 }
 
@@ -359,7 +354,7 @@ func (t *Txn) overlayRow(table, row string, sel selection, read bigtable.Row) bi
 // begun spans below it, and with the count of its requests.
 func (t *Txn) within(ctx context.Context) context.Context {
 	if t.client.measure.requests.Enabled(ctx) {
-		ctx = countRequests(ctx, &t.requests)
+		ctx = store.CountRequests(ctx, &t.requests)
 	}
 	if t.carried == nil {
 		return ctx

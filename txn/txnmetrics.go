@@ -10,6 +10,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // The outcomes of a transaction.
@@ -19,7 +21,7 @@ const (
 	outcomeRolledBack   = "rolled back"
 	outcomeConflict     = "conflict"
 	outcomeUndetermined = "undetermined"
-	outcomeFailed       = "failed"
+	OutcomeFailed       = "failed"
 )
 
 // transactionMetrics are the instruments of transactions (docs/observability.md lists
@@ -35,7 +37,7 @@ type transactionMetrics struct {
 }
 
 func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, error) {
-	in := instrument.New(provider, scope)
+	in := instrument.New(provider, store.Scope)
 	m := transactionMetrics{
 		duration:  in.Seconds("percolator.transaction.duration", "Duration of read-write transactions, from start_ts to outcome; each attempt is one."),
 		rows:      in.Sizes("percolator.transaction.rows", "{row}", "Rows that a transaction wrote."),
@@ -51,13 +53,13 @@ func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, e
 // transaction measures one attempt of a transaction.
 func (m *transactionMetrics) transaction(ctx context.Context, t *Txn, outcome string, rows int) {
 	if m.duration.Enabled(ctx) {
-		m.duration.Record(ctx, time.Since(t.begun).Seconds(), metric.WithAttributes(attrName.String(t.opts.name), attrOutcome.String(outcome)))
+		m.duration.Record(ctx, time.Since(t.begun).Seconds(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
 	}
 	if rows > 0 && m.rows.Enabled(ctx) {
-		m.rows.Record(ctx, int64(rows), metric.WithAttributes(attrName.String(t.opts.name)))
+		m.rows.Record(ctx, int64(rows), metric.WithAttributes(store.AttrName.String(t.opts.name)))
 	}
 	if m.requests.Enabled(ctx) {
-		m.requests.Record(ctx, t.requests.Load(), metric.WithAttributes(attrName.String(t.opts.name), attrOutcome.String(outcome)))
+		m.requests.Record(ctx, t.requests.Load(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
 	}
 }
 
@@ -66,13 +68,13 @@ func (m *transactionMetrics) conflict(ctx context.Context, err error) {
 	if !m.conflicts.Enabled(ctx) || !errors.As(err, &c) {
 		return
 	}
-	m.conflicts.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(c.Cell.Table), attrFamily.String(c.Cell.Family),
-		attrQualifier.String(strings.ToValidUTF8(c.Cell.Qualifier, "\uFFFD")), attrReason.String(string(c.Reason))))
+	m.conflicts.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(c.Cell.Table), store.AttrFamily.String(c.Cell.Family),
+		store.AttrQualifier.String(strings.ToValidUTF8(c.Cell.Qualifier, "\uFFFD")), store.AttrReason.String(string(c.Reason))))
 }
 
 func (m *transactionMetrics) retry(ctx context.Context, name string) {
 	if m.retries.Enabled(ctx) {
-		m.retries.Add(ctx, 1, metric.WithAttributes(attrName.String(name)))
+		m.retries.Add(ctx, 1, metric.WithAttributes(store.AttrName.String(name)))
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Update runs f in a read-write transaction, commits it, and returns the
@@ -35,7 +37,7 @@ import (
 //
 // A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {
-	pause := c.retryBackoff().start()
+	pause := c.retryBackoff().Start()
 	wasTooOld := false
 	run := attempt{again: true}
 	defer run.drop()
@@ -55,19 +57,19 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
 		if c.beforeNext(ctx, &run, &pause, err) != nil {
-			return 0, ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
+			return 0, store.Ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
-		c.counters.retries.Add(1)
+		c.Counters.Retries.Add(1)
 		c.measure.retry(ctx, o.name)
-		c.trace.retry(ctx, o.name, run.number+1, err)
+		c.Trace.Retry(ctx, o.name, run.number+1, err)
 	}
 }
 
 // maxRetryPause bounds the pause between two runs of Update's function.
 const maxRetryPause = 250 * time.Millisecond
 
-func (c *Client) retryBackoff() Backoff {
-	return Backoff{Min: min(c.store.cfg.Backoff.Min, maxRetryPause), Max: min(c.store.cfg.Backoff.Max, maxRetryPause)}
+func (c *Client) retryBackoff() store.Backoff {
+	return store.Backoff{Min: min(c.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.Store.Config.Backoff.Max, maxRetryPause)}
 }
 
 func (c *Client) attempt(ctx context.Context, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
@@ -120,19 +122,19 @@ func (e *functionError) As(target any) bool {
 // backoff, unless the conflict was with a transaction of this client, and then in
 // the queue of its cells, which the next run's start_ts comes after. Whoever
 // waits for the time to pass holds nobody up.
-func (c *Client) beforeNext(ctx context.Context, run *attempt, pause *waiter, conflict error) error {
+func (c *Client) beforeNext(ctx context.Context, run *attempt, pause *store.Waiter, conflict error) error {
 	if run.early && run.wasEarly {
 		run.drop() // another process's commits
 	}
 	early := run.early && !run.wasEarly
 	if run.wasEarly = run.early; !early {
-		if err := pause.wait(ctx, 0); err != nil {
+		if err := pause.Wait(ctx, 0); err != nil {
 			return err
 		}
 	}
 	granted, err := c.requeue(ctx, run)
 	if err == nil && !granted && early {
-		err = pause.wait(ctx, 0)
+		err = pause.Wait(ctx, 0)
 	}
 	return err
 }

@@ -8,6 +8,10 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // A View reads one table at one timestamp; in a transaction, with the
@@ -30,8 +34,8 @@ type View struct {
 // Get reads one cell. ok is false when the cell is absent; a value that is
 // present may be empty, and is never nil. The slice is the caller's.
 func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
-	cell := Cell{v.name, row, family, qualifier}
-	if err := checkCell(cell); err != nil {
+	cell := Cell{Table: v.name, Row: row, Family: family, Qualifier: qualifier}
+	if err := format.CheckCell(cell); err != nil {
 		return nil, false, err
 	}
 	if v.txn != nil {
@@ -40,12 +44,6 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		}
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
 			return value, kind == KindPut, nil
-		}
-		if value, present, ok := v.txn.recall(cell); ok {
-			if v.txn.opts.serializable {
-				v.txn.buffer.promote(cell)
-			}
-			return value, present, nil
 		}
 	}
 	if value, ok, err = v.readCell(ctx, cell); err != nil {
@@ -64,13 +62,13 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 	if err != nil {
 		return nil, err
 	}
-	if err := checkRowKey(row); err != nil {
+	if err := format.CheckRowKey(row); err != nil {
 		return nil, err
 	}
 	if err := v.promote([]string{row}, o.sel); err != nil {
 		return nil, err
 	}
-	if len(o.sel.families) == 0 && len(o.sel.columns) > 0 {
+	if len(o.sel.Families) == 0 && len(o.sel.Columns) > 0 {
 		return v.readColumns(ctx, row, o.sel, nil)
 	}
 	return v.readRow(ctx, row, o)
@@ -82,9 +80,9 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	r, err := visibleRow(ctx, v.client.resolver, t, row, o.sel, v.ts)
-	err = v.client.safePoint.afterRead(ctx, v.ts, err)
-	span.end(err)
+	r, err := recovery.VisibleRow(ctx, v.client.Resolver, t, row, o.sel, v.ts)
+	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	span.EndWith(err)
 	if err != nil || v.txn == nil {
 		return r, err
 	}
@@ -116,11 +114,11 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if err != nil {
 		return err
 	}
-	set, err := newRowSet(rs)
+	set, err := store.NewRowSet(rs)
 	if err != nil {
 		return err
 	}
-	if err := v.promote(set.keys, o.sel); err != nil {
+	if err := v.promote(set.Keys, o.sel); err != nil {
 		return err
 	}
 	t, err := v.open(ctx)
@@ -129,45 +127,45 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	s := &scan{view: v, table: t, options: o, yield: yield, rest: set}
 	if v.txn != nil {
-		s.overlay = v.txn.buffer.overlay(v.name, set.contains, o.sel)
+		s.overlay = v.txn.buffer.overlay(v.name, set.Contains, o.sel)
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
-	span.set(attrRows.Int(s.given))
-	span.end(err)
+	span.Set(store.AttrRows.Int(s.given))
+	span.EndWith(err)
 	return err
 }
 
 // promote turns the point reads of a serializable transaction into lock-only
 // writes. keys is nil for anything but a list of rows.
-func (v *View) promote(keys []string, sel selection) error {
+func (v *View) promote(keys []string, sel store.Selection) error {
 	if v.txn == nil || !v.txn.opts.serializable {
 		return nil
 	}
-	if keys == nil || len(sel.families) > 0 || len(sel.columns) == 0 {
+	if keys == nil || len(sel.Families) > 0 || len(sel.Columns) == 0 {
 		return fmt.Errorf("txn: table %q: %w: a row or column that does not exist yet cannot be locked; name rows and columns (Get, or a RowList with txn.Columns), or read from a Client.Snapshot", v.name, ErrSerializableScan)
 	}
 	for _, key := range keys {
-		for _, c := range sel.columns {
-			v.txn.buffer.promote(Cell{v.name, key, c.Family, c.Qualifier})
+		for _, c := range sel.Columns {
+			v.txn.buffer.promote(Cell{Table: v.name, Row: key, Family: c.Family, Qualifier: c.Qualifier})
 		}
 	}
 	return nil
 }
 
 // traced begins the span of a read.
-func (v *View) traced(ctx context.Context) (context.Context, span) {
+func (v *View) traced(ctx context.Context) (context.Context, store.Span) {
 	if v.txn != nil {
-		return v.client.trace.begin(v.txn.within(ctx), "read", v.name)
+		return v.client.Trace.Begin(v.txn.within(ctx), "read", v.name)
 	}
-	return v.client.trace.read(ctx, v.name, v.ts)
+	return v.client.Trace.Read(ctx, v.name, v.ts)
 }
 
-func (v *View) open(ctx context.Context) (*table, error) {
+func (v *View) open(ctx context.Context) (*store.Table, error) {
 	if v.txn != nil {
 		if err := v.txn.alive(); err != nil {
 			return nil, err
 		}
 	}
-	return v.client.table(ctx, v.name)
+	return v.client.Table(ctx, v.name)
 }

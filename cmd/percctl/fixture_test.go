@@ -15,9 +15,13 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Far enough in the past for every ttl to be over, and one that is not over for
@@ -66,11 +70,11 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 	if f.bt, f.admin, err = f.open(ctx); err != nil {
 		return f, err
 	}
-	for _, spec := range []txn.TableSpec{
+	for _, spec := range []admin.TableSpec{
 		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
-		if err := txn.InitTable(ctx, f.admin, f.bt, "", spec); err != nil {
+		if err := admin.InitTable(ctx, f.admin, f.bt, "", spec); err != nil {
 			return f, err
 		}
 	}
@@ -82,7 +86,7 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 // $DEAD and so on. Every script ends with the consistency check.
 func runScripts(t *testing.T, dir string, fill func(*fixture, context.Context) error, cmds map[string]func(*testscript.TestScript, bool, []string)) {
 	testscript.Run(t, testscript.Params{
-		Files:               scripts(t, dir),
+		Files:               clitest.Scripts(t, dir),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			ctx := context.Background()
@@ -156,7 +160,7 @@ func (f *fixture) close() {
 }
 
 func put(tx *txn.Txn, cell, value string) {
-	c, err := txn.ParseCell(cell)
+	c, err := format.ParseCell(cell)
 	if err != nil {
 		panic(err) // a constant of this file
 	}
@@ -238,7 +242,7 @@ func (f *fixture) commits(ctx context.Context) error {
 
 // leave runs a transaction, primary first, whose client dies before a step.
 func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, cfg txn.Config, cells ...string) error {
-	primary, err := txn.ParseCell(cells[0])
+	primary, err := format.ParseCell(cells[0])
 	if err != nil {
 		return err
 	}
@@ -286,13 +290,13 @@ func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, c
 
 // awaitLock returns once a cell is locked.
 func (f *fixture) awaitLock(ctx context.Context, cell string) error {
-	at, err := txn.ParseCell(cell)
+	at, err := format.ParseCell(cell)
 	if err != nil {
 		return err
 	}
 	for {
 		row, err := f.bt.Open(at.Table).ReadRow(ctx, at.Row)
-		if err != nil || len(row[txn.LockFamily]) > 0 {
+		if err != nil || len(row[format.LockFamily]) > 0 {
 			return err
 		}
 	}
@@ -304,11 +308,11 @@ func (f *fixture) rollBackPrimary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for l, err := range c.Locks(ctx, "accounts", bigtable.RowList{"max"}) {
+	for l, err := range admin.Locks(ctx, c, "accounts", bigtable.RowList{"max"}) {
 		if err != nil {
 			return err
 		}
-		s, err := c.Resolve(ctx, l)
+		s, err := admin.Resolve(ctx, c, l)
 		if err != nil || s.State != txn.StateRolledBack {
 			return errors.Join(err, fmt.Errorf("primary of BACK: %v", s.State))
 		}
@@ -356,7 +360,7 @@ func (f *fixture) damage(ctx context.Context) error {
 		return err
 	}
 	unreadable := bigtable.NewMutation()
-	unreadable.Set(txn.WriteFamily, "entry:text", at, []byte("\x1b?"))
+	unreadable.Set(format.WriteFamily, "entry:text", at, []byte("\x1b?"))
 	return f.bt.Open("journal").Apply(ctx, "9", unreadable)
 }
 
@@ -370,12 +374,12 @@ func (f *fixture) check(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.Close(ctx) }()
-	tables, err := c.Tables(ctx)
+	tables, err := admin.Tables(ctx, c)
 	if err != nil {
 		return err
 	}
 	for _, table := range tables {
-		for v, err := range c.Check(ctx, table, nil) {
+		for v, err := range admin.Check(ctx, c, table, nil) {
 			if err != nil {
 				return err
 			}

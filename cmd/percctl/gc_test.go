@@ -14,6 +14,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -57,7 +58,7 @@ func (f *fixture) environment() []string {
 func TestGC(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
-		Files:               scripts(t, "testdata/gc"),
+		Files:               clitest.Scripts(t, "testdata/gc"),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			f := newGCFixture(t)
@@ -73,7 +74,7 @@ func TestGC(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits,
+			"exits": clitest.Exits,
 			"dump":  dumpTo,
 			"stuck": stuck,
 		},

@@ -12,8 +12,8 @@ func TestGCInterrupted(t *testing.T) {
 	t.Parallel()
 	f := newGCFixture(t)
 	defer f.close()
-	out, text, code := interruptGC(t, f, "waiting until every client goes by the new safe point", nil, "gc", "run", "--yes")
-	if code != 130 || !strings.Contains(text, "interrupted: 0 cells of garbage removed; the next run goes on") || !strings.Contains(out, "the safe point is 17") {
+	out, text, code := interruptGC(t, f, "waiting until every client knows the new safe point", nil, "gc", "run", "--yes")
+	if code != 130 || !strings.Contains(text, "interrupted after 0 cells removed; the next run continues") || !strings.Contains(out, "the safe point is 17") {
 		t.Errorf("exit code %d\n%s%s", code, out, text)
 	}
 	short := []string{shortenVariable + "=50"}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // hostile is a row key and qualifier that would clear a terminal, set its title,
@@ -46,7 +48,7 @@ func TestHostileNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	damaged := bigtable.NewMutation()
-	damaged.Set(txn.WriteFamily, "entry:"+hostile, ts.Cell(), []byte(hostile))
+	damaged.Set(format.WriteFamily, "entry:"+hostile, ts.Cell(), []byte(hostile))
 	if err := f.bt.OpenTable("journal").Apply(ctx, hostile, damaged); err != nil {
 		t.Fatal(err)
 	}

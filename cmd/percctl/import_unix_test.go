@@ -18,6 +18,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // TestImportInterrupted: Ctrl-C in the middle of an import ends it with what to
@@ -39,7 +41,7 @@ func TestImportInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.close()
-			if err := txn.InitTable(t.Context(), f.admin, f.bt, "", txn.TableSpec{Name: "copy", Families: []string{"f"}}); err != nil {
+			if err := admin.InitTable(t.Context(), f.admin, f.bt, "", admin.TableSpec{Name: "copy", Families: []string{"f"}}); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join(t.TempDir(), "in.jsonl")
@@ -49,7 +51,7 @@ func TestImportInterrupted(t *testing.T) {
 				return cmd
 			}
 			// Something to import: what was exported from another table.
-			if err := txn.InitTable(t.Context(), f.admin, f.bt, "", txn.TableSpec{Name: "from", Families: []string{"f"}}); err != nil {
+			if err := admin.InitTable(t.Context(), f.admin, f.bt, "", admin.TableSpec{Name: "from", Families: []string{"f"}}); err != nil {
 				t.Fatal(err)
 			}
 			c, err := f.client(t.Context(), txn.Config{TokenTTL: -1, SyncSecondaries: true})
@@ -83,11 +85,11 @@ func TestImportInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			var exit *exec.ExitError
-			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 || !strings.Contains(stderr.String(), "run it again") {
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 || !strings.Contains(stderr.String(), "run the command again") {
 				t.Fatalf("%v, want exit code 130; %s", err, stderr.String())
 			}
 			g.open()
-			if m := regexp.MustCompile(`run it again with (--resume) (\d+,\d+)`).FindStringSubmatch(stderr.String()); m != nil {
+			if m := regexp.MustCompile(`run the command again with (--resume) (\d+,\d+)`).FindStringSubmatch(stderr.String()); m != nil {
 				load = append(load, m[1:]...)
 			}
 			if out, err := percctl(load...).CombinedOutput(); err != nil {

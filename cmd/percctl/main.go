@@ -3,13 +3,10 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/benchcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
@@ -19,41 +16,45 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/notifycmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/plancmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/repaircmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/soak"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tablecmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/topics"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/workercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/writecmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 )
 
-func main() {
-	os.Exit(execute())
-}
+func main() { os.Exit(telemetry.Main(program)) }
 
-func execute() int {
-	s := cli.System()
-	stop, err := telemetry.Start(context.Background(), s.Err)
-	if err != nil {
-		fmt.Fprintf(s.Err, "percctl: %v\n", err)
-		return cli.ExitUsage
-	}
-	defer stop()
-	return cli.Main(os.Args[1:], s, commands()...)
-}
+var program = cli.Program{
+	Name:  "percctl",
+	Short: "Percolator transactions on Bigtable: the operator's tool",
+	Long: `percctl is the operator's tool for Percolator transactions on Bigtable.
 
-// commands are all there are, and the help topics.
-func commands() []cli.Command {
-	all := []cli.Command{
-		benchcmd.NewCmd, checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, repaircmd.NewCmd, soak.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+To see what the transactions do, run percctl demo: it needs only Go. To try another
+command without a Bigtable, add --embedded.
+
+Commands find the Bigtable instance by --project and --instance, by environment
+variables, or by ~/.cbtrc: see percctl help environment.
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found a problem
+or work is left, 5 unavailable or timed out, 130 interrupted.`,
+	Example: `  percctl demo                  # an index of real files, built by observers while workers are killed
+  percctl demo --limit 500 -o json
+  percctl doctor                # is everything in order, and if not, how to fix it?
+  percctl lock list --all       # which locks are there, and what would resolving them do?
+  percctl check --all           # is what is stored consistent?
+  percctl history accounts bob  # what happened to a row?`,
+	Commands: append([]cli.Command{
+		checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,
-	}
-	return append(all, topics.All()...)
+		cli.NewVersionCmd,
+	}, topics.All()...),
 }

@@ -8,10 +8,15 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 var (
@@ -32,7 +37,7 @@ var (
 // parser and linker observe contents:raw, indexer index:dirty, weakly. A client
 // that is alive runs linker, one that died runs parser.
 func (f *fixture) observe(ctx context.Context) error {
-	if err := txn.InitTable(ctx, f.admin, f.bt, "", txn.TableSpec{Name: "documents", Families: []string{"contents", "index"}}); err != nil {
+	if err := admin.InitTable(ctx, f.admin, f.bt, "", admin.TableSpec{Name: "documents", Families: []string{"contents", "index"}}); err != nil {
 		return err
 	}
 	c, err := f.client(ctx, txn.Config{Oracle: &f.past, SyncSecondaries: true, TokenTTL: -1})
@@ -44,7 +49,7 @@ func (f *fixture) observe(ctx context.Context) error {
 		id     string
 		weak   bool
 	}{{rawColumn, "parser", false}, {rawColumn, "linker", false}, {dirtyColumn, "indexer", true}} {
-		if err := c.RegisterObserver(ctx, "documents", o.column, o.id, o.weak); err != nil {
+		if err := changes.RegisterObserver(ctx, c, "documents", o.column, o.id, o.weak); err != nil {
 			return err
 		}
 	}
@@ -60,7 +65,7 @@ func (f *fixture) observe(ctx context.Context) error {
 			return f.leave(ctx, "STUCK", txntest.StepCommit, txn.Config{LockTTL: shortTTL, TokenTTL: -1}, "documents/d6/contents:raw", "documents/d6/index:other")
 		},
 		func(ctx context.Context) error {
-			return c.Notify(ctx, txn.Cell{Table: "documents", Row: "w1", Family: "index", Qualifier: "dirty"})
+			return changes.Notify(ctx, c, txn.Cell{Table: "documents", Row: "w1", Family: "index", Qualifier: "dirty"})
 		},
 		func(ctx context.Context) error { return f.announce(ctx, nil, longTTL, "linker") },
 		func(ctx context.Context) error { return f.announce(ctx, &f.past, shortTTL, "parser") },
@@ -96,9 +101,9 @@ func (o observing) change(row, value string) func(context.Context) error {
 func (o observing) acknowledge(row, observer string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := o.c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-			seen, err := tx.Observe(ctx, o.cell(row))
+			seen, err := changes.Observe(ctx, tx, o.cell(row))
 			if err == nil {
-				tx.Acknowledge(seen, observer)
+				changes.Acknowledge(tx, seen, observer)
 			}
 			return err
 		})
@@ -110,7 +115,7 @@ func (o observing) acknowledge(row, observer string) func(context.Context) error
 func (o observing) fail(row string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ts := o.f.start[row]
-		return o.c.SetFailure(ctx, o.cell(row), "parser", txn.Failure{
+		return changes.SetFailure(ctx, o.c, o.cell(row), "parser", format.Failure{
 			ChangeTS: ts, Attempts: 3, NotBefore: tso.FromTime(time.Date(2099, 1, 1, 0, 0, 0, 0, time.UTC)),
 			FirstTS: ts + 1_000_000, LastTS: ts + 2_000_000, Error: "no \x1b[31mparser",
 		})
@@ -121,7 +126,7 @@ func (o observing) fail(row string) func(context.Context) error {
 func (o observing) giveUp(row string, clear bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ts := o.f.start[row]
-		err := o.c.Park(ctx, txn.DeadLetter{Cell: o.cell(row), Observer: "parser", ChangeTS: ts, Attempts: 10, FirstTS: ts + 1, ParkedTS: ts + 9_000_000, Error: "boom at " + row})
+		err := changes.Park(ctx, o.c, changes.DeadLetter{Cell: o.cell(row), Observer: "parser", ChangeTS: ts, Attempts: 10, FirstTS: ts + 1, ParkedTS: ts + 9_000_000, Error: "boom at " + row})
 		switch {
 		case err != nil:
 			return err
@@ -130,9 +135,9 @@ func (o observing) giveUp(row string, clear bool) func(context.Context) error {
 			if err != nil {
 				return err
 			}
-			return o.c.ClearNotifications(ctx, txn.Cleared{Cell: o.cell(row), UpTo: now})
+			return changes.ClearNotifications(ctx, o.c, changes.Cleared{Cell: o.cell(row), UpTo: now})
 		}
-		return o.c.SetFailure(ctx, o.cell(row), "parser", txn.Failure{ChangeTS: ts, Attempts: 10, NotBefore: txn.Never, FirstTS: ts + 1, LastTS: ts + 8_000_000, Error: "boom at " + row})
+		return changes.SetFailure(ctx, o.c, o.cell(row), "parser", format.Failure{ChangeTS: ts, Attempts: 10, NotBefore: format.Never, FirstTS: ts + 1, LastTS: ts + 8_000_000, Error: "boom at " + row})
 	}
 }
 
@@ -148,7 +153,7 @@ func (f *fixture) announce(ctx context.Context, oracle *past, ttl time.Duration,
 	if err != nil {
 		return err
 	}
-	if err := c.Announce(ctx, []string{observer}); err != nil {
+	if err := changes.Announce(ctx, c, []string{observer}); err != nil {
 		return err
 	}
 	faults.Kill()
@@ -189,5 +194,5 @@ func runObservers(f *fixture) error {
 // leaves.
 func TestNotify(t *testing.T) {
 	t.Parallel()
-	runScripts(t, "testdata/notify", (*fixture).observe, map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "dump": dumpTo, "work": work})
+	runScripts(t, "testdata/notify", (*fixture).observe, map[string]func(*testscript.TestScript, bool, []string){"exits": clitest.Exits, "dump": dumpTo, "work": work})
 }

@@ -8,15 +8,16 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // TestOps runs the scripts of testdata/ops against what fixture.fill leaves.
 func TestOps(t *testing.T) {
 	t.Parallel()
 	runScripts(t, "testdata/ops", (*fixture).fill, map[string]func(*testscript.TestScript, bool, []string){
-		"exits":  exits,
-		"until":  until,
+		"exits":  clitest.Exits,
+		"until":  clitest.Until,
 		"dump":   dumpTo,
 		"damage": damage,
 		"policy": policy,
@@ -56,6 +57,6 @@ func lockDamage(ts *testscript.TestScript, _ bool, args []string) {
 	f := ts.Value("fixture").(*fixture)
 	f.damaged = true
 	m := bigtable.NewMutation()
-	m.Set(txn.LockFamily, "info:x", pastBegin.Cell(), []byte("\x1b?"))
+	m.Set(format.LockFamily, "info:x", pastBegin.Cell(), []byte("\x1b?"))
 	ts.Check(f.bt.Open(args[0]).Apply(context.Background(), args[1], m))
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // These commands of the scripts do what people do who know nothing of
@@ -47,7 +49,7 @@ func plain(ts *testscript.TestScript, _ bool, args []string) {
 // microseconds.
 func write(ts *testscript.TestScript, _ bool, args []string) {
 	f := ts.Value("fixture").(*fixture)
-	cell, err := txn.ParseCell(args[0])
+	cell, err := format.ParseCell(args[0])
 	ts.Check(err)
 	at := bigtable.Now()
 	if args[2] != "now" {

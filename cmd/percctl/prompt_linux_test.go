@@ -81,7 +81,7 @@ func TestPrompts(t *testing.T) {
 		for buf := make([]byte, 4096); ; {
 			n, err := tty.typist.Read(buf)
 			shown.Write(buf[:n])
-			if !asked && strings.Contains(shown.String(), "Type yes to go ahead: ") {
+			if !asked && strings.Contains(shown.String(), "Type yes to confirm: ") {
 				asked = true
 				if _, err := tty.typist.WriteString(test.types); err != nil {
 					t.Error(err)

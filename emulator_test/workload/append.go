@@ -8,6 +8,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const appendKeys = 5
@@ -56,7 +58,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 	key := func(w *Worker, i int) string { return w.row("k" + strconv.Itoa(i)) }
 	return &Workload{
 		Name:    name,
-		Tables:  []txn.TableSpec{{Name: table, Families: []string{"f"}}},
+		Tables:  []admin.TableSpec{{Name: table, Families: []string{"f"}}},
 		Level:   level,
 		Options: options,
 		Cell:    func(key string) txn.Cell { return txn.Cell{Table: table, Row: key, Family: "f", Qualifier: "list"} },

@@ -7,6 +7,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const (
@@ -95,7 +97,7 @@ func Bank() *Workload {
 	}
 	return &Workload{
 		Name:   "bank",
-		Tables: []txn.TableSpec{{Name: bankTables[0], Families: []string{"bal"}}, {Name: bankTables[1], Families: []string{"bal"}}},
+		Tables: []admin.TableSpec{{Name: bankTables[0], Families: []string{"bal"}}, {Name: bankTables[1], Families: []string{"bal"}}},
 		Level:  history.Serializable, // transfers write all they read
 		Cell:   cellOf("bal", "usd"),
 		Setup:  func(context.Context, *Worker) error { return nil },

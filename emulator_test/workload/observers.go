@@ -11,6 +11,9 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 const observedRows = 12
@@ -48,7 +51,7 @@ func Observers() *Workload {
 	})
 	return &Workload{
 		Name: "observers",
-		Tables: []txn.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
+		Tables: []admin.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
 			{Family: "d", Qualifier: "in"}, {Family: "d", Qualifier: "mid"}}}},
 		Level: history.SnapshotIsolation,
 		Cell:  cellOf("d", "in"),
@@ -56,7 +59,7 @@ func Observers() *Workload {
 			// Before the first change: whoever writes one sets notify cells, and the
 			// registry is what says whose acknowledgments count.
 			for id, col := range map[string]string{"first": "in", "second": "mid"} {
-				if err := w.Client.RegisterObserver(ctx, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
+				if err := changes.RegisterObserver(ctx, w.Client, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
 					return err
 				}
 			}

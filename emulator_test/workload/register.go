@@ -6,6 +6,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A register is a cell that holds a unique number.
@@ -46,7 +48,7 @@ func Register() *Workload {
 	}
 	return &Workload{
 		Name:   "register",
-		Tables: []txn.TableSpec{{Name: tables[0], Families: []string{"f"}}, {Name: tables[1], Families: []string{"f"}}},
+		Tables: []admin.TableSpec{{Name: tables[0], Families: []string{"f"}}, {Name: tables[1], Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
@@ -151,7 +153,7 @@ func Skew() *Workload {
 	}
 	return &Workload{
 		Name:   "skew",
-		Tables: []txn.TableSpec{{Name: "duty", Families: []string{"f"}}},
+		Tables: []admin.TableSpec{{Name: "duty", Families: []string{"f"}}},
 		Level:  history.Serializable,
 		Cell:   cellOf("f", "on"),
 		Setup:  func(context.Context, *Worker) error { return nil },

@@ -9,6 +9,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const setSlots = 60
@@ -47,7 +49,7 @@ func Sets() *Workload {
 	}
 	return &Workload{
 		Name:   "sets",
-		Tables: []txn.TableSpec{{Name: table, Families: []string{"f"}}},
+		Tables: []admin.TableSpec{{Name: table, Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
@@ -109,7 +111,7 @@ func Index() *Workload {
 	}
 	return &Workload{
 		Name:   "index",
-		Tables: []txn.TableSpec{{Name: items, Families: []string{"f"}}, {Name: index, Families: []string{"f"}}},
+		Tables: []admin.TableSpec{{Name: items, Families: []string{"f"}}, {Name: index, Families: []string{"f"}}},
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },

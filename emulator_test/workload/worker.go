@@ -1,5 +1,5 @@
 // Package workload has what clients do over and over while everything around
-// them fails, and what has to be true of it all the same. Tests and percctl soak
+// them fails, and what has to be true of it all the same. Tests and lab soak
 // run the same workloads.
 package workload
 
@@ -19,13 +19,15 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A Workload is what workers do, and what has to be true at any time.
 type Workload struct {
 	Name string
 	// Tables to create.
-	Tables []txn.TableSpec
+	Tables []admin.TableSpec
 	// Level is what the history is held against.
 	Level history.Level
 	// Options of every transaction.
@@ -183,7 +185,7 @@ func expected(err error) error {
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
 		var locks []txn.Lock
-		for l, err := range c.Locks(ctx, table, nil) {
+		for l, err := range admin.Locks(ctx, c, table, nil) {
 			if err != nil {
 				return resolved, err
 			}
@@ -193,7 +195,7 @@ func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int,
 			return resolved, nil
 		}
 		for _, l := range locks {
-			s, err := c.Resolve(ctx, l)
+			s, err := admin.Resolve(ctx, c, l)
 			if err != nil {
 				return resolved, err
 			}

@@ -22,6 +22,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // oracleModel is what an oracle promises: its state is the last timestamp, and
@@ -394,7 +396,7 @@ func newBank(t *testing.T, e *tsotest.Emulator, oracle tso.Oracle) *bank {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = bt.Close(), admin.Close() })
-	if err := txn.InitTable(t.Context(), admin, bt, "", txn.TableSpec{Name: "bank", Families: []string{"f"}}); err != nil {
+	if err := txnadmin.InitTable(t.Context(), admin, bt, "", txnadmin.TableSpec{Name: "bank", Families: []string{"f"}}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := txn.NewClient(t.Context(), bt, txn.Config{Oracle: oracle, Admin: admin, LockTTL: 2 * time.Second})
@@ -482,7 +484,7 @@ func (b *bank) verify() {
 	if sum != accounts*opening {
 		b.t.Errorf("the sum is %d, want %d", sum, accounts*opening)
 	}
-	for v, err := range b.client.Check(ctx, "bank", nil) {
+	for v, err := range txnadmin.Check(ctx, b.client, "bank", nil) {
 		if err != nil {
 			b.t.Fatal(err)
 		}

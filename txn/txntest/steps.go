@@ -10,8 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Step is what a request to Bigtable is for.
@@ -83,7 +84,7 @@ func Classify(fullMethod string, req proto.Message) Call {
 	case *btpb.ReadModifyWriteRowRequest:
 		c.Table, c.Row = path.Base(r.TableName), string(r.RowKey)
 	}
-	if c.Table == txn.DefaultMetadataTable {
+	if c.Table == format.DefaultMetadataTable {
 		switch {
 		case c.Row == "oracle":
 			c.Step = StepOracle
@@ -108,15 +109,15 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 		for _, m := range e.Mutations {
 			set, del := m.GetSetCell(), m.GetDeleteFromColumn()
 			switch {
-			case set != nil && (set.FamilyName == txn.WriteFamily || set.FamilyName == txn.MarkFamily):
+			case set != nil && (set.FamilyName == format.WriteFamily || set.FamilyName == format.MarkFamily):
 				return StepSecondaries
-			case set != nil && set.FamilyName == txn.NotifyFamily && strings.HasPrefix(string(set.ColumnQualifier), ":"):
+			case set != nil && set.FamilyName == format.NotifyFamily && strings.HasPrefix(string(set.ColumnQualifier), ":"):
 				step = StepFailure
-			case set != nil && set.FamilyName == txn.NotifyFamily:
+			case set != nil && set.FamilyName == format.NotifyFamily:
 				step = StepNotify
-			case del != nil && del.FamilyName == txn.NotifyFamily:
+			case del != nil && del.FamilyName == format.NotifyFamily:
 				step = StepClear
-			case del != nil && del.FamilyName == txn.LockFamily && step == StepCollect:
+			case del != nil && del.FamilyName == format.LockFamily && step == StepCollect:
 				step = StepAbort
 			}
 		}
@@ -126,15 +127,15 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 
 func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 	for _, m := range r.FalseMutations {
-		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.WriteFamily {
+		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == format.WriteFamily {
 			return StepCollectRow, 0
 		}
 		if set := m.GetSetCell(); set != nil {
 			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
 			switch set.FamilyName {
-			case txn.LockFamily:
+			case format.LockFamily:
 				return StepPrewrite, ts
-			case txn.MarkFamily:
+			case format.MarkFamily:
 				return StepRollPrimary, ts
 			}
 		}
@@ -142,7 +143,7 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 	step := StepOther
 	var startTS tso.Timestamp
 	for _, m := range r.TrueMutations {
-		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == txn.LockFamily {
+		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == format.LockFamily {
 			startTS = tso.FromCell(bigtable.Timestamp(d.TimeRange.GetStartTimestampMicros()))
 			if step == StepOther {
 				step = StepRollBackCell
@@ -153,20 +154,20 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 			continue
 		}
 		switch set.FamilyName {
-		case txn.LockFamily:
+		case format.LockFamily:
 			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
 			if raises(r.PredicateFilter, set.Value) {
 				return StepRaise, ts
 			}
 			return StepHeartbeat, ts
-		case txn.MarkFamily:
+		case format.MarkFamily:
 			var mark recordpb.Mark
 			if proto.Unmarshal(set.Value, &mark) == nil && mark.Kind == recordpb.Kind_KIND_ROLLBACK {
 				step = StepRollPrimary
 			} else {
 				step = commitStep(step, mark.Primary)
 			}
-		case txn.WriteFamily:
+		case format.WriteFamily:
 			var w recordpb.Write
 			if proto.Unmarshal(set.Value, &w) == nil {
 				step = commitStep(step, w.Primary)

@@ -20,8 +20,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Stub answers requests on some tables at once and stores nothing there: what
@@ -53,7 +54,7 @@ type StubTable struct {
 	Name string
 	// Columns of each row. Each holds Value, committed at CommitTS by a
 	// transaction that started at CommitTS-1.
-	Columns []txn.Column
+	Columns []format.Column
 	Value   []byte
 	// CommitTS is 0 in a table without transactions: rows hold no write records
 	// then, and the cells' timestamps are 1000.
@@ -271,7 +272,7 @@ func (t *stubbed) encodeRow(key string) frame {
 			RowKey: []byte(key), FamilyName: wrapperspb.String(family), Qualifier: wrapperspb.Bytes([]byte(qualifier)), TimestampMicros: ts, Value: value,
 		})
 	}
-	columns := slices.SortedFunc(slices.Values(t.Columns), func(a, b txn.Column) int {
+	columns := slices.SortedFunc(slices.Values(t.Columns), func(a, b format.Column) int {
 		if a.Family != b.Family {
 			return strings.Compare(a.Family, b.Family)
 		}
@@ -280,9 +281,9 @@ func (t *stubbed) encodeRow(key string) frame {
 	ts := int64(1000)
 	if t.CommitTS > 0 {
 		ts = (t.CommitTS - 1) * 1000
-		record := encode(&recordpb.Write{FormatVersion: txn.FormatVersion, Kind: recordpb.Kind_KIND_PUT, StartTs: t.CommitTS - 1})
+		record := encode(&recordpb.Write{FormatVersion: format.Version, Kind: recordpb.Kind_KIND_PUT, StartTs: t.CommitTS - 1})
 		for _, c := range columns {
-			add(txn.WriteFamily, c.Family+":"+c.Qualifier, t.CommitTS*1000, record)
+			add(format.WriteFamily, c.Family+":"+c.Qualifier, t.CommitTS*1000, record)
 		}
 	}
 	for _, c := range columns {

@@ -9,14 +9,17 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // TestStub runs every kind of request against a stub, and counts those that it
 // answers itself.
 func TestStub(t *testing.T) {
 	ctx := t.Context()
-	column := txn.Column{Family: "bal", Qualifier: "usd"}
-	stub, err := txntest.StartStub("", txntest.StubTable{Name: "accounts", Columns: []txn.Column{column}, Value: []byte("10"), CommitTS: 1e15, Rows: 600})
+	column := format.Column{Family: "bal", Qualifier: "usd"}
+	stub, err := txntest.StartStub("", txntest.StubTable{Name: "accounts", Columns: []format.Column{column}, Value: []byte("10"), CommitTS: 1e15, Rows: 600})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +31,7 @@ func TestStub(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txn.InitTable(ctx, admin, bt, "", txn.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
+	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
 		t.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{Admin: admin, Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})

@@ -36,6 +36,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // An Env is an emulator with a client. Everything in it ends with the test.
@@ -125,7 +128,7 @@ func New(t testing.TB, opts ...Option) *Env {
 	e.Bigtable, e.Admin = e.Open()
 	ctx, cancel := e.context()
 	defer cancel()
-	if err := txn.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, txn.TableSpec{Name: "scratch"}); err != nil {
+	if err := txnadmin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, txnadmin.TableSpec{Name: "scratch"}); err != nil {
 		t.Fatal(err)
 	}
 	e.Client = e.NewClient(e.opts.config, e.opts.dial...)
@@ -185,15 +188,15 @@ func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
 // CreateTable makes a transactional table.
 func (e *Env) CreateTable(name string, families ...string) {
 	e.t.Helper()
-	e.InitTable(txn.TableSpec{Name: name, Families: families})
+	e.InitTable(txnadmin.TableSpec{Name: name, Families: families})
 }
 
 // InitTable makes a transactional table from a full description.
-func (e *Env) InitTable(spec txn.TableSpec) {
+func (e *Env) InitTable(spec txnadmin.TableSpec) {
 	e.t.Helper()
 	ctx, cancel := e.context()
 	defer cancel()
-	if err := txn.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
+	if err := txnadmin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
 		e.t.Fatal(err)
 	}
 	e.tables = append(e.tables, spec.Name)
@@ -204,7 +207,7 @@ func (e *Env) InitTable(spec txn.TableSpec) {
 func (e *Env) Oracle() *tso.Direct {
 	meta := e.opts.config.MetadataTable
 	if meta == "" {
-		meta = txn.DefaultMetadataTable
+		meta = format.DefaultMetadataTable
 	}
 	o := tso.NewDirect(e.Bigtable.OpenTable(meta), tso.DirectConfig{})
 	e.t.Cleanup(func() { _ = o.Close() })
@@ -224,7 +227,7 @@ func (e *Env) Check() {
 	}
 	defer func() { _ = c.Close(ctx) }()
 	for _, table := range e.tables {
-		for v, err := range c.Check(ctx, table, nil) {
+		for v, err := range txnadmin.Check(ctx, c, table, nil) {
 			if err != nil {
 				e.t.Fatalf("consistency check of table %s: %v", table, err)
 			}

@@ -9,6 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 func TestEnv(t *testing.T) {
@@ -60,7 +62,7 @@ func TestMetadataSteps(t *testing.T) {
 	env := txntest.New(t)
 	faults := txntest.NewFaults(t)
 	bt, _ := env.Open(faults.DialOptions()...)
-	locks, err := tso.NewRowLocks(bt.OpenTable(txn.DefaultMetadataTable), tso.RowLocksConfig{Oracle: env.Oracle()})
+	locks, err := tso.NewRowLocks(bt.OpenTable(format.DefaultMetadataTable), tso.RowLocksConfig{Oracle: env.Oracle()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,8 +28,25 @@ type Mutant struct {
 	Name string
 	// Why is what goes wrong with it.
 	Why string
-	// Class is what it stands for: a number is that of a bug that others have
-	// shipped (docs/testing.md lists them); "-" is a protection of ours.
+	// Class is "-" for a protection of ours, or the number of a mistake that other
+	// systems made:
+	//
+	//	1  a commit of the primary with an unknown outcome is reported as success
+	//	   or failure, or retried without a check
+	//	2  a prewrite takes effect after its rollback
+	//	3  a prewrite is not idempotent
+	//	4  the primary changes or is missing
+	//	5  resolver and owner both succeed
+	//	6  a read happens before the rollback that it relies on
+	//	7  success is reported for a transaction that was rolled back
+	//	8  garbage is collected before locks are resolved
+	//	9  a commit_ts is taken too early, or two are equal
+	//	10 the oracle goes back or repeats a timestamp
+	//	11 a notification is lost or doubled
+	//	12 an error of a prewrite is ignored
+	//	13 a retry uses old reads
+	//
+	// 15, 16 and 18 are hazards of docs/protocol.md.
 	Class string
 	// Runs are the tests that are tried first.
 	Runs  []Run

@@ -2,4 +2,4 @@
 // its service, see tso.proto.
 package tsopb
 
-//go:generate protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative tso.proto
+//go:generate go run -C ../../../.ci/tools ./protogen $PWD

@@ -2,4 +2,4 @@
 // record.proto.
 package recordpb
 
-//go:generate protoc --go_out=. --go_opt=paths=source_relative record.proto
+//go:generate go run -C ../../../.ci/tools ./protogen $PWD

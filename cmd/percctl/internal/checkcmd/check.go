@@ -8,9 +8,11 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
@@ -25,10 +27,11 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	o := &options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "check TABLE… | --all",
-		Short: "Check the stored state against the protocol's invariants",
-		Long: `Check what is stored in tables against the protocol's invariants, beside running
-transactions, and print one line for each violation. It changes nothing. Locks
-are no violation, not even stranded ones: see percctl lock list.
+		Short: "Check what is stored against the invariants of the protocol",
+		Long: `Check what is stored in tables against the invariants of the protocol, and print one
+line for each violation. Transactions may run at the same time. The command
+changes nothing. A lock is not a violation, even if its owner is dead: percctl lock
+list shows locks. percctl repair plan says which violations can be repaired.
 
 Exit status 4: there are violations.`,
 		Example: `  percctl check --all
@@ -45,15 +48,18 @@ Exit status 4: there are violations.`,
 	o.flags.Add(cmd, 0)
 	o.tables.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[violation](csvHeader))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
 
-// violation is a txn.Violation as it is printed.
+var csvHeader = []string{"rule", "cell", "detail"}
+
+// A violation is stored data that contradicts an invariant of the protocol.
 type violation struct {
-	Rule   txn.Rule `json:"rule"`
-	Cell   string   `json:"cell"`
-	Detail string   `json:"detail"`
+	Rule   admin.Rule `json:"rule"`   // the invariant that is violated
+	Cell   string     `json:"cell"`   // table, row and column
+	Detail string     `json:"detail"` // what is wrong, in words
 }
 
 func (o *options) run(ctx context.Context, s *session.Session) error {
@@ -63,12 +69,12 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	}
 	list := &cli.List[violation]{
 		Out: o.streams.Out, Format: o.format,
-		Header: []string{"rule", "cell", "detail"},
+		Header: csvHeader,
 		Rows:   func(v violation) [][]string { return [][]string{{string(v.Rule), v.Cell, v.Detail}} },
 	}
 	count := 0
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range s.Client().Check(ctx, table, rows) {
+		for v, err := range admin.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -32,14 +32,14 @@ const (
 	Note    Severity = "note"
 )
 
-// A Finding is one thing that a check found.
+// A Finding is one problem that a check found.
 type Finding struct {
-	Check    string   `json:"check"`
-	Severity Severity `json:"severity"`
-	Subject  string   `json:"subject"` // the table, family, column or server
-	What     string   `json:"what"`
-	Why      string   `json:"why"` // it matters
-	Fix      string   `json:"fix"` // the command, or what to do
+	Check    string   `json:"check"`    // check that found it
+	Severity Severity `json:"severity"` // how bad it is: an error keeps transactions from working or endangers data, a warning needs attention, a note is good to know
+	Subject  string   `json:"subject"`  // the table, family, column, client or server
+	What     string   `json:"what"`     // what is wrong
+	Why      string   `json:"why"`      // why it matters
+	Fix      string   `json:"fix"`      // the command that fixes it, or what to do
 }
 
 // A State is how a check ended.
@@ -54,12 +54,12 @@ const (
 	Failed  State = "failed"
 )
 
-// A Result is how a check ended, and what it found.
+// A Result is how a check ended.
 type Result struct {
-	Check    string    `json:"check"`
-	State    State     `json:"state"`
-	Detail   string    `json:"detail"`
-	Findings []Finding `json:"findings"`
+	Check    string    `json:"check"`    // name of the check
+	State    State     `json:"state"`    // how the check ended: skipped means that it cannot be made here, failed that it ended in an error
+	Detail   string    `json:"detail"`   // extent of the check, or why it was skipped or failed
+	Findings []Finding `json:"findings"` // problems that it found
 }
 
 // find adds a finding.
@@ -140,7 +140,7 @@ func Run(ctx context.Context, env *Env, all []Check, progress func(done int)) []
 func (c *Check) run(ctx context.Context, env *Env) Result {
 	r := Result{Check: c.Name, State: OK, Findings: []Finding{}}
 	if c.Client && env.Client == nil {
-		r.State, r.Detail = Skipped, "it needs a deployment to look at: "+cli.Line(env.NoClient.Error())
+		r.State, r.Detail = Skipped, "it needs a client of the deployment: "+cli.Line(env.NoClient.Error())
 		return r
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -153,7 +153,7 @@ func (c *Check) run(ctx context.Context, env *Env) Result {
 	case err != nil:
 		r.State, r.Detail = Failed, cli.Line(err.Error())
 		if ctx.Err() != nil {
-			r.Detail = fmt.Sprintf("not done after %v: %s", c.Timeout, r.Detail)
+			r.Detail = fmt.Sprintf("not finished after %v: %s", c.Timeout, r.Detail)
 		}
 	}
 	if len(r.Findings) > 0 {

@@ -12,14 +12,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
 	name := env.At.MetadataTable
 	info, err := env.Admin.TableInfo(ctx, name)
 	if status.Code(err) == codes.NotFound {
-		r.find(Error, name, "it does not exist", "it holds the oracle and the tables' schemas; without it there are no transactions", "percctl table init TABLE --families …, or percctl table adopt TABLE; or --metadata-table, if it has another name")
+		r.find(Error, name, "it does not exist", "it holds the oracle and the schemas of the tables; without it no transaction can begin", "create it with percctl table init TABLE --families … or percctl table adopt TABLE; if it has another name, add --metadata-table")
 		return nil
 	}
 	if err != nil {
@@ -31,10 +31,10 @@ var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run
 		checkPolicy(r, env, name, f)
 	}
 	if len(missing) > 0 {
-		r.find(Error, name, "it lacks families: "+strings.Join(missing, ", "), "clients and the oracle write there", "percctl table init TABLE, with a table that is transactional already")
+		r.find(Error, name, "it lacks families: "+strings.Join(missing, ", "), "clients and the oracle write there", "percctl table init TABLE, with the name of a transactional table")
 	}
 	if env.Client == nil && len(r.Findings) == 0 {
-		r.find(Error, name, "it cannot be used: "+env.NoClient.Error(), "no client can begin a transaction", "see the message")
+		r.find(Error, name, "it cannot be used: "+env.NoClient.Error(), "no client can begin a transaction", "fix what the message says")
 	}
 	r.Detail = name
 	return nil
@@ -61,7 +61,7 @@ var appProfile = Check{Name: "app profile", Timeout: 15 * time.Second, Run: func
 	p, err := instances.GetAppProfile(ctx, env.At.Instance, name)
 	fix := fmt.Sprintf(fixProfile, name, env.At.Instance)
 	if status.Code(err) == codes.NotFound {
-		r.find(Error, name, "there is no such app profile", "every request names one", fix)
+		r.find(Error, name, "there is no such app profile", "every request to Bigtable names an app profile", fix)
 		return nil
 	}
 	if err != nil {

@@ -9,19 +9,21 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // scanTimeout bounds what looks at rows.
 const scanTimeout = 2 * time.Minute
 
-// grace is how long a lock may be past its ttl before it is worth a word:
-// somebody meets it, or does not.
+// grace is how long a lock may be past its ttl before doctor reports
+// it: in the meantime another client may resolve it.
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
 
-// sampleParts is over how many places of a table a sample of rows is spread.
+// sampleParts is the number of places of a table that a sample of rows comes from.
 const sampleParts = 16
 
 // sample returns keys of rows of a table, at most n, from all over it, and
@@ -80,7 +82,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	for _, table := range env.Tables {
 		stranded, inTable := 0, 0
 		oldest := now
-		for l, err := range env.Client.Locks(ctx, table, nil) {
+		for l, err := range admin.Locks(ctx, env.Client, table, nil) {
 			if unreadable(err) {
 				continue // another check says so
 			}
@@ -102,7 +104,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				count = "at least " + count
 			}
 			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
-				"clients died and nobody met their locks since; whoever does has to settle them first, and garbage collection waits for them", "percctl lock resolve "+table+" --older-than 1m")
+				"their clients died; the next reader or writer of the cells has to resolve them first, and so has garbage collection", "percctl lock resolve "+table+" --older-than 1m")
 		}
 	}
 	r.Detail = cli.Count(seen, "lock") + " in " + cli.Count(len(env.Tables), "table")
@@ -110,7 +112,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 }}
 
 var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	all, err := env.Client.Workers(ctx)
+	all, err := admin.Workers(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -121,12 +123,12 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 	alive := 0
 	for _, w := range all {
 		switch w.State {
-		case txn.OwnerFresh:
+		case admin.OwnerFresh:
 			alive++
-		case txn.OwnerStale:
+		case admin.OwnerStale:
 			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", cli.Duration(time.Duration(now-w.ExpiresTS)*time.Microsecond)),
-				"it died, or hangs, without closing; its locks are rolled back by whoever meets them", "look after the process; percctl lock list --all shows what it holds; the token goes after an hour")
-		case txn.OwnerMissing:
+				"it died or hangs; other clients roll its locks back when they reach them", "check the process; percctl lock list --all shows its locks; the token disappears after an hour")
+		case admin.OwnerMissing:
 			r.find(Warning, "worker/"+w.Owner, "its worker token cannot be read", "another version of the library may be running", "percctl version on all machines")
 		}
 	}
@@ -149,7 +151,7 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 		}
 		looked += len(keys)
 		n, hidden := 0, 0
-		for w, err := range env.Client.RawWrites(ctx, table, keys) {
+		for w, err := range admin.RawWrites(ctx, env.Client, table, keys) {
 			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 				break // another check says so
 			}
@@ -162,18 +164,18 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 			}
 			if n <= shownWrites {
 				what := fmt.Sprintf("a plain write of %s, after %s", cli.Time(w.At), cli.Time(w.Since))
-				why := "it did not conflict with any transaction, and those that had begun may see it or not"
+				why := "it conflicted with no transaction, so transactions that were open may or may not see it"
 				if w.Hidden {
-					why = "a transaction has committed the column, so that no transaction sees this value"
+					why = "a transaction has committed the column, so no transaction sees this value"
 				}
 				r.find(Warning, w.Cell.String(), what, why, "find the writer and have it use transactions; percctl history "+w.Cell.Table+" ROW shows the values, percctl set writes one")
 			}
 		}
 		if n > shownWrites {
-			r.find(Warning, table, fmt.Sprintf("%d plain writes more in the rows that were looked at (%d of all are hidden from transactions)", n-shownWrites, hidden), "as above", "as above; --rows looks at more")
+			r.find(Warning, table, fmt.Sprintf("%d more plain writes in the rows that were read (%d of all are hidden from transactions)", n-shownWrites, hidden), "as above", "as above; --rows reads more rows")
 		}
 	}
-	r.Detail = cli.Count(looked, "row") + " looked at"
+	r.Detail = cli.Count(looked, "row") + " read"
 	return nil
 }}
 
@@ -190,7 +192,7 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			continue
 		}
 		n := 0
-		for v, err := range env.Client.Check(ctx, table, keys) {
+		for v, err := range admin.Check(ctx, env.Client, table, keys) {
 			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
 				break
 			}
@@ -203,12 +205,12 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			r.find(Error, v.Cell.String(), string(v.Rule)+": "+v.Detail, "what is stored contradicts the protocol", "percctl check "+table+", then percctl repair plan "+table)
 		}
 		if n > shownWrites {
-			r.find(Error, table, fmt.Sprintf("%d violations more in the rows that were looked at", n-shownWrites), "as above", "percctl check "+table)
+			r.find(Error, table, fmt.Sprintf("%d more violations in the rows that were read", n-shownWrites), "as above", "percctl check "+table)
 		}
 	}
 	r.Detail = "all " + cli.Count(looked, "row")
 	if !every {
-		r.Detail = "a sample of " + cli.Count(looked, "row") + "; percctl check looks at all"
+		r.Detail = "a sample of " + cli.Count(looked, "row") + "; percctl check reads all"
 	}
 	return nil
 }}

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // behindAfter is how many retentions old a safe point may be: one is what it is
@@ -15,7 +16,7 @@ import (
 const behindAfter = 2
 
 var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	s, err := env.Client.GCStatus(ctx)
+	s, err := gc.ReadStatus(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -24,14 +25,14 @@ var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time
 }}
 
 // judgeGC says what is wrong with garbage collection.
-func judgeGC(r *Result, s *txn.GCStatus) {
+func judgeGC(r *Result, s *gc.Status) {
 	since := func(ts tso.Timestamp) string { return cli.Duration(time.Duration(s.Now-ts) * time.Microsecond) }
 	retention := s.Retention
 	if s.SafePoint == 0 || retention == 0 {
-		retention = txn.DefaultRetention
+		retention = gc.DefaultRetention
 	}
 	retained := s.Now - tso.Timestamp(retention.Microseconds())
-	const why = "reads below the safe point are refused, and every version above it stays: tables grow, and reads of rows that change often get slower"
+	const why = "every version above the safe point stays: tables grow, and reads of rows that change often get slower"
 	running := s.Lease.Owner != ""
 	switch {
 	case s.SafePoint == 0:
@@ -43,14 +44,14 @@ func judgeGC(r *Result, s *txn.GCStatus) {
 				"percctl gc run --watch, as a service; percctl gc status")
 		}
 	}
-	if !running && (s.Run.Phase == txn.GCFence || s.Run.Phase == txn.GCCollect) {
+	if !running && (s.Run.Phase == gc.Fence || s.Run.Phase == gc.Collect) {
 		r.find(Warning, "last run", fmt.Sprintf("it was interrupted, and last seen %s ago, by %s", since(s.Run.UpdatedTS), s.Run.Owner),
-			"what it had not come to stays; what it did stays done", "percctl gc run goes on where it stopped")
+			"old versions in the tables that it did not reach stay", "percctl gc run, which continues where it stopped")
 	}
 	for _, h := range s.Holds {
 		if h.OldestTS <= retained {
 			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), cli.Stamp(h.OldestTS)),
-				"it keeps the safe point below what the retention allows, until it ends for at most a day", "end the transaction, or the process; percctl gc status")
+				"it keeps the safe point below what the retention allows, until it ends or is a day old", "end the transaction, or the process; percctl gc status")
 		}
 	}
 }

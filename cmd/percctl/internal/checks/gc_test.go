@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // TestJudgeGC: each thing that keeps garbage is told, and nothing else.
@@ -15,23 +16,23 @@ func TestJudgeGC(t *testing.T) {
 	now := tso.FromTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
 	before := func(d time.Duration) tso.Timestamp { return now - tso.Timestamp(d.Microseconds()) }
 	const day = 24 * time.Hour
-	held := func(age time.Duration) []txn.GCHold {
-		return []txn.GCHold{{Host: "h", PID: 7, OldestTS: before(age)}}
+	held := func(age time.Duration) []gc.Hold {
+		return []gc.Hold{{Host: "h", PID: 7, OldestTS: before(age)}}
 	}
 	for name, test := range map[string]struct {
-		status txn.GCStatus
+		status gc.Status
 		want   string // the subjects of the findings
 	}{
-		"never":               {txn.GCStatus{}, ""},
-		"never, held":         {txn.GCStatus{Holds: held(25 * time.Hour)}, "pid 7 on h"},
-		"collected":           {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, ""},
-		"before the next":     {txn.GCStatus{SafePoint: before(2 * day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, ""},
-		"behind":              {txn.GCStatus{SafePoint: before(2*day + time.Second), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}}, "safe point"},
-		"behind, at work":     {txn.GCStatus{SafePoint: before(3 * day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCCollect}, Lease: tso.Holder{Owner: "x"}}, ""},
-		"interrupted":         {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCCollect, UpdatedTS: before(time.Hour)}}, "last run"},
-		"interrupted, fence":  {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCFence, UpdatedTS: before(time.Hour)}}, "last run"},
-		"open, and young":     {txn.GCStatus{SafePoint: before(day), Retention: day, Run: txn.GCRunStatus{Phase: txn.GCDone}, Holds: held(23 * time.Hour)}, ""},
-		"held, own retention": {txn.GCStatus{SafePoint: before(time.Hour), Retention: time.Hour, Run: txn.GCRunStatus{Phase: txn.GCDone}, Holds: held(61 * time.Minute)}, "pid 7 on h"},
+		"never":               {gc.Status{}, ""},
+		"never, held":         {gc.Status{Holds: held(25 * time.Hour)}, "pid 7 on h"},
+		"collected":           {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.Done}}, ""},
+		"before the next":     {gc.Status{SafePoint: before(2 * day), Retention: day, Run: gc.RunStatus{Phase: gc.Done}}, ""},
+		"behind":              {gc.Status{SafePoint: before(2*day + time.Second), Retention: day, Run: gc.RunStatus{Phase: gc.Done}}, "safe point"},
+		"behind, at work":     {gc.Status{SafePoint: before(3 * day), Retention: day, Run: gc.RunStatus{Phase: gc.Collect}, Lease: tso.Holder{Owner: "x"}}, ""},
+		"interrupted":         {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.Collect, UpdatedTS: before(time.Hour)}}, "last run"},
+		"interrupted, fence":  {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.Fence, UpdatedTS: before(time.Hour)}}, "last run"},
+		"open, and young":     {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.Done}, Holds: held(23 * time.Hour)}, ""},
+		"held, own retention": {gc.Status{SafePoint: before(time.Hour), Retention: time.Hour, Run: gc.RunStatus{Phase: gc.Done}, Holds: held(61 * time.Minute)}, "pid 7 on h"},
 	} {
 		test.status.Now = now
 		r := &Result{Check: garbage.Name}

@@ -8,9 +8,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // oldNotification is how old a change may be that an observer has still to see:
@@ -21,7 +25,7 @@ const oldNotification = tso.Timestamp(10 * time.Minute / time.Microsecond)
 // observers looks for observers that nobody runs, and for what they are behind
 // with; it ends after a number of notifications of each table, or at its timeout.
 var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	clients, err := env.Client.Workers(ctx)
+	clients, err := admin.Workers(ctx, env.Client)
 	if err != nil {
 		return err
 	}
@@ -31,7 +35,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 	}
 	registered := 0
 	for _, table := range env.Tables {
-		columns, err := env.Client.Observed(ctx, table)
+		columns, err := changes.Observed(ctx, env.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 			continue // another check says so
 		}
@@ -41,9 +45,9 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 		for _, col := range columns {
 			registered += len(col.Observers)
 			for _, id := range col.Observers {
-				if !slices.ContainsFunc(clients, func(w txn.Worker) bool { return w.State == txn.OwnerFresh && slices.Contains(w.Observers, id) }) {
+				if !slices.ContainsFunc(clients, func(w admin.Worker) bool { return w.State == admin.OwnerFresh && slices.Contains(w.Observers, id) }) {
 					r.find(Warning, id, fmt.Sprintf("no live worker runs it, and it is registered for %s/%s", table, col.Column),
-						"changes of the column wait for it, and their notifications are kept", "start its workers; if it is gone for good, percctl observer remove "+table+" "+id)
+						"changes of the column wait for it, and their notifications stay", "start its workers; if you have retired it, percctl observer remove "+table+" "+id)
 				}
 			}
 		}
@@ -61,7 +65,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 // oldNotifications finds what observers of a table are behind with.
 func oldNotifications(ctx context.Context, env *Env, r *Result, table string, now tso.Timestamp) error {
 	looked, old, oldest := 0, 0, now
-	for seen, err := range env.Client.Observations(ctx, table, nil) {
+	for seen, err := range changes.Observations(ctx, env.Client, table, nil) {
 		if unreadable(err) {
 			break // another check says so
 		}
@@ -84,17 +88,17 @@ func oldNotifications(ctx context.Context, env *Env, r *Result, table string, no
 		count = "at least " + count
 	}
 	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, cli.Duration(time.Duration(oldNotification)*time.Microsecond), cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
-		"observers have not come to these changes, or fail at them", "percctl notify list "+table+" --older-than 10m says why; docs/operations.md")
+		"their observers have not run for these changes, or fail on them", "percctl notify list "+table+" --older-than 10m says why; see docs/operations.md")
 	return nil
 }
 
 // waitsSince is the oldest change that an observer has still to handle; 0: there
 // is none. What was given up is a dead letter, and waits for nobody.
-func waitsSince(seen *txn.Observation) tso.Timestamp {
+func waitsSince(seen *changes.Observation) tso.Timestamp {
 	var oldest tso.Timestamp
 	for _, id := range seen.Observers {
 		f, failed := seen.Failures[id]
-		if !seen.Pending(id) || failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == txn.Never {
+		if !seen.Pending(id) || failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == format.Never {
 			continue
 		}
 		for _, t := range seen.Triggers {
@@ -109,9 +113,9 @@ func waitsSince(seen *txn.Observation) tso.Timestamp {
 // deadLetters counts what was given up, by observer.
 func deadLetters(ctx context.Context, env *Env, r *Result) error {
 	looked, count := 0, map[string]int{}
-	for d, err := range env.Client.DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, env.Client) {
 		if unreadable(err) {
-			r.find(Warning, "dead letters", err.Error(), "another version of the library has written it, or it is damaged", "percctl version on all machines")
+			r.find(Warning, "dead letters", err.Error(), "another version of the library wrote it, or it is damaged", "percctl version on all machines")
 			break
 		}
 		if err != nil {
@@ -127,7 +131,7 @@ func deadLetters(ctx context.Context, env *Env, r *Result) error {
 		if looked >= env.Rows {
 			what = "at least " + what
 		}
-		r.find(Warning, id, what, "changes that it has failed at too often, and that are without effect", "percctl notify list --dead --observer "+id+"; when the cause is mended, percctl notify replay --observer "+id)
+		r.find(Warning, id, what, "its observer failed too often on these changes, so they have no effect", "percctl notify list --dead --observer "+id+"; when the cause is fixed, percctl notify replay --observer "+id)
 	}
 	return nil
 }

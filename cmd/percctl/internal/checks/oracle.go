@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
@@ -16,7 +16,7 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 	case errors.Is(err, tso.ErrNotInitialized):
 		return skip("it needs the metadata table")
 	case err != nil:
-		r.find(Error, "oracle row", err.Error(), why, "percctl tso status; docs/oracle.md says what to do")
+		r.find(Error, "oracle row", err.Error(), why, "percctl tso status; see docs/oracle.md")
 		return nil
 	}
 	if env.Oracle.Mode != tso.ModeServed {
@@ -59,7 +59,7 @@ var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: f
 	r.Detail = fmt.Sprintf("oracle time is %s from this machine's clock, a round trip took %s", signed(offset), cli.Duration(trip))
 	if offset.Abs() > clockTolerance+trip {
 		r.find(Warning, "clock", fmt.Sprintf("oracle time is %s from this machine's clock", signed(offset)),
-			"transactions are right all the same, but locks of dead clients live as much longer or shorter, and --at means another time", "check NTP on this machine and on those that clients and oracle servers run on; percctl tso status")
+			"transactions stay correct, but locks of dead clients expire that much later or earlier, and a time given with --at is off by as much", "check NTP on this machine and on the machines of clients and oracle servers; percctl tso status")
 	}
 	return nil
 }}

@@ -5,20 +5,20 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// A Report is what doctor and table verify print.
+// A Report is the result of all checks.
 type Report struct {
-	Project       string   `json:"project"`
-	Instance      string   `json:"instance"`
-	MetadataTable string   `json:"metadata_table"`
-	Tables        []string `json:"tables"`
-	Errors        int      `json:"errors"`
-	Warnings      int      `json:"warnings"`
-	Notes         int      `json:"notes"`
-	Failed        int      `json:"failed"` // checks that could not be made
-	Checks        []Result `json:"checks"`
+	Project       string   `json:"project"`        // Google Cloud project
+	Instance      string   `json:"instance"`       // Bigtable instance
+	MetadataTable string   `json:"metadata_table"` // metadata table of the deployment
+	Tables        []string `json:"tables"`         // transactional tables that were checked
+	Errors        int      `json:"errors"`         // findings that are errors
+	Warnings      int      `json:"warnings"`       // findings that are warnings
+	Notes         int      `json:"notes"`          // findings that are notes
+	Failed        int      `json:"failed"`         // checks that ended in an error themselves
+	Checks        []Result `json:"checks"`         // the checks, in the order in which they are printed
 }
 
 // NewReport counts.
@@ -75,7 +75,7 @@ func (r *Report) Verdict() error {
 	case r.Errors+r.Warnings > 0:
 		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", cli.Count(r.Errors, "error"), cli.Count(r.Warnings, "warning"))}
 	case r.Failed > 0:
-		return errors.New(cli.Count(r.Failed, "check") + " could not be made")
+		return errors.New(cli.Count(r.Failed, "check") + " failed: see the state of each")
 	}
 	return nil
 }

@@ -12,8 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // tableTimeout is for one request a table, and there may be hundreds.
@@ -21,12 +24,12 @@ const tableTimeout = time.Minute
 
 var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
 	for _, table := range env.Tables {
-		_, err := env.Client.Describe(ctx, table)
+		_, err := admin.Describe(ctx, env.Client, table)
 		switch {
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
 		case errors.Is(err, txn.ErrFormatVersion):
-			r.find(Error, table, err.Error(), "another version of the library has written it", "use that version of percctl and of the library")
+			r.find(Error, table, err.Error(), "another version of the library wrote it", "use that version of percctl and of the library")
 		case errors.Is(err, txn.ErrCorrupt):
 			r.find(Error, table, err.Error(), "clients refuse the table", "percctl table init "+table+" does not overwrite it: delete row schema/"+table+" of the metadata table, then run it")
 		case err != nil:
@@ -41,14 +44,14 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 	for _, table := range env.Tables {
 		info, err := env.Admin.TableInfo(ctx, table)
 		if status.Code(err) == codes.NotFound {
-			r.find(Error, table, "the table does not exist; its schema record does", "clients fail on it", "restore it from a backup, or, if it was deleted for good, delete row schema/"+table+" of the metadata table")
+			r.find(Error, table, "the table does not exist; its schema record does", "clients fail on it", "restore it from a backup; if you deleted it on purpose, delete row schema/"+table+" of the metadata table")
 			continue
 		}
 		if err != nil {
 			return cannotLook(err, "bigtable.tables.get")
 		}
 		var missing []string
-		for _, f := range []string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily} {
+		for _, f := range []string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily} {
 			if !slices.Contains(info.Families, f) {
 				missing = append(missing, f)
 			}
@@ -56,7 +59,7 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 		if len(missing) > 0 {
 			r.find(Error, table, "it lacks the metadata families "+strings.Join(missing, ", "), "what they held, locks or commit records, is lost", "restore the table from a backup; if it never was transactional, percctl table init "+table)
 		}
-		d, err := env.Client.Describe(ctx, table)
+		d, err := admin.Describe(ctx, env.Client, table)
 		if err != nil {
 			continue // another check says so
 		}
@@ -100,20 +103,20 @@ func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
 	switch {
 	case f.GCPolicy == noPolicy, f.GCPolicy == emptyPolicy && !env.At.IsEmulator():
 	case f.GCPolicy == emptyPolicy:
-		r.find(Warning, table+"/"+f.Name, "its garbage-collection rule is empty instead of absent", "the emulator can lose acknowledged writes with it; Cloud Bigtable cannot", "make the family with percctl table init instead of cbt createfamily, or adopt the table with --clear-policies")
+		r.find(Warning, table+"/"+f.Name, "its garbage-collection rule is empty instead of absent", "with it, the emulator can lose acknowledged writes; Cloud Bigtable cannot", "create the family with percctl table init instead of cbt createfamily, or adopt the table with --clear-policies")
 	default:
 		r.find(Error, table+"/"+f.Name, fmt.Sprintf("it has the garbage-collection policy %s", f.GCPolicy), "it deletes versions that transactions still read, locks and commit records; clients refuse the table", fix)
 	}
 }
 
 var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	names, err := env.Client.UnfinishedAdoptions(ctx)
+	names, err := admin.UnfinishedAdoptions(ctx, env.Client)
 	if err != nil {
 		return err
 	}
 	r.Detail = cli.Count(len(names), "adoption") + " unfinished"
 	for _, table := range names {
-		r.find(Warning, table, "its adoption, or the undoing of one, has not come to its end", "it may be without its schema record, or some of its families, and clients refuse it then", fmt.Sprintf("percctl table adopt %s, or percctl table unadopt %s, goes on", table, table))
+		r.find(Warning, table, "its adoption, or undoing it, was interrupted", "its schema record or some of its families may be missing, and then clients refuse it", fmt.Sprintf("percctl table adopt %s or percctl table unadopt %s, which continue", table, table))
 	}
 	return nil
 }}

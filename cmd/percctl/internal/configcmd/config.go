@@ -4,14 +4,16 @@ package configcmd
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 )
 
 // NewCmd returns the config command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("config", "Look at percctl's settings", "Look at percctl's settings. percctl help environment says where they come from.", newViewCmd(s))
+	return cli.Group("config", "Show the settings of percctl", "Show the settings of percctl. percctl help environment says where they come from.", newViewCmd(s))
 }
+
+var csvHeader = []string{"name", "value", "source"}
 
 func newViewCmd(s *cli.Streams) *cobra.Command {
 	var flags connect.Flags
@@ -20,8 +22,8 @@ func newViewCmd(s *cli.Streams) *cobra.Command {
 		Use:   "view",
 		Short: "Show each setting and where it came from",
 		Long: `Show each setting and where it came from: a flag, an environment variable,
-~/.cbtrc, or its default. It connects to nothing. A credentials file is named,
-not read.`,
+~/.cbtrc, or the default. The command connects to nothing, and does not read the
+credentials file that it names.`,
 		Example: `  percctl config view
   percctl config view --instance other -o json`,
 		Args: cli.NoArgs,
@@ -30,6 +32,7 @@ not read.`,
 	flags.Add(cmd.Flags())
 	flags.Oracle.Add(cmd.Flags())
 	cli.FormatFlag(cmd, &format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[connect.Setting](csvHeader))
 	return cmd
 }
 
@@ -40,7 +43,7 @@ func view(s *cli.Streams, flags *connect.Flags, format cli.Format) error {
 	}
 	list := &cli.List[connect.Setting]{
 		Out: s.Out, Format: format,
-		Header:      []string{"name", "value", "source"},
+		Header:      csvHeader,
 		TableHeader: []string{"SETTING", "VALUE", "SOURCE"},
 		Rows:        func(v connect.Setting) [][]string { return [][]string{{v.Name, v.Value, v.Source}} },
 		TableRows: func(v connect.Setting) [][]string {

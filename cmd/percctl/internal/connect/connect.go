@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/api/option"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -41,15 +41,15 @@ type Flags struct {
 func (f *Flags) Add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Project, "project", "", "Google Cloud project of the Bigtable instance (PERCCTL_PROJECT, GOOGLE_CLOUD_PROJECT, project in ~/.cbtrc)")
 	flags.StringVar(&f.Instance, "instance", "", "Bigtable instance (PERCCTL_INSTANCE, instance in ~/.cbtrc)")
-	flags.StringVar(&f.AppProfile, "app-profile", "", "app profile: single-cluster routing, single-row transactions allowed (PERCCTL_APP_PROFILE)")
+	flags.StringVar(&f.AppProfile, "app-profile", "", "app profile of Bigtable, with single-cluster routing and single-row transactions (PERCCTL_APP_PROFILE)")
 	flags.StringVar(&f.MetadataTable, "metadata-table", "", "metadata table of the deployment (PERCCTL_METADATA_TABLE; default "+txn.DefaultMetadataTable+")")
 }
 
-// A Setting is one value and where it came from.
+// A Setting is one setting and where its value came from.
 type Setting struct {
-	Name   string `json:"name"`
-	Value  string `json:"value"`
-	Source string `json:"source"` // a flag, an environment variable, a file, default, or not set
+	Name   string `json:"name"`   // name of the setting
+	Value  string `json:"value"`  // its value; empty if it is not set
+	Source string `json:"source"` // where the value came from: a flag, an environment variable, `~/.cbtrc`, `default`, or `not set`
 }
 
 // setting says where a value can come from, in order.
@@ -122,7 +122,7 @@ func (f *Flags) Resolve() error {
 		f.Project, f.Instance = embedded.Project, embedded.Instance
 	}
 	if f.Project == "" || f.Instance == "" {
-		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST any names will do). To try without one, add --embedded, or run percctl demo")
+		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST use any names). To try without one, add --embedded, or run percctl demo")
 	}
 	return nil
 }

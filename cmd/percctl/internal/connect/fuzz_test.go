@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // FuzzCbtrc reads what may stand in ~/.cbtrc. An error names the line, with

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -18,9 +18,9 @@ type OracleFlags struct {
 
 // Add adds the flags to a command.
 func (f *OracleFlags) Add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.Servers, "oracle", "", "servers of a served oracle, host:port, separated by commas (PERCCTL_ORACLE; default: the leader that the oracle's row names)")
-	flags.StringVar(&f.CA, "oracle-ca", "", "PEM file with the CAs of a served oracle; it turns TLS on, as --oracle-cert does (PERCCTL_ORACLE_CA)")
-	flags.StringVar(&f.Cert, "oracle-cert", "", "PEM file with the certificate to show to a served oracle (PERCCTL_ORACLE_CERT)")
+	flags.StringVar(&f.Servers, "oracle", "", "addresses of oracle servers, host:port, separated by commas (PERCCTL_ORACLE; default: the leader that the oracle's row names)")
+	flags.StringVar(&f.CA, "oracle-ca", "", "PEM file with the CAs of the oracle servers; turns TLS on (PERCCTL_ORACLE_CA)")
+	flags.StringVar(&f.Cert, "oracle-cert", "", "PEM file with the client certificate for the oracle servers; turns TLS on (PERCCTL_ORACLE_CERT)")
 	flags.StringVar(&f.Key, "oracle-key", "", "PEM file with the key of --oracle-cert (PERCCTL_ORACLE_KEY)")
 }
 
@@ -57,5 +57,5 @@ func (f *OracleFlags) ClientConfig(leader string) (tso.ClientConfig, error) {
 
 // AddEmbedded adds --embedded to a command.
 func (f *Flags) AddEmbedded(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.Embedded, "embedded", false, "for trying: an emulator inside the process, made anew for each command, with "+strings.ReplaceAll(embedded.Contents, "\n", " "))
+	flags.BoolVar(&f.Embedded, "embedded", false, "try the command without a Bigtable: use a new emulator inside the process, with "+strings.ReplaceAll(embedded.Contents, "\n", " "))
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 )
@@ -36,20 +36,23 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	o := &options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "console [TABLE…]",
-		Short: "Show a deployment as a web page, on this machine alone",
-		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0): locks by transaction
-with what becomes of them, observers' lag and dead letters, the oracle, garbage
-collection, and the history of a row. Without TABLE, all tables of the deployment.
-The page's address is printed once it can be opened; /picture.json there is what
-percctl top -o json prints.
+		Short: "Show a deployment as a web page on this machine",
+		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0). The page has locks by
+transaction with what resolving them would do, observers with their lag, dead
+letters, the oracle, garbage collection, and the history of a row. Without TABLE, it
+covers all tables of the deployment. The command prints the address of the page as
+soon as you can open it. /picture.json at that address is what percctl top -o json
+prints. The page needs no JavaScript.
 
-It changes nothing, and has nothing to press that does. Everybody on this machine
-can read it, and nobody else: it listens on loopback addresses alone, and answers
-only where the browser asks for one, so that no other site can read it by a name
-that it points here. There is no login: do not forward the port to others.
+The page only reads: it serves GET and HEAD requests, and has no buttons that change
+anything. It has no login. Every user of this machine can read it, but no other
+machine: the command listens only on loopback addresses. It refuses requests whose
+Host is not a loopback address with its port. Otherwise a web site could read the
+page through a name that it resolves to 127.0.0.1. Do not forward the port to other
+people; a forwarded port works only under the same number.
 
-Each page that is loaded reads the locks and notifications of the tables, at most
-once a second; see percctl top for what that costs. --timeout bounds one page.`,
+Each load of the page reads the locks and notifications of the tables, at most once
+per second: see percctl top for the cost. --timeout is per page.`,
 		Example: `  percctl console
   percctl console --listen 127.0.0.1:0 --refresh 30s
   percctl console --embedded`,
@@ -64,11 +67,12 @@ once a second; see percctl top for what that costs. --timeout bounds one page.`,
 	}
 	o.flags.Add(cmd, pageTimeout)
 	o.picture.Tables.Range.Add(cmd)
-	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any)")
-	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "how often the page loads itself again (0: never)")
-	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "at most so many locks, and notifications, in a page")
-	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", 100, "look at so many transactions with locks, the oldest")
+	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any free port)")
+	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "interval after which the page reloads itself (0: never)")
+	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per page")
+	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", 100, "number of transactions with locks to show, the oldest first")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[started]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -97,22 +101,22 @@ func checkListen(listen string) error {
 		return cli.Usagef("--listen %s: it has to be host:port: %w", listen, err)
 	}
 	if !loopback(host) {
-		return cli.Usagef("--listen %s: it has to be a loopback address such as 127.0.0.1 or [::1]: the page has no login", listen)
+		return cli.Usagef("--listen %s: it has to be a loopback address such as 127.0.0.1 or [::1], because the page has no login", listen)
 	}
 	return nil
 }
 
-// loopback: a host is this machine, and no name that somebody else resolves.
+// loopback reports whether a host is this machine, and not a name from DNS.
 func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
-// started is printed when the page can be opened.
+// A started is printed when the page can be opened.
 type started struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	URL      string `json:"url"`
+	Project  string `json:"project"`  // Google Cloud project
+	Instance string `json:"instance"` // Bigtable instance
+	URL      string `json:"url"`      // address of the page
 }
 
 func (o *options) run(ctx context.Context) error {
@@ -135,7 +139,7 @@ func (o *options) run(ctx context.Context) error {
 	// localhost is what this machine says that it is.
 	if a, ok := lis.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
 		_ = lis.Close()
-		return cli.Usagef("--listen %s: it is %s here, which is no loopback address", o.listen, lis.Addr())
+		return cli.Usagef("--listen %s: on this machine it is %s, which is not a loopback address", o.listen, lis.Addr())
 	}
 	server := &http.Server{
 		Handler: newHandler(src, o.refresh), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
@@ -152,7 +156,7 @@ func (o *options) run(ctx context.Context) error {
 		<-ended
 		return err
 	}
-	fmt.Fprintf(o.streams.Err, "showing project %s, instance %s; Ctrl-C ends it\n", p.Project, p.Instance)
+	fmt.Fprintf(o.streams.Err, "showing project %s, instance %s; stop with Ctrl-C\n", p.Project, p.Instance)
 	select {
 	case <-ctx.Done():
 		_ = server.Close() // it only reads: nothing is lost

@@ -12,12 +12,13 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 //go:embed assets
@@ -40,7 +41,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 
 // rowURL is the page with the history of a cell's row.
 func rowURL(cell string) string {
-	c, err := txn.ParseCell(cell)
+	c, err := format.ParseCell(cell)
 	if err != nil {
 		return "/row"
 	}
@@ -77,12 +78,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !ours(r):
-		http.Error(w, "forbidden: ask for this page by its loopback address", http.StatusForbidden)
+		http.Error(w, "forbidden: open this page by its loopback address", http.StatusForbidden)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "the console only looks: GET and HEAD", http.StatusMethodNotAllowed)
+		http.Error(w, "the console only reads: use GET or HEAD", http.StatusMethodNotAllowed)
 	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
-		http.Error(w, "forbidden: another site asks", http.StatusForbidden)
+		http.Error(w, "forbidden: the request comes from another site", http.StatusForbidden)
 	default:
 		h.pages.ServeHTTP(w, r)
 	}

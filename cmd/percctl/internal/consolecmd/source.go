@@ -16,7 +16,7 @@ type source interface {
 	Timeline(ctx context.Context, table, row string) ([]readcmd.Event, error)
 }
 
-// fresh is how long a picture is good for others who load the page.
+// fresh is how long one picture serves every load of the page.
 const fresh = time.Second
 
 // live takes pictures, each once for all who ask at the same time.

@@ -21,11 +21,14 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type options struct {
@@ -190,7 +193,7 @@ type demo struct {
 }
 
 // tables are those of the deployment.
-func (d *demo) tables() []txn.TableSpec {
+func (d *demo) tables() []admin.TableSpec {
 	if d.opts.duration > 0 {
 		return append(slices.Clone(index.Tables), visitsTable)
 	}
@@ -245,13 +248,13 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	own.OnResolve(strands.resolved)
+	admin.OnResolve(own, strands.resolved)
 	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
 	if err := index.Register(ctx, own); err != nil {
 		return nil, err
 	}
 	if at.goesOn() {
-		if err := own.RegisterObserver(ctx, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
+		if err := txnchanges.RegisterObserver(ctx, own, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
 			return nil, err
 		}
 	}

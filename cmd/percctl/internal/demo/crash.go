@@ -1,17 +1,16 @@
 package demo
 
 import (
-	"context"
 	"sync"
 	"time"
 
 	"cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A crashPoint is a moment of an observer's run at which a worker is killed. The
@@ -39,16 +38,16 @@ func (p crashPoint) committed() bool { return p == afterCommit || p == beforeCle
 
 // meets reports whether a request is the first that a worker killed at the
 // point does not send.
-func (p crashPoint) meets(method string, req proto.Message) bool {
-	switch call := txntest.Classify(method, req); p {
+func (p crashPoint) meets(call txntest.Call) bool {
+	switch step := txntest.Classify(call.Method, call.Request).Step; p {
 	case beforePrewrite:
-		return call.Step == txntest.StepPrewrite
+		return step == txntest.StepPrewrite
 	case beforeCommit:
-		return call.Step == txntest.StepCommit
+		return step == txntest.StepCommit
 	case afterCommit:
-		return call.Step == txntest.StepSecondaries
+		return step == txntest.StepSecondaries
 	case beforeClear:
-		return clears(req)
+		return clears(call.Request)
 	}
 	return false
 }
@@ -61,7 +60,7 @@ func clears(req proto.Message) bool {
 	}
 	for _, e := range bulk.Entries {
 		for _, m := range e.Mutations {
-			if m.GetDeleteFromColumn().GetFamilyName() != txn.NotifyFamily {
+			if m.GetDeleteFromColumn().GetFamilyName() != format.NotifyFamily {
 				return false
 			}
 		}
@@ -88,49 +87,16 @@ func (c *crasher) arm(p crashPoint) {
 }
 
 func (c *crasher) dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := c.pass(ctx, method, req); err != nil {
-				return err
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := open(ctx, desc, cc, method, opts...)
-			return &crashStream{s, c, method}, err
-		}),
-	}
+	return txntest.ChooseFaults(c.choose).DialOptions()
 }
 
-// crashStream sees the request of a call whose answer is a stream.
-type crashStream struct {
-	grpc.ClientStream
-	crasher *crasher
-	method  string
-}
-
-func (s *crashStream) SendMsg(m any) error {
-	if err := s.crasher.pass(s.Context(), s.method, m); err != nil {
-		return err
-	}
-	return s.ClientStream.SendMsg(m)
-}
-
-// pass returns nil when a request may be sent, and else keeps its caller until
-// the context ends.
-func (c *crasher) pass(ctx context.Context, method string, req any) error {
+// choose lets a request pass, or keeps its caller until the context ends.
+func (c *crasher) choose(call txntest.Call) (txntest.Action, time.Duration, bool) {
 	c.mu.Lock()
-	if c.armed != "" && !c.dead {
-		if msg, ok := req.(proto.Message); ok && c.armed.meets(method, msg) {
-			c.dead = true
-			c.stopped(c.armed, time.Now())
-		}
+	defer c.mu.Unlock()
+	if c.armed != "" && !c.dead && c.armed.meets(call) {
+		c.dead = true
+		c.stopped(c.armed, time.Now())
 	}
-	dead := c.dead
-	c.mu.Unlock()
-	if !dead {
-		return nil
-	}
-	<-ctx.Done()
-	return status.FromContextError(ctx.Err()).Err()
+	return txntest.Crash, 0, c.dead
 }

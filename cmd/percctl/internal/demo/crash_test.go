@@ -9,6 +9,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // TestCrash kills a worker at each crash point, as far as Bigtable can tell, in
@@ -64,7 +67,7 @@ func TestCrash(t *testing.T) {
 
 			// Its rows are read without the library, which would settle them.
 			left := 0
-			for _, err := range env.Client.Notifications(t.Context(), index.Documents, nil) {
+			for _, err := range txnchanges.Notifications(t.Context(), env.Client, index.Documents, nil) {
 				if left++; err != nil {
 					t.Fatal(err)
 				}
@@ -73,7 +76,7 @@ func TestCrash(t *testing.T) {
 				t.Errorf("%d notifications are left", left)
 			}
 			own := env.NewClient(clientConfig())
-			own.OnResolve(strands.resolved)
+			admin.OnResolve(own, strands.resolved)
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
 				t.Fatal(err)

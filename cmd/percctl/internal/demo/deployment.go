@@ -14,11 +14,13 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // Short, so that what a killed client leaves is settled while one watches. A
@@ -145,11 +147,11 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 }
 
 // createTables makes the tables transactional.
-func (d *deployment) createTables(ctx context.Context, c *connection, tables []txn.TableSpec) error {
+func (d *deployment) createTables(ctx context.Context, c *connection, tables []admin.TableSpec) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTimeout, errors.New("no answer"))
 	defer cancel()
 	for _, spec := range tables {
-		if err := txn.InitTable(ctx, c.admin, c.bigtable, "", spec); err != nil {
+		if err := admin.InitTable(ctx, c.admin, c.bigtable, "", spec); err != nil {
 			return fmt.Errorf("creating table %s on the emulator at %s: %w", spec.Name, d.address, err)
 		}
 	}

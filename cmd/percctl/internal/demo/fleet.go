@@ -141,7 +141,9 @@ func (f *fleet) aim() {
 	ready := slices.DeleteFunc(slices.Clone(f.workers), func(p *process) bool { return !p.ready() })
 	if len(ready) > 0 {
 		f.plan.victim = ready[f.plan.random.IntN(len(ready))]
-		f.plan.victim.send(order{Crash: point})
+		// There are few orders: they fit into a pipe. A worker that is dead does not
+		// get it; its exit is an event of its own.
+		_ = f.plan.victim.Send(order{Crash: point})
 	}
 }
 
@@ -158,7 +160,7 @@ func (f *fleet) handle(ctx context.Context, e event) error {
 	case r.Stopped != nil:
 		e.process.stopped = r.Stopped
 		e.process.stats = r.Stopped.Stats
-		e.process.kill()
+		e.process.Kill()
 		f.plan.next++
 		f.plan.victim = nil
 	}
@@ -169,19 +171,19 @@ func (f *fleet) handle(ctx context.Context, e event) error {
 // others: nobody tells them.
 func (f *fleet) exited(ctx context.Context, p *process, err error) error {
 	f.forget(p)
-	if !p.killed() {
+	if !p.Killed() {
 		return fmt.Errorf("worker %d ended too early: %v", p.number, err)
 	}
 	at := time.Now()
 	if s := p.stopped; s != nil {
 		at = s.At
 		f.killed[s.Point]++
-		f.progress.event("killed worker %d (pid %d) %s", p.number, p.cmd.Process.Pid, s.Point)
+		f.progress.event("killed worker %d (pid %d) %s", p.number, p.PID(), s.Point)
 	} else {
 		if f.died++; f.died > maxDeaths {
 			return fmt.Errorf("worker %d was killed by somebody else, the %dth one: giving up", p.number, f.died)
 		}
-		f.progress.event("worker %d (pid %d) was killed by somebody else", p.number, p.cmd.Process.Pid)
+		f.progress.event("worker %d (pid %d) was killed by somebody else", p.number, p.PID())
 		if f.plan.victim == p {
 			f.plan.victim = nil
 		}
@@ -209,7 +211,7 @@ func (f *fleet) forget(p *process) {
 // too long are killed, which is an error.
 func (f *fleet) stop() error {
 	for _, p := range f.workers {
-		_ = p.stdin.Close()
+		p.CloseInput()
 	}
 	var err error
 	patience := time.After(leaving)
@@ -226,7 +228,7 @@ func (f *fleet) stop() error {
 			}
 		case <-patience:
 			for _, p := range f.workers {
-				p.kill()
+				p.Kill()
 			}
 		}
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // This file is percctl demo --duration: a deployment to look at, in which
@@ -167,7 +170,7 @@ func (d *demo) rounds(ctx context.Context, client *txn.Client, c *corpus, cluste
 // collect runs garbage collection once. That live transactions are in the way,
 // or that timestamps are missing, is for the next run.
 func (d *demo) collect(ctx context.Context, client *txn.Client, sum *longSummary) error {
-	report, err := client.RunGC(ctx, txn.GCConfig{Retention: retention, LockWait: time.Second})
+	report, err := gc.Run(ctx, client, gc.Config{Retention: retention, LockWait: time.Second})
 	if report != nil {
 		sum.VersionsReclaimed += report.Total.Versions
 	}
@@ -182,7 +185,7 @@ func (d *demo) collect(ctx context.Context, client *txn.Client, sum *longSummary
 
 // letters counts the dead letters, which the critic alone should have left.
 func (d *demo) letters(ctx context.Context, client *txn.Client, sum *summary) error {
-	for l, err := range client.DeadLetters(ctx) {
+	for l, err := range txnchanges.DeadLetters(ctx, client) {
 		if err != nil {
 			return err
 		}

@@ -2,24 +2,19 @@ package demo
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"os"
-	"os/exec"
-	"os/signal"
 	"slices"
-	"syscall"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -41,14 +36,9 @@ type oracles struct {
 	progress *progress
 	// slot is the number of the first one among the children of the process.
 	slot  int
-	procs [servers]*oracleProcess
+	procs [servers]*child.Process
 
 	killed, stopped int // leaders
-}
-
-type oracleProcess struct {
-	cmd   *exec.Cmd
-	stdin io.Closer
 }
 
 // startOracles has the deployment served, and fills in its servers.
@@ -82,31 +72,13 @@ func (o *oracles) table() bigtable.TableAPI {
 
 // start starts the i-th server, and returns when it listens.
 func (o *oracles) start(i int) error {
-	self, err := os.Executable()
+	p, err := startChild(fmt.Sprintf("server %d of timestamps", i+1), o.slot+i, o.stderr, append([]string{"oracle", "--listen", o.at.oracles[i]}, o.at.args()...))
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(self, append([]string{"demo", "oracle", "--listen", o.at.oracles[i]}, o.at.args()...)...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = telemetry.ChildEnv(o.slot + i)
-	cmd.Stderr = o.stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	o.procs[i] = &oracleProcess{cmd, stdin}
-	var ready string
-	if err := json.NewDecoder(stdout).Decode(&ready); err != nil {
-		return fmt.Errorf("server %d of timestamps ended before it listened: %w", i+1, cmd.Wait())
-	}
-	return nil
+	o.procs[i] = p
+	_, err = p.Line()
+	return err
 }
 
 // failOver ends the leader, and starts it again once it is gone: killed, or
@@ -124,13 +96,13 @@ func (o *oracles) failOver(ctx context.Context, kill bool) error {
 	if kill {
 		o.killed++
 		o.progress.event("killed server %d of timestamps, which led in epoch %d", i+1, state.Epoch)
-		_ = p.cmd.Process.Kill()
+		p.Kill()
 	} else {
 		o.stopped++
 		o.progress.event("stopped server %d of timestamps, which led in epoch %d", i+1, state.Epoch)
-		_ = p.stdin.Close()
+		p.CloseInput()
 	}
-	_ = p.cmd.Wait() // killed, or what it says on standard error
+	_ = p.Wait() // killed, or what it says on standard error
 	return o.start(i)
 }
 
@@ -138,17 +110,14 @@ func (o *oracles) failOver(ctx context.Context, kill bool) error {
 func (o *oracles) stop() error {
 	for _, p := range o.procs {
 		if p != nil {
-			_ = p.stdin.Close()
+			p.CloseInput()
 		}
 	}
 	var errs []error
 	for _, p := range o.procs {
-		if p == nil {
-			continue
+		if p != nil {
+			errs = append(errs, p.End(leaving))
 		}
-		late := time.AfterFunc(leaving, func() { _ = p.cmd.Process.Kill() })
-		errs = append(errs, p.cmd.Wait())
-		late.Stop()
 	}
 	return errors.Join(errs...)
 }
@@ -171,9 +140,7 @@ func newOracleCmd(s *cli.Streams) *cobra.Command {
 
 // runOracle serves until its input ends: the coordinator stops it, or is dead.
 func runOracle(ctx context.Context, at deployment, listen string, s *cli.Streams) error {
-	signal.Ignore(os.Interrupt) // as a worker does
-	signal.Reset(syscall.SIGTERM)
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := child.Attend(ctx, s.In, nil)
 	defer cancel()
 	conn, err := at.connect(ctx)
 	if err != nil {
@@ -190,12 +157,8 @@ func runOracle(ctx context.Context, at deployment, listen string, s *cli.Streams
 	if err != nil {
 		return err
 	}
-	if err := json.NewEncoder(s.Out).Encode(lis.Addr().String()); err != nil {
+	if _, err := fmt.Fprintln(s.Out, lis.Addr()); err != nil {
 		return err
 	}
-	go func() {
-		defer cancel()
-		_, _ = io.Copy(io.Discard, s.In)
-	}()
 	return srv.Serve(ctx, lis)
 }

@@ -1,23 +1,21 @@
 package demo
 
 import (
+	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"io"
-	"os"
-	"os/exec"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 )
 
 // A process is a worker as the coordinator sees it. Only the fleet's goroutine
 // uses it.
 type process struct {
+	*child.Process
 	number int
 	slot   int // among the children of the coordinator
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	orders *json.Encoder
 
 	owner   string // its token; empty until it is ready
 	stats   stats
@@ -34,57 +32,27 @@ type event struct {
 
 // startProcess starts this program again as a worker. Its events end with
 // exited.
-func startProcess(number, slot int, at deployment, stderr io.Writer, events chan<- event) (*process, error) {
-	self, err := os.Executable()
-	if err != nil {
+func startProcess(number, slot int, at deployment, stderr io.Writer, events chan<- event) (p *process, err error) {
+	p = &process{number: number, slot: slot}
+	if p.Process, err = startChild(fmt.Sprint("worker", number), slot, stderr, append([]string{"worker"}, at.args()...)); err != nil {
 		return nil, err
 	}
-	p := &process{number: number, slot: slot}
-	p.cmd = exec.Command(self, append([]string{"demo", "worker"}, at.args()...)...)
-	p.cmd.Args[0] = os.Args[0]
-	p.cmd.Env = telemetry.ChildEnv(slot)
-	p.cmd.Stderr = stderr
-	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	p.orders = json.NewEncoder(p.stdin)
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		reports := json.NewDecoder(stdout)
-		for {
-			var r report
-			// A worker that was killed ends in the middle of a line at worst.
-			err := reports.Decode(&r)
-			if err != nil {
-				if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-					_ = p.cmd.Process.Kill() // it does not talk like a worker
-				}
-				break
-			}
-			events <- event{process: p, report: r}
+	p.Each(func(line []byte) {
+		var r report
+		if json.Unmarshal(line, &r) != nil {
+			p.Kill() // it does not talk like a worker
+			return
 		}
-		events <- event{process: p, exited: true, err: p.cmd.Wait()}
-	}()
+		events <- event{process: p, report: r}
+	})
+	go func() { events <- event{process: p, exited: true, err: p.Wait()} }()
 	return p, nil
+}
+
+// startChild starts percctl demo args. The coordinator ends it, not a context.
+func startChild(name string, slot int, stderr io.Writer, args []string) (*child.Process, error) {
+	return child.Start(context.Background(), child.Config{Name: name, Args: append([]string{"demo"}, args...), Env: telemetry.ChildEnv(slot), Stderr: stderr})
 }
 
 // ready reports that the worker runs observers.
 func (p *process) ready() bool { return p.owner != "" && p.stopped == nil }
-
-// send gives an order, of which there are few: they fit into a pipe. A worker
-// that is dead does not get it; its exit is an event of its own.
-func (p *process) send(o order) { _ = p.orders.Encode(o) }
-
-// kill sends SIGKILL.
-func (p *process) kill() { _ = p.cmd.Process.Kill() }
-
-// killed reports that a worker that exited was ended by a signal.
-func (p *process) killed() bool {
-	return p.cmd.ProcessState != nil && p.cmd.ProcessState.ExitCode() == -1
-}

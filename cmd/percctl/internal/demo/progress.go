@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // progress tells what is going on: on a terminal in one line that is written

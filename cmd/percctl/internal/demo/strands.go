@@ -9,6 +9,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // strands keeps account of the locks that killed workers left behind, and of
@@ -52,7 +55,7 @@ func (s *strands) died(owner string, at time.Time) {
 func (s *strands) find(ctx context.Context, client *txn.Client, owner string) error {
 	locks := map[lockID]txn.Lock{}
 	for _, t := range index.Tables {
-		for l, err := range client.Locks(ctx, t.Name, nil) {
+		for l, err := range admin.Locks(ctx, client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("looking for the locks of a killed worker: %w", err)
 			}
@@ -74,7 +77,7 @@ func (s *strands) resolved(r txn.Resolution) {
 
 // reported takes a worker's report.
 func (s *strands) reported(r *resolvedReport) error {
-	cell, err := txn.ParseCell(r.Cell)
+	cell, err := format.ParseCell(r.Cell)
 	if err != nil {
 		return err
 	}
@@ -101,7 +104,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 	for owner, died := range s.deaths {
 		states := map[lockID]txn.State{}
 		for id, l := range s.found[owner] {
-			status, err := client.Status(ctx, l.Primary, l.StartTS)
+			status, err := admin.StatusOf(ctx, client, l.Primary, l.StartTS)
 			if err != nil {
 				return 0, 0, err
 			}

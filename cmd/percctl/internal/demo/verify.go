@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // recoverTimeout bounds the end of the recovery: killed workers' locks can be
@@ -19,7 +22,7 @@ const recoverTimeout = 10 * lockTTL
 // recoverLocks settles every lock that is left. No worker runs any more, so
 // all of them belong to workers that were killed; those killed just now are
 // taken for alive until their tokens are stale.
-func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpec) error {
+func recoverLocks(ctx context.Context, client *txn.Client, tables []admin.TableSpec) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be settled"))
 	defer cancel()
 	for {
@@ -27,13 +30,13 @@ func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpe
 		var g errgroup.Group
 		g.SetLimit(16)
 		for _, t := range tables {
-			for l, err := range client.Locks(ctx, t.Name, nil) {
+			for l, err := range admin.Locks(ctx, client, t.Name, nil) {
 				if err != nil {
 					return errors.Join(err, g.Wait())
 				}
 				left.Add(1)
 				g.Go(func() error {
-					_, err := client.Resolve(ctx, l)
+					_, err := admin.Resolve(ctx, client, l)
 					return err
 				})
 			}
@@ -50,9 +53,9 @@ func recoverLocks(ctx context.Context, client *txn.Client, tables []txn.TableSpe
 }
 
 // check runs the consistency check over the tables.
-func check(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (violations []string, err error) {
+func check(ctx context.Context, client *txn.Client, tables []admin.TableSpec) (violations []string, err error) {
 	for _, t := range tables {
-		for v, err := range client.Check(ctx, t.Name, nil) {
+		for v, err := range admin.Check(ctx, client, t.Name, nil) {
 			if err != nil {
 				return nil, err
 			}
@@ -63,9 +66,9 @@ func check(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (vio
 }
 
 // notifications counts what is left to run.
-func notifications(ctx context.Context, client *txn.Client, tables []txn.TableSpec) (left int, err error) {
+func notifications(ctx context.Context, client *txn.Client, tables []admin.TableSpec) (left int, err error) {
 	for _, t := range tables {
-		for _, err := range client.Notifications(ctx, t.Name, nil) {
+		for _, err := range txnchanges.Notifications(ctx, client, t.Name, nil) {
 			if err != nil {
 				return 0, err
 			}

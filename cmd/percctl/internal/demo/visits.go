@@ -14,10 +14,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // visitsTable has one row that everybody writes.
-var visitsTable = txn.TableSpec{Name: "visits", Families: []string{"n"}}
+var visitsTable = admin.TableSpec{Name: "visits", Families: []string{"n"}}
 
 const (
 	visitors    = 2

@@ -4,18 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // newWorkerCmd is the command that the coordinator starts its workers with.
@@ -52,13 +52,6 @@ func (r *reporter) report(line report) {
 // runWorker runs the observers until its input ends: the coordinator has
 // nothing left to do, or is dead.
 func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
-	// Ctrl-C goes to every process of the terminal; it is the coordinator's to
-	// handle. Any other signal ends a worker like a crash.
-	signal.Ignore(os.Interrupt)
-	signal.Reset(syscall.SIGTERM)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-
 	out := &reporter{out: json.NewEncoder(s.Out)}
 	var client *txn.Client
 	var worker *notify.Worker
@@ -66,6 +59,13 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	crash := &crasher{stopped: func(p crashPoint, t time.Time) {
 		out.report(report{Stopped: &stoppedReport{Point: p, At: t, Stats: now()}})
 	}}
+	ctx, cancel := child.Attend(ctx, s.In, func(line []byte) {
+		var o order
+		if json.Unmarshal(line, &o) == nil {
+			crash.arm(o.Crash)
+		}
+	})
+	defer cancel()
 	options := crash.dialOptions()
 	if at.goesOn() {
 		options = append(options, new(losses).dialOption())
@@ -83,7 +83,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
 		return err
 	}
-	client.OnResolve(func(r txn.Resolution) {
+	admin.OnResolve(client, func(r txn.Resolution) {
 		// Told before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
@@ -109,16 +109,6 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	}
 	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
 
-	go func() {
-		defer cancel()
-		for orders := json.NewDecoder(s.In); ; {
-			var o order
-			if orders.Decode(&o) != nil {
-				return
-			}
-			crash.arm(o.Crash)
-		}
-	}()
 	var reports sync.WaitGroup
 	reports.Go(func() {
 		tick := time.NewTicker(reporting)

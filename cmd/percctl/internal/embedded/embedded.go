@@ -1,5 +1,5 @@
-// Package embedded is a Bigtable for trying percctl: the emulator inside the
-// process, with a small deployment in it, made anew for each command.
+// Package embedded is a Bigtable for trying percctl: an emulator inside the
+// process with a small deployment, new for each command.
 package embedded
 
 import (
@@ -11,13 +11,13 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Where percctl finds it.
@@ -27,8 +27,8 @@ const (
 )
 
 // What is in it, for help texts.
-const Contents = `tables accounts and journal with some history, and locks of two clients that
-died in the middle of a commit; and table legacy, which is not transactional`
+const Contents = `transactional tables accounts and journal, locks of two clients that died in the
+middle of a commit, and a table legacy that is not transactional`
 
 // Start starts the emulator and fills it. Call the function it returns when
 // done.
@@ -91,11 +91,11 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 	if err := legacy(ctx, bt, admin); err != nil {
 		return err
 	}
-	for _, spec := range []txn.TableSpec{
+	for _, spec := range []txnadmin.TableSpec{
 		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
-		if err := txn.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
+		if err := txnadmin.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
 			return err
 		}
 	}
@@ -120,7 +120,7 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 	return nil
 }
 
-// legacy is a table of somebody who knows nothing of transactions.
+// legacy makes a table that is not transactional.
 func legacy(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
 	if err := admin.CreateTable(ctx, "legacy"); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	life := &life{diesAt: diesAt, died: cancel}
-	bt, _, err := d.open(ctx, life.dialOptions()...)
+	bt, _, err := d.open(ctx, txntest.ChooseFaults(life.choose).DialOptions()...)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 func parse(assignment string) (cell txn.Cell, value string, err error) {
 	for i := len(assignment) - 1; i >= 0; i-- {
 		if assignment[i] == '=' {
-			cell, err = txn.ParseCell(assignment[:i])
+			cell, err = format.ParseCell(assignment[:i])
 			return cell, assignment[i+1:], err
 		}
 	}
@@ -187,42 +187,10 @@ type life struct {
 	died   func()
 }
 
-func (l *life) sees(method string, msg any) error {
-	m, ok := msg.(proto.Message)
-	if ok && l.diesAt != "" && txntest.Classify(method, m).Step == l.diesAt {
+func (l *life) choose(c txntest.Call) (txntest.Action, time.Duration, bool) {
+	if l.diesAt != "" && txntest.Classify(c.Method, c.Request).Step == l.diesAt {
 		l.dead.Store(true)
 		l.died()
 	}
-	if l.dead.Load() {
-		return status.Error(codes.Canceled, "the client is dead")
-	}
-	return nil
-}
-
-func (l *life) dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := l.sees(method, req); err != nil {
-				return err
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := streamer(ctx, desc, cc, method, opts...)
-			return &mortalStream{s, method, l}, err
-		}),
-	}
-}
-
-type mortalStream struct {
-	grpc.ClientStream
-	method string
-	life   *life
-}
-
-func (s *mortalStream) SendMsg(m any) error {
-	if err := s.life.sees(s.method, m); err != nil {
-		return err
-	}
-	return s.ClientStream.SendMsg(m)
+	return txntest.Crash, 0, l.dead.Load()
 }

@@ -6,8 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // statusTimeout is the default of gc status, which looks at two rows.
@@ -15,15 +16,18 @@ const statusTimeout = time.Minute
 
 // NewCmd returns the gc command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("gc", "Collect the garbage of old versions",
-		`Collect the garbage of old versions.
+	return cli.Group("gc", "Remove old versions: garbage collection",
+		`Remove versions that no reader can see any more: garbage collection.
 
-Every commit leaves the versions before it, which nobody reads any more once they
-are older than the retention: they take space, and make reads of hot rows slow.
-Bigtable's own garbage collection cannot tell them from live ones and has to stay
-off; this is what removes them. It moves the safe point, below which reads fail,
-so a retention has to be longer than the longest read or transaction, but for
-those that hold it back (txn.Hold, and every open transaction).`,
+Every commit leaves the version before it in place, so that older snapshots can
+read it. Old versions take space and slow reads of rows that change often.
+Bigtable's own garbage collection cannot distinguish them from live versions, and
+has to stay off. These commands remove them.
+
+A collection moves the safe point: reads at a timestamp below it fail. Therefore,
+choose a retention longer than your longest read. Open transactions and snapshots
+with a hold (txn.WithHold) keep the safe point below their timestamps.
+docs/gc.md explains what readers have to know.`,
 		newPlanCmd(s), newRunCmd(s), newStatusCmd(s))
 }
 
@@ -35,11 +39,11 @@ type gcFlags struct {
 }
 
 func (f *gcFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.retention, "retention", txn.DefaultRetention, "how far back reads stay possible")
-	cmd.Flags().Float64Var(&f.rate, "rate", 0, "read at most this many rows a second (0: no bound)")
-	cmd.Flags().BoolVar(&f.plain, "plain", false, "also remove plain data that committed versions hide")
+	cmd.Flags().DurationVar(&f.retention, "retention", gc.DefaultRetention, "how far back reads stay possible")
+	cmd.Flags().Float64Var(&f.rate, "rate", 0, "maximum rows to read per second (0: no limit)")
+	cmd.Flags().BoolVar(&f.plain, "plain", false, "also remove data written without transactions, where a committed version hides it")
 }
 
-func (f *gcFlags) config() txn.GCConfig {
-	return txn.GCConfig{Retention: f.retention, Rate: f.rate, Plain: f.plain}
+func (f *gcFlags) config() gc.Config {
+	return gc.Config{Retention: f.retention, Rate: f.rate, Plain: f.plain}
 }

@@ -6,9 +6,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type planOptions struct {
@@ -22,9 +25,20 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &planOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show what a collection now would reclaim",
-		Long: `Read every transactional table and show what a collection now would reclaim,
-table by table, and what holds it back. It changes nothing, and waits for nobody.`,
+		Short: "Show what a collection would remove now",
+		Long: `Read every transactional table, and show for each what a collection would remove
+now, and which clients hold the safe point back. The command changes nothing and
+does not wait for locks.
+
+The columns of its table:
+
+  VERSIONS  write records, those of deletes included
+  DELETES   deletes that were the newest version of their column
+  MARKS     rollback markers and lock-only commits
+  DATA      data cells of transactions
+  PLAIN     data cells written without transactions (--plain)
+  CELLS     all of these
+  SKIPPED   rows that cannot be judged; percctl check says why`,
 		Example: `  percctl gc plan --retention 72h
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
@@ -37,6 +51,7 @@ table by table, and what holds it back. It changes nothing, and waits for nobody
 	o.flags.Add(cmd, 0)
 	o.gc.add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 
@@ -49,8 +64,8 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 }
 
 // plan counts what a collection would reclaim.
-func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn.GCConfig) (*report, error) {
-	tables, err := s.Client().Tables(ctx)
+func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg gc.Config) (*report, error) {
+	tables, err := admin.Tables(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +73,7 @@ func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg txn
 		return nil, err
 	}
 	cfg.Progress = progress(s)
-	r, err := s.Client().PlanGC(ctx, cfg)
+	r, err := gc.Plan(ctx, s.Client(), cfg)
 	s.Progress.End()
 	if err != nil {
 		return nil, err

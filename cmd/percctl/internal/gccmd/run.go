@@ -9,43 +9,47 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type runOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	gc          gcFlags
-	restart     bool
-	lockWait    time.Duration
-	watch       bool
-	interval    time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams  *cli.Streams
+	flags    session.Flags
+	gc       gcFlags
+	restart  bool
+	lockWait time.Duration
+	watch    bool
+	interval time.Duration
+	consent  cli.Consent
+	format   cli.Format
 }
 
 func newRunCmd(s *cli.Streams) *cobra.Command {
 	o := &runOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Collect garbage, once or every now and then",
+		Short: "Remove old versions, once or at an interval",
 		Long: `Move the safe point, resolve every lock at or below it, and remove the versions
-that nobody can read any more. Between moving the safe point and the first
-removal it waits two minutes, until every client goes by it.
+that no reader can see any more. After it has moved the safe point, the command
+waits two minutes before it removes anything, until every client knows the new
+safe point.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes, with which nothing is counted beforehand. It may be
-interrupted at any time: what is removed stays removed, and the next run goes on
-there. Live transactions are never rolled back: when one is in the way after
---lock-wait, the run stops before it removes anything.
+` + cli.AsksFirst + `
 
-With --watch it runs for ever, every --interval. Any number may run so: they take
-turns, and one goes on where another died.
+With --yes it skips the plan, which would take another read of every table. You may
+interrupt a run at any time: the next run continues where it stopped. The command
+never rolls back a live transaction: if one still blocks it after --lock-wait, the
+run stops before it removes anything.
 
-Exit status 4: a live transaction or another collector is in the way, or rows
-were skipped.`,
+With --watch it runs until you interrupt it, once per --interval. Several
+collectors may run at the same time: one works, and another takes over if it dies.
+
+Exit status 4: a live transaction or another collector blocks the run, or rows
+were skipped because their records are damaged.`,
 		Example: `  percctl gc run --retention 72h --dry-run
   percctl gc run --retention 72h --rate 5000 --yes
   percctl gc run --watch --interval 6h --yes -o jsonl`,
@@ -59,29 +63,29 @@ were skipped.`,
 	}
 	o.flags.Add(cmd, 0)
 	o.gc.add(cmd)
-	cmd.Flags().BoolVar(&o.restart, "restart", false, "begin anew where a run was interrupted, instead of going on")
-	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that are in the way")
-	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again and again until interrupted")
-	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch, from the end of a run, by whomever, to the next")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cmd.Flags().BoolVar(&o.restart, "restart", false, "start from the beginning instead of continuing an interrupted run")
+	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that block the run (0: do not wait)")
+	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
+	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch: time from the end of the last run, by any collector, to the next")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
+	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 
 func (o *runOptions) check() error {
 	switch {
 	case o.lockWait < 0:
-		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 not to wait", o.lockWait)
+		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 to not wait", o.lockWait)
 	case o.interval <= 0:
 		return cli.Usagef("--interval %v: it has to be positive", o.interval)
-	case o.watch && o.dryRun:
-		return cli.Usagef("--watch and --dry-run: a plan is shown once")
+	case o.watch && o.consent.DryRun:
+		return cli.Usagef("--watch and --dry-run: use only one of them; a plan is shown once")
 	}
 	return nil
 }
 
-func (o *runOptions) config(s *session.Session) txn.GCConfig {
+func (o *runOptions) config(s *session.Session) gc.Config {
 	cfg := o.gc.config()
 	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(s)
 	if o.lockWait == 0 {
@@ -91,19 +95,16 @@ func (o *runOptions) config(s *session.Session) txn.GCConfig {
 }
 
 func (o *runOptions) run(ctx context.Context, s *session.Session) error {
-	if o.dryRun || !o.yes {
+	if o.consent.DryRun || !o.consent.Yes {
 		p, err := plan(ctx, s, &o.flags, o.config(s))
 		if err != nil {
 			return err
 		}
-		if o.dryRun {
+		if o.consent.DryRun {
 			return o.print(p)
 		}
-		if err := p.text(o.streams.Err); err != nil {
-			return err
-		}
 		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(int(p.Total.Cells), "cell"), s.Where)
-		if err := cli.Confirm(ctx, o.streams, false, question); err != nil {
+		if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
 			return err
 		}
 	}
@@ -113,10 +114,9 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 	return o.once(ctx, s)
 }
 
-// once runs one collection and prints what it did, also when it did not come to
-// its end.
+// once runs one collection and prints what it did, also if it did not finish.
 func (o *runOptions) once(ctx context.Context, s *session.Session) error {
-	r, err := s.Client().RunGC(ctx, o.config(s))
+	r, err := gc.Run(ctx, s.Client(), o.config(s))
 	s.Progress.End()
 	if r == nil {
 		return verdict(nil, err)
@@ -125,13 +125,13 @@ func (o *runOptions) once(ctx context.Context, s *session.Session) error {
 		return perr
 	}
 	if ctx.Err() != nil && r.SafePoint > 0 {
-		return fmt.Errorf("interrupted: %s of garbage removed; the next run goes on: %w", cli.Count(int(r.Total.Cells), "cell"), err)
+		return fmt.Errorf("interrupted after %s removed; the next run continues: %w", cli.Count(int(r.Total.Cells), "cell"), err)
 	}
 	return verdict(r, err)
 }
 
-// watchOver runs collections for ever. What stops one of them is told, and the
-// next one tries again.
+// watchOver runs collections until interrupted. It prints the error of one that
+// fails, and retries.
 func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 	for {
 		wait, err := o.due(ctx, s)
@@ -148,11 +148,11 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 		}
 		if err != nil {
 			wait = min(o.interval, time.Minute)
-			var busy *txn.GCBusyError
+			var busy *gc.BusyError
 			if errors.As(err, &busy) {
 				wait = min(o.interval, max(busy.Left, time.Second))
 			}
-			fmt.Fprintf(o.streams.Err, "%s; trying again in %s\n", cli.Line(err.Error()), cli.Duration(wait))
+			fmt.Fprintf(o.streams.Err, "%s; retrying in %s\n", cli.Line(err.Error()), cli.Duration(wait))
 		}
 		fmt.Fprintf(o.streams.Err, "next run in %s\n", cli.Duration(wait))
 		select {
@@ -164,10 +164,10 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 }
 
 // due is how long the next collection can wait: an interval from the end of the
-// last one, whoever ran it. One that was interrupted is gone on with at once.
+// last one, by any collector. One that was interrupted continues at once.
 func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
-	st, err := s.Client().GCStatus(ctx)
-	if err != nil || st.Run.Phase != txn.GCDone {
+	st, err := gc.ReadStatus(ctx, s.Client())
+	if err != nil || st.Run.Phase != gc.Done {
 		return 0, err
 	}
 	return o.interval - time.Duration(st.Now-st.Run.UpdatedTS)*time.Microsecond, nil

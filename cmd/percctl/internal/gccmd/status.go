@@ -8,10 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type statusOptions struct {
@@ -24,12 +26,14 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 	o := &statusOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the safe point, the last run, and who holds it back",
-		Long: `Show the safe point and its age, how far the last run came and what it
-reclaimed, who is collecting now, and the clients with open transactions or held
-snapshots, the oldest first.
+		Short: "Show the safe point, the last run, and the clients that hold it back",
+		Long: `Show the safe point and its age, how far the last run came and what it removed, the
+collector that runs now, and the clients with open transactions or held snapshots,
+the oldest first. The command changes nothing.
 
-Exit status 4: a run was interrupted, and nobody goes on with it.`,
+Exit status 4: a run was interrupted, and no collector continues it.`,
+		Example: `  percctl gc status
+  percctl gc status -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
@@ -37,37 +41,39 @@ Exit status 4: a run was interrupted, and nobody goes on with it.`,
 	}
 	o.flags.Add(cmd, statusTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[status]())
 	return cmd
 }
 
-// status is a txn.GCStatus as it is printed.
+// A status is the state of garbage collection.
 type status struct {
-	Project       string        `json:"project"`
-	Instance      string        `json:"instance"`
-	SafePoint     tso.Timestamp `json:"safe_point"`
-	SafePointTime string        `json:"safe_point_time"`
-	AgeSeconds    float64       `json:"age_seconds"`
-	PublishedTS   tso.Timestamp `json:"published_ts"`
-	Retention     float64       `json:"retention_seconds"`
-	Now           tso.Timestamp `json:"now"`
-	Run           runStatus     `json:"run"`
-	Lease         string        `json:"lease_holder"` // empty: nobody
-	LeaseLeft     float64       `json:"lease_left_seconds"`
-	Holds         []txn.GCHold  `json:"holds"`
+	Project       string        `json:"project"`            // Google Cloud project
+	Instance      string        `json:"instance"`           // Bigtable instance
+	SafePoint     tso.Timestamp `json:"safe_point"`         // reads below it fail; 0 if nothing was ever collected
+	SafePointTime string        `json:"safe_point_time"`    // safe_point as a time
+	AgeSeconds    float64       `json:"age_seconds"`        // oracle time since safe_point; 0 if there is none
+	PublishedTS   tso.Timestamp `json:"published_ts"`       // oracle time at which the safe point was moved last
+	Retention     float64       `json:"retention_seconds"`  // retention of the run that moved it
+	Now           tso.Timestamp `json:"now"`                // oracle time of this report
+	Run           runStatus     `json:"run"`                // the last run
+	Lease         string        `json:"lease_holder"`       // collector that runs now; empty if none does
+	LeaseLeft     float64       `json:"lease_left_seconds"` // time until another collector may take over
+	Holds         []gc.Hold     `json:"holds"`              // clients with an open transaction or a held snapshot, the oldest first
 }
 
+// A runStatus is the progress of the last run.
 type runStatus struct {
-	Phase     txn.GCPhase   `json:"phase"`
-	SafePoint tso.Timestamp `json:"safe_point"`
-	Table     string        `json:"table"`
-	Row       string        `json:"row"`
-	StartedTS tso.Timestamp `json:"started_ts"`
-	UpdatedTS tso.Timestamp `json:"updated_ts"`
-	Owner     string        `json:"owner"`
-	Rows      int64         `json:"rows"`
-	Versions  int64         `json:"versions"`
-	Cells     int64         `json:"cells"`
-	Bytes     int64         `json:"bytes"`
+	Phase     gc.Phase      `json:"phase"`      // how far the run came
+	SafePoint tso.Timestamp `json:"safe_point"` // what the run collects up to
+	Table     string        `json:"table"`      // table that the run works on
+	Row       string        `json:"row"`        // row that the run has reached, as commands take it
+	StartedTS tso.Timestamp `json:"started_ts"` // oracle time at which the run started
+	UpdatedTS tso.Timestamp `json:"updated_ts"` // oracle time at which the run last wrote its progress, or at which it finished
+	Owner     string        `json:"owner"`      // collector that ran it last: host, process id and client
+	Rows      int64         `json:"rows"`       // rows read since the run started, interruptions included
+	Versions  int64         `json:"versions"`   // versions removed, by their write records
+	Cells     int64         `json:"cells"`      // Bigtable cells removed
+	Bytes     int64         `json:"bytes"`      // bytes of values and qualifiers removed, before compression
 }
 
 // Status is what gc status prints.
@@ -75,7 +81,7 @@ type Status = status
 
 // NewStatus reads the state of garbage collection.
 func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
-	g, err := s.Client().GCStatus(ctx)
+	g, err := gc.ReadStatus(ctx, s.Client())
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +100,9 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 	return st, nil
 }
 
-// Interrupted: a run did not come to its end, and nobody goes on with it.
+// Interrupted reports whether a run was interrupted and no collector continues it.
 func (st *status) Interrupted() bool {
-	return st.Lease == "" && (st.Run.Phase == txn.GCFence || st.Run.Phase == txn.GCCollect)
+	return st.Lease == "" && (st.Run.Phase == gc.Fence || st.Run.Phase == gc.Collect)
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
@@ -108,7 +114,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if st.Interrupted() {
-		return session.Foundf("a run was interrupted, and nobody goes on with it: percctl gc run")
+		return session.Foundf("a run was interrupted, and no collector continues it: run percctl gc run")
 	}
 	return nil
 }
@@ -126,18 +132,18 @@ func (st *status) text(w io.Writer) error {
 func (st *status) Facts() (facts [][2]string) {
 	add := func(name, words string) { facts = append(facts, [2]string{name, words}) }
 	if st.SafePoint == 0 {
-		add("safe point", "none: garbage was never collected")
+		add("safe point", "none: nothing was ever collected")
 	} else {
 		add("safe point", cli.Stamp(st.SafePoint))
 		add("age", age(st.Now, st.SafePoint))
 		add("published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
 	}
 	switch r := st.Run; r.Phase {
-	case txn.GCNone:
+	case gc.None:
 		add("last run", "none")
-	case txn.GCDone:
+	case gc.Done:
 		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
-	case txn.GCFence:
+	case gc.Fence:
 		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
 	default:
 		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
@@ -147,11 +153,11 @@ func (st *status) Facts() (facts [][2]string) {
 		}
 		add("position", at)
 	}
-	if r := st.Run; r.Phase != txn.GCNone {
+	if r := st.Run; r.Phase != gc.None {
 		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
 	}
 	if st.Lease == "" {
-		add("collecting", "nobody")
+		add("collecting", "none")
 	} else {
 		add("collecting", cli.Line(st.Lease))
 	}

@@ -7,24 +7,24 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
-// A report is a plan, or what a run did, as it is printed.
+// A report is what a collection removed, or in a plan what it would remove.
 type report struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	*txn.GCReport
-	SafePointTime string `json:"safe_point_time"`
-	// Error is why the run did not finish.
-	Error string `json:"error,omitempty"`
+	Project  string `json:"project"`  // Google Cloud project
+	Instance string `json:"instance"` // Bigtable instance
+	*gc.Report
+	SafePointTime string `json:"safe_point_time"` // safe_point as a time
+	Error         string `json:"error,omitempty"` // why the run did not finish
 }
 
-func newReport(flags *session.Flags, r *txn.GCReport, err error) *report {
-	out := &report{Project: flags.Connect.Project, Instance: flags.Connect.Instance, GCReport: r, SafePointTime: cli.Time(r.SafePoint)}
+func newReport(flags *session.Flags, r *gc.Report, err error) *report {
+	out := &report{Project: flags.Connect.Project, Instance: flags.Connect.Instance, Report: r, SafePointTime: cli.Time(r.SafePoint)}
 	if err != nil {
 		out.Error = cli.Line(err.Error())
 	}
@@ -57,14 +57,14 @@ func (r *report) text(w io.Writer) error {
 		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(int(n.Found), "lock"), n.RolledForward, n.RolledBack, n.Gone)
 	}
 	if r.Resumed {
-		fmt.Fprintln(w, "  went on with a run that was interrupted; run it again for what has become garbage since")
+		fmt.Fprintln(w, "  continued an interrupted run; run the command again to collect newer garbage")
 	}
 	if len(r.Tables) == 0 {
 		return nil
 	}
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "TABLE", "ROWS", "CHANGED", "VERSIONS", "DELETES", "MARKS", "DATA", "PLAIN", "CELLS", "BYTES", "SKIPPED")
-	row := func(name string, c txn.GCTable) {
+	row := func(name string, c gc.Table) {
 		cells := []string{name}
 		for _, n := range []int64{c.Rows, c.RowsChanged, c.Versions, c.Deletes, c.Marks, c.Data, c.Plain, c.Cells, c.Bytes, c.RowsSkipped} {
 			cells = append(cells, strconv.FormatInt(n, 10))
@@ -81,21 +81,21 @@ func (r *report) text(w io.Writer) error {
 }
 
 // verdict is the error that the exit code comes from.
-func verdict(r *txn.GCReport, err error) error {
-	var blocked *txn.GCBlockedError
-	var busy *txn.GCBusyError
+func verdict(r *gc.Report, err error) error {
+	var blocked *gc.BlockedError
+	var busy *gc.BusyError
 	switch {
 	case errors.As(err, &blocked), errors.As(err, &busy):
 		return session.Foundf("%w", err)
 	case err != nil:
 		return err
 	case r.Total.RowsSkipped > 0:
-		return session.Foundf("%s could not be collected; percctl check says more", cli.Count(int(r.Total.RowsSkipped), "row"))
+		return session.Foundf("%s skipped: percctl check says why", cli.Count(int(r.Total.RowsSkipped), "row"))
 	}
 	return nil
 }
 
-func holder(h txn.GCHold) string {
+func holder(h gc.Hold) string {
 	if h.Host == "" {
 		return "client " + h.Owner
 	}
@@ -106,13 +106,13 @@ func age(now, ts tso.Timestamp) string {
 	return cli.Duration(time.Duration(now-ts) * time.Microsecond)
 }
 
-// progress tells how far a collection is.
-func progress(s *session.Session) func(txn.GCProgress) {
-	return func(p txn.GCProgress) {
+// progress reports how far a collection is.
+func progress(s *session.Session) func(gc.Progress) {
+	return func(p gc.Progress) {
 		switch p.Phase {
-		case txn.GCFence:
-			s.Progress.Set("waiting until every client goes by the new safe point: %s left", cli.Duration(p.Left))
-		case txn.GCLocks:
+		case gc.Fence:
+			s.Progress.Set("waiting until every client knows the new safe point: %s left", cli.Duration(p.Left))
+		case gc.Locks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:
 			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(int(p.Total.Rows), "row"), cli.Count(int(p.Total.Cells), "garbage cell"))

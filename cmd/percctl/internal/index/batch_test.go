@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 func TestParse(t *testing.T) {
@@ -96,7 +96,7 @@ func TestCompute(t *testing.T) {
 	}
 	want := State{}
 	for name, value := range smallTables() {
-		c, err := txn.ParseCell(name)
+		c, err := format.ParseCell(name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,6 +27,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // The tables.
@@ -38,7 +41,7 @@ const (
 )
 
 // Tables have these families.
-var Tables = []txn.TableSpec{
+var Tables = []admin.TableSpec{
 	{Name: Documents, Families: []string{"contents", "parsed", "cluster", "inverted"}},
 	{Name: Dups, Families: []string{"member", "cluster"}},
 	{Name: Inlinks, Families: []string{"source", "page"}},
@@ -119,7 +122,7 @@ func Handle(w *notify.Worker, opts ...notify.HandleOption) error {
 // nobody would notice the document.
 func Register(ctx context.Context, client *txn.Client) error {
 	for _, o := range Observers() {
-		if err := client.RegisterObserver(ctx, o.Column.Table, txn.Column{Family: o.Column.Family, Qualifier: o.Column.Qualifier}, o.ID, o.Weak); err != nil {
+		if err := changes.RegisterObserver(ctx, client, o.Column.Table, txn.Column{Family: o.Column.Family, Qualifier: o.Column.Qualifier}, o.ID, o.Weak); err != nil {
 			return err
 		}
 	}

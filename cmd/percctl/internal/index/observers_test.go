@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A table is what is expected, with short names in place of hashes.
@@ -26,7 +29,7 @@ func put(t *testing.T, client *txn.Client, cells table) {
 	t.Helper()
 	_, err := client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 		for name, value := range cells {
-			c, err := txn.ParseCell(name)
+			c, err := format.ParseCell(name)
 			if err != nil {
 				return err
 			}
@@ -49,10 +52,10 @@ const absent = "\x00"
 // it has notified, in order.
 func step(t *testing.T, client *txn.Client, id, row string) (notified []string) {
 	t.Helper()
-	each := func(f func(txn.Notification)) {
+	each := func(f func(changes.Notification)) {
 		t.Helper()
 		for _, spec := range Tables {
-			for n, err := range client.Notifications(t.Context(), spec.Name, nil) {
+			for n, err := range changes.Notifications(t.Context(), client, spec.Name, nil) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -64,8 +67,8 @@ func step(t *testing.T, client *txn.Client, id, row string) (notified []string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(func(n txn.Notification) {
-		if err := client.ClearNotifications(t.Context(), txn.Cleared{Cell: n.Cell, UpTo: now}); err != nil {
+	each(func(n changes.Notification) {
+		if err := changes.ClearNotifications(t.Context(), client, changes.Cleared{Cell: n.Cell, UpTo: now}); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -75,7 +78,7 @@ func step(t *testing.T, client *txn.Client, id, row string) (notified []string) 
 	if _, err := client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error { return o.Observe(ctx, tx, cell) }); err != nil {
 		t.Fatalf("%s of %s: %v", id, row, err)
 	}
-	each(func(n txn.Notification) { notified = append(notified, n.Cell.String()) })
+	each(func(n changes.Notification) { notified = append(notified, n.Cell.String()) })
 	return notified
 }
 
@@ -92,7 +95,7 @@ func holds(t *testing.T, client *txn.Client, want table) {
 	}
 	state := State{}
 	for name, value := range want {
-		c, err := txn.ParseCell(name)
+		c, err := format.ParseCell(name)
 		if err != nil {
 			t.Fatal(err)
 		}

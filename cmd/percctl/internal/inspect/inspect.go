@@ -15,57 +15,60 @@ import (
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // parallelism bounds the requests under way at a time: enough to hide the way
 // to Bigtable, few enough to leave the service to others.
 const parallelism = 16
 
-// A Lock is one lock as it is printed.
+// A Lock is one lock of a transaction.
 type Lock struct {
-	Cell      string        `json:"cell"`
-	Kind      string        `json:"kind"`
-	Primary   bool          `json:"primary"`
-	TTL       float64       `json:"ttl_seconds"`
-	ExpiresTS tso.Timestamp `json:"expires_ts"`
-	Expires   string        `json:"expires_time"`
-	Observed  bool          `json:"observed"`
+	Cell      string        `json:"cell"`         // locked cell
+	Kind      string        `json:"kind"`         // write that the lock is for: `put`, `delete` or `lock` (a lock-only write)
+	Primary   bool          `json:"primary"`      // whether the cell is the primary of its transaction
+	TTL       float64       `json:"ttl_seconds"`  // time to live that the owner gave the lock
+	ExpiresTS tso.Timestamp `json:"expires_ts"`   // oracle time from which other clients may roll the lock back
+	Expires   string        `json:"expires_time"` // expires_ts as a time
+	Observed  bool          `json:"observed"`     // whether the column has observers, so that the commit leaves a notification
 }
 
 func newLock(l txn.Lock) Lock {
 	return Lock{l.Cell.String(), l.Kind.String(), l.IsPrimary(), l.TTL.Seconds(), l.ExpiresTS(), cli.Time(l.ExpiresTS()), l.Observed}
 }
 
-// A Transaction is one transaction and its locks, as it is printed.
+// A Transaction is one transaction and its locks.
 type Transaction struct {
-	Primary     string         `json:"primary"`
-	StartTS     tso.Timestamp  `json:"start_ts"`
-	Start       string         `json:"start_time"`
-	Age         float64        `json:"age_seconds"` // in oracle time
-	State       string         `json:"state"`       // of the primary
-	CommitTS    tso.Timestamp  `json:"commit_ts,omitempty"`
-	Commit      string         `json:"commit_time,omitempty"`
-	Outcome     Outcome        `json:"outcome"`
-	Verdict     string         `json:"verdict"`
-	Owner       string         `json:"owner"`
-	OwnerToken  txn.OwnerState `json:"owner_token"`
-	OwnerHost   string         `json:"owner_host,omitempty"`
-	OwnerPID    int64          `json:"owner_pid,omitempty"`
-	TokenTS     tso.Timestamp  `json:"token_expires_ts,omitempty"`
-	TokenTime   string         `json:"token_expires_time,omitempty"`
-	TraceID     string         `json:"trace_id,omitempty"`
-	TraceParent string         `json:"trace_parent,omitempty"`
-	Locks       []Lock         `json:"locks"`
+	Primary     string           `json:"primary"`                      // primary cell of the transaction
+	StartTS     tso.Timestamp    `json:"start_ts"`                     // start timestamp
+	Start       string           `json:"start_time"`                   // start_ts as a time
+	Age         float64          `json:"age_seconds"`                  // oracle time since start_ts
+	State       string           `json:"state"`                        // state that the primary shows: `committed`, `rolled back`, `locked`, `unknown` (the primary has no trace of the transaction), or `unreadable`
+	CommitTS    tso.Timestamp    `json:"commit_ts,omitempty"`          // commit timestamp, once the transaction is committed
+	Commit      string           `json:"commit_time,omitempty"`        // commit_ts as a time
+	Outcome     Outcome          `json:"outcome"`                      // effect of resolving the locks now
+	Verdict     string           `json:"verdict"`                      // outcome in words, with the reason
+	Owner       string           `json:"owner"`                        // id of the client that wrote the locks; empty if there is no lock or the client writes no token
+	OwnerToken  admin.OwnerState `json:"owner_token"`                  // state of the owner's worker token; empty if there is no lock
+	OwnerHost   string           `json:"owner_host,omitempty"`         // host of the owner's process
+	OwnerPID    int64            `json:"owner_pid,omitempty" unit:"-"` // id of the owner's process
+	TokenTS     tso.Timestamp    `json:"token_expires_ts,omitempty"`   // oracle time at which the owner's token becomes stale
+	TokenTime   string           `json:"token_expires_time,omitempty"` // token_expires_ts as a time
+	TraceID     string           `json:"trace_id,omitempty"`           // id of the transaction's trace, from trace_parent
+	TraceParent string           `json:"trace_parent,omitempty"`       // W3C traceparent of the transaction's trace
+	Locks       []Lock           `json:"locks"`                        // locks of the transaction in the tables and rows that were read
 
 	// Found are the locks as the library knows them, Status the primary's.
 	Found  []txn.Lock `json:"-"`
 	Status txn.Status `json:"-"`
 	now    tso.Timestamp
-	token  txn.OwnerStatus
+	token  admin.OwnerStatus
 }
 
 // DefaultLimit is how many locks are held in memory at most, unless a command
@@ -110,9 +113,9 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	c := &Collection{}
 	errFull := errors.New("full")
 	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		locks := s.Client().Locks(ctx, table, rows)
+		locks := admin.Locks(ctx, s.Client(), table, rows)
 		if want.StartTS != 0 {
-			locks = s.Client().LocksOf(ctx, table, rows, want.StartTS)
+			locks = admin.LocksOf(ctx, s.Client(), table, rows, want.StartTS)
 		}
 		for l, err := range locks {
 			switch {
@@ -154,9 +157,9 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 func (c *Collection) Verdict() error {
 	switch {
 	case c.More:
-		return session.Foundf("stopped at %s, and there are more: narrow it with --prefix, --start, --end or --older-than, or raise --limit", cli.Count(c.Locks, "lock"))
+		return session.Foundf("stopped at %s, and there are more: choose fewer with --prefix, --start, --end or --older-than, or raise --limit", cli.Count(c.Locks, "lock"))
 	case c.Unreadable > 0:
-		return session.Foundf("%s cannot be read; percctl check names the cells", cli.Count(c.Unreadable, "lock record"))
+		return session.Foundf("%s cannot be read; run percctl check, which names the cells", cli.Count(c.Unreadable, "lock record"))
 	}
 	return nil
 }
@@ -195,7 +198,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	var status txn.Status
 	err := s.Use(ctx, primary.Table)
 	if err == nil {
-		status, err = s.Client().Status(ctx, primary, startTS)
+		status, err = admin.StatusOf(ctx, s.Client(), primary, startTS)
 	}
 	if ctx.Err() != nil {
 		return nil, err
@@ -219,7 +222,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	if any != nil {
 		t.Owner, t.TraceParent, t.TraceID = cli.Line(any.Owner), cli.Line(any.TraceParent), traceID(any.TraceParent)
 		var e error
-		if t.token, e = s.Client().OwnerState(ctx, any.Owner, now); e != nil {
+		if t.token, e = admin.OwnerOf(ctx, s.Client(), any.Owner, now); e != nil {
 			return nil, e
 		}
 		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID
@@ -227,12 +230,12 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	}
 	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
 	if err == nil && len(locks) == 0 && (status.State == txn.StateUnknown || status.State == txn.StateRolledBack) {
-		p, err := s.Client().SafePoint(ctx)
+		p, err := gc.SafePoint(ctx, s.Client())
 		if err != nil {
 			return nil, err
 		}
 		if t.StartTS <= p {
-			t.Verdict += "; that proves nothing below the safe point, " + cli.Stamp(p) + ": its commit may have been garbage-collected"
+			t.Verdict += "; below the safe point, " + cli.Stamp(p) + ", this proves nothing: garbage collection may have removed the commit"
 		}
 	}
 	return t, nil
@@ -247,7 +250,7 @@ func traceID(parent string) string {
 	return cli.Line(parts[1])
 }
 
-// IsFinal reports whether the transaction's fate is decided.
+// IsFinal reports whether the transaction has ended.
 func (t *Transaction) IsFinal() bool {
 	return t.Status.State == txn.StateCommitted || t.Status.State == txn.StateRolledBack
 }

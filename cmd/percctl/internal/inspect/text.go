@@ -5,8 +5,9 @@ import (
 	"io"
 	"strconv"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // shownLocks is how many locks of a transaction a table lists; the other
@@ -45,13 +46,13 @@ func (t *Transaction) OwnerText() string {
 		name = "(none)"
 	}
 	process := ""
-	if t.token.State != txn.OwnerMissing {
+	if t.token.State != admin.OwnerMissing {
 		process = fmt.Sprintf(", pid %d on %s", t.OwnerPID, t.OwnerHost)
 	}
 	switch t.token.State {
-	case txn.OwnerFresh:
+	case admin.OwnerFresh:
 		return fmt.Sprintf("%s, token fresh for %s%s", name, between(t.now, t.token.ExpiresTS), process)
-	case txn.OwnerStale:
+	case admin.OwnerStale:
 		return fmt.Sprintf("%s, token stale for %s%s", name, between(t.token.ExpiresTS, t.now), process)
 	}
 	return name + ", token missing"

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// An Outcome is what resolving a transaction's locks does to them now.
+// An Outcome is the effect that resolving the locks of a transaction has now.
 type Outcome string
 
 // The outcomes.
@@ -23,8 +25,8 @@ const (
 
 // judge says what the library would do about locks of a transaction whose
 // primary and owner are as given, at oracle time now, and why, in words. It
-// follows docs/protocol.md, "A lock that somebody meets".
-func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+// follows docs/protocol.md, "Resolving another transaction's lock".
+func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
 	case err != nil:
 		return Unknown, "the primary cannot be read: " + cli.Line(err.Error())
@@ -39,7 +41,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now
 	case s.State == txn.StateLocked:
 		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
 	case len(locks) == 0:
-		return Finished, "nothing at the primary: its prewrite may be on the way, its owner may have aborted, or there was no such transaction"
+		return Finished, "nothing at the primary: its prewrite may still arrive, its owner may have rolled back, or there was no such transaction"
 	}
 	// Nothing at the primary: the locks' own ttl counts. The first that is
 	// resolved decides for all.
@@ -48,21 +50,21 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner txn.OwnerStatus, now
 		expires = min(expires, l.ExpiresTS())
 	}
 	switch {
-	case owner.State == txn.OwnerStale:
+	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("nothing at the primary, ttl over for %s: will be rolled back", between(expires, now))
+		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", between(expires, now))
 	}
 	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", between(now, expires))
 }
 
-func judgeLocked(expires tso.Timestamp, owner txn.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+func judgeLocked(expires tso.Timestamp, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
-	case owner.State == txn.OwnerStale:
+	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("ttl over for %s, not committed: will be rolled back", between(expires, now))
-	case owner.State == txn.OwnerFresh:
+		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", between(expires, now))
+	case owner.State == admin.OwnerFresh:
 		return Alive, fmt.Sprintf("owner alive, ttl %s left", between(now, expires))
 	}
 	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", between(now, expires))

@@ -1,5 +1,5 @@
-// Package lockcmd is percctl lock: looking at the locks of unfinished
-// transactions, and settling them.
+// Package lockcmd is percctl lock: inspecting and resolving the locks of
+// transactions that have not ended.
 package lockcmd
 
 import (
@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // Defaults of --timeout: a look at one cell should not take long; a walk over
@@ -19,11 +19,12 @@ const (
 
 // NewCmd returns the lock command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("lock", "Look at locks of unfinished transactions, and settle them",
-		`Look at locks of unfinished transactions, and settle them.
+	return cli.Group("lock", "Inspect and resolve the locks of transactions",
+		`Inspect and resolve the locks of transactions.
 
-A client that dies leaves locks. Whoever meets one settles it, as the
-transaction's primary decides, so that nobody has to do so by hand; these
-commands show what is there, and do it ahead of others.`,
+A client that dies leaves its locks behind. The next reader or writer of such a
+cell resolves the lock: it looks up the outcome of the transaction at its primary
+and rolls the cell forward or back. Operators need not do anything. These commands
+show the locks, and resolve them before a reader or writer has to.`,
 		newListCmd(s), newShowCmd(s), newResolveCmd(s))
 }

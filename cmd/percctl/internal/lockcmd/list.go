@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -28,17 +28,17 @@ func newListCmd(s *cli.Streams) *cobra.Command {
 	o := &listOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "list TABLE… | --all",
-		Short: "List locks by transaction, with what will become of them",
-		Long: `List the locks in tables, live and stranded ones, by transaction, the oldest
-first, and say of each transaction what resolving its locks would do now: its
-primary decides. Ages are in oracle time, by which locks are judged. It changes
-nothing; a transaction may have ended by the time it is printed.
+		Short: "List locks by transaction, with what resolving them would do",
+		Long: `List the locks in tables by transaction, the oldest transaction first. For each
+transaction the list says what resolving its locks would do now, as its primary
+decides. Ages are in oracle time, which also decides when a lock expires. The
+command changes nothing. A transaction may end while the list is printed.
 
-Locks are those in the tables and rows asked for; a transaction may have more
-elsewhere (see percctl txn explain). At most --limit of them are read, for they
-are held in memory to be sorted.
+The list has the locks in the tables and rows that you name. A transaction may
+have more locks elsewhere: percctl txn explain shows them. The command sorts the
+locks in memory and reads at most --limit of them.
 
-Exit status 4: there are more than --limit, or records that cannot be read.`,
+Exit status 4: there are more locks than --limit, or records that cannot be read.`,
 		Example: `  percctl lock list --all
   percctl lock list accounts --prefix user/7 --older-than 1m -o json`,
 		Args: cobra.ArbitraryArgs,
@@ -52,16 +52,17 @@ Exit status 4: there are more than --limit, or records that cannot be read.`,
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
 
 func addOlderThan(cmd *cobra.Command, d *time.Duration) {
-	cmd.Flags().DurationVar(d, "older-than", 0, "only transactions that began at least this long ago, in oracle time")
+	cmd.Flags().DurationVar(d, "older-than", 0, "only transactions that began at least this long ago, in oracle time (0: all)")
 }
 
 func addLimit(cmd *cobra.Command, n *int) {
-	cmd.Flags().IntVar(n, "limit", inspect.DefaultLimit, "at most so many locks, which are held in memory")
+	cmd.Flags().IntVar(n, "limit", inspect.DefaultLimit, "maximum number of locks to read; the command holds them in memory")
 }
 
 func checkLimit(n int) error {

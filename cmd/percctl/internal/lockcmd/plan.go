@@ -5,15 +5,15 @@ import (
 	"io"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 )
 
-// tally counts locks and their transactions.
+// A tally counts locks and the transactions that they belong to.
 type tally struct {
-	Locks        int `json:"locks"`
-	Transactions int `json:"transactions"`
+	Locks        int `json:"locks"`        // number of locks
+	Transactions int `json:"transactions"` // number of transactions that they belong to
 }
 
 func (t *tally) add(locks int) {
@@ -25,19 +25,19 @@ func (t tally) String() string {
 	return fmt.Sprintf("%s of %s", cli.Count(t.Locks, "lock"), cli.Count(t.Transactions, "transaction"))
 }
 
-// A plan is what resolve is about to do, as far as one can tell: the primaries
-// decide when it is done.
+// A plan is what lock resolve would do. It is a forecast: the primaries decide when
+// the locks are resolved.
 type plan struct {
-	Project      string                 `json:"project"`
-	Instance     string                 `json:"instance"`
-	Tables       []string               `json:"tables"`
-	DryRun       bool                   `json:"dry_run"`
-	Locks        int                    `json:"locks"`
-	Forward      tally                  `json:"to_roll_forward"`
-	Back         tally                  `json:"to_roll_back"`
-	Alive        tally                  `json:"to_leave"`
-	Unreadable   tally                  `json:"unreadable"`
-	Transactions []*inspect.Transaction `json:"transactions"`
+	Project      string                 `json:"project"`         // Google Cloud project
+	Instance     string                 `json:"instance"`        // Bigtable instance
+	Tables       []string               `json:"tables"`          // tables that were read
+	DryRun       bool                   `json:"dry_run"`         // always true
+	Locks        int                    `json:"locks"`           // locks that were found
+	Forward      tally                  `json:"to_roll_forward"` // locks of committed transactions
+	Back         tally                  `json:"to_roll_back"`    // locks of transactions that are rolled back, or whose owner is dead
+	Alive        tally                  `json:"to_leave"`        // locks whose owner may be alive
+	Unreadable   tally                  `json:"unreadable"`      // locks whose primary cannot be read
+	Transactions []*inspect.Transaction `json:"transactions"`    // the transactions, the oldest first
 }
 
 func newPlan(at *connect.Flags, tables []string, all []*inspect.Transaction) *plan {
@@ -71,7 +71,7 @@ func (p *plan) text(w io.Writer) error {
 	}{
 		{"to roll forward", p.Forward},
 		{"to roll back", p.Back},
-		{"to leave, for their owners may be alive", p.Alive},
+		{"to leave: their owners may be alive", p.Alive},
 		{"whose primary cannot be read", p.Unreadable},
 	} {
 		if part.count.Locks > 0 {
@@ -88,5 +88,5 @@ func (p *plan) text(w io.Writer) error {
 	return nil
 }
 
-// shownTransactions is how many transactions a plan tells one by one.
+// shownTransactions is how many transactions a plan lists.
 const shownTransactions = 10

@@ -1,6 +1,7 @@
 package lockcmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,11 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type resolveOptions struct {
@@ -24,7 +27,7 @@ type resolveOptions struct {
 	transaction bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
-	yes, dryRun bool
+	consent     cli.Consent
 	format      cli.Format
 }
 
@@ -32,15 +35,20 @@ func newResolveCmd(s *cli.Streams) *cobra.Command {
 	o := &resolveOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "resolve TABLE… | --all | --transaction PRIMARY START_TS",
-		Short: "Settle locks as their transactions' primaries decide",
-		Long: `Settle the locks in tables, or those of one transaction in all tables: roll
-forward what is committed, roll back what is rolled back or dead. The primary
-decides; no outcome can be forced, and locks whose owner is alive are left.
+		Short: "Resolve locks as the primaries of their transactions decide",
+		Long: `Resolve the locks in tables, or with --transaction the locks of one transaction in
+all tables. Locks of a committed transaction are rolled forward. Locks of a
+transaction that is rolled back, or whose owner is dead, are rolled back. The
+primary decides: no flag forces an outcome, and locks of live owners stay.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. Whatever may happen, it can be run again, and goes on
-where it stopped. At most --limit locks are settled in one run. Exit status 4:
-locks are left, of live transactions or beyond --limit.`,
+` + cli.AsksFirst + `
+
+The plan is a forecast: a transaction may end before the command reaches it. One run
+resolves at most --limit locks. After an interrupt, run the command again: it
+continues with the locks that are left.
+
+Exit status 4: locks are left, because their owners are alive or because there are
+more than --limit.`,
 		Example: `  percctl lock resolve --all --dry-run
   percctl lock resolve accounts --older-than 1m --yes
   percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
@@ -56,10 +64,10 @@ locks are left, of live transactions or beyond --limit.`,
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
-	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "the locks of the one transaction that the arguments PRIMARY and START_TS name, in all tables")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -79,7 +87,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 	case err != nil:
 		return err
 	case r != session.Range{} || o.tables.All || o.olderThan > 0:
-		return cli.Usagef("--transaction settles all locks of one transaction; it does not go with --all, --older-than or a range")
+		return cli.Usagef("--transaction resolves all locks of one transaction: it does not go with --all, --older-than or a range")
 	case len(args) != 2:
 		return cli.Usagef("%s; with --transaction it takes two, PRIMARY and START_TS", cli.Count(len(args), "argument"))
 	}
@@ -91,7 +99,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 func (o *resolveOptions) run(ctx context.Context) error {
 	r := newResolver()
 	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
-		s.Client().OnResolve(r.resolved)
+		admin.OnResolve(s.Client(), r.resolved)
 		return o.resolve(ctx, s, r)
 	})
 }
@@ -110,20 +118,12 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	if o.transaction && p.Locks == 0 {
 		return o.nothing(ctx, s)
 	}
-	if o.dryRun {
-		if err := cli.Print(o.streams.Out, o.format, p, p.text); err != nil {
-			return err
-		}
-		return found.Verdict()
+	question := ""
+	if n := p.Forward.Locks + p.Back.Locks; n > 0 {
+		question = fmt.Sprintf("Resolve %s in %s?", cli.Count(n, "lock"), s.Where)
 	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
-	if p.Forward.Locks+p.Back.Locks > 0 {
-		question := fmt.Sprintf("Settle %s in %s?", cli.Count(p.Forward.Locks+p.Back.Locks, "lock"), s.Where)
-		if err := cli.Confirm(ctx, o.streams, o.yes, question); err != nil {
-			return err
-		}
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
+		return cmp.Or(err, found.Verdict())
 	}
 	err = r.run(ctx, s, all)
 	s.Progress.End()
@@ -137,7 +137,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	return found.Verdict()
 }
 
-// find reads the locks and says what would become of them.
+// find reads the locks and says what resolving them would do.
 func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) (*inspect.Collection, []*inspect.Transaction, error) {
 	want := inspect.Want{Limit: o.limit, StartTS: o.startTS}
 	var err error
@@ -170,6 +170,6 @@ func (o *resolveOptions) nothing(ctx context.Context, s *session.Session) error 
 	}
 	fmt.Fprintf(o.streams.Err, "nothing to do: %s\n", t.Verdict)
 	p := newPlan(&o.flags.Connect, nil, nil)
-	p.DryRun = o.dryRun
+	p.DryRun = o.consent.DryRun
 	return cli.Print(o.streams.Out, o.format, newResolver().result(p), func(w io.Writer) error { return nil })
 }

@@ -12,16 +12,18 @@ import (
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// parallelism bounds the locks that are settled at a time.
+// parallelism bounds the locks that are resolved at a time.
 const parallelism = 16
 
-// A resolver settles locks and keeps account.
+// A resolver resolves locks and counts them.
 type resolver struct {
 	mu            sync.Mutex
 	forward, back int // as the library reports it: what this client did
@@ -51,24 +53,23 @@ func (r *resolver) resolved(res txn.Resolution) {
 	}
 }
 
-// run settles the first lock of each transaction, and then the rest of those
-// whose fate was decided: the client remembers fates, so the rest cost one
-// request each. It returns the error of a context that ended; others are
-// counted.
+// run resolves the first lock of each transaction, and then the other locks of
+// those that have ended: the client remembers their outcomes, so each costs one
+// request. It returns the error of a context that ended, and counts other errors.
 func (r *resolver) run(ctx context.Context, s *session.Session, all []*inspect.Transaction) error {
 	for _, t := range all {
 		r.total += len(t.Found)
 	}
-	became := make([]fate, len(all))
+	ended := make([]attempt, len(all))
 	g := limited()
 	for i, t := range all {
-		g.Go(func() error { became[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
+		g.Go(func() error { ended[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
 	}
 	_ = g.Wait()
 	g = limited()
 	for i, t := range all {
 		for _, l := range t.Found[1:] {
-			switch became[i] {
+			switch ended[i] {
 			case decided:
 				g.Go(func() error { r.resolve(ctx, s, t, l); return nil })
 			case alive:
@@ -89,21 +90,21 @@ func limited() *errgroup.Group {
 	return g
 }
 
-// fate is what came of a transaction's first lock.
-type fate int
+// An attempt is how resolving the first lock of a transaction ended.
+type attempt int
 
 const (
-	unreached fate = iota // it failed, or the context ended before
+	unreached attempt = iota // it failed, or the context ended before
 	alive
 	decided
 )
 
-// resolve settles one lock.
-func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) fate {
+// resolve resolves one lock.
+func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) attempt {
 	if ctx.Err() != nil {
 		return unreached
 	}
-	status, err := s.Client().Resolve(ctx, l)
+	status, err := admin.Resolve(ctx, s.Client(), l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -121,7 +122,7 @@ func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.T
 		r.left = append(r.left, leftLock{lock: l, of: t})
 		return alive
 	}
-	s.Progress.Set("%d of %d locks settled", r.done, r.total)
+	s.Progress.Set("%d of %d locks resolved", r.done, r.total)
 	return decided
 }
 
@@ -139,7 +140,7 @@ func (r *resolver) look(ctx context.Context, s *session.Session) error {
 	g.SetLimit(parallelism)
 	for i, left := range r.left {
 		g.Go(func() error {
-			for l, err := range s.Client().Locks(gctx, left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
+			for l, err := range admin.Locks(gctx, s.Client(), left.lock.Cell.Table, bigtable.RowList{left.lock.Cell.Row}) {
 				if err != nil {
 					return err
 				}
@@ -165,20 +166,20 @@ func (r *resolver) look(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// A result is what resolve did.
+// A result is what lock resolve did.
 type result struct {
-	Project       string                 `json:"project"`
-	Instance      string                 `json:"instance"`
-	Tables        []string               `json:"tables"`
-	DryRun        bool                   `json:"dry_run"`
-	Locks         int                    `json:"locks"`
-	RolledForward int                    `json:"rolled_forward"`
-	RolledBack    int                    `json:"rolled_back"`
-	ByOthers      int                    `json:"settled_by_others"` // or removed by their owners
-	LeftAlive     int                    `json:"left_alive"`
-	Failed        int                    `json:"failed"`
-	Unfinished    int                    `json:"unfinished"` // not reached, or cut off before the answer
-	Left          []*inspect.Transaction `json:"left"`
+	Project       string                 `json:"project"`           // Google Cloud project
+	Instance      string                 `json:"instance"`          // Bigtable instance
+	Tables        []string               `json:"tables"`            // tables that were read
+	DryRun        bool                   `json:"dry_run"`           // whether --dry-run was given
+	Locks         int                    `json:"locks"`             // locks that were found
+	RolledForward int                    `json:"rolled_forward"`    // locks that this run rolled forward
+	RolledBack    int                    `json:"rolled_back"`       // locks that this run rolled back, primaries in other tables included
+	ByOthers      int                    `json:"settled_by_others"` // locks that other clients resolved, or their owners removed, during the run
+	LeftAlive     int                    `json:"left_alive"`        // locks that stay because their owners may be alive
+	Failed        int                    `json:"failed"`            // locks that could not be resolved because of an error
+	Unfinished    int                    `json:"unfinished"`        // locks that an interrupt or timeout left, or whose answer it cut off
+	Left          []*inspect.Transaction `json:"left"`              // transactions of the locks in left_alive, the oldest first
 
 	failure error
 }
@@ -212,9 +213,9 @@ func (r *result) text(w io.Writer, style cli.Style) error {
 		{"rolled forward", r.RolledForward, true},
 		{"rolled back", r.RolledBack, true},
 		{"left alive", r.LeftAlive, true},
-		{"settled by others meanwhile", r.ByOthers, false},
+		{"resolved by other clients", r.ByOthers, false},
 		{"failed", r.Failed, false},
-		{"not finished", r.Unfinished, false},
+		{"not reached", r.Unfinished, false},
 	} {
 		if row.always || row.n > 0 {
 			cli.WriteRow(table, row.what, fmt.Sprint(row.n))
@@ -238,13 +239,13 @@ func (r *result) text(w io.Writer, style cli.Style) error {
 func (r *result) verdict(ended error) error {
 	switch {
 	case errors.Is(ended, context.Canceled):
-		return fmt.Errorf("interrupted: %s not finished; run it again to go on", cli.Count(r.Unfinished, "lock"))
+		return fmt.Errorf("interrupted: %s not resolved; run the command again to continue", cli.Count(r.Unfinished, "lock"))
 	case ended != nil:
-		return fmt.Errorf("%w: %s not finished; run it again to go on", ended, cli.Count(r.Unfinished, "lock"))
+		return fmt.Errorf("%w: %s not resolved; run the command again to continue", ended, cli.Count(r.Unfinished, "lock"))
 	case r.Failed > 0:
-		return fmt.Errorf("%s failed, the first with: %w", cli.Count(r.Failed, "lock"), r.failure)
+		return fmt.Errorf("%s could not be resolved; the first error: %w", cli.Count(r.Failed, "lock"), r.failure)
 	case r.LeftAlive > 0:
-		return session.Foundf("%s of live transactions left; run it again later", cli.Count(r.LeftAlive, "lock"))
+		return session.Foundf("%s of live transactions left; run the command again later", cli.Count(r.LeftAlive, "lock"))
 	}
 	return nil
 }

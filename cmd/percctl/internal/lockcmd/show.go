@@ -6,10 +6,12 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type showOptions struct {
@@ -24,9 +26,11 @@ func newShowCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show CELL",
 		Short: "Show the lock on a cell and its transaction",
-		Long: `Show the lock on a cell, the state of its transaction's primary, its owner, and
-what will become of the lock. It changes nothing. Exit status 3: the cell is not
-locked. percctl help cells says how CELL is written.`,
+		Long: `Show the lock on a cell, its owner, the state of the transaction's primary, and
+what resolving the lock would do. The command changes nothing. percctl help cells
+says how to write CELL.
+
+Exit status 3: the cell is not locked.`,
 		Example: `  percctl lock show accounts/bob/bal:usd`,
 		Args:    cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -38,6 +42,7 @@ locked. percctl help cells says how CELL is written.`,
 	}
 	o.flags.Add(cmd, pointTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
 	return cmd
 }
 
@@ -47,7 +52,7 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	// A cell has one lock, unless what is stored is damaged.
 	var groups [][]txn.Lock
-	for l, err := range s.Client().Locks(ctx, o.cell.Table, bigtable.RowList{o.cell.Row}) {
+	for l, err := range admin.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
 		if err != nil {
 			return err
 		}

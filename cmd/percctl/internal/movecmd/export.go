@@ -11,7 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -34,18 +34,17 @@ func NewExportCmd(s *cli.Streams) *cobra.Command {
 	o := &exportOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "export TABLE",
-		Short: "Write the committed data of a table to a file, as of one timestamp",
+		Short: "Write the committed data of a table, as of one timestamp, to a file",
 		Long: `Write the committed rows of a table, all as of one timestamp, as lines of JSON: a
-header, one line a row, and a trailer with counts and a checksum, by which a file
-that was cut off is noticed. Bytes that are valid UTF-8 stand as strings, others in
-base64. percctl import reads it.
+header, one line per row, and a trailer with counts and a checksum. The trailer
+shows percctl import whether the file is complete. Bytes that are valid UTF-8 appear
+as strings, others in base64. The file has no earlier versions, locks or deletions.
 
-It goes to standard output, or with --to to a file that must not exist. After an
-interrupt, --resume goes on behind the last whole row, as of the same timestamp.
-Earlier versions, locks and deletions are not exported.
+The command writes to standard output, or with --to to a new file. After an
+interrupt, --resume continues after the last complete row, as of the same timestamp.
 
-Reads do what the library's reads do: they wait for locks of live transactions,
-and settle locks that dead clients have left, as the primaries decide.`,
+The command reads as transactions do: it waits for locks of live transactions, and
+resolves locks of dead clients as the primaries decide.`,
 		Example: `  percctl export accounts --to accounts.jsonl
   percctl export accounts --to accounts.jsonl --resume
   percctl export accounts --prefix user/7 --at 2026-11-20T05:30:00Z | gzip > user7.jsonl.gz`,
@@ -60,20 +59,21 @@ and settle locks that dead clients have left, as the primaries decide.`,
 	}
 	o.flags.Add(cmd, 0)
 	o.rows.Add(cmd)
-	cmd.Flags().StringVar(&o.at, "at", "", "the state at this timestamp, an integer or an RFC 3339 time, instead of now")
-	cmd.Flags().StringVar(&o.to, "to", "", "file to write, instead of standard output")
-	cmd.Flags().BoolVar(&o.resume, "resume", false, "go on with the file of --to that an earlier run did not finish")
+	cmd.Flags().StringVar(&o.at, "at", "", "export as of this timestamp, an integer or an RFC 3339 time (default: now)")
+	cmd.Flags().StringVar(&o.to, "to", "", "file to write; it must not exist (default: standard output)")
+	cli.Prints(cmd, cli.LinesOf[header]().If("first line"), cli.LinesOf[rowLine]().If("then one for each row, and a trailer"))
+	cmd.Flags().BoolVar(&o.resume, "resume", false, "continue the file of --to that an earlier run left incomplete")
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
 	return cmd
 }
 
 func (o *exportOptions) parse() (err error) {
 	if o.resume && o.to == "" {
-		return cli.Usagef("--resume: it needs --to, the file to go on with")
+		return cli.Usagef("--resume: add --to, the file to continue")
 	}
 	if o.at != "" {
 		if o.ts, err = tso.ParseTimestamp(o.at); err != nil || o.ts == 0 {
-			return cli.Usagef("--at %s: it is no timestamp", o.at)
+			return cli.Usagef("--at %s: it is not a timestamp", o.at)
 		}
 	}
 	_, err = o.rows.Range()
@@ -135,7 +135,7 @@ func (o *exportOptions) write(ctx context.Context, s *session.Session, t *target
 	return err
 }
 
-// open makes the target, or finds out how far an earlier run came.
+// open creates the target, or finds out how far an earlier run came.
 func (o *exportOptions) open(ctx context.Context, s *session.Session, r session.Range) (*target, error) {
 	want := header{Version: formatVersion, Table: o.table, TS: o.ts}
 	if r.Start != "" {
@@ -166,7 +166,7 @@ func (o *exportOptions) open(ctx context.Context, s *session.Session, r session.
 	}
 	file, err := os.OpenFile(o.to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if errors.Is(err, fs.ErrExist) {
-		return nil, cli.Usagef("--to %s: it exists; --resume goes on with it", o.to)
+		return nil, cli.Usagef("--to %s: the file exists; name another, or add --resume to continue it", o.to)
 	}
 	if err != nil {
 		return nil, err
@@ -185,13 +185,13 @@ func (o *exportOptions) toFile(file *os.File) *target {
 		if ferr := errors.Join(t.out.Flush(), file.Close()); ferr != nil {
 			return errors.Join(err, ferr)
 		}
-		return fmt.Errorf("stopped after %s; run it again with --resume to go on: %w", cli.Count(t.rows, "row"), err)
+		return fmt.Errorf("stopped after %s; run the command again with --resume to continue: %w", cli.Count(t.rows, "row"), err)
 	}
 	return t
 }
 
-// reopen reads what an earlier run wrote, cuts off a row that is not whole, and
-// goes on behind it.
+// reopen reads what an earlier run wrote, cuts off an incomplete row, and
+// continues there.
 func (o *exportOptions) reopen(want header) (*target, error) {
 	file, err := os.OpenFile(o.to, os.O_RDWR, 0)
 	if err != nil {
@@ -209,7 +209,7 @@ func (o *exportOptions) reopen(want header) (*target, error) {
 	want.Time = was.Time
 	if want != was {
 		_ = file.Close()
-		return nil, cli.Usagef("--resume: %s is an export of table %s at %d, rows %q to %q, and not what is asked for now", o.to, was.Table, was.TS, was.Start, was.End)
+		return nil, cli.Usagef("--resume: %s is an export of table %s at %d, rows %q to %q, which differs from this command: repeat the arguments of the first run", o.to, was.Table, was.TS, was.Start, was.End)
 	}
 	for err == nil {
 		_, err = r.row()

@@ -19,7 +19,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // The format is lines of JSON: a header, a line for each row in ascending order
@@ -29,33 +30,36 @@ import (
 // formatVersion is in the header; a file of a later one is refused.
 const formatVersion = 1
 
+// A header is the first line of an export.
 type header struct {
-	Version int           `json:"percctl_export"`
-	Table   string        `json:"table"`
-	TS      tso.Timestamp `json:"ts"`
-	Time    string        `json:"time"`
-	Start   string        `json:"start,omitempty"` // rows from here on, as commands take it
-	End     string        `json:"end,omitempty"`   // and before this
+	Version int           `json:"percctl_export" unit:"-"` // version of the format
+	Table   string        `json:"table"`                   // table that was exported
+	TS      tso.Timestamp `json:"ts"`                      // timestamp that the data is read at
+	Time    string        `json:"time"`                    // the timestamp as a time
+	Start   string        `json:"start,omitempty"`         // first row key of the range, as commands take it
+	End     string        `json:"end,omitempty"`           // row key that ends the range, which does not have it
 }
 
+// A rowLine is a row of an export, or its last line: the trailer with the counts.
 type rowLine struct {
-	Row       *string    `json:"row,omitempty"`
-	RowBase64 []byte     `json:"row_base64,omitempty"`
-	Cells     []cellLine `json:"cells,omitempty"`
+	Row       *string    `json:"row,omitempty"`        // row key, if it is valid UTF-8
+	RowBase64 []byte     `json:"row_base64,omitempty"` // row key, if it is not
+	Cells     []cellLine `json:"cells,omitempty"`      // cells of the row
 
-	// In the trailer, which has no row.
-	Rows   *int   `json:"rows,omitempty"`
-	Count  *int   `json:"cell_count,omitempty"`
-	SHA256 string `json:"sha256,omitempty"` // of all bytes before the trailer
+	Rows   *int   `json:"rows,omitempty"`       // trailer: number of rows
+	Count  *int   `json:"cell_count,omitempty"` // trailer: number of cells
+	SHA256 string `json:"sha256,omitempty"`     // trailer: SHA-256 checksum of all bytes before this line, in hexadecimal
 }
 
+// A cellLine is a cell of a row. Of the fields with and without _base64 it has one
+// each.
 type cellLine struct {
-	Family          string        `json:"family"`
-	Qualifier       *string       `json:"qualifier,omitempty"`
-	QualifierBase64 []byte        `json:"qualifier_base64,omitempty"`
-	Value           *string       `json:"value,omitempty"`
-	ValueBase64     []byte        `json:"value_base64,omitempty"`
-	CommitTS        tso.Timestamp `json:"commit_ts"`
+	Family          string        `json:"family"`                     // family
+	Qualifier       *string       `json:"qualifier,omitempty"`        // qualifier, if it is valid UTF-8
+	QualifierBase64 []byte        `json:"qualifier_base64,omitempty"` // qualifier, if it is not
+	Value           *string       `json:"value,omitempty"`            // value, if it is valid UTF-8
+	ValueBase64     []byte        `json:"value_base64,omitempty"`     // value, if it is not
+	CommitTS        tso.Timestamp `json:"commit_ts"`                  // commit timestamp of the value; import does not keep it
 }
 
 func encode(b []byte) (text *string, base64 []byte) {
@@ -87,24 +91,24 @@ func newRowLine(r bigtable.Row) rowLine {
 	return line
 }
 
-func (l *rowLine) row() (txn.BulkRow, error) {
+func (l *rowLine) row() (admin.BulkRow, error) {
 	key, ok := decode(l.Row, l.RowBase64)
 	if !ok || len(key) == 0 || len(l.Cells) == 0 {
-		return txn.BulkRow{}, errors.New("no row with cells")
+		return admin.BulkRow{}, errors.New("the line has no row key or no cells")
 	}
-	r := txn.BulkRow{Row: string(key)}
+	r := admin.BulkRow{Row: string(key)}
 	for _, c := range l.Cells {
 		q, ok := decode(c.Qualifier, c.QualifierBase64)
 		v, ok2 := decode(c.Value, c.ValueBase64)
 		if !ok || !ok2 || c.Family == "" {
-			return txn.BulkRow{}, errors.New("a cell without family, qualifier or value")
+			return admin.BulkRow{}, errors.New("a cell has no family, qualifier or value")
 		}
-		r.Cells = append(r.Cells, txn.BulkCell{Family: c.Family, Qualifier: string(q), Value: v})
+		r.Cells = append(r.Cells, admin.BulkCell{Family: c.Family, Qualifier: string(q), Value: v})
 	}
 	return r, nil
 }
 
-// A writer writes a file, or goes on with one.
+// A writer writes a file, or continues one.
 type writer struct {
 	out         *bufio.Writer
 	sum         hash.Hash
@@ -157,22 +161,22 @@ type reader struct {
 }
 
 // errCut is a file that ends before its trailer; what was read of it is whole.
-var errCut = errors.New("the file is cut off: it has no trailer")
+var errCut = errors.New("the file is incomplete: it has no trailer")
 
 func newReader(name string, in io.Reader) (*reader, error) {
 	r := &reader{name: name, in: bufio.NewReaderSize(in, 1<<16), sum: sha256.New()}
 	line, err := r.next()
 	if errors.Is(err, errCut) {
-		return nil, fmt.Errorf("%s: it has not even a header: %w", name, err)
+		return nil, fmt.Errorf("%s: the header is missing: %w", name, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(line, &r.header); err != nil || r.header.Version == 0 {
-		return nil, fmt.Errorf("%s: it is not a file of percctl export: its first line is no header", name)
+		return nil, fmt.Errorf("%s: it is not a file of percctl export: its first line is not a header", name)
 	}
 	if r.header.Version > formatVersion {
-		return nil, fmt.Errorf("%s: it has format version %d, this percctl knows up to %d: upgrade it", name, r.header.Version, formatVersion)
+		return nil, fmt.Errorf("%s: it has format version %d, but this percctl reads versions up to %d: upgrade percctl", name, r.header.Version, formatVersion)
 	}
 	r.take(line)
 	return r, nil
@@ -195,13 +199,13 @@ func (r *reader) take(line []byte) {
 }
 
 // row returns the next row; io.EOF behind the last, when the trailer fits.
-func (r *reader) row() (txn.BulkRow, error) {
-	fail := func(format string, args ...any) (txn.BulkRow, error) {
-		return txn.BulkRow{}, fmt.Errorf("%s, line %d: %w", r.name, r.number, fmt.Errorf(format, args...))
+func (r *reader) row() (admin.BulkRow, error) {
+	fail := func(format string, args ...any) (admin.BulkRow, error) {
+		return admin.BulkRow{}, fmt.Errorf("%s, line %d: %w", r.name, r.number, fmt.Errorf(format, args...))
 	}
 	line, err := r.next()
 	if err != nil {
-		return txn.BulkRow{}, fmt.Errorf("%s, after %d rows: %w", r.name, r.rows, err)
+		return admin.BulkRow{}, fmt.Errorf("%s, after %d rows: %w", r.name, r.rows, err)
 	}
 	var l rowLine
 	dec := json.NewDecoder(bytes.NewReader(line))
@@ -211,23 +215,23 @@ func (r *reader) row() (txn.BulkRow, error) {
 	}
 	if l.SHA256 != "" {
 		if l.Rows == nil || l.Count == nil || *l.Rows != r.rows || *l.Count != r.cells {
-			return fail("the trailer counts other rows or cells than the %d rows with %d cells that are there", r.rows, r.cells)
+			return fail("the trailer does not match the %d rows with %d cells of the file: the file is damaged", r.rows, r.cells)
 		}
 		if sum := hex.EncodeToString(r.sum.Sum(nil)); !strings.EqualFold(sum, l.SHA256) {
-			return fail("the checksum does not fit: the file is damaged")
+			return fail("the checksum does not match: the file is damaged")
 		}
 		if _, err := r.in.ReadByte(); !errors.Is(err, io.EOF) {
-			return fail("there is more behind the trailer")
+			return fail("there is data after the trailer: the file is damaged")
 		}
 		r.complete = true
-		return txn.BulkRow{}, io.EOF
+		return admin.BulkRow{}, io.EOF
 	}
 	row, err := l.row()
 	if err != nil {
 		return fail("%w", err)
 	}
 	if row.Row <= r.last {
-		return fail("row %s is not above the one before", session.Row(row.Row))
+		return fail("row %s is not above the previous row: the file is damaged", session.Row(row.Row))
 	}
 	r.take(line)
 	r.last = row.Row

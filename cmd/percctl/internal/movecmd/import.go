@@ -15,10 +15,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const (
@@ -48,21 +50,29 @@ func NewImportCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Write the rows of an exported file into a table",
-		Long: `Write the rows of a file of percctl export into a table that is transactional
-already. The file is read to its end and checked first; - is standard input, which
-is checked as it is read. Cells that the file does not name stay as they are.
+		Long: `Write the rows of a file of percctl export into a transactional table. The command
+reads and checks the whole file first. FILE - is standard input, which it checks
+while it reads. Cells that the file does not have stay as they are. Columns with
+observers get notifications.
 
-By default rows are written by transactions of --batch rows each, safe beside any
-others. A row that is as the file says already is not written again, so that
-running it again after an interrupt goes on.
+By default the command writes --batch rows per transaction, which is safe at the
+same time as other transactions. It does not write rows that already are as the file
+says: after an interrupt, run it again and it continues.
 
---bulk writes committed cells straight, much faster, and is no transaction: each
-row appears by itself, and readers may see some rows and not yet others. The range
-from the file's first row to its last has to be empty; transactions that write
-there meanwhile are not overwritten, but stop the load. --idle is your word that
-nobody reads or writes the range until it is over: then it may hold older data,
-and requests write many rows each. A broken word is noticed only afterwards, and
-can cost the other's commits. An interrupted load prints the --resume to go on with.`,
+--bulk writes committed cells directly, which is faster. It is not a transaction:
+each row appears by itself, and readers may see some rows before others. The range
+from the first to the last row of the file must be empty. If a transaction writes
+there during the load, its data stays and the load stops. After an interrupt,
+continue with the --resume that the command prints.
+
+With --idle you promise that no client reads or writes the range during the load.
+Then the range may hold older data (but no locks), and each request writes up to
+1,000 rows. If a client breaks the promise, its commits may be lost, and the command
+notices only afterwards, if at all.
+
+` + cli.AsksFirst + `
+
+With --dry-run, the command also checks the file.`,
 		Example: `  percctl import accounts.jsonl --dry-run
   percctl import accounts.jsonl --table accounts_copy --bulk --yes`,
 		Args: cli.ExactArgs(1, "one, FILE (- for standard input)"),
@@ -76,14 +86,15 @@ can cost the other's commits. An interrupted load prints the --resume to go on w
 	}
 	o.flags.Add(cmd, 0)
 	f := cmd.Flags()
-	f.StringVar(&o.table, "table", "", "table to write to (default: the one that was exported)")
-	f.IntVar(&o.batch, "batch", 200, "rows a transaction")
-	f.BoolVar(&o.bulk, "bulk", false, "write committed cells straight, into a range that is empty")
-	f.BoolVar(&o.idle, "idle", false, "with --bulk: nobody reads or writes the range until it is over")
-	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to go on with, as it printed them")
-	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	f.BoolVar(&o.dryRun, "dry-run", false, "check the file, show the plan, and change nothing")
+	f.StringVar(&o.table, "table", "", "table to write to (default: the table that was exported)")
+	f.IntVar(&o.batch, "batch", 200, "rows per transaction")
+	f.BoolVar(&o.bulk, "bulk", false, "write committed cells directly into an empty range")
+	f.BoolVar(&o.idle, "idle", false, "with --bulk: no client reads or writes the range during the load")
+	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to continue, as it printed them")
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
+	f.BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[imported]())
 	return cmd
 }
 
@@ -92,11 +103,11 @@ func (o *importOptions) parse() (err error) {
 	case o.batch < 1 || o.batch > 10_000:
 		return cli.Usagef("--batch %d: it has to be between 1 and 10000", o.batch)
 	case (o.idle || o.resume != "") && !o.bulk:
-		return cli.Usagef("--idle and --resume: they go with --bulk; without it, running it again goes on")
+		return cli.Usagef("--idle and --resume need --bulk; without --bulk, run the command again to continue")
 	case o.file == "-" && o.bulk:
-		return cli.Usagef("--bulk: it needs a file, which it reads twice")
+		return cli.Usagef("--bulk: it reads the file twice, so FILE cannot be standard input")
 	case o.file == "-" && (o.dryRun || !o.yes):
-		return cli.Usagef("standard input has the rows, and cannot answer or be read twice; add --yes to go ahead")
+		return cli.Usagef("standard input holds the rows, and cannot answer the question or be read twice: add --yes to confirm")
 	case o.resume == "":
 		return nil
 	}
@@ -113,22 +124,22 @@ func (o *importOptions) parse() (err error) {
 	return nil
 }
 
-// An imported is what percctl import prints.
+// An imported is what import did, or would do.
 type imported struct {
-	Project   string        `json:"project"`
-	Instance  string        `json:"instance"`
-	Table     string        `json:"table"`
-	File      string        `json:"file"`
-	FileTable string        `json:"file_table"`
-	FileTS    tso.Timestamp `json:"file_ts"`
-	Bulk      bool          `json:"bulk"`
-	DryRun    bool          `json:"dry_run"`
-	Rows      int           `json:"rows"`
-	Cells     int           `json:"cells"`
-	Written   int           `json:"rows_written"`
-	Unchanged int           `json:"rows_unchanged"`
-	StartTS   tso.Timestamp `json:"start_ts,omitempty"` // of a bulk load
-	CommitTS  tso.Timestamp `json:"commit_ts,omitempty"`
+	Project   string        `json:"project"`             // Google Cloud project
+	Instance  string        `json:"instance"`            // Bigtable instance
+	Table     string        `json:"table"`               // table that is written to
+	File      string        `json:"file"`                // name of the file
+	FileTable string        `json:"file_table"`          // table that the file was exported from
+	FileTS    tso.Timestamp `json:"file_ts"`             // timestamp that the file was exported at
+	Bulk      bool          `json:"bulk"`                // whether --bulk was given
+	DryRun    bool          `json:"dry_run"`             // whether --dry-run was given
+	Rows      int           `json:"rows"`                // rows in the file
+	Cells     int           `json:"cells"`               // cells in the file
+	Written   int           `json:"rows_written"`        // rows written by this run
+	Unchanged int           `json:"rows_unchanged"`      // rows that already were as the file says
+	StartTS   tso.Timestamp `json:"start_ts,omitempty"`  // start timestamp of a bulk load, for --resume
+	CommitTS  tso.Timestamp `json:"commit_ts,omitempty"` // commit timestamp of a bulk load, for --resume
 
 	first, last string
 	families    []string
@@ -165,13 +176,13 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	} else if err := o.survey(ctx, s, r); err != nil {
 		return err
 	}
-	d, err := s.Client().Describe(ctx, r.Table)
+	d, err := admin.Describe(ctx, s.Client(), r.Table)
 	if err != nil {
 		return err
 	}
 	for _, f := range r.families {
 		if !slices.Contains(d.Families, f) {
-			return fmt.Errorf("%s has cells in family %s, which table %s does not have: percctl table init %s --families %s adds it", o.file, f, r.Table, r.Table, f)
+			return fmt.Errorf("%s has cells in family %s, which table %s does not have: run percctl table init %s --families %s to add it", o.file, f, r.Table, r.Table, f)
 		}
 	}
 	if err := s.Use(ctx, r.Table); err != nil {
@@ -235,7 +246,7 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 			break
 		}
 		if errors.Is(err, errCut) {
-			return fmt.Errorf("%w; percctl export --resume completes it", err)
+			return fmt.Errorf("%w; run percctl export --resume to complete it", err)
 		}
 		if err != nil {
 			return err
@@ -256,8 +267,8 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 }
 
 // rows iterates over what is left of a file.
-func (r *reader) each() iter.Seq2[txn.BulkRow, error] {
-	return func(yield func(txn.BulkRow, error) bool) {
+func (r *reader) each() iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for {
 			row, err := r.row()
 			if errors.Is(err, io.EOF) || !yield(row, err) || err != nil {
@@ -272,19 +283,19 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 		return nil
 	}
 	resume := ""
-	report, err := s.Client().BulkLoad(ctx, r.Table, in.each(), txn.BulkLoad{
+	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, in.each(), admin.BulkConfig{
 		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
-			resume = fmt.Sprintf("; to go on, run it again with --resume %d,%d", start, commit)
-			fmt.Fprintf(o.streams.Err, "loading; if this is interrupted, go on with --resume %d,%d\n", start, commit)
+			resume = fmt.Sprintf("; to continue, run the command again with --resume %d,%d", start, commit)
+			fmt.Fprintf(o.streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
 		},
 		Progress: func(rows int) { s.Progress.Set("%d of %s loaded", rows, cli.Count(r.Rows, "row")) },
 	})
 	s.Progress.End()
 	r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
 	switch {
-	case errors.Is(err, txn.ErrNotIdle) && report.Rows == 0:
-		return &cli.Error{Code: cli.ExitFailed, Err: fmt.Errorf("%w; nothing was written; without --bulk it can be imported all the same, and with --idle where nobody uses the range", err)}
+	case errors.Is(err, admin.ErrNotIdle) && report.Rows == 0:
+		return &cli.Error{Code: cli.ExitFailed, Err: fmt.Errorf("%w; nothing was written; import without --bulk, or with --idle if no client uses the range", err)}
 	case err != nil:
 		return fmt.Errorf("%s loaded%s: %w", cli.Count(report.Rows, "row"), resume, err)
 	}
@@ -296,7 +307,7 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelBatches)
 	var mu sync.Mutex
-	send := func(batch []txn.BulkRow) {
+	send := func(batch []admin.BulkRow) {
 		g.Go(func() error {
 			written, err := writeBatch(gctx, s.Client(), r.Table, batch)
 			mu.Lock()
@@ -309,7 +320,7 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 			return err
 		})
 	}
-	var batch []txn.BulkRow
+	var batch []admin.BulkRow
 	var failed error
 	bytes := 0
 	for row, err := range in.each() {
@@ -336,14 +347,14 @@ func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imp
 		failed = ctx.Err()
 	}
 	if failed != nil {
-		return fmt.Errorf("stopped after %s written, %d unchanged; run it again to go on: %w", cli.Count(r.Written, "row"), r.Unchanged, failed)
+		return fmt.Errorf("stopped after %s written, %d unchanged; run the command again to continue: %w", cli.Count(r.Written, "row"), r.Unchanged, failed)
 	}
 	return nil
 }
 
 // writeBatch writes the rows that are not as they should be, and returns how
 // many these were.
-func writeBatch(ctx context.Context, c *txn.Client, table string, batch []txn.BulkRow) (written int, err error) {
+func writeBatch(ctx context.Context, c *txn.Client, table string, batch []admin.BulkRow) (written int, err error) {
 	_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		written = 0
 		t := tx.Table(table)
@@ -375,7 +386,7 @@ func writeBatch(ctx context.Context, c *txn.Client, table string, batch []txn.Bu
 	return written, err
 }
 
-func holds(row bigtable.Row, cell txn.BulkCell) bool {
+func holds(row bigtable.Row, cell admin.BulkCell) bool {
 	return slices.ContainsFunc(row[cell.Family], func(it bigtable.ReadItem) bool {
 		return it.Column == cell.Family+":"+cell.Qualifier && string(it.Value) == string(cell.Value)
 	})

@@ -9,7 +9,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -20,7 +20,7 @@ type backfillOptions struct {
 	flags   session.Flags
 	rows    session.RangeFlags
 	column  notify.Column
-	write   writeFlags
+	consent cli.Consent
 	format  cli.Format
 }
 
@@ -29,13 +29,18 @@ func newBackfillCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backfill TABLE/FAMILY:QUALIFIER",
 		Short: "Notify every cell of a column that has a value",
-		Long: `Notify every cell of an observed column that has a value: for an observer that was
-registered when there was data already, and for changes that clients made before
-they knew of it, at most their Config.SchemaMaxAge (1 minute) after that. Observers
-that have acknowledged a cell's newest change do not run again.
+		Long: `Notify the observers of every cell of a column that has a value. Use it after you
+have registered an observer for a column with data. Run it at least one
+Config.SchemaMaxAge (default 1 minute) after the registration: until then, clients
+may commit changes without notifying the new observer. An observer that has
+acknowledged the newest change of a cell does not run again.
 
---dry-run counts the cells. Running it again is harmless; after an interrupt,
---start with the row that it came to goes on from there.`,
+` + cli.AsksFirst + `
+
+With --dry-run, the command also counts the cells. To run the command twice is
+harmless. After an interrupt, the message names the row with which --start continues.
+
+Exit status 3: the column has no observer.`,
 		Example: `  percctl notify backfill documents/contents:raw --dry-run
   percctl notify backfill documents/contents:raw --prefix com.example/ --yes`,
 		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER"),
@@ -51,24 +56,23 @@ that have acknowledged a cell's newest change do not run again.
 	}
 	o.flags.Add(cmd, walkTimeout)
 	o.rows.Add(cmd)
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[backfilled]())
 	cmd.ValidArgsFunction = o.flags.CompleteColumns
 	return cmd
 }
 
-// backfilled is what backfill prints.
+// A backfilled is what notify backfill did, or would do.
 type backfilled struct {
-	Project   string   `json:"project"`
-	Instance  string   `json:"instance"`
-	DryRun    bool     `json:"dry_run"`
-	Column    string   `json:"column"`
-	Observers []string `json:"observers"`
-	Weak      bool     `json:"weak"`
-	// Cells that were notified; in a dry run, those that would be.
-	Cells int `json:"cells"`
-	// LastRow that was notified, where an error ended it.
-	LastRow string `json:"last_row,omitempty"`
+	Project   string   `json:"project"`            // Google Cloud project
+	Instance  string   `json:"instance"`           // Bigtable instance
+	DryRun    bool     `json:"dry_run"`            // whether --dry-run was given
+	Column    string   `json:"column"`             // table, family and qualifier
+	Observers []string `json:"observers"`          // observers registered for the column
+	Weak      bool     `json:"weak"`               // whether the column is for weak notifications
+	Cells     int      `json:"cells"`              // cells that were notified; with --dry-run, cells to notify
+	LastRow   string   `json:"last_row,omitempty"` // last row that was notified, if an error or interrupt ended the command
 }
 
 func (b *backfilled) plan(w io.Writer, what string) error {
@@ -90,19 +94,17 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	rows := bigtable.NewRange(r.Start, r.End)
 	b := &backfilled{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
 		Column: o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
 	}
-	if o.write.dryRun {
+	what := "all cells with a value"
+	if o.consent.DryRun {
 		if b.Cells, err = o.count(ctx, s, rows); err != nil {
 			return err
 		}
-		return cli.Print(o.streams.Out, o.format, b, func(w io.Writer) error { return b.plan(w, cli.Count(b.Cells, "cell")) })
+		what = cli.Count(b.Cells, "cell")
 	}
-	if err := b.plan(o.streams.Err, "all cells with a value"); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify them in %s?", s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
 	b.Cells, err = notify.Backfill(ctx, s.Client(), o.column, rows, func(cells int, row string) {
@@ -122,12 +124,12 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	return b.verdict(ctx, r, err)
 }
 
-// verdict says how to go on after an error.
+// verdict says how to continue after an error.
 func (b *backfilled) verdict(ctx context.Context, r session.Range, err error) error {
 	if err == nil {
 		return nil
 	}
-	goOn := "run it again to go on"
+	goOn := "to continue, run the command again"
 	if b.LastRow != "" {
 		goOn += " with --start " + b.LastRow
 		if r.End != "" {

@@ -1,5 +1,5 @@
-// Package notifycmd is percctl notify: what observers have still to do, what
-// they have failed at, and giving it another try.
+// Package notifycmd is percctl notify: notifications that observers have not
+// acknowledged, and dead letters.
 package notifycmd
 
 import (
@@ -10,11 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Defaults of --timeout: a few cells should not take long; a walk over tables
@@ -26,23 +29,15 @@ const (
 
 // NewCmd returns the notify command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("notify", "Look after notifications of observers and dead letters",
-		`Look after notifications of observers and dead letters.
+	return cli.Group("notify", "Inspect and manage notifications and dead letters",
+		`Inspect and manage notifications and dead letters.
 
-A commit of an observed column leaves a notification, until every observer of the
-column has acknowledged the change. An observer that fails is run again later and
-later; what it has failed at too often becomes a dead letter, which is in nobody's
-way until it is replayed or dropped. docs/operations.md says what to do when
-something is stuck.`,
+A commit to an observed column leaves a notification, which stays until every
+observer of the column has acknowledged the change. If an observer fails, its
+workers retry it with growing delays. After too many failures the change becomes a
+dead letter: it blocks nothing, and waits until you replay or drop it.
+docs/operations.md says what to do if observers are stuck.`,
 		newListCmd(s), newWaitCmd(s), newReplayCmd(s), newParkCmd(s), newDropCmd(s), newSendCmd(s), newBackfillCmd(s))
-}
-
-// writeFlags are those of what changes something.
-type writeFlags struct{ yes, dryRun bool }
-
-func (f *writeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show the plan and change nothing")
 }
 
 // observerFlag adds --observer with its completion.
@@ -69,22 +64,22 @@ func parseCells(args []string) ([]txn.Cell, error) {
 
 func parseCell(arg string) (txn.Cell, error) {
 	c, err := session.ParseCell(arg)
-	if err == nil && c.Family == txn.AckFamily {
-		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+	if err == nil && c.Family == format.AckFamily {
+		return c, cli.Usagef("cell %s: family %s holds transaction metadata; name a data family", c, c.Family)
 	}
 	return c, err
 }
 
 // observedColumn finds a cell's column in the registry. Exit status 3 where it
 // is not there.
-func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (txn.ObservedColumn, error) {
+func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.Registration, error) {
 	return session.Observed(ctx, s, notify.Column{Table: cell.Table, Family: cell.Family, Qualifier: cell.Qualifier})
 }
 
 // checkRegistered says when a column has no such observer.
-func checkRegistered(col txn.ObservedColumn, id string) error {
+func checkRegistered(col changes.Registration, id string) error {
 	if !slices.Contains(col.Observers, id) {
-		return session.NotFoundf("no observer %q is registered for column %s of table %s; its observers are %s", id, col.Column, col.Table, strings.Join(col.Observers, ", "))
+		return session.NotFoundf("no observer %q is registered for column %s of table %s; the registered ones are %s", id, col.Column, col.Table, strings.Join(col.Observers, ", "))
 	}
 	return nil
 }

@@ -7,9 +7,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // The kinds of items.
@@ -27,51 +29,48 @@ const (
 	stateAcknowledged = "acknowledged" // it has seen the newest change
 )
 
-// An item is a notification or a dead letter as it is printed.
+// An item is a notification or a dead letter.
 type item struct {
-	Kind string  `json:"kind"`
-	Cell string  `json:"cell"`
-	Age  float64 `json:"age_seconds"` // of the oldest change; of a dead letter since it was given up
-	// Of a notification: its changes, oldest and newest.
-	Changes  int           `json:"changes,omitempty"`
-	More     bool          `json:"more_changes,omitempty"` // Changes is only the newest of them
-	OldestTS tso.Timestamp `json:"oldest_ts,omitempty"`
-	Oldest   string        `json:"oldest_time,omitempty"`
-	NewestTS tso.Timestamp `json:"newest_ts,omitempty"`
-	Newest   string        `json:"newest_time,omitempty"`
-	Weak     bool          `json:"weak,omitempty"`
-	Locked   bool          `json:"locked,omitempty"`
-	Hops     int           `json:"hops,omitempty"`
-	// ChangeTS is the newest committed change; of a dead letter, the one that
-	// was given up.
-	ChangeTS tso.Timestamp `json:"change_ts,omitempty"`
-	ParkedTS tso.Timestamp `json:"parked_ts,omitempty"`
-	Parked   string        `json:"parked_time,omitempty"`
-	Trace    string        `json:"trace_parent,omitempty"`
+	Kind     string        `json:"kind"`                   // `notification` or `dead letter`
+	Cell     string        `json:"cell"`                   // table, row and column
+	Age      float64       `json:"age_seconds"`            // age of the oldest pending change; of a dead letter, time since it was parked
+	Changes  int           `json:"changes,omitempty"`      // changes that the notification stands for
+	More     bool          `json:"more_changes,omitempty"` // whether there are more changes than are counted: changes are then only the newest
+	OldestTS tso.Timestamp `json:"oldest_ts,omitempty"`    // commit timestamp of the oldest of these changes
+	Oldest   string        `json:"oldest_time,omitempty"`  // oldest_ts as a time
+	NewestTS tso.Timestamp `json:"newest_ts,omitempty"`    // commit timestamp of the newest of these changes
+	Newest   string        `json:"newest_time,omitempty"`  // newest_ts as a time
+	Weak     bool          `json:"weak,omitempty"`         // whether the column is for weak notifications
+	Locked   bool          `json:"locked,omitempty"`       // whether a transaction holds a lock on the cell
+	Hops     int           `json:"hops,omitempty"`         // observer runs, one caused by the other, that led to the newest change; 0 if no observer wrote it
+	ChangeTS tso.Timestamp `json:"change_ts,omitempty"`    // commit timestamp of the newest committed change; of a dead letter, of the change that the observer failed on
+	ParkedTS tso.Timestamp `json:"parked_ts,omitempty"`    // oracle time at which the change became a dead letter
+	Parked   string        `json:"parked_time,omitempty"`  // parked_ts as a time
+	Trace    string        `json:"trace_parent,omitempty"` // W3C traceparent of the transaction that made the change
 
-	Observers []observerItem `json:"observers"`
+	Observers []observerItem `json:"observers"` // observers of the cell; of a dead letter, the one that failed
 }
 
-// An observerItem is what an observer has still to do about an item.
+// An observerItem is the state of an observer at a cell.
 type observerItem struct {
-	Observer string        `json:"observer"`
-	State    string        `json:"state"`
-	AckTS    tso.Timestamp `json:"ack_ts,omitempty"`
-	Attempts int           `json:"attempts,omitempty"`
-	FirstTS  tso.Timestamp `json:"first_ts,omitempty"`
-	LastTS   tso.Timestamp `json:"last_ts,omitempty"`
-	Last     string        `json:"last_time,omitempty"`
-	NextTS   tso.Timestamp `json:"next_ts,omitempty"`
-	Next     string        `json:"next_time,omitempty"`
-	Error    string        `json:"error,omitempty"`
-	Words    string        `json:"words"`
+	Observer string        `json:"observer"`            // id of the observer
+	State    string        `json:"state"`               // `pending` (has not run yet), `failing` (its last run failed, it will be retried), `put off` (it postponed the change itself), `dead letter`, or `acknowledged`
+	AckTS    tso.Timestamp `json:"ack_ts,omitempty"`    // changes up to this timestamp are acknowledged
+	Attempts int           `json:"attempts,omitempty"`  // failed runs for the newest change
+	FirstTS  tso.Timestamp `json:"first_ts,omitempty"`  // oracle time of the first failed run
+	LastTS   tso.Timestamp `json:"last_ts,omitempty"`   // oracle time of the last failed run
+	Last     string        `json:"last_time,omitempty"` // last_ts as a time
+	NextTS   tso.Timestamp `json:"next_ts,omitempty"`   // oracle time before which it is not retried
+	Next     string        `json:"next_time,omitempty"` // next_ts as a time
+	Error    string        `json:"error,omitempty"`     // error of the last failed run
+	Words    string        `json:"words"`               // the state in words
 }
 
 // mostTriggers is how many changes of a cell are read.
 const mostTriggers = 128
 
 // newNotification describes what is stored of a notification at oracle time now.
-func newNotification(o txn.Observation, now tso.Timestamp) item {
+func newNotification(o changes.Observation, now tso.Timestamp) item {
 	it := item{
 		Kind: kindNotification, Cell: o.Cell.String(), Changes: len(o.Triggers), More: len(o.Triggers) == mostTriggers,
 		Weak: o.Weak, Locked: o.Locked, ChangeTS: o.ChangeTS, Observers: []observerItem{},
@@ -91,7 +90,7 @@ func newNotification(o txn.Observation, now tso.Timestamp) item {
 	return it
 }
 
-func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
+func newObserver(o changes.Observation, id string, now tso.Timestamp) observerItem {
 	b := observerItem{Observer: id, State: statePending, AckTS: o.Acks[id], Words: "has not run for it yet"}
 	f, failed := o.Failures[id]
 	if b.AckTS != 0 {
@@ -99,7 +98,7 @@ func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
 	}
 	switch {
 	case !o.Pending(id):
-		b.State, b.Words = stateAcknowledged, "acknowledged; a worker removes what is left over"
+		b.State, b.Words = stateAcknowledged, "acknowledged; a worker will remove the notification"
 		if len(o.Triggers) > 0 && slices.ContainsFunc(o.Observers, o.Pending) {
 			b.Words = "acknowledged"
 		}
@@ -111,18 +110,18 @@ func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
 		return b
 	}
 	b.Attempts, b.FirstTS, b.LastTS, b.Last, b.Error = f.Attempts, f.FirstTS, f.LastTS, cli.Time(f.LastTS), f.Error
-	if f.NotBefore == txn.Never {
-		b.State, b.Words = stateDead, "given up: see its dead letter"
+	if f.NotBefore == format.Never {
+		b.State, b.Words = stateDead, "gave up: see its dead letter"
 		return b
 	}
 	b.NextTS, b.Next = f.NotBefore, cli.Time(f.NotBefore)
-	next := "next try due"
+	next := "retry due"
 	if f.NotBefore > now {
-		next = "next try in " + ago(now, f.NotBefore)
+		next = "next retry in " + ago(now, f.NotBefore)
 	}
 	switch {
 	case f.Error == "":
-		b.State, b.Words = statePutOff, "put off by itself, "+next
+		b.State, b.Words = statePutOff, "postponed by the observer, "+next
 	case f.Attempts == 0:
 		b.State, b.Words = stateFailing, fmt.Sprintf("conflicted %s ago, %s: %s", ago(f.LastTS, now), next, cli.Line(f.Error))
 	default:
@@ -131,13 +130,13 @@ func newObserver(o txn.Observation, id string, now tso.Timestamp) observerItem {
 	return b
 }
 
-func newDeadLetter(d txn.DeadLetter, now tso.Timestamp) item {
+func newDeadLetter(d changes.DeadLetter, now tso.Timestamp) item {
 	return item{
 		Kind: kindDeadLetter, Cell: d.Cell.String(), Age: seconds(max(now-d.ParkedTS, 0)), ChangeTS: d.ChangeTS,
 		ParkedTS: d.ParkedTS, Parked: cli.Time(d.ParkedTS), Trace: d.TraceParent,
 		Observers: []observerItem{{
 			Observer: d.Observer, State: stateDead, Attempts: d.Attempts, FirstTS: d.FirstTS, Error: d.Error,
-			Words: fmt.Sprintf("given up after %s: %s", cli.Count(d.Attempts, "attempt"), cli.Line(d.Error)),
+			Words: fmt.Sprintf("gave up after %s: %s", cli.Count(d.Attempts, "attempt"), cli.Line(d.Error)),
 		}},
 	}
 }
@@ -173,10 +172,10 @@ func (it item) notes() string {
 		notes += ", weak"
 	}
 	if it.Hops > 0 {
-		notes += fmt.Sprintf(", caused by %s of observers in a row", cli.Count(it.Hops, "run"))
+		notes += fmt.Sprintf(", caused by a chain of %s of observers", cli.Count(it.Hops, "run"))
 	}
 	if it.Locked {
-		notes += ", a transaction is at it (percctl lock list)"
+		notes += ", locked by a transaction (percctl lock show)"
 	}
 	return notes
 }

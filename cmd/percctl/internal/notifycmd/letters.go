@@ -7,14 +7,16 @@ import (
 	"io"
 	"slices"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// shownLetters is how many dead letters a plan tells one by one.
+// shownLetters is how many dead letters a plan lists.
 const shownLetters = 10
 
 // A choice chooses dead letters.
@@ -23,18 +25,18 @@ type choice struct {
 	observer string
 }
 
-func (c choice) has(d txn.DeadLetter) bool {
+func (c choice) has(d changes.DeadLetter) bool {
 	return (len(c.cells) == 0 || slices.Contains(c.cells, d.Cell)) && (c.observer == "" || d.Observer == c.observer)
 }
 
-// A lettersPlan is what is about to be done to dead letters.
+// A lettersPlan is what replay or drop would do.
 type lettersPlan struct {
-	Project  string         `json:"project"`
-	Instance string         `json:"instance"`
-	DryRun   bool           `json:"dry_run"`
-	Letters  int            `json:"dead_letters"`
-	Observer map[string]int `json:"by_observer"`
-	First    []item         `json:"first"`
+	Project  string         `json:"project"`      // Google Cloud project
+	Instance string         `json:"instance"`     // Bigtable instance
+	DryRun   bool           `json:"dry_run"`      // always true
+	Letters  int            `json:"dead_letters"` // dead letters that were chosen
+	Observer map[string]int `json:"by_observer"`  // number of them by the id of the observer
+	First    []item         `json:"first"`        // the first 10 of them
 
 	do   string
 	asOf tso.Timestamp
@@ -49,7 +51,7 @@ func planLetters(ctx context.Context, s *session.Session, at *connect.Flags, c c
 	}
 	p := &lettersPlan{Project: at.Project, Instance: at.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
 	missing := slices.Clone(c.cells)
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return nil, err
 		}
@@ -87,16 +89,15 @@ func (p *lettersPlan) text(w io.Writer) error {
 	return nil
 }
 
-// A lettersResult is what was done.
+// A lettersResult is what replay or drop did.
 type lettersResult struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	DryRun   bool   `json:"dry_run"`
-	Letters  int    `json:"dead_letters"`
-	Done     int    `json:"done"`
-	Failed   int    `json:"failed"`
-	// Unfinished were not reached before the end, or cut off before the answer.
-	Unfinished int `json:"unfinished"`
+	Project    string `json:"project"`      // Google Cloud project
+	Instance   string `json:"instance"`     // Bigtable instance
+	DryRun     bool   `json:"dry_run"`      // always false
+	Letters    int    `json:"dead_letters"` // dead letters that were chosen
+	Done       int    `json:"done"`         // dead letters that were replayed or dropped
+	Failed     int    `json:"failed"`       // dead letters that could not be, because of an error
+	Unfinished int    `json:"unfinished"`   // dead letters that an interrupt or timeout left, or whose answer it cut off
 
 	done    string
 	failure error // the first
@@ -108,7 +109,7 @@ func (r *lettersResult) text(w io.Writer) error {
 	for _, row := range []struct {
 		what string
 		n    int
-	}{{"failed", r.Failed}, {"not finished", r.Unfinished}} {
+	}{{"failed", r.Failed}, {"not reached", r.Unfinished}} {
 		if row.n > 0 {
 			cli.WriteRow(table, row.what, fmt.Sprint(row.n))
 		}
@@ -121,21 +122,21 @@ func (r *lettersResult) text(w io.Writer) error {
 func (r *lettersResult) verdict(ended error) error {
 	switch {
 	case errors.Is(ended, context.Canceled):
-		return fmt.Errorf("interrupted: %s not finished; run it again to go on", cli.Count(r.Unfinished, "dead letter"))
+		return fmt.Errorf("interrupted: %s not reached; run the command again to continue", cli.Count(r.Unfinished, "dead letter"))
 	case ended != nil:
-		return fmt.Errorf("%w: %s not finished; run it again to go on", ended, cli.Count(r.Unfinished, "dead letter"))
+		return fmt.Errorf("%w: %s not reached; run the command again to continue", ended, cli.Count(r.Unfinished, "dead letter"))
 	case r.Failed > 0:
-		return fmt.Errorf("%s failed, the first with: %w", cli.Count(r.Failed, "dead letter"), r.failure)
+		return fmt.Errorf("%s failed; the first error: %w", cli.Count(r.Failed, "dead letter"), r.failure)
 	}
 	return nil
 }
 
 // each does something to each dead letter of the plan, in one walk: those that
 // come to be meanwhile are left.
-func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, txn.DeadLetter) error) (*lettersResult, error) {
+func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, changes.DeadLetter) error) (*lettersResult, error) {
 	r := &lettersResult{Project: p.Project, Instance: p.Instance, Letters: p.Letters, done: done}
 	var ended error
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err == nil && (!c.has(d) || d.ParkedTS > p.asOf) {
 			continue
 		}
@@ -168,17 +169,13 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 }
 
 // carryOut shows the plan, asks, and does it.
-func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, w writeFlags, c choice, done string, do func(context.Context, txn.DeadLetter) error) error {
-	if w.dryRun {
-		return cli.Print(s.Streams.Out, format, p, p.text)
-	}
-	if err := p.text(s.Streams.Err); err != nil {
-		return err
-	}
+func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, consent cli.Consent, c choice, done string, do func(context.Context, changes.DeadLetter) error) error {
+	question := ""
 	if p.Letters > 0 {
-		if err := cli.Confirm(ctx, s.Streams, w.yes, fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)); err != nil {
-			return err
-		}
+		question = fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)
+	}
+	if ok, err := consent.Ask(ctx, s.Streams, format, p, p.text, question); !ok {
+		return err
 	}
 	r, ended := p.each(ctx, s, c, done, do)
 	if err := cli.Print(s.Streams.Out, format, r, r.text); err != nil {

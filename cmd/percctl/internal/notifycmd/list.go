@@ -11,10 +11,12 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type listOptions struct {
@@ -32,15 +34,15 @@ func newListCmd(s *cli.Streams) *cobra.Command {
 	o := &listOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "list [TABLE…]",
-		Short: "List notifications that are pending, and dead letters",
-		Long: `List the notifications in tables, in order of row keys, and what each observer has
-still to do about them, then the dead letters. Without TABLE, tables that have
-observers are read. It changes nothing and waits for nothing. The age of a
-notification is that of its oldest change, in oracle time.
+		Short: "List pending notifications and dead letters",
+		Long: `List the notifications in tables in the order of row keys, with the state of each
+observer, and then the dead letters. Without TABLE, the command reads all tables
+that have observers. It changes nothing and does not wait for locks. The age of a
+notification is the age of its oldest change, in oracle time.
 
-A notification that all observers have acknowledged is a leftover; workers remove
-it. Reading tables of many rows takes its time: Bigtable may have to pass over
-everything in them.`,
+Workers remove notifications that all observers have acknowledged. In a large table
+the command may take minutes, because Bigtable may have to read all rows to find the
+notifications.`,
 		Example: `  percctl notify list
   percctl notify list documents --older-than 5m --observer parser
   percctl notify list --dead -o jsonl`,
@@ -57,10 +59,11 @@ everything in them.`,
 	o.tables.Range.Add(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&o.dead, "dead", false, "only dead letters")
-	observerFlag(cmd, &o.flags, &o.observer, "only what this observer has still to do, or has given up")
-	f.DurationVar(&o.olderThan, "older-than", 0, "only what is at least this old, in oracle time")
-	f.IntVar(&o.limit, "limit", 0, "end after this many (0: all)")
+	observerFlag(cmd, &o.flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
+	f.DurationVar(&o.olderThan, "older-than", 0, "only those at least this old, in oracle time (0: all)")
+	f.IntVar(&o.limit, "limit", 0, "maximum number to list (0: all)")
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[item](csvHeader))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -75,7 +78,7 @@ func (o *listOptions) check() error {
 	case o.limit < 0:
 		return cli.Usagef("--limit %d: it has to be positive, or 0 for all", o.limit)
 	case o.dead && r != session.Range{}:
-		return cli.Usagef("--dead and a range of rows: dead letters are not kept by row; name tables, or --observer")
+		return cli.Usagef("--dead does not go with a range of rows: name tables, or add --observer")
 	}
 	return nil
 }
@@ -130,7 +133,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 	if r != (session.Range{}) {
 		return nil
 	}
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}
@@ -160,7 +163,7 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 	slices.Sort(tables)
 	tables = slices.Compact(tables)
 	return l.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for o, err := range s.Client().Observations(ctx, table, rows) {
+		for o, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -177,7 +180,7 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 	})
 }
 
-func (l *lister) wants(o txn.Observation) bool {
+func (l *lister) wants(o changes.Observation) bool {
 	if l.observer != "" && (!slices.Contains(o.Observers, l.observer) || !o.Pending(l.observer)) {
 		return false
 	}

@@ -8,10 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type parkOptions struct {
@@ -20,7 +23,7 @@ type parkOptions struct {
 	cell     txn.Cell
 	observer string
 	reason   string
-	write    writeFlags
+	consent  cli.Consent
 	format   cli.Format
 }
 
@@ -28,12 +31,16 @@ func newParkCmd(s *cli.Streams) *cobra.Command {
 	o := &parkOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "park CELL --observer ID",
-		Short: "Make a dead letter of a notification that an observer keeps failing at",
-		Long: `Make a dead letter of what an observer has still to do about a cell, ahead of its
-last attempt: it is not run for this change any more, until it is replayed. Other
-observers of the cell are not affected, and a newer change of the cell runs the
-observer as ever. A run that is under way may still commit; the letter is without
-effect then. Exit status 3: there is nothing the observer has still to do.`,
+		Short: "Turn a notification that an observer keeps failing on into a dead letter",
+		Long: `Turn the pending notification of an observer into a dead letter, before its workers
+give up. The observer does not run for this change until you replay it. Other
+observers of the cell are not affected. A newer change of the cell runs the observer
+as usual. A run that has already begun may still commit, and then the dead letter
+has no effect.
+
+` + cli.AsksFirst + `
+
+Exit status 3: the observer has acknowledged the newest change.`,
 		Example: `  percctl notify park documents/d7/contents:raw --observer parser`,
 		Args:    cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -41,30 +48,31 @@ effect then. Exit status 3: there is nothing the observer has still to do.`,
 				return err
 			}
 			if o.observer == "" {
-				return cli.Usagef("no observer: name it by --observer")
+				return cli.Usagef("no observer: add --observer ID")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.observer, "the observer that is not to run for the change any more")
-	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "what the dead letter says, where no run has failed yet")
-	o.write.add(cmd)
+	observerFlag(cmd, &o.flags, &o.observer, "id of the observer; required")
+	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "error text of the dead letter if no run has failed yet")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[parked]())
 	return cmd
 }
 
-// parked is what park prints.
+// A parked is what notify park did, or would do.
 type parked struct {
-	Project  string        `json:"project"`
-	Instance string        `json:"instance"`
-	DryRun   bool          `json:"dry_run"`
-	Cell     string        `json:"cell"`
-	Observer string        `json:"observer"`
-	ChangeTS tso.Timestamp `json:"change_ts"`
-	Attempts int           `json:"attempts"`
-	Error    string        `json:"error"`
-	Others   []string      `json:"others_pending"` // observers that have still to run
+	Project  string        `json:"project"`        // Google Cloud project
+	Instance string        `json:"instance"`       // Bigtable instance
+	DryRun   bool          `json:"dry_run"`        // whether --dry-run was given
+	Cell     string        `json:"cell"`           // table, row and column
+	Observer string        `json:"observer"`       // id of the observer
+	ChangeTS tso.Timestamp `json:"change_ts"`      // commit timestamp of the change that is parked
+	Attempts int           `json:"attempts"`       // failed runs for the change
+	Error    string        `json:"error"`          // error of the last failed run, or --reason
+	Others   []string      `json:"others_pending"` // other observers of the cell that have not acknowledged the change
 }
 
 func (p *parked) text(w io.Writer) error {
@@ -89,20 +97,14 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if !seen.Pending(o.observer) {
-		return session.NotFoundf("observer %s has acknowledged the newest change of %s: there is nothing to park", o.observer, o.cell)
+		return session.NotFoundf("observer %s has acknowledged the newest change of %s: nothing to park", o.observer, o.cell)
 	}
 	d := o.letter(seen)
 	p := &parked{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun,
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
 		Cell: o.cell.String(), Observer: o.observer, ChangeTS: d.ChangeTS, Attempts: d.Attempts, Error: d.Error, Others: o.others(seen),
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, p, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Park it in %s?", s.Where)); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, fmt.Sprintf("Park it in %s?", s.Where)); !ok {
 		return err
 	}
 	if err := o.park(ctx, s, seen, d); err != nil {
@@ -115,17 +117,17 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 }
 
 // observe reads what a worker would decide by.
-func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*txn.Observation, error) {
+func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*changes.Observation, error) {
 	tx, err := s.Client().Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer tx.Rollback()
-	return tx.Observe(ctx, cell)
+	return changes.Observe(ctx, tx, cell)
 }
 
-func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
-	d := txn.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
+func (o *parkOptions) letter(seen *changes.Observation) changes.DeadLetter {
+	d := changes.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
 	if f, ok := seen.Failures[o.observer]; ok && f.ChangeTS == seen.ChangeTS {
 		d.Attempts, d.FirstTS = f.Attempts, f.FirstTS
 		if f.Error != "" {
@@ -138,12 +140,12 @@ func (o *parkOptions) letter(seen *txn.Observation) txn.DeadLetter {
 	return d
 }
 
-// others are the observers that have still to see the change.
-func (o *parkOptions) others(seen *txn.Observation) []string {
+// others returns the other observers that have not acknowledged the change.
+func (o *parkOptions) others(seen *changes.Observation) []string {
 	others := []string{}
 	for _, id := range seen.Observers {
 		f, failed := seen.Failures[id]
-		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == txn.Never
+		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == format.Never
 		if id != o.observer && seen.Pending(id) && !dead {
 			others = append(others, id)
 		}
@@ -154,19 +156,19 @@ func (o *parkOptions) others(seen *txn.Observation) []string {
 // park does what a worker does after the last attempt: the letter first, so that
 // nothing is lost in between; then the notification goes, or stays for the
 // others, marked as given up.
-func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *txn.Observation, d txn.DeadLetter) error {
-	if err := s.Client().Park(ctx, d); err != nil {
+func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *changes.Observation, d changes.DeadLetter) error {
+	if err := changes.Park(ctx, s.Client(), d); err != nil {
 		return err
 	}
 	if len(o.others(seen)) == 0 {
-		cleared := txn.Cleared{Cell: o.cell, UpTo: seen.Known()}
+		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.Known()}
 		for id := range seen.Failures {
 			cleared.Failures = append(cleared.Failures, id)
 		}
 		slices.Sort(cleared.Failures)
-		return s.Client().ClearNotifications(ctx, cleared)
+		return changes.ClearNotifications(ctx, s.Client(), cleared)
 	}
-	return s.Client().SetFailure(ctx, o.cell, o.observer, txn.Failure{
-		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: txn.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
+	return changes.SetFailure(ctx, s.Client(), o.cell, o.observer, format.Failure{
+		ChangeTS: d.ChangeTS, Attempts: d.Attempts, NotBefore: format.Never, FirstTS: d.FirstTS, LastTS: seen.StartTS, Error: d.Error,
 	})
 }

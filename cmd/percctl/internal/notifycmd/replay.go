@@ -5,32 +5,35 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type replayOptions struct {
-	flags  session.Flags
-	chosen choice
-	all    bool
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	all     bool
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newReplayCmd(s *cli.Streams) *cobra.Command {
 	o := &replayOptions{}
 	cmd := &cobra.Command{
 		Use:   "replay CELL… | --observer ID | --all",
-		Short: "Give dead letters another try",
-		Long: `Give dead letters another try: notify their cells again, forget the failures, and
-remove the letters. Observers run for the newest state of their cells, like for
-any change; one that has acknowledged it in the meantime does not run. What fails
-again becomes a dead letter again.
+		Short: "Run the observers of dead letters again",
+		Long: `Notify the cells of dead letters again, forget the failures, and remove the dead
+letters. The observers run for the newest state of the cells, as for any change. An
+observer that has acknowledged the change meanwhile does not run. A change that
+fails too often again becomes a dead letter again.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. To replay a letter twice is harmless: after an interrupt
-run it again.`,
+` + cli.AsksFirst + `
+
+To replay a dead letter twice is harmless: after an interrupt, run the command
+again.`,
 		Example: `  percctl notify replay --observer parser --dry-run
   percctl notify replay documents/d7/contents:raw --yes`,
 		Args: cobra.ArbitraryArgs,
@@ -40,9 +43,9 @@ run it again.`,
 			}
 			switch named := len(args) > 0 || o.chosen.observer != ""; {
 			case o.all && named:
-				return cli.Usagef("--all and cells or --observer: give one or the other")
+				return cli.Usagef("--all does not go with cells or --observer")
 			case !o.all && !named:
-				return cli.Usagef("no dead letter: name cells or --observer, or give --all")
+				return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
@@ -50,8 +53,9 @@ run it again.`,
 	o.flags.Add(cmd, walkTimeout)
 	observerFlag(cmd, &o.flags, &o.chosen.observer, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
 }
 
@@ -60,23 +64,27 @@ func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "replayed", s.Client().Replay)
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
 }
 
 type dropOptions struct {
-	flags  session.Flags
-	chosen choice
-	write  writeFlags
-	format cli.Format
+	flags   session.Flags
+	chosen  choice
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newDropCmd(s *cli.Streams) *cobra.Command {
 	o := &dropOptions{}
 	cmd := &cobra.Command{
 		Use:   "drop CELL --observer ID",
-		Short: "Drop a dead letter for good",
-		Long: `Drop an observer's dead letter for good. Its change stays without effect until the
-cell changes again: the observer runs then as ever, for the newest state.`,
+		Short: "Delete a dead letter",
+		Long: `Delete the dead letter of an observer. The observer does not run for that change. When
+the cell changes again, the observer runs for the newest state, as usual.
+
+` + cli.AsksFirst + `
+
+Exit status 3: the cell has no dead letter of the observer.`,
 		Example: `  percctl notify drop documents/d7/contents:raw --observer parser`,
 		Args:    cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -84,15 +92,16 @@ cell changes again: the observer runs then as ever, for the newest state.`,
 				return err
 			}
 			if o.chosen.observer == "" {
-				return cli.Usagef("no observer: name it by --observer")
+				return cli.Usagef("no observer: add --observer ID")
 			}
 			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "the observer that failed")
-	o.write.add(cmd)
+	observerFlag(cmd, &o.flags, &o.chosen.observer, "id of the observer; required")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
 }
 
@@ -101,5 +110,7 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.write, o.chosen, "dropped", s.Client().DropDeadLetter)
+	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
+		return changes.DropDeadLetter(ctx, s.Client(), d)
+	})
 }

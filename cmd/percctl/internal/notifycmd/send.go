@@ -8,16 +8,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type sendOptions struct {
 	streams *cli.Streams
 	flags   session.Flags
 	cells   []txn.Cell
-	write   writeFlags
+	consent cli.Consent
 	format  cli.Format
 }
 
@@ -26,14 +28,17 @@ func newSendCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "send CELL…",
 		Short: "Notify the observers of cells",
-		Long: `Set the notifications of cells, as a commit would: their observers look at them
-again. On a column for weak notifications each runs; on another, those run that
-have not acknowledged the cell's newest change. Exit status 3: a cell's column has
-no observer.`,
+		Long: `Notify the observers of cells, as a commit would. On a column for weak notifications
+every observer runs. On other columns an observer runs only if it has not
+acknowledged the newest change of the cell.
+
+` + cli.AsksFirst + `
+
+Exit status 3: the column of a cell has no observer.`,
 		Example: `  percctl notify send documents/d7/contents:raw --yes`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return cli.Usagef("no cell: name at least one, CELL")
+				return cli.Usagef("no cell: name at least one CELL")
 			}
 			return nil
 		},
@@ -45,24 +50,25 @@ no observer.`,
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	o.write.add(cmd)
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[sent]())
 	return cmd
 }
 
-// sent is what send prints.
+// A sent is what notify send did, or would do.
 type sent struct {
-	Project  string     `json:"project"`
-	Instance string     `json:"instance"`
-	DryRun   bool       `json:"dry_run"`
-	Cells    []sentCell `json:"cells"`
+	Project  string     `json:"project"`  // Google Cloud project
+	Instance string     `json:"instance"` // Bigtable instance
+	DryRun   bool       `json:"dry_run"`  // whether --dry-run was given
+	Cells    []sentCell `json:"cells"`    // cells that were notified
 }
 
-// A sentCell is one cell, with the observers that it is for.
+// A sentCell is a cell and the observers that are notified of it.
 type sentCell struct {
-	Cell      string   `json:"cell"`
-	Observers []string `json:"observers"`
-	Weak      bool     `json:"weak"`
+	Cell      string   `json:"cell"`      // table, row and column
+	Observers []string `json:"observers"` // observers registered for its column
+	Weak      bool     `json:"weak"`      // whether the column is for weak notifications
 }
 
 func (r *sent) text(w io.Writer) error {
@@ -81,15 +87,15 @@ func (r *sent) text(w io.Writer) error {
 func toRun(observers []string, weak bool) string {
 	switch {
 	case len(observers) == 0:
-		return "no observer is registered to run"
+		return "for no observer: none is registered"
 	case weak:
-		return "to run " + strings.Join(observers, ", ")
+		return "for " + strings.Join(observers, ", ")
 	}
-	return "to run what has not acknowledged it of " + strings.Join(observers, ", ")
+	return "for those of " + strings.Join(observers, ", ") + " that have not acknowledged the newest change"
 }
 
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
-	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.write.dryRun, Cells: []sentCell{}}
+	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Cells: []sentCell{}}
 	for _, cell := range o.cells {
 		if err := s.Use(ctx, cell.Table); err != nil {
 			return err
@@ -100,16 +106,10 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		r.Cells = append(r.Cells, sentCell{cell.String(), append([]string{}, col.Observers...), col.Weak})
 	}
-	if o.write.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.text)
-	}
-	if err := r.text(o.streams.Err); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.text, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); !ok {
 		return err
 	}
-	if err := cli.Confirm(ctx, o.streams, o.write.yes, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
-		return err
-	}
-	if err := s.Client().Notify(ctx, o.cells...); err != nil {
+	if err := changes.Notify(ctx, s.Client(), o.cells...); err != nil {
 		return err
 	}
 	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {

@@ -7,11 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type waitOptions struct {
@@ -24,15 +26,17 @@ func newWaitCmd(s *cli.Streams) *cobra.Command {
 	o := &waitOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "wait",
-		Short: "Wait until observers are done with all that is committed",
-		Long: `Wait until every change that was committed before the call, and everything that
-observers have caused by it, is acknowledged; then print the timestamp at which
-nothing was left to do, for --at of get and scan. It runs no observer itself:
-workers do. Changes that are committed meanwhile are not waited for, and neither
-are dead letters, which are counted.
+		Short: "Wait until observers have acknowledged every committed change",
+		Long: `Wait until observers have acknowledged every change that was committed before the
+call, and every change that their own runs made because of it. Then print a
+timestamp at which nothing was pending: use it with --at of percctl get and percctl
+scan. The command runs no observers: workers do. It does not wait for changes that
+are committed later, nor for dead letters, but counts the dead letters.
 
-It settles locks of dead clients that hide what became of their cells. Each look
-reads the metadata of all tables with observers. Exit status 5: --timeout is over.`,
+If a lock of a dead client hides whether its cell has changed, the command resolves
+the lock. It reads the metadata of all tables with observers, again and again.
+
+Exit status 5: --timeout expired; the message names what was still pending.`,
 		Example: `  percctl notify wait --timeout 10m
   percctl scan documents --at $(percctl notify wait)`,
 		Args: cli.NoArgs,
@@ -42,38 +46,39 @@ reads the metadata of all tables with observers. Exit status 5: --timeout is ove
 	}
 	o.flags.Add(cmd, walkTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[waited]())
 	return cmd
 }
 
-// waited is what wait prints.
+// A waited is the result of notify wait.
 type waited struct {
-	TS          tso.Timestamp `json:"ts"`
-	Time        string        `json:"time"`
-	DeadLetters int           `json:"dead_letters"`
+	TS          tso.Timestamp `json:"ts"`           // timestamp at which nothing was pending
+	Time        string        `json:"time"`         // the timestamp as a time
+	DeadLetters int           `json:"dead_letters"` // dead letters, which the command did not wait for
 }
 
 func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
-	last := "nothing was looked at yet"
-	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u txn.Unfinished) {
-		last = inTheWay(u)
+	last := "no table was read yet"
+	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u changes.Unfinished) {
+		last = pendingWords(u)
 		s.Progress.Set("waiting: %s", last)
 	}})
 	s.Progress.End()
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("not everything is done; %s: %w", last, context.Cause(ctx))
+		return fmt.Errorf("changes are still pending: %s: %w", last, context.Cause(ctx))
 	}
 	if err != nil {
 		return err
 	}
 	w := waited{TS: ts, Time: cli.Time(ts)}
-	for _, err := range s.Client().DeadLetters(ctx) {
+	for _, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return err
 		}
 		w.DeadLetters++
 	}
 	if w.DeadLetters > 0 {
-		fmt.Fprintf(o.streams.Err, "%s not waited for: percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
+		fmt.Fprintf(o.streams.Err, "did not wait for %s: see percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
 	}
 	return cli.Print(o.streams.Out, o.format, w, func(out io.Writer) error {
 		_, err := fmt.Fprintln(out, w.TS)
@@ -81,7 +86,7 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 	})
 }
 
-func inTheWay(u txn.Unfinished) string {
+func pendingWords(u changes.Unfinished) string {
 	switch {
 	case u.Lock != nil:
 		return fmt.Sprintf("%s is locked by the transaction that started at %d", u.Cell, u.TS)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // Defaults of --timeout.
@@ -18,10 +18,10 @@ const (
 
 // NewCmd returns the observer command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("observer", "Look at observers and how far behind they are; register and remove them",
-		`Look at observers and how far behind they are; register and remove them.
+	return cli.Group("observer", "Show observers and their backlogs; register and remove them",
+		`Show observers and their backlogs; register and remove them.
 
-The registry says which columns are observed, so that every client's commits leave
-notifications there. Workers register the observers they run by themselves.`,
+The registry says which columns are observed: commits of every client leave
+notifications there. A worker registers its observers itself when it starts.`,
 		newListCmd(s), newAddCmd(s), newRemoveCmd(s))
 }

@@ -10,40 +10,44 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type editOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	column      notify.Column // to add
-	table       string        // to remove
-	id          string
-	weak        bool
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	column  notify.Column // to add
+	table   string        // to remove
+	id      string
+	weak    bool
+	consent cli.Consent
+	format  cli.Format
 }
 
 func (o *editOptions) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[edited]())
 }
 
 func newAddCmd(s *cli.Streams) *cobra.Command {
 	o := &editOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "add TABLE/FAMILY:QUALIFIER ID",
-		Short: "Register an observer of a column ahead of its workers",
-		Long: `Register an observer of a column, so that commits leave notifications for it before
-a worker of its own runs for the first time. Workers do it by themselves when they
-start. To register it again is harmless.
+		Short: "Register an observer of a column before its workers start",
+		Long: `Register an observer of a column before a worker runs it for the first time, so that
+commits already leave notifications for it. Workers register their observers
+themselves when they start. To register an observer twice is harmless.
 
-Clients learn of it within their Config.SchemaMaxAge (1 minute); percctl notify
-backfill finds the values that were there before.`,
+Clients notice the registration within Config.SchemaMaxAge (default 1 minute). For
+values that are already there, run percctl notify backfill afterwards.
+
+` + cli.AsksFirst,
 		Example: `  percctl observer add documents/contents:raw parser
   percctl observer add documents/index:dirty indexer --weak --yes`,
 		Args: cli.ExactArgs(2, "two, TABLE/FAMILY:QUALIFIER and ID"),
@@ -56,25 +60,25 @@ backfill finds the values that were there before.`,
 		},
 	}
 	o.flags.Add(cmd, pointTimeout)
-	cmd.Flags().BoolVar(&o.weak, "weak", false, "the column is for weak notifications: it can be notified, and not written")
+	cmd.Flags().BoolVar(&o.weak, "weak", false, "the column is for weak notifications: clients notify it, and cannot write it")
 	o.add(cmd)
 	return cmd
 }
 
-// edited is what add and remove print.
+// An edited is what observer add or observer remove did, or would do.
 type edited struct {
-	Project   string   `json:"project"`
-	Instance  string   `json:"instance"`
-	DryRun    bool     `json:"dry_run"`
-	Column    string   `json:"column"`
-	Observer  string   `json:"observer"`
-	Kind      string   `json:"kind"`
-	Others    []string `json:"other_observers"`
-	Pending   int      `json:"pending"`      // notifications it has still to see
-	Dead      int      `json:"dead_letters"` // of it
-	Workers   int      `json:"live_workers"` // that run it
-	Unchanged bool     `json:"unchanged"`
-	Plan      []string `json:"plan"`
+	Project   string   `json:"project"`         // Google Cloud project
+	Instance  string   `json:"instance"`        // Bigtable instance
+	DryRun    bool     `json:"dry_run"`         // whether --dry-run was given
+	Column    string   `json:"column"`          // table, family and qualifier
+	Observer  string   `json:"observer"`        // id of the observer
+	Kind      string   `json:"kind"`            // `strong` or `weak`: which notifications the column is for
+	Others    []string `json:"other_observers"` // other observers of the column
+	Pending   int      `json:"pending"`         // notifications that the observer has not acknowledged
+	Dead      int      `json:"dead_letters"`    // its dead letters
+	Workers   int      `json:"live_workers"`    // live workers that run it
+	Unchanged bool     `json:"unchanged"`       // whether there is nothing to do: it is registered already
+	Plan      []string `json:"plan"`            // what happens, in sentences
 }
 
 func (e *edited) text(w io.Writer) error {
@@ -87,16 +91,14 @@ func (e *edited) text(w io.Writer) error {
 
 // carryOut shows the plan, asks, and does it.
 func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edited, question, done string, do func() error) error {
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, e, e.text)
+	question += " in " + s.Where + "?"
+	if e.Unchanged {
+		question = ""
 	}
-	if err := e.text(o.streams.Err); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, e, e.text, question); !ok {
 		return err
 	}
 	if !e.Unchanged {
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("%s in %s?", question, s.Where)); err != nil {
-			return err
-		}
 		if err := do(); err != nil {
 			return err
 		}
@@ -111,9 +113,9 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, o.column.Table); err != nil {
 		return err
 	}
-	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
+	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
-	observed, err := s.Client().Observed(ctx, o.column.Table)
+	observed, err := changes.Observed(ctx, s.Client(), o.column.Table)
 	if err != nil {
 		return err
 	}
@@ -123,23 +125,23 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 			e.Others = slices.DeleteFunc(slices.Clone(c.Observers), func(id string) bool { return id == o.id })
 			e.Unchanged = slices.Contains(c.Observers, o.id) && c.Weak == o.weak
 			if c.Weak != o.weak {
-				return cli.Usagef("column %s is registered for %s notifications, by %s: it cannot be both (--weak)", o.column, kind(c.Weak), strings.Join(append(c.Observers, "table init"), ", "))
+				return cli.Usagef("column %s is registered for %s notifications, by %s: a column cannot have both kinds (--weak)", o.column, kind(c.Weak), strings.Join(append(c.Observers, "table init"), ", "))
 			}
 		case slices.Contains(c.Observers, o.id):
-			return cli.Usagef("observer %s is registered for column %s of the table: use another id, or percctl observer remove first", o.id, c.Column)
+			return cli.Usagef("observer %s is registered for column %s of the table: use another id, or run percctl observer remove first", o.id, c.Column)
 		}
 	}
 	if e.Unchanged {
-		e.Plan = append(e.Plan, "it is registered already: nothing to do")
+		e.Plan = append(e.Plan, "it is already registered: nothing to do")
 	} else {
-		e.Plan = append(e.Plan, "commits of the column leave notifications for it, once their clients know (within a minute)")
+		e.Plan = append(e.Plan, "commits to the column leave notifications for it, once their clients have noticed (within a minute)")
 		if len(e.Others) > 0 {
-			e.Plan = append(e.Plan, "the column is observed by "+strings.Join(e.Others, ", ")+" too")
+			e.Plan = append(e.Plan, "the column has other observers: "+strings.Join(e.Others, ", "))
 		}
-		e.Plan = append(e.Plan, "values that are there already are found by percctl notify backfill "+o.column.String())
+		e.Plan = append(e.Plan, "for values that are already there, run percctl notify backfill "+o.column.String())
 	}
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Register observer %s", o.id), "registered "+o.id, func() error {
-		err := s.Client().RegisterObserver(ctx, o.column.Table, col, o.id, o.weak)
+		err := changes.RegisterObserver(ctx, s.Client(), o.column.Table, col, o.id, o.weak)
 		if errors.Is(err, txn.ErrSchema) {
 			return session.NotFoundf("%w", err)
 		}
@@ -151,13 +153,17 @@ func newRemoveCmd(s *cli.Streams) *cobra.Command {
 	o := &editOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "remove TABLE ID",
-		Short: "Take an observer's registration back",
-		Long: `Take an observer's registration back: commits do not leave notifications for it any
-more, once their clients know (within their Config.SchemaMaxAge, 1 minute). Stop
-its workers first: one that starts registers it again.
+		Short: "Remove the registration of an observer",
+		Long: `Remove the registration of an observer. Clients notice within Config.SchemaMaxAge
+(default 1 minute), and then their commits leave no notifications for it. Stop its
+workers first: a worker that starts registers the observer again.
 
-The plan says what becomes of what it has still to do. Acknowledgments stay: an
-observer that is registered again under the same id goes on where it stopped.
+The plan says what happens to its pending notifications and dead letters. Its
+acknowledgments stay: if you register it again with the same id, it continues where
+it stopped.
+
+` + cli.AsksFirst + `
+
 Exit status 3: the table has no such observer.`,
 		Example: `  percctl observer remove documents parser --dry-run`,
 		Args:    cli.ExactArgs(2, "two, TABLE and ID"),
@@ -183,13 +189,13 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(observed, func(c txn.ObservedColumn) bool { return slices.Contains(c.Observers, o.id) })
+	i := slices.IndexFunc(observed, func(c changes.Registration) bool { return slices.Contains(c.Observers, o.id) })
 	if i < 0 {
-		return session.NotFoundf("table %s has no observer %q; percctl observer list %s shows those that there are", o.table, o.id, o.table)
+		return session.NotFoundf("table %s has no observer %q; percctl observer list %s shows the registered ones", o.table, o.id, o.table)
 	}
 	col := observed[i]
 	e := &edited{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
+		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
 		Others: slices.DeleteFunc(slices.Clone(col.Observers), func(id string) bool { return id == o.id }),
 	}
 	if err := o.survey(ctx, s, col, e); err != nil {
@@ -197,13 +203,13 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	e.Plan = removal(e, len(observed) == 1)
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Remove observer %s", o.id), "removed "+o.id, func() error {
-		_, err := s.Client().UnregisterObserver(ctx, o.table, o.id)
+		_, err := changes.UnregisterObserver(ctx, s.Client(), o.table, o.id)
 		return err
 	})
 }
 
-// survey counts what the observer has still to do, and who runs it.
-func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.ObservedColumn, e *edited) error {
+// survey counts what is pending for the observer, and its workers.
+func (o *editOptions) survey(ctx context.Context, s *session.Session, col changes.Registration, e *edited) error {
 	b := &observer{Observer: o.id}
 	k := key{o.table, col.Column, o.id}
 	want := &Want{}
@@ -219,25 +225,25 @@ func (o *editOptions) survey(ctx context.Context, s *session.Session, col txn.Ob
 	return nil
 }
 
-// removal says what becomes of what the observer has still to do.
+// removal says what happens to the pending notifications of the observer.
 func removal(e *edited, lastOfTable bool) []string {
-	plan := []string{"commits of the column leave no notifications for it any more, once their clients know (within a minute)"}
-	pending := cli.Count(e.Pending, "notification") + " it has still to see: "
+	plan := []string{"commits to the column leave no notifications for it, once their clients have noticed (within a minute)"}
+	pending := cli.Count(e.Pending, "notification") + " it has not acknowledged: "
 	switch {
 	case e.Pending == 0:
-		plan = append(plan, "it has seen everything")
+		plan = append(plan, "it has acknowledged every change")
 	case len(e.Others) > 0:
-		plan = append(plan, pending+"kept for "+strings.Join(e.Others, ", ")+" where they have still to see them, too; it is not run for them")
+		plan = append(plan, pending+"they stay for "+strings.Join(e.Others, ", ")+", and it does not run for them")
 	case lastOfTable:
-		plan = append(plan, pending+"kept without effect, for no worker scans the table any more; registered again, it sees them")
+		plan = append(plan, pending+"they stay without effect, because no worker scans the table; if you register it again, it runs for them")
 	default:
-		plan = append(plan, pending+"removed, unseen, by the workers that scan the table")
+		plan = append(plan, pending+"workers that scan the table remove them")
 	}
 	if e.Dead > 0 {
-		plan = append(plan, cli.Count(e.Dead, "dead letter")+": kept, to be dropped, or replayed once it is registered again")
+		plan = append(plan, cli.Count(e.Dead, "dead letter")+": they stay; drop them, or register it again and replay them")
 	}
 	if e.Workers > 0 {
-		plan = append(plan, cli.Count(e.Workers, "live worker")+" with an observer of this id: stop it first; it does not notice, and registers the observer again when it starts")
+		plan = append(plan, cli.Count(e.Workers, "live worker")+" with an observer of this id: stop it first, because it does not notice, and registers the observer again when it restarts")
 	}
 	return plan
 }

@@ -11,10 +11,14 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
@@ -34,21 +38,28 @@ type Want struct {
 	// Limit is how many notifications to read at most. Defaults to all.
 	Limit int
 	// Seen and Dead, where they are set, get what is counted.
-	Seen func(txn.Observation)
-	Dead func(txn.DeadLetter)
+	Seen func(changes.Observation)
+	Dead func(changes.DeadLetter)
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
 	o := &listOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "list [TABLE…]",
-		Short: "List registered observers with their backlog and lag, and who runs them",
-		Long: `List the observed columns and the observers that are registered for them, with what
-each has still to do: how many cells, how old the oldest of their changes is that
-it has not acknowledged (its lag, in oracle time), how many of them it has failed
-at, its dead letters, and how many workers with a fresh token run an observer of
-that id. Without TABLE, all tables of the deployment. Backlogs are counted by reading the tables'
-notifications; it changes nothing and waits for nothing.`,
+		Short: "List registered observers with their backlog, lag and workers",
+		Long: `List the observed columns and their registered observers. Without TABLE, the list
+covers all tables of the deployment. An observer "-" stands for a column that was
+declared observed and has no observer.
+
+  PENDING       cells that the observer has not acknowledged
+  FAILING       pending cells on which its last run failed
+  LAG           age of the oldest pending change, in oracle time
+  DEAD          its dead letters
+  LIVE WORKERS  live workers that run an observer of that id
+
+The command reads the notifications of the tables. It changes nothing and does not
+wait for locks. Ids of observers are compared without their tables: a worker that
+runs the id for another table counts, too.`,
 		Example: `  percctl observer list
   percctl observer list documents -o json`,
 		Args: cobra.ArbitraryArgs,
@@ -59,22 +70,25 @@ notifications; it changes nothing and waits for nothing.`,
 	}
 	o.flags.Add(cmd, walkTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[observer](csvHeader))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
 
-// An observer is one as it is printed.
+var csvHeader = []string{"column", "observer", "kind", "pending", "failing", "lag_seconds", "oldest_ts", "oldest_time", "dead_letters", "live_workers"}
+
+// An observer is a registered observer and its backlog.
 type observer struct {
-	Column   string        `json:"column"` // table/family:qualifier
-	Observer string        `json:"observer"`
-	Kind     string        `json:"kind"`        // strong or weak
-	Pending  int           `json:"pending"`     // cells it has still to see
-	Failing  int           `json:"failing"`     // of them, those its last run failed at
-	Lag      float64       `json:"lag_seconds"` // of the oldest change among them
-	OldestTS tso.Timestamp `json:"oldest_ts,omitempty"`
-	Oldest   string        `json:"oldest_time,omitempty"`
-	Dead     int           `json:"dead_letters"`
-	Workers  int           `json:"live_workers"`
+	Column   string        `json:"column"`                // table, family and qualifier
+	Observer string        `json:"observer"`              // id of the observer; empty if the column has none
+	Kind     string        `json:"kind"`                  // `strong` or `weak`: which notifications the column is for
+	Pending  int           `json:"pending"`               // cells that it has not acknowledged
+	Failing  int           `json:"failing"`               // pending cells on which its last run failed
+	Lag      float64       `json:"lag_seconds"`           // age of the oldest pending change
+	OldestTS tso.Timestamp `json:"oldest_ts,omitempty"`   // commit timestamp of that change
+	Oldest   string        `json:"oldest_time,omitempty"` // oldest_ts as a time
+	Dead     int           `json:"dead_letters"`          // its dead letters
+	Workers  int           `json:"live_workers"`          // live workers that run an observer of this id
 
 	words string // of the workers
 }
@@ -160,7 +174,7 @@ func kind(weak bool) string {
 func (want *Want) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) (more bool, err error) {
 	n, errFull := 0, errors.New("full")
 	err = want.Tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for seen, err := range s.Client().Observations(ctx, table, rows) {
+		for seen, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -187,7 +201,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 	if err != nil && !errors.Is(err, errFull) {
 		return false, err
 	}
-	for d, err := range s.Client().DeadLetters(ctx) {
+	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
 			return false, err
 		}
@@ -198,7 +212,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 			b.Dead++
 		}
 	}
-	workers, err := s.Client().Workers(ctx)
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return false, err
 	}
@@ -207,7 +221,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 		for _, w := range workers {
 			switch {
 			case !slices.Contains(w.Observers, b.Observer):
-			case w.State == txn.OwnerFresh:
+			case w.State == admin.OwnerFresh:
 				running++
 			default:
 				stale = max(stale, w.ExpiresTS)
@@ -218,7 +232,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 		case running > 0:
 			b.words = strconv.Itoa(running)
 		case stale > 0:
-			b.words = fmt.Sprintf("none, the last one for %s", cli.Duration(time.Duration(max(now-stale, 0))*time.Microsecond))
+			b.words = fmt.Sprintf("none; the last died %s ago", cli.Duration(time.Duration(max(now-stale, 0))*time.Microsecond))
 		default:
 			b.words = "none"
 		}
@@ -227,10 +241,10 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 }
 
 // add counts a notification that the observer has still to see.
-func (b *observer) add(seen txn.Observation) {
+func (b *observer) add(seen changes.Observation) {
 	f, failed := seen.Failures[b.Observer]
 	current := failed && f.ChangeTS == seen.ChangeTS
-	if !seen.Pending(b.Observer) || (current && f.NotBefore == txn.Never) {
+	if !seen.Pending(b.Observer) || (current && f.NotBefore == format.Never) {
 		return
 	}
 	b.Pending++
@@ -252,7 +266,7 @@ func (b *observer) add(seen txn.Observation) {
 func newList(o *listOptions) *cli.List[observer] {
 	return &cli.List[observer]{
 		Out: o.streams.Out, Format: o.format,
-		Header: []string{"column", "observer", "kind", "pending", "failing", "lag_seconds", "oldest_ts", "oldest_time", "dead_letters", "live_workers"},
+		Header: csvHeader,
 		Rows: func(b observer) [][]string {
 			oldest := ""
 			if b.OldestTS != 0 {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -98,7 +98,7 @@ func (k *Keeper) session(ctx context.Context, a *ask, timeout time.Duration) {
 			return func() { stop() }
 		}
 		timer := time.AfterFunc(timeout, func() {
-			cancel(&cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("--timeout %v is over", timeout)})
+			cancel(&cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("--timeout %v expired", timeout)})
 		})
 		return func() { stop(); timer.Stop() }
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 )
@@ -78,7 +78,7 @@ func TestKeeperEnds(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	if !errors.As(err, &coded) || coded.Code != cli.ExitUnavailable || !strings.Contains(err.Error(), "--timeout 10ms is over") {
+	if !errors.As(err, &coded) || coded.Code != cli.ExitUnavailable || !strings.Contains(err.Error(), "--timeout 10ms expired") {
 		t.Errorf("timeout: %v", err)
 	}
 	k := keep(t, 0)

@@ -7,7 +7,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
@@ -15,6 +15,9 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // Options bound a picture.
@@ -37,88 +40,88 @@ const (
 	shownDeadLetters    = 20
 )
 
-// A Picture is what was seen of a deployment. Its parts were looked at one
-// after the other.
+// A Picture is a frame: the state of a deployment. Its parts were read one after
+// the other.
 type Picture struct {
-	Project       string                 `json:"project"`
-	Instance      string                 `json:"instance"`
-	TS            tso.Timestamp          `json:"ts"` // oracle time when it was begun
-	Time          string                 `json:"time"`
-	Took          float64                `json:"took_seconds"`
-	Tables        []string               `json:"tables"`
-	Oracle        *tsocmd.Report         `json:"oracle"` // as percctl tso status prints it
-	Locks         Locks                  `json:"locks"`
-	Notifications Notifications          `json:"notifications"`
-	Observers     []observercmd.Observer `json:"observers"`    // as percctl observer list prints them
-	DeadLetters   []DeadLetter           `json:"dead_letters"` // the first ones
-	Workers       Workers                `json:"workers"`
-	GC            *gccmd.Status          `json:"gc"`    // as percctl gc status prints it
-	Rates         *Rates                 `json:"rates"` // since the frame before; null in the first one
-	NotVisible    []string               `json:"not_visible"`
-	Warnings      []string               `json:"warnings"`
+	Project       string                 `json:"project"`       // Google Cloud project
+	Instance      string                 `json:"instance"`      // Bigtable instance
+	TS            tso.Timestamp          `json:"ts"`            // oracle time at the start of the frame
+	Time          string                 `json:"time"`          // the timestamp as a time
+	Took          float64                `json:"took_seconds"`  // time that the frame took
+	Tables        []string               `json:"tables"`        // tables that were read
+	Oracle        *tsocmd.Report         `json:"oracle"`        // state of the oracle, as percctl tso status prints it
+	Locks         Locks                  `json:"locks"`         // locks of transactions
+	Notifications Notifications          `json:"notifications"` // notifications of observers
+	Observers     []observercmd.Observer `json:"observers"`     // registered observers, as percctl observer list prints them
+	DeadLetters   []DeadLetter           `json:"dead_letters"`  // the first 20 dead letters
+	Workers       Workers                `json:"workers"`       // clients that write a token
+	GC            *gccmd.Status          `json:"gc"`            // state of garbage collection, as percctl gc status prints it
+	Rates         *Rates                 `json:"rates"`         // changes per second since the previous frame; null in the first frame
+	NotVisible    []string               `json:"not_visible"`   // what the frame cannot show
+	Warnings      []string               `json:"warnings"`      // warnings
 
 	taken time.Time
 	locks map[lockID]bool
 }
 
-// Locks are those of unfinished transactions.
+// Locks are the locks of transactions.
 type Locks struct {
-	Locks        int                    `json:"locks"`
-	Transactions int                    `json:"transactions"`
-	More         bool                   `json:"more"`               // there are others beyond the limit
-	Unreadable   int                    `json:"unreadable"`         // lock records
-	OldestTS     tso.Timestamp          `json:"oldest_ts"`          // start_ts; 0: no locks
-	OldestAge    float64                `json:"oldest_age_seconds"` // in oracle time
-	Forward      int                    `json:"to_roll_forward"`    // transactions, of those listed
-	Back         int                    `json:"to_roll_back"`
-	Alive        int                    `json:"to_leave"` // their owners may be alive
-	Listed       []*inspect.Transaction `json:"listed"`   // the oldest, as percctl lock list prints them
+	Locks        int                    `json:"locks"`              // locks that were read
+	Transactions int                    `json:"transactions"`       // transactions that they belong to
+	More         bool                   `json:"more"`               // whether there are more locks than --limit
+	Unreadable   int                    `json:"unreadable"`         // lock records that cannot be read
+	OldestTS     tso.Timestamp          `json:"oldest_ts"`          // start timestamp of the oldest of these transactions; 0 if there are no locks
+	OldestAge    float64                `json:"oldest_age_seconds"` // oracle time since oldest_ts
+	Forward      int                    `json:"to_roll_forward"`    // listed transactions whose locks would be rolled forward
+	Back         int                    `json:"to_roll_back"`       // listed transactions whose locks would be rolled back
+	Alive        int                    `json:"to_leave"`           // listed transactions whose owners may be alive
+	Listed       []*inspect.Transaction `json:"listed"`             // the oldest transactions, as percctl lock list prints them
 }
 
-// Notifications are counted over all observers.
+// Notifications counts the notifications of all observers.
 type Notifications struct {
-	Cells       int  `json:"cells"` // that carry notifications
-	More        bool `json:"more"`  // there are others beyond the limit
-	Pending     int  `json:"pending"`
-	Failing     int  `json:"failing"`
-	Conflicting int  `json:"conflicting"` // whose last run lost a conflict, and waits to be tried again
-	Locked      int  `json:"locked"`      // cells that a transaction is at work on, or has left locked
-	Dead        int  `json:"dead_letters"`
+	Cells       int  `json:"cells"`        // cells with notifications
+	More        bool `json:"more"`         // whether there are more notifications than --limit
+	Pending     int  `json:"pending"`      // pending changes, summed over the observers
+	Failing     int  `json:"failing"`      // those whose last run failed
+	Conflicting int  `json:"conflicting"`  // those whose last run lost a conflict, and will be retried
+	Locked      int  `json:"locked"`       // cells with notifications that a transaction has locked
+	Dead        int  `json:"dead_letters"` // dead letters
 }
 
-// Workers are the clients that have a token.
+// Workers counts the clients that write a token.
 type Workers struct {
-	Fresh     int `json:"fresh"` // alive
-	Stale     int `json:"stale"` // died in the last hour
-	Observing int `json:"observing"`
+	Fresh     int `json:"fresh"`     // clients that are alive
+	Stale     int `json:"stale"`     // clients that died in the last hour
+	Observing int `json:"observing"` // live clients that run observers
 }
 
-// A DeadLetter is a notification that was given up.
+// A DeadLetter is a change on which an observer failed too often.
 type DeadLetter struct {
-	Cell     string        `json:"cell"`
-	Observer string        `json:"observer"`
-	ChangeTS tso.Timestamp `json:"change_ts"`
-	ParkedTS tso.Timestamp `json:"parked_ts"`
-	Parked   string        `json:"parked_time"`
-	Attempts int           `json:"attempts"`
-	Error    string        `json:"error"`
+	Cell     string        `json:"cell"`        // table, row and column
+	Observer string        `json:"observer"`    // id of the observer that failed
+	ChangeTS tso.Timestamp `json:"change_ts"`   // commit timestamp of the change that it failed on
+	ParkedTS tso.Timestamp `json:"parked_ts"`   // oracle time at which the change became a dead letter
+	Parked   string        `json:"parked_time"` // parked_ts as a time
+	Attempts int           `json:"attempts"`    // failed runs
+	Error    string        `json:"error"`       // error of the last failed run
 }
 
-// lockID tells locks apart.
+// A lockID identifies a lock.
 type lockID struct {
 	cell    txn.Cell
 	startTS tso.Timestamp
 }
 
-// notVisible is what nobody sees from outside.
+// notVisible is what a picture cannot show.
 var notVisible = []string{
-	"commits, reads, aborts and conflicts of transactions: clients' metrics count them (docs/observability.md)",
-	"locks that come and go between two frames: rates of locks are what the frames show",
-	"successful runs of observers: pending shrinks by them, and grows by changes",
+	"commits, reads, rollbacks and conflicts of transactions: see the metrics of clients (docs/observability.md)",
+	"locks that appear and disappear between two frames: the rates of locks compare frames",
+	"successful runs of observers: they lower pending, and new changes raise it",
 }
 
-// inDirectMode is what nobody sees of an oracle without servers.
-const inDirectMode = "timestamps handed out: in direct mode nobody counts them"
+// inDirectMode is what it cannot show of an oracle without servers.
+const inDirectMode = "timestamps handed out: in direct mode there is no counter"
 
 // Take takes a picture. It fails when a part of it cannot be seen.
 func Take(ctx context.Context, s *session.Session, o Options) (*Picture, error) {
@@ -204,7 +207,7 @@ func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Optio
 	if want.Limit == 0 {
 		want.Limit = DefaultLimit
 	}
-	want.Dead = func(d txn.DeadLetter) {
+	want.Dead = func(d changes.DeadLetter) {
 		if n.Dead++; n.Dead <= shownDeadLetters {
 			p.DeadLetters = append(p.DeadLetters, DeadLetter{d.Cell.String(), cli.Line(d.Observer), d.ChangeTS, d.ParkedTS, cli.Time(d.ParkedTS), d.Attempts, cli.Line(d.Error)})
 		}
@@ -218,7 +221,7 @@ func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Optio
 	return err
 }
 
-func (n *Notifications) add(seen txn.Observation) {
+func (n *Notifications) add(seen changes.Observation) {
 	n.Cells++
 	if seen.Locked {
 		n.Locked++
@@ -231,13 +234,13 @@ func (n *Notifications) add(seen txn.Observation) {
 }
 
 func (p *Picture) takeRest(ctx context.Context, s *session.Session, _ Options) error {
-	workers, err := s.Client().Workers(ctx)
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}
 	for _, w := range workers {
 		switch {
-		case w.State != txn.OwnerFresh:
+		case w.State != admin.OwnerFresh:
 			p.Workers.Stale++
 		case len(w.Observers) > 0:
 			p.Workers.Observing++

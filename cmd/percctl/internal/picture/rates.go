@@ -6,18 +6,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 )
 
-// Rates are what changed between two frames, by the second. What cannot be seen
-// is null.
+// Rates are the changes per second between two frames. A rate is null if it cannot be seen.
 type Rates struct {
-	Seconds       float64  `json:"seconds"`               // between the frames
-	Timestamps    *float64 `json:"timestamps_per_second"` // of a served oracle, as all to hints
-	Requests      *float64 `json:"oracle_requests_per_second"`
-	Writes        *float64 `json:"oracle_bigtable_writes_per_second"`
-	Hints         *float64 `json:"hints_per_second"`              // of commits that leave notifications
-	LocksSeen     *float64 `json:"locks_seen_per_second"`         // that were not in the frame before; null beyond the limit, as below
-	LocksGone     *float64 `json:"locks_gone_per_second"`         // that are not there any more
-	PendingChange *float64 `json:"pending_change_per_second"`     // net
-	DeadChange    float64  `json:"dead_letter_change_per_second"` // net
+	Seconds       float64  `json:"seconds"`                           // time between the two frames
+	Timestamps    *float64 `json:"timestamps_per_second"`             // timestamps that a served oracle handed out; null if not the same server leads in both frames
+	Requests      *float64 `json:"oracle_requests_per_second"`        // requests that a served oracle answered; null if not the same server leads in both frames
+	Writes        *float64 `json:"oracle_bigtable_writes_per_second"` // writes to Bigtable of a served oracle; null if not the same server leads in both frames
+	Hints         *float64 `json:"hints_per_second"`                  // hints that commits sent to a served oracle; null if not the same server leads in both frames
+	LocksSeen     *float64 `json:"locks_seen_per_second"`             // locks that the previous frame did not have; null if there are more than --limit
+	LocksGone     *float64 `json:"locks_gone_per_second"`             // locks that only the previous frame has; null if there are more than --limit
+	PendingChange *float64 `json:"pending_change_per_second"`         // net change of pending changes; null if there are more than --limit
+	DeadChange    float64  `json:"dead_letter_change_per_second"`     // net change of dead letters
 }
 
 // Leader is what the leading server says of itself; nil when none does.

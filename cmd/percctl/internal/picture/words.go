@@ -6,14 +6,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // A Fact is a name and what is to be said of it for people.
 type Fact struct {
 	Name, Words string
-	Bad         bool // somebody should look at it
+	Bad         bool // it needs attention
 }
 
 // Facts are what is said of a picture beside its lists.
@@ -52,7 +52,7 @@ func (p *Picture) oracleFact() Fact {
 		f.Words = fmt.Sprintf("served by %s at %s, epoch %d: %s behind the clock, lease left %s", leader.Server, leader.Address, leader.Epoch,
 			seconds(leader.Lag), seconds(leader.LeaseLeft))
 	case p.Oracle.Row.Mode == string(tso.ModeServed):
-		f.Words, f.Bad = "served, and no server says that it leads", true
+		f.Words, f.Bad = "served mode, no server leads", true
 		for _, s := range p.Oracle.Servers {
 			if s.Error != "" {
 				f.Words += "; " + s.Address + ": " + s.Error
@@ -97,7 +97,7 @@ func (p *Picture) oldestFact() Fact {
 
 func (p *Picture) conflictsFact() Fact {
 	n := p.Notifications
-	return Fact{Name: "conflicts", Words: fmt.Sprintf("%s lost one at the last run and wait; %s locked; those of other transactions are not visible", cli.Count(n.Conflicting, "notification"), cli.Count(n.Locked, "notified cell"))}
+	return Fact{Name: "conflicts", Words: fmt.Sprintf("%s lost one in the last run and will be retried; %s locked; conflicts of other transactions are not visible", cli.Count(n.Conflicting, "notification"), cli.Count(n.Locked, "notified cell"))}
 }
 
 func (p *Picture) pendingFact() Fact {

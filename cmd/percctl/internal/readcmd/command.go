@@ -8,7 +8,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -17,22 +17,22 @@ import (
 // pointTimeout is the default of --timeout of what reads one row.
 const pointTimeout = time.Minute
 
-// readsSettle says what get and scan may do beside reading.
-const readsSettle = `
-Reads do what the library's reads do: they wait for locks of live transactions,
-and settle locks that dead clients have left, as the primaries decide. To look
-without touching anything, use percctl history or percctl lock list.`
+// readsResolve says what get and scan may do beside reading.
+const readsResolve = `
+The command reads as transactions do: it waits for locks of live transactions, and
+resolves locks of dead clients as the primaries decide. To see what is stored
+without changing it, use percctl history or percctl lock list.`
 
-// A value is one cell as it is printed.
+// A value is one cell and its committed value.
 type value struct {
-	Cell     string        `json:"cell"`
-	Row      string        `json:"row"`
-	Column   string        `json:"column"`
-	CommitTS tso.Timestamp `json:"commit_ts"`
-	Commit   string        `json:"commit_time"`
-	Size     int           `json:"size_bytes"`
-	Value    []byte        `json:"value"`          // base64
-	Text     *string       `json:"text,omitempty"` // only where it is printable text
+	Cell     string        `json:"cell"`           // table, row and column
+	Row      string        `json:"row"`            // row key, as commands take it
+	Column   string        `json:"column"`         // family and qualifier
+	CommitTS tso.Timestamp `json:"commit_ts"`      // commit timestamp of the value; of data from before the table was adopted, the timestamp of the cell
+	Commit   string        `json:"commit_time"`    // commit_ts as a time
+	Size     int           `json:"size_bytes"`     // length of the value
+	Value    []byte        `json:"value"`          // the value
+	Text     *string       `json:"text,omitempty"` // the value again, if it is printable text
 }
 
 func newValue(table, row string, item bigtable.ReadItem) value {
@@ -64,9 +64,9 @@ func snapshotAt(at string) ([]txn.SnapshotOption, error) {
 		return nil, cli.Usagef("--at: %w", err)
 	}
 	if ts == 0 {
-		return nil, cli.Usagef("--at %s: it is no timestamp", at)
+		return nil, cli.Usagef("--at %s: it is not a timestamp", at)
 	}
 	return []txn.SnapshotOption{txn.At(ts)}, nil
 }
 
-const atUsage = "read the state at this timestamp, an integer or an RFC 3339 time, instead of now"
+const atUsage = "read at this timestamp, an integer or an RFC 3339 time (default: now)"

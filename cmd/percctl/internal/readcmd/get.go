@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -27,17 +27,18 @@ func NewGetCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get CELL",
 		Short: "Read one cell, now or in the past",
-		Long: `Read the committed value of a cell, now or at an earlier timestamp. Printed is
-the value, quoted unless it is printable text; --raw writes its bytes as they
-are. Exit status 3: the cell is absent. percctl help cells says how CELL is
-written.
-` + readsSettle,
+		Long: `Read the committed value of a cell, now or at an earlier timestamp. A value that is
+not printable text is quoted; --raw writes its bytes as they are. percctl help cells
+says how to write CELL.
+
+Exit status 3: the cell has no value.
+` + readsResolve,
 		Example: `  percctl get accounts/bob/bal:usd
   percctl get accounts/bob/bal:usd --at 2026-11-20T05:30:00Z -o json`,
 		Args: cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if o.raw && o.format != cli.Table {
-				return cli.Usagef("--raw and --output %s: give one or the other", o.format)
+				return cli.Usagef("--raw does not go with --output %s", o.format)
 			}
 			if o.cell, err = session.ParseCell(args[0]); err != nil {
 				return err
@@ -50,8 +51,9 @@ written.
 	}
 	o.flags.Add(cmd, pointTimeout)
 	cmd.Flags().StringVar(&o.at, "at", "", atUsage)
-	cmd.Flags().BoolVar(&o.raw, "raw", false, "write the bytes of the value and nothing else")
+	cmd.Flags().BoolVar(&o.raw, "raw", false, "write only the bytes of the value")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[value]())
 	return cmd
 }
 
@@ -74,7 +76,7 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	items := row[o.cell.Family]
 	if len(items) == 0 {
-		return session.NotFoundf("%s is absent at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
+		return session.NotFoundf("%s has no value at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
 	}
 	if o.raw {
 		_, err := o.streams.Out.Write(items[0].Value)

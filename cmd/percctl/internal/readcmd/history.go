@@ -8,10 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type historyOptions struct {
@@ -27,11 +30,14 @@ func NewHistoryCmd(s *cli.Streams) *cobra.Command {
 	o := &historyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "history TABLE ROW",
-		Short: "Show everything stored in a row, as a timeline in words",
-		Long: `Show everything stored in a row, all versions of it, in order of timestamps: data,
-locks, write records, marks, notify cells, acknowledgments and observers' failures,
-in words. Data from before the table was adopted comes first. It changes nothing,
-and waits for nothing. Exit status 3: the row has nothing in it.`,
+		Short: "Show everything that is stored in a row, as a timeline",
+		Long: `Show all versions that are stored in a row in the order of their timestamps: data,
+locks, write records, markers, notify cells, acknowledgments and failures of
+observers, with what each means. Data from before the table was adopted comes first.
+Failures of observers have no timestamp (0). The command changes nothing and does
+not wait for locks.
+
+Exit status 3: the row is empty.`,
 		Example: `  percctl history accounts bob
   percctl history accounts user%00/7 -o json`,
 		Args: cli.ExactArgs(2, "two, TABLE and ROW"),
@@ -45,32 +51,35 @@ and waits for nothing. Exit status 3: the row has nothing in it.`,
 	}
 	o.flags.Add(cmd, pointTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[event](csvHeader))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
 	return cmd
 }
 
-// An event is one stored cell as it is printed.
+var csvHeader = []string{"ts", "time", "cell", "family", "kind", "start_ts", "commit_ts", "words", "value"}
+
+// An event is one stored version of a row.
 type event struct {
-	TS       tso.Timestamp   `json:"ts"`
-	Time     string          `json:"time"`
-	Cell     string          `json:"cell"`
-	Column   string          `json:"column"`
-	Family   string          `json:"family"` // where it is stored
-	Kind     txn.VersionKind `json:"kind"`
-	StartTS  tso.Timestamp   `json:"start_ts,omitempty"`
-	CommitTS tso.Timestamp   `json:"commit_ts,omitempty"`
-	Write    string          `json:"write,omitempty"`
-	Primary  string          `json:"primary,omitempty"`
-	Owner    string          `json:"owner,omitempty"`
-	Observer string          `json:"observer,omitempty"` // of a failure, as all below
-	Attempts int             `json:"attempts,omitempty"`
-	ChangeTS tso.Timestamp   `json:"change_ts,omitempty"`
-	NextTS   tso.Timestamp   `json:"next_ts,omitempty"`
-	Error    string          `json:"error,omitempty"`
-	Size     int             `json:"size_bytes"`
-	Value    []byte          `json:"value"`
-	Text     *string         `json:"text,omitempty"`
-	Words    string          `json:"words"`
+	TS       tso.Timestamp     `json:"ts"`                  // timestamp of the version; 0 for a failure of an observer
+	Time     string            `json:"time"`                // the timestamp as a time
+	Cell     string            `json:"cell"`                // table, row and column that it is about
+	Column   string            `json:"column"`              // family and qualifier
+	Family   string            `json:"family"`              // family that it is stored in
+	Kind     admin.VersionKind `json:"kind"`                // what it is
+	StartTS  tso.Timestamp     `json:"start_ts,omitempty"`  // start timestamp of its transaction
+	CommitTS tso.Timestamp     `json:"commit_ts,omitempty"` // commit timestamp of its transaction, if this version has it
+	Write    string            `json:"write,omitempty"`     // write that a lock or record is for: `put`, `delete` or `lock` (a lock-only write)
+	Primary  string            `json:"primary,omitempty"`   // primary cell that a lock or record names
+	Owner    string            `json:"owner,omitempty"`     // id of the client that wrote the lock
+	Observer string            `json:"observer,omitempty"`  // id of the observer that failed
+	Attempts int               `json:"attempts,omitempty"`  // failed runs of the observer
+	ChangeTS tso.Timestamp     `json:"change_ts,omitempty"` // commit timestamp of the change that the observer failed on
+	NextTS   tso.Timestamp     `json:"next_ts,omitempty"`   // oracle time before which the observer is not retried
+	Error    string            `json:"error,omitempty"`     // error of the observer's last run
+	Size     int               `json:"size_bytes"`          // length of value
+	Value    []byte            `json:"value"`               // data, or the trace context of a notification; empty for locks and records
+	Text     *string           `json:"text,omitempty"`      // the value again, if it is data and printable text
+	Words    string            `json:"words"`               // what the version means
 }
 
 // Event is one stored cell as history prints it.
@@ -81,14 +90,14 @@ func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Eve
 	if err := s.Use(ctx, table); err != nil {
 		return nil, err
 	}
-	versions, err := s.Client().History(ctx, table, row)
+	versions, err := admin.History(ctx, s.Client(), table, row)
 	if err != nil {
 		return nil, err
 	}
-	fates := newFates(versions)
+	outcomes := newOutcomes(versions)
 	events := make([]event, len(versions))
 	for i, v := range versions {
-		events[i] = newEvent(v, fates)
+		events[i] = newEvent(v, outcomes)
 	}
 	return events, nil
 }
@@ -99,11 +108,11 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if len(events) == 0 {
-		return session.NotFoundf("table %s has nothing in row %s", o.table, session.Row(o.row))
+		return session.NotFoundf("table %s has nothing stored in row %s", o.table, session.Row(o.row))
 	}
 	list := &cli.List[event]{
 		Out: o.streams.Out, Format: o.format,
-		Header: []string{"ts", "time", "cell", "family", "kind", "start_ts", "commit_ts", "words", "value"}, Rows: event.csv,
+		Header: csvHeader, Rows: event.csv,
 		TableHeader: []string{"TS", "TIME", "COLUMN", "WHAT HAPPENED"},
 		TableRows: func(e event) [][]string {
 			return [][]string{{e.TS.String(), e.Time, e.Column, e.Words}}
@@ -117,13 +126,13 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 	return list.End()
 }
 
-func newEvent(v txn.Version, f fates) event {
+func newEvent(v admin.Version, f outcomes) event {
 	e := event{
 		TS: v.TS, Time: cli.Time(v.TS), Cell: v.Cell.String(), Column: v.Cell.Column().String(), Family: v.Family, Kind: v.Kind,
 		StartTS: v.StartTS, CommitTS: v.CommitTS, Size: len(v.Value), Value: append([]byte{}, v.Value...), Words: words(v, f),
 	}
 	switch v.Kind {
-	case txn.VersionPlain, txn.VersionData:
+	case admin.VersionPlain, admin.VersionData:
 		e.Text = plainText(v.Value)
 	}
 	if v.Write != 0 {
@@ -137,7 +146,7 @@ func newEvent(v txn.Version, f fates) event {
 	}
 	if f := v.Failure; f != nil {
 		e.Observer, e.Attempts, e.ChangeTS, e.Error = v.Observer, f.Attempts, f.ChangeTS, f.Error
-		if f.NotBefore != txn.Never {
+		if f.NotBefore != format.Never {
 			e.NextTS = f.NotBefore
 		}
 	}
@@ -152,26 +161,26 @@ func (e event) csv() [][]string {
 		return ts.String()
 	}
 	value := ""
-	if e.Kind == txn.VersionData || e.Kind == txn.VersionPlain {
+	if e.Kind == admin.VersionData || e.Kind == admin.VersionPlain {
 		value = cli.Text(e.Value)
 	}
 	return [][]string{{e.TS.String(), e.Time, e.Cell, e.Family, string(e.Kind), number(e.StartTS), number(e.CommitTS), e.Words, value}}
 }
 
 // words says what a version means, beside the others of its row.
-func words(v txn.Version, f fates) string {
+func words(v admin.Version, f outcomes) string {
 	what := ""
-	if v.Cell.Family == txn.AckFamily {
+	if v.Cell.Family == format.AckFamily {
 		observer := v.Cell.Qualifier[strings.LastIndexByte(v.Cell.Qualifier, '/')+1:]
 		what = fmt.Sprintf("acknowledgment of observer %s: ", cli.Text([]byte(observer)))
-		if v.Kind == txn.VersionData && len(v.Value) == 8 {
-			return fmt.Sprintf("%schanges up to %d seen, by the transaction that starts here: %s", what, binary.BigEndian.Uint64(v.Value), f.of(v))
+		if v.Kind == admin.VersionData && len(v.Value) == 8 {
+			return fmt.Sprintf("%schanges up to %d acknowledged by the transaction that starts here: %s", what, binary.BigEndian.Uint64(v.Value), f.of(v))
 		}
 	}
 	return what + plainWords(v, f)
 }
 
-func plainWords(v txn.Version, f fates) string {
+func plainWords(v admin.Version, f outcomes) string {
 	primary := func() string {
 		if v.Primary == v.Cell {
 			return "as the primary"
@@ -179,75 +188,76 @@ func plainWords(v txn.Version, f fates) string {
 		return "primary " + v.Primary.String()
 	}
 	switch v.Kind {
-	case txn.VersionPlain:
-		return shown(v.Value) + " written without a transaction: committed before all of them"
-	case txn.VersionData:
+	case admin.VersionPlain:
+		return shown(v.Value) + " written without a transaction: it counts as committed before every transaction"
+	case admin.VersionData:
 		return shown(v.Value) + " put by the transaction that starts here: " + f.of(v)
-	case txn.VersionLock:
+	case admin.VersionLock:
 		s := fmt.Sprintf("locked for a %v by the transaction that starts here, %s, until %s", v.Write, primary(), cli.Time(v.Lock.ExpiresTS()))
 		if v.Lock.Owner != "" {
 			s += ", owner " + cli.Line(v.Lock.Owner)
 		}
 		return s
-	case txn.VersionWrite:
+	case admin.VersionWrite:
 		if v.Write == txn.KindDelete {
 			return fmt.Sprintf("deleted: committed here, started at %d, %s", v.StartTS, primary())
 		}
 		return fmt.Sprintf("value of %d committed here, %s", v.StartTS, primary())
-	case txn.VersionLockOnly:
+	case admin.VersionLockOnly:
 		return fmt.Sprintf("lock-only write committed here, started at %d, %s: the value stays", v.StartTS, primary())
-	case txn.VersionRollback:
-		return "the transaction that starts here was rolled back: it never commits"
-	case txn.VersionNotify:
+	case admin.VersionRollback:
+		return "the transaction that starts here was rolled back: it cannot commit"
+	case admin.VersionNotify:
 		return "notification for the column's observers, by the commit here"
-	case txn.VersionFailure:
+	case admin.VersionFailure:
 		return failureWords(v.Observer, *v.Failure)
 	}
 	return "unreadable: " + cli.Line(v.Err.Error())
 }
 
-// failureWords says what became of an observer's last run.
-func failureWords(observer string, f txn.Failure) string {
+// failureWords says how the last run of an observer ended.
+func failureWords(observer string, f format.Failure) string {
 	who := "observer " + cli.Line(observer)
 	change := fmt.Sprintf("the change of %d", f.ChangeTS)
 	switch next := cli.Time(f.NotBefore); {
-	case f.NotBefore == txn.Never:
-		return fmt.Sprintf("%s was given up for %s after %s: %s (see percctl notify list --dead)", who, change, cli.Count(f.Attempts, "attempt"), cli.Line(f.Error))
+	case f.NotBefore == format.Never:
+		return fmt.Sprintf("%s gave up on %s after %s: %s (see percctl notify list --dead)", who, change, cli.Count(f.Attempts, "attempt"), cli.Line(f.Error))
 	case f.Error == "":
-		return fmt.Sprintf("%s put %s off until %s", who, change, next)
+		return fmt.Sprintf("%s postponed %s until %s", who, change, next)
 	case f.Attempts == 0:
-		return fmt.Sprintf("%s conflicted at %s, next try not before %s: %s", who, change, next, cli.Line(f.Error))
+		return fmt.Sprintf("%s conflicted on %s, next retry not before %s: %s", who, change, next, cli.Line(f.Error))
 	default:
-		return fmt.Sprintf("%s failed at %s %s, next try not before %s: %s", who, change, cli.Count(f.Attempts, "time"), next, cli.Line(f.Error))
+		return fmt.Sprintf("%s failed on %s %s, next retry not before %s: %s", who, change, cli.Count(f.Attempts, "time"), next, cli.Line(f.Error))
 	}
 }
 
-// fates tells what became of the data that transactions put into a row.
-type fates map[fateKey]string
+// outcomes are those of the transactions that put data into a row, as far as
+// the row shows them.
+type outcomes map[outcomeKey]string
 
-type fateKey struct {
+type outcomeKey struct {
 	cell    txn.Cell
 	startTS tso.Timestamp
 }
 
-func newFates(all []txn.Version) fates {
-	f := fates{}
+func newOutcomes(all []admin.Version) outcomes {
+	f := outcomes{}
 	for _, v := range all {
-		switch k := (fateKey{v.Cell, v.StartTS}); v.Kind {
-		case txn.VersionWrite:
+		switch k := (outcomeKey{v.Cell, v.StartTS}); v.Kind {
+		case admin.VersionWrite:
 			f[k] = fmt.Sprintf("committed at %d", v.CommitTS)
-		case txn.VersionLock:
-			f[k] = "not decided here yet, see its lock"
+		case admin.VersionLock:
+			f[k] = "undecided, see its lock"
 		}
 	}
 	return f
 }
 
-func (f fates) of(data txn.Version) string {
-	if became, ok := f[fateKey{data.Cell, data.StartTS}]; ok {
+func (f outcomes) of(data admin.Version) string {
+	if became, ok := f[outcomeKey{data.Cell, data.StartTS}]; ok {
 		return became
 	}
-	return "no lock and no record names it (see percctl check)"
+	return "no lock and no write record names it (see percctl check)"
 }
 
 func shown(v []byte) string { return "value " + cli.Shorten(cli.Text(v), shownValue) }

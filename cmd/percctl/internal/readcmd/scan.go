@@ -7,9 +7,11 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // shownValue is how many characters of a value a table shows; the other formats
@@ -37,10 +39,9 @@ func NewScanCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "scan TABLE",
 		Short: "Read rows, now or in the past",
-		Long: `Read committed rows of a table, all at one timestamp, now or earlier. A table and
-CSV have one line a cell; the other formats have one item a row. The commit_ts of
-data from before the table was adopted is the cell's own timestamp.
-` + readsSettle,
+		Long: `Read committed rows of a table, all at one timestamp, now or earlier. The formats
+table and csv have one line per cell, the others one item per row.
+` + readsResolve,
 		Example: `  percctl scan accounts --prefix user/7 --limit 20
   percctl scan accounts --columns bal:usd,bal:eur --at 2026-11-20T05:30:00Z -o jsonl`,
 		Args: cli.ExactArgs(1, "one, TABLE"),
@@ -57,10 +58,11 @@ data from before the table was adopted is the cell's own timestamp.
 	f := cmd.Flags()
 	f.StringVar(&o.at, "at", "", atUsage)
 	f.StringArrayVar(&o.columns, "columns", nil, "only these columns, family:qualifier, separated by commas (%2C for a comma in a name)")
-	f.StringArrayVar(&o.families, "families", nil, "only these families, separated by commas; with --columns, these too")
-	f.IntVar(&o.limit, "limit", 0, "end after this many rows (0: all)")
-	f.BoolVar(&o.reverse, "reverse", false, "in descending order of row keys")
+	f.StringArrayVar(&o.families, "families", nil, "only these families, separated by commas; with --columns, in addition to them")
+	f.IntVar(&o.limit, "limit", 0, "maximum number of rows (0: all)")
+	f.BoolVar(&o.reverse, "reverse", false, "read rows in descending order of their keys")
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[row](scanCSV))
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
 	// It fails only where the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("families", o.flags.CompleteFamilies(""))
@@ -83,7 +85,7 @@ func (o *scanOptions) parse() error {
 		o.read = append(o.read, txn.Reverse())
 	}
 	for _, name := range session.List(o.columns) {
-		c, err := txn.ParseColumn(name)
+		c, err := format.ParseColumn(name)
 		if err != nil {
 			return cli.Usagef("--columns %s: %w", name, err)
 		}
@@ -95,10 +97,12 @@ func (o *scanOptions) parse() error {
 	return nil
 }
 
-// A row is what scan prints.
+var scanCSV = []string{"row", "column", "commit_ts", "commit_time", "value"}
+
+// A row is one row and its committed values.
 type row struct {
-	Row   string  `json:"row"`
-	Cells []value `json:"cells"`
+	Row   string  `json:"row"`   // row key, as commands take it
+	Cells []value `json:"cells"` // cells that have a value
 }
 
 func newRow(table string, r bigtable.Row) row {
@@ -145,7 +149,7 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	out := &cli.List[row]{
 		Out: o.streams.Out, Format: o.format,
-		Header: []string{"row", "column", "commit_ts", "commit_time", "value"}, Rows: row.csv,
+		Header: scanCSV, Rows: row.csv,
 		TableHeader: []string{"ROW", "COLUMN", "COMMIT_TS", "COMMIT_TIME", "VALUE"}, TableRows: row.table,
 	}
 	n := 0

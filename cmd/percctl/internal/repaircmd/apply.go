@@ -12,32 +12,39 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type applyOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	file        string
-	maxAge      time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	file    string
+	maxAge  time.Duration
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newApplyCmd(s *cli.Streams) *cobra.Command {
 	o := &applyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
-		Short: "Do what a plan says, where everything is still as planned",
-		Long: `Make the repairs of a plan of percctl repair plan. Each cell is looked at again
-first, and mended by a conditional mutation; one that has changed is left alone
-and counted. A plan of another instance, or older than --max-age, is refused.
+		Short: "Make the repairs of a plan",
+		Long: `Make the repairs of a plan of percctl repair plan. The command reads each cell again
+and repairs it with a conditional mutation. It counts cells that have changed since
+the plan, and leaves them as they are. It refuses a plan for another instance, or one
+older than --max-age.
 
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. It can be run again. Exit status 4: some cells have
-changed; plan again.`,
+` + cli.AsksFirst + `
+
+After an interrupt, run the command again.
+
+Exit status 4: some cells have changed since the plan, or the plan is too old: plan
+again.`,
 		Example: `  percctl repair apply plan.json --dry-run
   percctl repair apply plan.json --yes`,
 		Args: cli.ExactArgs(1, "one, FILE"),
@@ -56,15 +63,15 @@ changed; plan again.`,
 		},
 	}
 	o.flags.Add(cmd, 0)
-	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "refuse a plan that is older, in oracle time")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "maximum age of the plan, in oracle time")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[applied]())
 	return cmd
 }
 
 // read reads a plan, all of it before anything is done.
-func read(file string) (*plan, []txn.Repair, error) {
+func read(file string) (*plan, []admin.Repair, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, nil, cli.Usagef("%w", err)
@@ -76,31 +83,31 @@ func read(file string) (*plan, []txn.Repair, error) {
 		return nil, nil, cli.Usagef("%s: it is not a plan of percctl repair: %w", file, err)
 	}
 	if p.Version != planVersion {
-		return nil, nil, cli.Usagef("%s: it is a plan of version %d; this percctl knows %d", file, p.Version, planVersion)
+		return nil, nil, cli.Usagef("%s: it is a plan of version %d, but this percctl reads version %d: plan again", file, p.Version, planVersion)
 	}
-	var repairs []txn.Repair
+	var repairs []admin.Repair
 	for i, r := range p.Repairs {
-		cell, err := txn.ParseCell(r.Cell)
+		cell, err := format.ParseCell(r.Cell)
 		switch {
 		case err != nil:
 			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
-		case r.Kind != txn.RepairOrphanData && r.Kind != txn.RepairRedundantLock && r.Kind != txn.RepairOldMarker:
-			return nil, nil, cli.Usagef("%s: repair %d: there is no repair of kind %q", file, i+1, r.Kind)
+		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker:
+			return nil, nil, cli.Usagef("%s: repair %d: unknown kind %q", file, i+1, r.Kind)
 		}
-		repairs = append(repairs, txn.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
+		repairs = append(repairs, admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
 	}
 	return p, repairs, nil
 }
 
-// An applied is what repair apply prints.
+// An applied is what repair apply did, or would do.
 type applied struct {
-	Project  string `json:"project"`
-	Instance string `json:"instance"`
-	File     string `json:"file"`
-	DryRun   bool   `json:"dry_run"`
-	Planned  int    `json:"planned"`
-	Repaired int    `json:"repaired"`
-	Changed  []item `json:"changed"` // not as planned any more, and left alone
+	Project  string `json:"project"`  // Google Cloud project
+	Instance string `json:"instance"` // Bigtable instance
+	File     string `json:"file"`     // name of the plan
+	DryRun   bool   `json:"dry_run"`  // whether --dry-run was given
+	Planned  int    `json:"planned"`  // repairs in the plan
+	Repaired int    `json:"repaired"` // repairs that were made
+	Changed  []item `json:"changed"`  // repairs that were not made, because the cell has changed since the plan
 }
 
 func (a *applied) text(w io.Writer) error {
@@ -115,35 +122,31 @@ func (a *applied) text(w io.Writer) error {
 	return err
 }
 
-func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []txn.Repair) error {
+func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []admin.Repair) error {
 	if at := s.Connect; p.Project != at.Project || p.Instance != at.Instance || p.MetadataTable != at.MetadataTable {
-		return cli.Usagef("%s: it is a plan for project %s, instance %s, metadata table %s, and this is %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
+		return cli.Usagef("%s: the plan is for project %s, instance %s, metadata table %s, but this command is for %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
 	}
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	if age := time.Duration(now-p.CreatedTS) * time.Microsecond; age > o.maxAge || age < 0 {
-		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, and --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
+		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, but --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
 	}
 	if err := s.Use(ctx, p.Tables...); err != nil {
 		return err
 	}
-	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.dryRun, Planned: len(repairs), Changed: []item{}}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, done, p.text)
-	}
-	if err := p.text(o.streams.Err); err != nil {
-		return err
-	}
+	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.consent.DryRun, Planned: len(repairs), Changed: []item{}}
+	question := ""
 	if len(repairs) > 0 {
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)); err != nil {
-			return err
-		}
+		question = fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)
+	}
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, done, p.text, question); !ok {
+		return err
 	}
 	var failed error
 	for i, r := range repairs {
-		ok, err := s.Client().ApplyRepair(ctx, r)
+		ok, err := admin.ApplyRepair(ctx, s.Client(), r)
 		if err != nil {
 			failed = fmt.Errorf("stopped at repair %d of %d: %w", i+1, len(repairs), err)
 			break
@@ -158,7 +161,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	s.Progress.End()
 	err = errors.Join(failed, cli.Print(o.streams.Out, o.format, done, done.text))
 	if err == nil && len(done.Changed) > 0 {
-		err = session.Foundf("%s changed since the plan; plan again", cli.Count(len(done.Changed), "cell"))
+		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
 	}
 	return err
 }

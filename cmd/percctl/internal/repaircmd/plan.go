@@ -1,5 +1,5 @@
-// Package repaircmd is percctl repair: mending what the consistency check finds,
-// as far as that needs no guessing.
+// Package repaircmd is percctl repair: repairing what the consistency check
+// finds, where that is safe.
 package repaircmd
 
 import (
@@ -15,53 +15,56 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // NewCmd returns the repair command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("repair", "Mend what percctl check finds, as far as that needs no guessing",
-		`Mend what percctl check finds, as far as that needs no guessing: data of
-transactions of which no table has a trace, locks beside the record that decides
-about them, and rollback markers that are old. plan writes a file to look at,
-apply does what it says. Everything else is listed, and left to people.`,
+	return cli.Group("repair", "Repair what percctl check finds, where that is safe",
+		`Repair what percctl check finds, where that needs no guess: data of transactions of
+which no table has a trace, locks next to the write record of their own transaction,
+and old rollback markers. percctl repair plan writes a file for you to read, and
+percctl repair apply does what the file says. Other violations are listed and left to
+you: half commits, missing data and unreadable records need a decision, or a backup.`,
 		newPlanCmd(s), newApplyCmd(s))
 }
 
 // planVersion is in the file; apply refuses others.
 const planVersion = 1
 
-// A plan is what repair plan writes and repair apply reads.
+// A plan is what repair apply would do.
 type plan struct {
-	Version       int           `json:"percctl_repair_plan"`
-	Project       string        `json:"project"`
-	Instance      string        `json:"instance"`
-	MetadataTable string        `json:"metadata_table"`
-	Tables        []string      `json:"tables"`
-	CreatedTS     tso.Timestamp `json:"created_ts"`
-	CreatedTime   string        `json:"created_time"`
-	Repairs       []item        `json:"repairs"`
-	Left          []left        `json:"left"` // for people
-	More          bool          `json:"more"` // the plan is full
+	Version       int           `json:"percctl_repair_plan" unit:"-"` // version of the format
+	Project       string        `json:"project"`                      // Google Cloud project
+	Instance      string        `json:"instance"`                     // Bigtable instance
+	MetadataTable string        `json:"metadata_table"`               // metadata table of the deployment
+	Tables        []string      `json:"tables"`                       // tables that were read
+	CreatedTS     tso.Timestamp `json:"created_ts"`                   // oracle time at which the plan was made
+	CreatedTime   string        `json:"created_time"`                 // created_ts as a time
+	Repairs       []item        `json:"repairs"`                      // what repair apply would do
+	Left          []left        `json:"left"`                         // violations that cannot be repaired without a guess
+	More          bool          `json:"more"`                         // whether there are more repairs than --limit
 }
 
 // An item is one repair.
 type item struct {
-	Kind     txn.RepairKind `json:"kind"`
-	Cell     string         `json:"cell"`
-	StartTS  tso.Timestamp  `json:"start_ts"`
-	CommitTS tso.Timestamp  `json:"commit_ts,omitempty"`
-	Why      string         `json:"why"`
+	Kind     admin.RepairKind `json:"kind"`                // what is removed
+	Cell     string           `json:"cell"`                // table, row and column
+	StartTS  tso.Timestamp    `json:"start_ts"`            // start timestamp of its transaction
+	CommitTS tso.Timestamp    `json:"commit_ts,omitempty"` // commit timestamp of the record next to a redundant lock
+	Why      string           `json:"why"`                 // why this is safe
 }
 
-// left is what cannot be repaired without guessing.
+// A left is a violation that repair leaves to you.
 type left struct {
-	Rule   string `json:"rule"`
-	Cell   string `json:"cell"`
-	Detail string `json:"detail"`
+	Rule   string `json:"rule"`   // the invariant that is violated
+	Cell   string `json:"cell"`   // table, row and column
+	Detail string `json:"detail"` // what is wrong, in words
 }
 
 type planOptions struct {
@@ -78,19 +81,19 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &planOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan TABLE… | --all",
-		Short: "Find what can be mended, and write a plan of it",
-		Long: `Find what can be mended in tables without guessing, and with --to write a plan of
-it that percctl repair apply takes. It changes nothing. What else percctl check
-finds is listed as left.
+		Short: "Find what can be repaired, and write a plan",
+		Long: `Find what can be repaired in tables without a guess, and with --to write a plan for
+percctl repair apply. The command changes nothing. It lists everything else that
+percctl check finds as left.
 
   orphan data          data of a transaction that no record and no lock in its
                        cell names, and of which no table has a trace
-  redundant lock       a lock beside the record of its own transaction, where the
-                       primary says the same
+  redundant lock       a lock next to the record of its own transaction, where
+                       the primary agrees
   old rollback marker  older than --markers-older-than, with no lock of its
                        transaction left in any table
 
-Exit status 4: there is something to mend, or left.`,
+Exit status 4: there is something to repair, or left.`,
 		Example: `  percctl repair plan --all --to plan.json
   percctl repair plan accounts --prefix user/7 -o json`,
 		Args: cobra.ArbitraryArgs,
@@ -111,9 +114,10 @@ Exit status 4: there is something to mend, or left.`,
 	o.flags.Add(cmd, 0)
 	o.tables.Add(cmd)
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write the plan to; it must not exist")
-	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "rollback markers of transactions that began at least this long ago, in oracle time")
-	cmd.Flags().IntVar(&o.most, "limit", 10_000, "at most about so many repairs in a plan")
+	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "include rollback markers of transactions that began at least this long ago, in oracle time")
+	cmd.Flags().IntVar(&o.most, "limit", 10_000, "approximate maximum of repairs in a plan")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[plan]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -138,7 +142,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	for _, table := range tables {
 		s.Progress.Set("reading table %s", table)
-		found, err := s.Client().PlanRepairs(ctx, table, bigtable.NewRange(r.Start, r.End), txn.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		found, err := admin.PlanRepairs(ctx, s.Client(), table, bigtable.NewRange(r.Start, r.End), admin.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
 		if err != nil {
 			return err
 		}
@@ -147,7 +151,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 			p.Repairs = append(p.Repairs, item{r.Kind, r.Cell.String(), r.StartTS, r.CommitTS, cli.Line(r.Why)})
 		}
 		for _, r := range found.Undecided {
-			if r.Kind == txn.RepairOldMarker {
+			if r.Kind == admin.RepairOldMarker {
 				continue // it is in use
 			}
 			covered[r.Cell] = true
@@ -158,7 +162,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 		}
 	}
 	err = o.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
-		for v, err := range s.Client().Check(ctx, table, rows) {
+		for v, err := range admin.Check(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
@@ -183,7 +187,7 @@ func (o *planOptions) print(p *plan) error {
 		}
 		file, err := os.OpenFile(o.to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
-			return cli.Usagef("--to %s: it exists", o.to)
+			return cli.Usagef("--to %s: the file exists; name another", o.to)
 		}
 		if err != nil {
 			return err
@@ -199,7 +203,7 @@ func (o *planOptions) print(p *plan) error {
 		return err
 	}
 	if n := len(p.Repairs) + len(p.Left); n > 0 {
-		return session.Foundf("%s to make, %d left to people", cli.Count(len(p.Repairs), "repair"), len(p.Left))
+		return session.Foundf("%s to make, %s left to you", cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
 	}
 	_, err := fmt.Fprintf(o.streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
 	return err
@@ -210,7 +214,7 @@ func (o *planOptions) print(p *plan) error {
 const shown = 50
 
 func (p *plan) text(w io.Writer) error {
-	fmt.Fprintf(w, "project %s, instance %s: %s, %d left to people\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), len(p.Left))
+	fmt.Fprintf(w, "project %s, instance %s: %s, %s left to you\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
 	for i, r := range p.Repairs {
 		if i == shown {
 			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Repairs)-i)
@@ -226,7 +230,7 @@ func (p *plan) text(w io.Writer) error {
 		fmt.Fprintf(w, "  left: %s: %s: %s\n", l.Cell, l.Rule, l.Detail)
 	}
 	if p.More {
-		fmt.Fprintln(w, "  the plan is full: apply it, then plan again")
+		fmt.Fprintln(w, "  there are more repairs than --limit: apply this plan, then plan again")
 	}
 	return nil
 }

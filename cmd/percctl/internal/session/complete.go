@@ -9,8 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // completionTimeout bounds how long a shell waits for names.
@@ -23,7 +25,7 @@ func (f *Flags) CompleteTables(most int) cobra.CompletionFunc {
 		if most > 0 && len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return s.Client().Tables(ctx) })
+		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return admin.Tables(ctx, s.Client()) })
 		return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), cobra.ShellCompDirectiveNoFileComp
 	}
 }
@@ -38,7 +40,7 @@ func (f *Flags) CompleteFamilies(after string) cobra.CompletionFunc {
 		head := begun[:strings.LastIndexByte(begun, ',')+1]
 		var all []string
 		for _, name := range f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) {
-			d, err := s.Client().Describe(ctx, args[0])
+			d, err := admin.Describe(ctx, s.Client(), args[0])
 			return d.Families, err
 		}) {
 			all = append(all, head+name+after)

@@ -2,15 +2,17 @@ package session
 
 import (
 	"context"
-	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/notify"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // ParseTableColumn reads the argument TABLE/FAMILY:QUALIFIER.
@@ -19,7 +21,7 @@ func ParseTableColumn(s string) (notify.Column, error) {
 	if !ok || table == "" {
 		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier", s)
 	}
-	col, err := txn.ParseColumn(rest)
+	col, err := format.ParseColumn(rest)
 	if err != nil {
 		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier: %w", s, err)
 	}
@@ -28,34 +30,34 @@ func ParseTableColumn(s string) (notify.Column, error) {
 
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
-func Observed(ctx context.Context, s *Session, col notify.Column) (txn.ObservedColumn, error) {
-	all, err := s.Client().Observed(ctx, col.Table)
+func Observed(ctx context.Context, s *Session, col notify.Column) (changes.Registration, error) {
+	all, err := changes.Observed(ctx, s.Client(), col.Table)
 	if err != nil {
-		return txn.ObservedColumn{}, err
+		return changes.Registration{}, err
 	}
 	for _, o := range all {
 		if o.Column.Family == col.Family && o.Column.Qualifier == col.Qualifier {
 			return o, nil
 		}
 	}
-	return txn.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows those that there are", col)
+	return changes.Registration{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the
 // deployment where none is named.
-func AllObserved(ctx context.Context, s *Session, tables ...string) ([]txn.ObservedColumn, error) {
+func AllObserved(ctx context.Context, s *Session, tables ...string) ([]changes.Registration, error) {
 	if len(tables) == 0 {
 		var err error
-		if tables, err = s.Client().Tables(ctx); err != nil {
+		if tables, err = admin.Tables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
-	var all []txn.ObservedColumn
+	var all []changes.Registration
 	for _, t := range tables {
 		if err := s.Use(ctx, t); err != nil {
 			return nil, err
 		}
-		cols, err := s.Client().Observed(ctx, t)
+		cols, err := changes.Observed(ctx, s.Client(), t)
 		if err != nil {
 			return nil, err
 		}
@@ -76,19 +78,13 @@ func (f *Flags) CompleteObservers(at int) cobra.CompletionFunc {
 			}
 			tables = args[at-1 : at]
 		}
-		quiet := *f
-		quiet.Timeout = completionTimeout
-		var ids []string
-		err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+		ids := f.quietly(cmd, func(ctx context.Context, s *Session) (ids []string, err error) {
 			all, err := AllObserved(ctx, s, tables...)
 			for _, col := range all {
 				ids = append(ids, col.Observers...)
 			}
-			return err
+			return ids, err
 		})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp // a shell has no place for errors
-		}
 		slices.Sort(ids)
 		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
 	}
@@ -100,18 +96,11 @@ func (f *Flags) CompleteColumns(cmd *cobra.Command, args []string, _ string) ([]
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	quiet := *f
-	quiet.Timeout = completionTimeout
-	var names []string
-	err := quiet.Run(cmd.Context(), &cli.Streams{Err: io.Discard}, Looks, txn.Config{}, func(ctx context.Context, s *Session) error {
+	return f.quietly(cmd, func(ctx context.Context, s *Session) (names []string, err error) {
 		all, err := AllObserved(ctx, s)
 		for _, col := range all {
 			names = append(names, col.Table+"/"+col.Column.String())
 		}
-		return err
-	})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+		return names, err
+	}), cobra.ShellCompDirectiveNoFileComp
 }

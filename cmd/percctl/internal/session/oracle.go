@@ -6,7 +6,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -23,7 +23,7 @@ func ServedOracle(ctx context.Context, at *connect.Flags, bt *bigtable.Client) (
 	case state.Mode != tso.ModeServed:
 		return nil, nil
 	case state.Address == "" && at.Oracle.Servers == "":
-		return nil, &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("the oracle is in served mode and no server leads: start one with percctl tso serve, or see percctl tso mode")}
+		return nil, &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("the oracle is in served mode and no server leads: start one with percctl tso serve, or return to direct mode with percctl tso mode direct")}
 	}
 	return at.Oracle.Client(state.Address)
 }

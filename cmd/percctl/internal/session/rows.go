@@ -8,7 +8,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // Families are those of a row, in order.
@@ -21,6 +21,6 @@ const waitNotice = 3 * time.Second
 // unless it is stopped before.
 func NoteWaiting(s *cli.Streams, table string) *time.Timer {
 	return time.AfterFunc(waitNotice, func() {
-		fmt.Fprintf(s.Err, "still reading table %s; the lock of a live transaction may be in the way: see percctl lock list %s\n", table, table)
+		fmt.Fprintf(s.Err, "still reading table %s; it may be waiting for the lock of a live transaction: see percctl lock list %s\n", table, table)
 	})
 }

@@ -16,13 +16,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// closeTimeout bounds the end of a command: what its reads still settle behind
-// them is left to whoever meets it.
+// closeTimeout bounds the end of a command: locks that its reads
+// have not resolved by then are left to other clients.
 const closeTimeout = 2 * time.Second
 
 // Flags are those of every command that works on tables.
@@ -36,7 +36,7 @@ func (f *Flags) Add(cmd *cobra.Command, timeout time.Duration) {
 	f.Connect.Add(cmd.Flags())
 	f.Connect.AddEmbedded(cmd.Flags())
 	f.Connect.Oracle.Add(cmd.Flags())
-	cmd.Flags().DurationVar(&f.Timeout, "timeout", timeout, "give up after this long (0: no limit)")
+	cmd.Flags().DurationVar(&f.Timeout, "timeout", timeout, "stop after this time (0: no limit)")
 }
 
 // A Session is a connection to a deployment.
@@ -85,8 +85,8 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 				cfg.Oracle = served
 			}
 		}
-		// Nobody has to know whether it is alive: the locks that it may write live
-		// until their ttl.
+		// Other clients need not know whether it is alive: locks that it writes
+		// live until their ttl.
 		cfg.TokenTTL = -1
 		sess.config, sess.strict = cfg, mode == Changes
 		defer sess.close(ctx)
@@ -118,10 +118,10 @@ func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Co
 	return coded(f.explainTimeout(ctx, run(ctx, sess)))
 }
 
-// A timeoutError says that --timeout is over.
+// A timeoutError says that --timeout expired.
 type timeoutError time.Duration
 
-func (e timeoutError) Error() string { return fmt.Sprintf("--timeout %v is over", time.Duration(e)) }
+func (e timeoutError) Error() string { return fmt.Sprintf("--timeout %v expired", time.Duration(e)) }
 
 func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
@@ -176,7 +176,7 @@ func (s *Session) Use(ctx context.Context, tables ...string) error {
 		}
 		err := s.client.OpenTable(ctx, t)
 		if err != nil && !s.strict && s.config.Admin != nil && unverifiable(err) {
-			fmt.Fprintf(s.Streams.Err, "warning: %s; reading it all the same\n", cli.Line(err.Error()))
+			fmt.Fprintf(s.Streams.Err, "warning: %s; reading the table anyway\n", cli.Line(err.Error()))
 			s.config.Admin = nil
 			if err := s.connect(ctx); err != nil {
 				return err

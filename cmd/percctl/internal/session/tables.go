@@ -10,9 +10,12 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 const (
@@ -36,10 +39,10 @@ func (t *Tables) Add(cmd *cobra.Command) {
 // Check checks arguments and flags.
 func (t *Tables) Check() error {
 	if t.All && len(t.Names) > 0 {
-		return cli.Usagef("--all and %q: name tables, or give --all", t.Names[0])
+		return cli.Usagef("--all and %q: name tables or add --all, not both", t.Names[0])
 	}
 	if !t.All && len(t.Names) == 0 {
-		return cli.Usagef("no table: name tables, or give --all")
+		return cli.Usagef("no table: name tables, or add --all")
 	}
 	_, err := t.Range.Range()
 	return err
@@ -50,7 +53,7 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 	names := t.Names
 	if t.All {
 		var err error
-		if names, err = s.Client().Tables(ctx); err != nil {
+		if names, err = admin.Tables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
@@ -125,8 +128,8 @@ type RangeFlags struct{ prefix, start, end string }
 // Add adds the flags to a command.
 func (f *RangeFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.prefix, "prefix", "", "only rows whose keys begin with this (%XX for bytes that are not printable)")
-	cmd.Flags().StringVar(&f.start, "start", "", "only rows from this key on")
-	cmd.Flags().StringVar(&f.end, "end", "", "only rows before this key")
+	cmd.Flags().StringVar(&f.start, "start", "", "only rows with this key or above")
+	cmd.Flags().StringVar(&f.end, "end", "", "only rows below this key")
 }
 
 // Range returns the range that the flags give.
@@ -145,7 +148,7 @@ func (f *RangeFlags) Range() (Range, error) {
 	prefix, start, end := keys[0], keys[1], keys[2]
 	switch {
 	case prefix != "" && (start != "" || end != ""):
-		return Range{}, cli.Usagef("--prefix and --start or --end: give one or the other")
+		return Range{}, cli.Usagef("--prefix does not go with --start or --end")
 	case prefix != "":
 		return Range{prefix, successor(prefix)}, nil
 	case end != "" && end <= start:
@@ -180,7 +183,7 @@ func ParseRow(s string) (string, error) {
 	if s == "" {
 		return "", fmt.Errorf("empty row key")
 	}
-	cell, err := txn.ParseCell("t/" + s + "/f:")
+	cell, err := format.ParseCell("t/" + s + "/f:")
 	if err != nil {
 		return "", fmt.Errorf("row key %q has an escape that is not of the form %%XX", s)
 	}
@@ -189,13 +192,13 @@ func ParseRow(s string) (string, error) {
 
 // ParseCell reads the argument CELL.
 func ParseCell(s string) (txn.Cell, error) {
-	c, err := txn.ParseCell(s)
+	c, err := format.ParseCell(s)
 	if err != nil {
 		return c, cli.Usagef("%w", err)
 	}
 	switch c.Family {
-	case txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily:
-		return c, cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+	case format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily:
+		return c, cli.Usagef("cell %s: family %s holds transaction metadata; name a data family", c, c.Family)
 	}
 	return c, nil
 }
@@ -209,7 +212,7 @@ func ParseTransaction(args []string) (primary txn.Cell, startTS tso.Timestamp, e
 		return primary, 0, cli.Usagef("START_TS: %w", err)
 	}
 	if startTS == 0 {
-		return primary, 0, cli.Usagef("START_TS: 0 is no timestamp")
+		return primary, 0, cli.Usagef("START_TS: 0 is not a timestamp")
 	}
 	return primary, startTS, nil
 }

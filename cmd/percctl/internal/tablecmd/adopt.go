@@ -9,10 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type adoptOptions struct {
@@ -23,7 +26,7 @@ type adoptOptions struct {
 	clearPolicies bool
 	whole         bool
 	sample        int
-	yes, dryRun   bool
+	consent       cli.Consent
 	format        cli.Format
 	cbt           bool
 	terraform     bool
@@ -36,25 +39,31 @@ func newAdoptCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "adopt TABLE",
 		Short: "Make a table that is in use transactional, in place",
-		Long: `Make an existing table transactional, in place: add the metadata families (` + metadataFamilies + `),
-clear garbage-collection policies if --clear-policies consents, and record the
-schema and the time. No data is rewritten: the cells that are there count as
-committed before every transaction, and plain readers go on.
-
-Plain writers have to stop before: what they write later stays invisible where
-a transaction has written. percctl doctor finds such writes.
-
-The plan is shown first, and it asks before it changes anything: at a terminal;
-elsewhere it needs --yes. A table is refused, and the plan says why, when a family
-has a policy, or a cell stands at 1e17 µs or above, where those of transactions
-do. --scan looks at all rows for such cells, without it at a sample. Exit status
-4: it is refused. What was interrupted goes on when it is run again. percctl table
-unadopt undoes it while no transaction has written. docs/adoption.md goes through
+		Long: `Make an existing table transactional, in place: add the metadata families
+(` + metadataFamilies + `), clear garbage-collection policies
+if you allow it with --clear-policies, and record the schema and the time. The command
+rewrites no data: cells that are in the table count as committed before every
+transaction, and readers without transactions continue. docs/adoption.md leads through
 an adoption step by step.
 
---print-cbt and --print-terraform change nothing, and print what adds the families
-and clears the policies, for tables that are looked after elsewhere; percctl table
-adopt finds that done, and writes the schema record.`,
+Stop all writers without transactions first. Where a transaction has written a cell,
+readers in transactions do not see their later writes. percctl doctor finds such
+writes.
+
+The command refuses a table, and the plan says why, if a family has a policy, or if a
+cell has a timestamp of 1e17 µs or above, which is the range of transactions. It
+looks for such cells in a sample of rows, with --scan in all rows.
+
+` + cli.AsksFirst + `
+
+After an interrupt, run the command again: it continues. percctl table unadopt
+undoes an adoption as long as no transaction has written to the table.
+
+--print-cbt and --print-terraform print what adds the families and clears the
+policies, and change nothing. Use them if another tool manages the table. Then run
+percctl table adopt again to write the schema record.
+
+Exit status 4: the table is refused.`,
 		Example: `  percctl table adopt users --dry-run
   percctl table adopt users --clear-policies --scan --yes
   percctl table adopt users --clear-policies --print-cbt`,
@@ -69,23 +78,19 @@ adopt finds that done, and writes the schema record.`,
 	}
 	o.flags.Add(cmd, 0)
 	f := cmd.Flags()
-	f.BoolVar(&o.clearPolicies, "clear-policies", false, "clear the garbage-collection policies of its families, which would delete live versions; what plain writers overwrite is then kept")
-	f.BoolVar(&o.whole, "scan", false, "look at all rows for cells that could be taken for those of transactions, instead of a sample")
-	f.IntVar(&o.sample, "sample", 20_000, "rows to look at without --scan")
-	f.StringArrayVar(&o.observed, "observed", nil, "columns whose commits set notify cells, family:qualifier, separated by commas")
-	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that add the families and clear the policies, and change nothing")
-	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table with them, and change nothing")
-	addConfirmation(cmd, &o.yes, &o.dryRun)
+	f.BoolVar(&o.clearPolicies, "clear-policies", false, "clear the garbage-collection policies of the families; from then on, overwritten versions stay")
+	f.BoolVar(&o.whole, "scan", false, "read all rows instead of a sample, to look for cells in the timestamp range of transactions")
+	f.IntVar(&o.sample, "sample", 20_000, "rows to read without --scan")
+	f.StringArrayVar(&o.observed, "observed", nil, "columns to observe: commits to them leave notifications; family:qualifier, separated by commas")
+	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands for families and policies, and change nothing")
+	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table, and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[adoption]())
 	return cmd
 }
 
-var metadataFamilies = strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ")
-
-func addConfirmation(cmd *cobra.Command, yes, dryRun *bool) {
-	cmd.Flags().BoolVarP(yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(dryRun, "dry-run", false, "show the plan and change nothing")
-}
+var metadataFamilies = strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ")
 
 func (o *adoptOptions) parse() error {
 	if o.sample <= 0 {
@@ -95,7 +100,7 @@ func (o *adoptOptions) parse() error {
 		return err
 	}
 	for _, name := range session.List(o.observed) {
-		c, err := txn.ParseColumn(name)
+		c, err := format.ParseColumn(name)
 		if err != nil {
 			return cli.Usagef("--observed %s: %w", name, err)
 		}
@@ -104,36 +109,35 @@ func (o *adoptOptions) parse() error {
 	return nil
 }
 
-// An adoptedFamily is one family in a plan.
+// An adoptedFamily is one family of the table.
 type adoptedFamily struct {
-	Name   string `json:"name"`
-	Policy string `json:"policy"` // garbage-collection policy, empty for none
-	Clear  bool   `json:"clear_policy"`
+	Name   string `json:"name"`         // name of the family
+	Policy string `json:"policy"`       // garbage-collection policy; empty if there is none
+	Clear  bool   `json:"clear_policy"` // whether the policy is cleared
 }
 
-// An adoption is what percctl table adopt prints: the plan, and what became of
-// it.
+// An adoption is what table adopt did, or would do.
 type adoption struct {
-	Project       string          `json:"project"`
-	Instance      string          `json:"instance"`
-	Table         string          `json:"table"`
-	MetadataTable string          `json:"metadata_table"`
-	DryRun        bool            `json:"dry_run"`
-	Resumes       bool            `json:"resumes"` // an earlier run did not come to its end
-	Families      []adoptedFamily `json:"families"`
-	Create        []string        `json:"create_families"`
-	Refusals      []string        `json:"refusals"`
-	Rows          int             `json:"rows_looked_at"`
-	Whole         bool            `json:"all_rows"`
-	Adopted       bool            `json:"adopted"`
-	AdoptedTS     tso.Timestamp   `json:"adopted_ts,omitempty"`
-	AdoptedTime   string          `json:"adopted_time,omitempty"`
+	Project       string          `json:"project"`                // Google Cloud project
+	Instance      string          `json:"instance"`               // Bigtable instance
+	Table         string          `json:"table"`                  // name of the table
+	MetadataTable string          `json:"metadata_table"`         // metadata table of the deployment
+	DryRun        bool            `json:"dry_run"`                // whether --dry-run was given
+	Resumes       bool            `json:"resumes"`                // whether this run continues an interrupted run of table adopt or table unadopt
+	Families      []adoptedFamily `json:"families"`               // data families of the table
+	Create        []string        `json:"create_families"`        // metadata families to add
+	Refusals      []string        `json:"refusals"`               // why the table is refused; empty if it is not
+	Rows          int             `json:"rows_looked_at"`         // rows that were read
+	Whole         bool            `json:"all_rows"`               // whether these are all rows of the table
+	Adopted       bool            `json:"adopted"`                // whether the table is transactional now
+	AdoptedTS     tso.Timestamp   `json:"adopted_ts,omitempty"`   // oracle time of the adoption
+	AdoptedTime   string          `json:"adopted_time,omitempty"` // adopted_ts as a time
 }
 
-func (o *adoptOptions) result(p *txn.AdoptionPlan) *adoption {
+func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 	a := &adoption{
 		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, Table: o.table, MetadataTable: o.flags.Connect.MetadataTable,
-		DryRun: o.dryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
+		DryRun: o.consent.DryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
 		Rows: p.Rows, Whole: p.Whole, Adopted: p.Adopted, AdoptedTS: p.AdoptedTS, AdoptedTime: cli.Time(p.AdoptedTS),
 	}
 	for _, f := range p.Families {
@@ -156,7 +160,7 @@ func (a *adoption) text(w io.Writer) error {
 		return err
 	}
 	if a.Resumes {
-		fmt.Fprintln(w, "  goes on where an earlier run stopped")
+		fmt.Fprintln(w, "  continues where an earlier run stopped")
 	}
 	for _, f := range a.Families {
 		policy := "no garbage-collection policy"
@@ -171,9 +175,9 @@ func (a *adoption) text(w io.Writer) error {
 	if len(a.Create) > 0 {
 		fmt.Fprintf(w, "  families to be added: %s\n", strings.Join(a.Create, ", "))
 	}
-	looked := "all " + cli.Count(a.Rows, "row") + " looked at"
+	looked := "all " + cli.Count(a.Rows, "row") + " checked"
 	if !a.Whole {
-		looked = "a sample of " + cli.Count(a.Rows, "row") + " looked at; --scan looks at all"
+		looked = "a sample of " + cli.Count(a.Rows, "row") + " checked; --scan checks all"
 	}
 	_, err := fmt.Fprintf(w, "  %s\n", looked)
 	for _, r := range a.Refusals {
@@ -183,7 +187,7 @@ func (a *adoption) text(w io.Writer) error {
 }
 
 func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
-	cfg := txn.AdoptConfig{
+	cfg := admin.AdoptConfig{
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Observed: o.columns, ClearPolicies: o.clearPolicies,
 		WholeScan: o.whole, SampleRows: o.sample, Instance: s.Connect.Resource(),
 		Progress: func(rows int) { s.Progress.Set("looking at table %s: %s", o.table, cli.Count(rows, "row")) },
@@ -196,7 +200,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		defer func() { _ = served.Close() }()
 		cfg.Oracle = served
 	}
-	plan, err := txn.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg)
+	plan, err := admin.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg)
 	if err != nil {
 		return err
 	}
@@ -205,29 +209,26 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	if (o.cbt || o.terraform) && len(plan.Refusals) == 0 {
 		return o.print(a)
 	}
-	if o.dryRun || plan.Adopted || len(plan.Refusals) > 0 {
+	if o.consent.DryRun || plan.Adopted || len(plan.Refusals) > 0 {
 		if err := cli.Print(o.streams.Out, o.format, a, a.text); err != nil {
 			return err
 		}
 		if len(plan.Refusals) > 0 {
-			return session.Foundf("table %s cannot be adopted as it is: %s", o.table, cli.Count(len(plan.Refusals), "reason"))
+			return session.Foundf("table %s is refused: %s, see above", o.table, cli.Count(len(plan.Refusals), "reason"))
 		}
 		return nil
 	}
-	if err := a.text(o.streams.Err); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, a, a.text, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
-	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); err != nil {
-		return err
-	}
-	if err := txn.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
-		if errors.Is(err, txn.ErrNotAdoptable) {
+	if err := admin.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
+		if errors.Is(err, admin.ErrNotAdoptable) {
 			return &cli.Error{Code: cli.ExitFound, Err: err}
 		}
-		return fmt.Errorf("%w; run it again to go on, or percctl table unadopt %s to undo it", err, o.table)
+		return fmt.Errorf("%w; run the command again to continue, or percctl table unadopt %s to undo it", err, o.table)
 	}
-	// Read back: it is what others see.
-	if plan, err = txn.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
+	// Read it back: this is what other clients see.
+	if plan, err = admin.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return err
 	}
 	a.Adopted, a.AdoptedTS, a.AdoptedTime = plan.Adopted, plan.AdoptedTS, cli.Time(plan.AdoptedTS)

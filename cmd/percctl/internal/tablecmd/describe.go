@@ -11,10 +11,13 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type describeOptions struct {
@@ -32,11 +35,11 @@ func newDescribeCmd(s *cli.Streams) *cobra.Command {
 		Use:   "describe TABLE",
 		Short: "Show families, policies, format, observed columns and sizes of a table",
 		Long: `Show what a transactional table consists of: families and their garbage-collection
-policies, format version, when it was adopted, observed columns, and what a sample
-of rows holds. It changes nothing.
+policies, format version, time of the adoption, observed columns, and counts of a
+sample of rows. The command changes nothing.
 
---print-cbt and --print-terraform print instead what makes such a table anew; its
-schema record is written by percctl table init or adopt in any case.`,
+--print-cbt and --print-terraform print what creates such a table instead. They do
+not write its schema record: percctl table init or percctl table adopt does.`,
 		Example: `  percctl table describe accounts
   percctl table describe accounts --print-terraform > accounts.tf`,
 		Args: cli.ExactArgs(1, "one, the name of the table"),
@@ -52,69 +55,72 @@ schema record is written by percctl table init or adopt in any case.`,
 		},
 	}
 	o.flags.Add(cmd, 0)
-	cmd.Flags().IntVar(&o.sample, "sample", 1000, "rows to look at, spread over the table (0: none)")
-	cmd.Flags().BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that make such a table")
+	cmd.Flags().IntVar(&o.sample, "sample", 1000, "rows to read, spread over the table (0: none)")
+	cmd.Flags().BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that create such a table")
 	cmd.Flags().BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of such a table")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[description]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
 	return cmd
 }
 
 func checkPrint(cbt, terraform bool, format cli.Format) error {
 	if cbt && terraform || (cbt || terraform) && format != cli.Table {
-		return cli.Usagef("--print-cbt, --print-terraform and --output: give one of them")
+		return cli.Usagef("--print-cbt, --print-terraform and --output: use only one of them")
 	}
 	return nil
 }
 
-// A description is what percctl table describe prints.
+// A description is a transactional table.
 type description struct {
-	Project       string              `json:"project"`
-	Instance      string              `json:"instance"`
-	Table         string              `json:"table"`
-	MetadataTable string              `json:"metadata_table"`
-	FormatVersion uint32              `json:"format_version"`
-	AdoptedTS     tso.Timestamp       `json:"adopted_ts,omitempty"`
-	AdoptedTime   string              `json:"adopted_time,omitempty"`
-	Families      []describedFamily   `json:"families"`
-	Observed      []describedObserved `json:"observed"`
-	Sample        *rowSample          `json:"sample,omitempty"`
+	Project       string              `json:"project"`                 // Google Cloud project
+	Instance      string              `json:"instance"`                // Bigtable instance
+	Table         string              `json:"table"`                   // name of the table
+	MetadataTable string              `json:"metadata_table"`          // metadata table of the deployment
+	FormatVersion uint32              `json:"format_version" unit:"-"` // version of the storage format
+	AdoptedTS     tso.Timestamp       `json:"adopted_ts,omitempty"`    // oracle time at which the table was adopted; left out for percctl table init
+	AdoptedTime   string              `json:"adopted_time,omitempty"`  // adopted_ts as a time
+	Families      []describedFamily   `json:"families"`                // families of the table
+	Observed      []describedObserved `json:"observed"`                // observed columns
+	Sample        *rowSample          `json:"sample,omitempty"`        // counts of a sample of rows; left out with --sample 0
 }
 
+// A describedFamily is one family of the table.
 type describedFamily struct {
-	Name   string `json:"name"`
-	Role   string `json:"role"`   // data, or what transactions keep in it
-	Policy string `json:"policy"` // garbage-collection policy, empty for none
+	Name   string `json:"name"`   // name of the family
+	Role   string `json:"role"`   // `data`, or what transactions store in it
+	Policy string `json:"policy"` // garbage-collection policy; empty if there is none
 }
 
+// A describedObserved is one observed column.
 type describedObserved struct {
-	Column    string   `json:"column"`
-	Observers []string `json:"observers"`
-	Weak      bool     `json:"weak"`
+	Column    string   `json:"column"`    // family and qualifier
+	Observers []string `json:"observers"` // ids of the registered observers
+	Weak      bool     `json:"weak"`      // whether the column is for weak notifications
 }
 
-// A rowSample counts what rows hold.
+// A rowSample counts what a sample of rows holds.
 type rowSample struct {
-	Rows          int  `json:"rows"`
-	Whole         bool `json:"all_rows"`
-	Parts         int  `json:"tablets"` // as Bigtable would split the table
-	Values        int  `json:"values"`  // data cells, all versions
-	Plain         int  `json:"plain_values"`
-	Bytes         int  `json:"value_bytes"`
-	Locks         int  `json:"locks"`
-	Writes        int  `json:"write_records"`
-	Marks         int  `json:"marks"`
-	Notifications int  `json:"notifications"`
-	MetadataBytes int  `json:"metadata_bytes"`
+	Rows          int  `json:"rows"`           // rows read
+	Whole         bool `json:"all_rows"`       // whether these are all rows of the table
+	Parts         int  `json:"tablets"`        // parts in which Bigtable would split the table
+	Values        int  `json:"values"`         // data cells, all versions
+	Plain         int  `json:"plain_values"`   // data cells written without transactions
+	Bytes         int  `json:"value_bytes"`    // length of the values of data cells
+	Locks         int  `json:"locks"`          // locks
+	Writes        int  `json:"write_records"`  // write records
+	Marks         int  `json:"marks"`          // rollback markers and lock-only commits
+	Notifications int  `json:"notifications"`  // notify cells
+	MetadataBytes int  `json:"metadata_bytes"` // length of the values of locks, records, markers and notify cells
 }
 
 var roles = map[string]string{
-	txn.LockFamily: "locks", txn.WriteFamily: "write records", txn.MarkFamily: "rollback and lock-only marks",
-	txn.NotifyFamily: "notifications", txn.AckFamily: "acknowledgments of observers",
+	format.LockFamily: "locks", format.WriteFamily: "write records", format.MarkFamily: "rollback and lock-only marks",
+	format.NotifyFamily: "notifications", format.AckFamily: "acknowledgments of observers",
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
-	d, err := s.Client().Describe(ctx, o.table)
+	d, err := admin.Describe(ctx, s.Client(), o.table)
 	if err != nil && !errors.Is(err, txn.ErrFormatVersion) {
 		return err
 	}
@@ -197,13 +203,13 @@ func (c *rowSample) add(r bigtable.Row) {
 			bytes += len(it.Value)
 		}
 		switch family {
-		case txn.LockFamily:
+		case format.LockFamily:
 			c.Locks += len(items)
-		case txn.WriteFamily:
+		case format.WriteFamily:
 			c.Writes += len(items)
-		case txn.MarkFamily:
+		case format.MarkFamily:
 			c.Marks += len(items)
-		case txn.NotifyFamily:
+		case format.NotifyFamily:
 			c.Notifications += len(items)
 		default:
 			c.Values += len(items)

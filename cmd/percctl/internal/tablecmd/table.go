@@ -10,18 +10,21 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // NewCmd returns the table command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("table", "Make tables transactional, and look at them",
-		`Make tables transactional, and look at them.
+	return cli.Group("table", "Make tables transactional, describe and verify them",
+		`Make tables transactional, describe and verify them.
 
-init makes a new table; adopt takes one that is in use, in place, and unadopt
-undoes that; describe and verify look.`,
+percctl table init creates a new table. percctl table adopt makes a table
+transactional that is in use, in place, and percctl table unadopt undoes that.`,
 		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newDescribeCmd(s), newVerifyCmd(s))
 }
 
@@ -38,12 +41,12 @@ func newInitCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init TABLE",
 		Short: "Create a transactional table, or add the metadata families to one",
-		Long: `Create a transactional table, or make an existing one transactional: create what
-is missing of the metadata table, the table, its data families and the metadata
-families (` + strings.Join([]string{txn.LockFamily, txn.WriteFamily, txn.MarkFamily, txn.NotifyFamily, txn.AckFamily}, ", ") + `), check that no family has a garbage-collection policy, and
-record the schema. Cells that are in the table stay as they are; to transactions
-they are data that was committed before all others. Running it again is
-harmless.`,
+		Long: `Create a transactional table, or make an existing one transactional. The command
+creates what is missing of the metadata table, the table, its data families and the
+metadata families (` + strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ") + `), checks that no family has a
+garbage-collection policy, and records the schema. Cells that are in the table stay
+as they are and count as committed before every transaction. To run the command
+twice is harmless. For a table that is in use, percctl table adopt checks more.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
 		Args:    cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -53,8 +56,8 @@ harmless.`,
 	}
 	o.connect.Add(cmd.Flags())
 	o.connect.AddEmbedded(cmd.Flags())
-	cmd.Flags().StringSliceVar(&o.families, "families", nil, "families for data to create where they are missing, separated by commas")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "give up after this long")
+	cmd.Flags().StringSliceVar(&o.families, "families", nil, "data families to create if they are missing, separated by commas")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "stop after this time")
 	return cmd
 }
 
@@ -69,7 +72,7 @@ func (o *initOptions) run(ctx context.Context) error {
 	defer closeAll()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	err = txn.InitTable(ctx, admin, bt, o.connect.MetadataTable, txn.TableSpec{Name: o.table, Families: o.families})
+	err = txnadmin.InitTable(ctx, admin, bt, o.connect.MetadataTable, txnadmin.TableSpec{Name: o.table, Families: o.families})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)
 	}

@@ -9,38 +9,43 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type unadoptOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	table       string
-	wait        time.Duration
-	yes, dryRun bool
-	format      cli.Format
+	streams *cli.Streams
+	flags   session.Flags
+	table   string
+	wait    time.Duration
+	consent cli.Consent
+	format  cli.Format
 }
 
 func newUnadoptCmd(s *cli.Streams) *cobra.Command {
 	o := &unadoptOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "unadopt TABLE",
-		Short: "Undo table adopt, while no transaction has written",
+		Short: "Undo table adopt, if no transaction has written",
 		Long: `Undo percctl table adopt: remove the schema record and the metadata families, and
-bring back the garbage-collection policies that were cleared. Rows are not
-touched.
+restore the garbage-collection policies that were cleared. The command does not
+touch rows.
 
-It works only while no transaction has written to the table, and proves that by
-looking through all of it, twice: before the schema record goes, and after --wait,
-when no client uses the table any more that knew it from before. A commit in
-between stops it, and the table stays transactional. --wait has to be at least the
-longest Config.SchemaMaxAge in the deployment and three times the longest
-Config.RPCTimeout; with their defaults, two minutes.
+It works only if no transaction has written to the table. To make sure, the command
+reads the whole table twice: before it removes the schema record, and after --wait,
+when no client uses its cached schema of the table any more. A commit between the
+two stops the command, and the table stays transactional. --wait must be at least
+the longest Config.SchemaMaxAge in the deployment plus three times the longest
+Config.RPCTimeout. With their defaults, 1 minute and 20 seconds, these are 2 minutes.
 
-Interrupted while it waits, it goes on when it is run again; percctl table adopt
-takes the table back. Exit status 4: a transaction has written.`,
+` + cli.AsksFirst + `
+
+After an interrupt, run the command again to continue, or percctl table adopt to
+keep the table transactional.
+
+Exit status 4: a transaction has written.`,
 		Example: `  percctl table unadopt users --dry-run
   percctl table unadopt users --yes`,
 		Args: cli.ExactArgs(1, "one, the name of the table"),
@@ -53,22 +58,23 @@ takes the table back. Exit status 4: a transaction has written.`,
 		},
 	}
 	o.flags.Add(cmd, 0)
-	cmd.Flags().DurationVar(&o.wait, "wait", txn.DefaultUndoWait, "how long clients may use a table without looking at its schema again")
-	addConfirmation(cmd, &o.yes, &o.dryRun)
+	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[undoing]())
 	return cmd
 }
 
-// An undoing is what percctl table unadopt prints.
+// An undoing is what table unadopt did, or would do.
 type undoing struct {
-	Project  string  `json:"project"`
-	Instance string  `json:"instance"`
-	Table    string  `json:"table"`
-	DryRun   bool    `json:"dry_run"`
-	Written  bool    `json:"written"` // by a transaction: it cannot be undone
-	Detail   string  `json:"detail"`
-	Wait     float64 `json:"wait_seconds"`
-	Undone   bool    `json:"undone"`
+	Project  string  `json:"project"`      // Google Cloud project
+	Instance string  `json:"instance"`     // Bigtable instance
+	Table    string  `json:"table"`        // name of the table
+	DryRun   bool    `json:"dry_run"`      // whether --dry-run was given
+	Written  bool    `json:"written"`      // whether a transaction has written, so that the adoption cannot be undone
+	Detail   string  `json:"detail"`       // where it has written
+	Wait     float64 `json:"wait_seconds"` // --wait
+	Undone   bool    `json:"undone"`       // whether the table is as it was before the adoption
 }
 
 func (u *undoing) text(w io.Writer) (err error) {
@@ -78,33 +84,27 @@ func (u *undoing) text(w io.Writer) (err error) {
 	case u.Undone:
 		_, err = fmt.Fprintf(w, "table %s is as it was before it was adopted (project %s, instance %s)\n", u.Table, u.Project, u.Instance)
 	default:
-		_, err = fmt.Fprintf(w, "project %s, instance %s, table %s: no transaction has written\n  to be removed: the schema record; after %v, the metadata families (%s)\n", u.Project, u.Instance, u.Table, time.Duration(u.Wait*1e9), metadataFamilies)
+		_, err = fmt.Fprintf(w, "project %s, instance %s, table %s: no transaction has written\n  to remove: the schema record; after %v, the metadata families (%s)\n", u.Project, u.Instance, u.Table, time.Duration(u.Wait*1e9), metadataFamilies)
 	}
 	return err
 }
 
 func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
-	cfg := txn.AdoptConfig{
+	cfg := admin.AdoptConfig{
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(),
-		Progress: func(rows int) { s.Progress.Set("looking through table %s: %s", o.table, cli.Count(rows, "row")) },
+		Progress: func(rows int) { s.Progress.Set("reading table %s: %s", o.table, cli.Count(rows, "row")) },
 	}
-	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.dryRun, Wait: o.wait.Seconds()}
+	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.consent.DryRun, Wait: o.wait.Seconds()}
 	print := func() error { return cli.Print(o.streams.Out, o.format, u, u.text) }
-	if err := txn.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
+	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
-	if o.dryRun {
-		return print()
-	}
-	if err := u.text(o.streams.Err); err != nil {
+	if ok, err := o.consent.Ask(ctx, o.streams, o.format, u, u.text, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
-	if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); err != nil {
-		return err
-	}
-	fmt.Fprintf(o.streams.Err, "waiting %v until no client uses the table any more\n", o.wait)
-	if err := txn.UndoAdoption(ctx, s.Admin, s.Bigtable, cfg, o.wait); err != nil {
+	fmt.Fprintf(o.streams.Err, "waiting %v until no client uses its cached schema any more\n", o.wait)
+	if err := admin.UndoAdoption(ctx, s.Admin, s.Bigtable, cfg, o.wait); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
@@ -114,7 +114,7 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 
 // written prints that a transaction has written; other errors are returned.
 func (o *unadoptOptions) written(u *undoing, err error, print func() error) error {
-	var written *txn.WrittenError
+	var written *admin.WrittenError
 	if !errors.As(err, &written) {
 		return err
 	}
@@ -122,5 +122,5 @@ func (o *unadoptOptions) written(u *undoing, err error, print func() error) erro
 	if perr := print(); perr != nil {
 		return perr
 	}
-	return session.Foundf("the adoption of table %s cannot be undone: %w", o.table, txn.ErrWritten)
+	return session.Foundf("the adoption of table %s cannot be undone: %w", o.table, admin.ErrWritten)
 }

@@ -7,9 +7,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type verifyOptions struct {
@@ -24,11 +26,11 @@ func newVerifyCmd(s *cli.Streams) *cobra.Command {
 	o := &verifyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "verify TABLE… | --all",
-		Short: "Check families, policies and schema records of tables",
-		Long: `Check that tables are as transactions need them: schema record, metadata families,
-no garbage-collection policies, no adoption that stopped half-way. It looks at no
-rows and changes nothing; percctl check looks at rows, percctl doctor at
-everything.
+		Short: "Check the families, policies and schema records of tables",
+		Long: `Check that tables are as transactions need them: a schema record, the metadata
+families, no garbage-collection policies, no unfinished adoption. The command reads
+no rows and changes nothing. percctl check reads rows, and percctl doctor checks the
+whole deployment.
 
 Exit status 4: there are errors or warnings.`,
 		Example: `  percctl table verify --all
@@ -37,7 +39,7 @@ Exit status 4: there are errors or warnings.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.names = args
 			if o.all == (len(args) > 0) {
-				return cli.Usagef("name tables, or give --all")
+				return cli.Usagef("name tables or add --all, not both")
 			}
 			return o.flags.RunBare(cmd.Context(), s, o.run)
 		},
@@ -45,6 +47,7 @@ Exit status 4: there are errors or warnings.`,
 	o.flags.Add(cmd, 5*time.Minute)
 	cmd.Flags().BoolVar(&o.all, "all", false, "all transactional tables of the deployment")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[checks.Report]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -59,7 +62,7 @@ func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
 		return env.NoClient
 	}
 	if env.Tables = o.names; o.all {
-		if env.Tables, err = env.Client.Tables(ctx); err != nil {
+		if env.Tables, err = admin.Tables(ctx, env.Client); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 )
@@ -36,23 +36,26 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	o := &options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "top [TABLE…]",
-		Short: "Watch a deployment: rates, locks, observers' lag, the oracle, garbage collection",
-		Long: `Watch a deployment, at a terminal until Ctrl-C (exit status 0): the oracle, locks by transaction
-with what becomes of them, the oldest lock, conflicts, each observer's backlog and
-lag, dead letters, clients that are alive, and the safe point. Without TABLE, all
-tables of the deployment. Elsewhere than at a terminal, with --once, and as json or
-yaml, it is one frame; with --count so many, jsonl for example.
+		Short: "Watch a deployment: rates, locks, observers, the oracle, garbage collection",
+		Long: `Watch a deployment: the oracle, locks by transaction with what resolving them would
+do, the oldest lock, conflicts, the backlog and lag of each observer, dead letters,
+live clients, and the safe point. Without TABLE, the command watches all tables of
+the deployment.
 
-Rates are what can be seen from outside between two frames, so the first frame has
-none: timestamps, requests and hints as the leading server of a served oracle
-counts them; locks that are new, and gone; how pending runs of observers change.
-What cannot be seen is said at the end of each frame.
+At a terminal it shows a new frame every --interval, until Ctrl-C (exit status 0).
+Without a terminal, with --once, and with -o json or -o yaml, it prints one frame;
+--count prints that many, for example with -o jsonl.
 
-It changes nothing. Each frame reads the locks and notifications of the tables,
-which is a scan of them: in large tables use a longer --interval, name tables, or
-give --prefix. At most --limit locks, and as many notifications, are read for a
-frame, and the --transactions oldest are looked at. --timeout bounds one frame; one
-that fails at a terminal is said so, and the next is tried.`,
+Rates are differences between two frames, so the first frame has none. They are:
+timestamps, requests, Bigtable writes and hints, as the leading server of a served
+oracle counts them; new and removed locks; the change of pending notifications. Each
+frame ends with what the command cannot see.
+
+The command changes nothing. Each frame reads the locks and notifications of the
+tables, for which Bigtable may scan them. In large tables name tables, add --prefix,
+or choose a longer --interval. A frame has at most --limit locks and as many
+notifications; if there are more, it says "at least". --timeout is per frame. If a
+frame fails at a terminal, the screen says why, and the command tries the next one.`,
 		Example: `  percctl top
   percctl top accounts --prefix user/7 --interval 10s
   percctl top --once -o json
@@ -68,12 +71,13 @@ that fails at a terminal is said so, and the next is tried.`,
 	}
 	o.flags.Add(cmd, frameTimeout)
 	o.picture.Tables.Range.Add(cmd)
-	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time between the beginnings of two frames")
-	cmd.Flags().BoolVar(&o.once, "once", false, "one frame")
-	cmd.Flags().IntVar(&o.count, "count", 0, "so many frames (0: at a terminal until Ctrl-C, elsewhere one)")
-	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "at most so many locks, and notifications, in a frame")
-	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", picture.DefaultTransactions, "look at so many transactions with locks, the oldest")
+	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time from the start of a frame to the start of the next")
+	cmd.Flags().BoolVar(&o.once, "once", false, "print one frame")
+	cmd.Flags().IntVar(&o.count, "count", 0, "number of frames (0: at a terminal until Ctrl-C, otherwise one)")
+	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per frame")
+	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", picture.DefaultTransactions, "number of transactions with locks to show, the oldest first")
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
+	cli.Prints(cmd, cli.ObjectOf[picture.Picture]())
 	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
 	return cmd
 }
@@ -85,9 +89,9 @@ func (o *options) check() error {
 	case o.count < 0:
 		return cli.Usagef("--count %d: it has to be positive, or 0", o.count)
 	case o.once && o.count > 1:
-		return cli.Usagef("--once and --count %d: give one or the other", o.count)
+		return cli.Usagef("--once and --count %d: use only one of them", o.count)
 	case o.count > 1 && (o.format == cli.JSON || o.format == cli.YAML):
-		return cli.Usagef("--count %d: %s is one frame; -o jsonl prints more", o.count, o.format)
+		return cli.Usagef("--count %d: -o %s prints one frame; use -o jsonl", o.count, o.format)
 	case o.picture.Locks <= 0:
 		return cli.Usagef("--limit %d: it has to be positive", o.picture.Locks)
 	case o.picture.Transactions <= 0:

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 )
 
@@ -40,7 +40,7 @@ func (s *screen) show(p *picture.Picture, err error) error {
 	width, height := cli.Width(s.out), cli.Height(s.out)
 	style := cli.StyleFor(s.out)
 	f := frame{p, width, style}
-	lines := []string{f.cut(fmt.Sprintf("percctl top, every %v, Ctrl-C ends it", s.interval), nil)}
+	lines := []string{f.cut(fmt.Sprintf("percctl top, every %v; stop with Ctrl-C", s.interval), nil)}
 	if err != nil {
 		lines = append(lines, f.cut("no new frame: "+err.Error(), style.Bad))
 		f.picture = s.last
@@ -50,7 +50,7 @@ func (s *screen) show(p *picture.Picture, err error) error {
 	}
 	s.last = f.picture
 	if len(lines) > height {
-		lines = append(lines[:max(height-1, 0)], f.cut(fmt.Sprintf("… %s more: use a higher terminal, or --once", cli.Count(len(lines)-height+1, "line")), nil))
+		lines = append(lines[:max(height-1, 0)], f.cut(fmt.Sprintf("… %s more: use a taller terminal, or --once", cli.Count(len(lines)-height+1, "line")), nil))
 	}
 	var b strings.Builder
 	b.WriteString(home)

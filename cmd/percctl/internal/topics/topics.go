@@ -4,16 +4,16 @@ package topics
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // All returns the help topics.
 func All() []cli.Command {
 	return []cli.Command{
-		topic("environment", "Where settings come from", environment),
+		topic("environment", "Settings: flags, environment variables, files", environment),
 		topic("formatting", "Output formats, timestamps and values", formatting),
-		topic("exit-codes", "What the exit codes mean", exitCodes),
-		topic("cells", "How cells, columns, rows and transactions are written", cells),
+		topic("exit-codes", "Exit codes", exitCodes),
+		topic("cells", "How to write cells, columns, rows and transactions", cells),
 	}
 }
 
@@ -27,8 +27,8 @@ func topic(name, short, long string) cli.Command {
 	}
 }
 
-const environment = `A flag comes before its environment variable, and that before ~/.cbtrc, the
-configuration file of cbt (lines of key = value). percctl config view shows each
+const environment = `A flag takes precedence over its environment variable, and the variable over ~/.cbtrc,
+the configuration file of cbt (lines of key = value). percctl config view shows each
 value and where it came from.
 
   setting          flag              environment                             ~/.cbtrc
@@ -41,49 +41,57 @@ value and where it came from.
   admin endpoint   -                 PERCCTL_ADMIN_ENDPOINT                  admin-endpoint
   oracle servers   --oracle          PERCCTL_ORACLE                          -
   their CAs        --oracle-ca       PERCCTL_ORACLE_CA                       -
-  own certificate  --oracle-cert     PERCCTL_ORACLE_CERT                     -
+  certificate      --oracle-cert     PERCCTL_ORACLE_CERT                     -
   its key          --oracle-key      PERCCTL_ORACLE_KEY                      -
 
-Credentials name the key file of a service account; without one, Google's
-application default credentials are used.
+Credentials are the path of a service account's key file. Without it, percctl uses
+Google's application default credentials.
 
-The oracle's settings count only where it is in served mode. Without servers, the
-leader that its row in Bigtable names is asked; without CAs and certificate, in
-plain text.
+The oracle settings have an effect only if the oracle is in served mode. Without
+servers, percctl asks the leader that the oracle's row in Bigtable names. Without
+CAs and certificate, it connects in plain text.
 
---embedded needs no setting at all: it is an emulator inside the process, made
-anew for each command, with a small deployment to look at.
+--embedded needs no settings: it starts an emulator inside the process, with a small
+deployment to look at, and discards it when the command ends.
 
-BIGTABLE_EMULATOR_HOST, the address of an emulator, comes before credentials and
-endpoints; any project and instance will do then.
+BIGTABLE_EMULATOR_HOST, the address of an emulator, takes precedence over
+credentials and endpoints. With it, project and instance can be any names.
 
-Traces and metrics are exported as OpenTelemetry's variables say, and by default
-not at all: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_EXPORTER (otlp, console, none),
-OTEL_METRICS_EXPORTER (otlp, prometheus, console, none), and the others of its SDK.
-OTEL_EXPORTER_PROMETHEUS_HOST and _PORT say where Prometheus scrapes a service.
+percctl exports traces and metrics as the environment variables of OpenTelemetry
+say, by default none: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_EXPORTER (otlp,
+console, none), OTEL_METRICS_EXPORTER (otlp, prometheus, console, none), and the
+others of its SDK. OTEL_EXPORTER_PROMETHEUS_HOST and OTEL_EXPORTER_PROMETHEUS_PORT
+are the address at which Prometheus scrapes a command that keeps running.
 
-NO_COLOR, set to anything, turns colours off; they are only on at a terminal.`
+NO_COLOR, set to any value, turns colours off. They are on only at a terminal.`
 
-const formatting = `-o, --output chooses how a command prints its data to standard output. Progress,
-counts, warnings, plans and errors go to standard error.
+const formatting = `-o, --output chooses the format of the data that a command prints to standard
+output. Progress, counts, warnings, plans and errors go to standard error.
 
-  table   for people; it may change, and cuts long values
+  table   for people; may change between releases, and shortens long values
   json    one value: an object, or an array
-  jsonl   one object a line, for lists
+  jsonl   one object per line, for lists
   yaml    the same names as json
-  csv     for lists, with a line of headings
+  csv     for lists, with a line of column names
 
-Lists are printed as they are read, in every format; what was printed of a list
-that an error ended is well-formed, and the exit code tells.
+A command prints a list while it reads it. If an error ends the list, what was
+printed is well-formed, and the exit code is not 0.
 
-Timestamps stand twice: as the integer that commands take (…_ts: microseconds
-since 1970, in the order of all transactions), and as RFC 3339 time (…_time).
-Age, lag and ttl are in oracle time, in seconds.
+In json, jsonl, yaml and csv the names, types and meanings of fields stay the same
+between releases; new fields may appear. Optional fields are left out if they are
+empty, 0 or false. Lists without items are [], never null. Other fields are always
+there.
 
-Values are printed as they are where they are printable text, and otherwise
-quoted as in Go, so that nothing stored can steer a terminal. In json, jsonl and
-yaml "value" has the bytes in base64, and "text" repeats them as a string where
-they are printable text. percctl get --raw writes the bytes themselves.
+A timestamp appears twice: as the integer that commands take (…_ts, microseconds
+since 1970, in the order of all transactions), and as an RFC 3339 time (…_time).
+Where there is no timestamp, these are 0 and "", or left out. Ages, lags and ttls
+are in seconds of oracle time. A count has no unit.
+
+In tables and csv, a value is printed as it is if it is printable text, otherwise
+quoted as in Go, so that no stored value can send control codes to a terminal. In
+json, jsonl and yaml, "value", "old" and "new" hold the bytes in base64; "text"
+repeats a value that is printable text. percctl get --raw writes the bytes
+themselves.
 
 Names of cells, columns and rows are printed as commands take them: see percctl
 help cells.`
@@ -92,11 +100,13 @@ const exitCodes = `  0     ok
   1     failed
   2     wrong usage: the message names the flag or argument and what is allowed
   3     not found: the cell, table, transaction, observer or dead letter
-  4     a check found something, or work is left: violations, live locks
-  5     Bigtable cannot be reached, or the time is over (--timeout)
+  4     a check found a problem, or work is left: violations, locks of live owners
+  5     Bigtable or the oracle cannot be reached, or --timeout expired
   130   interrupted; the message says what was done
 
-After an interrupt percctl stops cleanly; a second one ends it at once.`
+The output that comes with exit code 4 is complete.
+
+After an interrupt percctl stops cleanly. A second interrupt ends it at once.`
 
 const cells = `CELL is table/row/family:qualifier, for example
 
@@ -104,17 +114,16 @@ const cells = `CELL is table/row/family:qualifier, for example
   files/src/main.go/meta:size           the row key is src/main.go
   events/user%00%FF7/data:a%2Fb         the qualifier is a/b
 
-Bytes that are not printable, spaces and percent signs are written %XX, and so is
-a slash in a qualifier; a slash in a row key stands for itself: the first slash
-ends the table, the last one the row key.
+Write bytes that are not printable, spaces and percent signs as %XX, and also a
+slash in a qualifier. A slash in a row key stands for itself: the first slash ends
+the table, the last one ends the row key.
 
-COLUMN (--columns) is family:qualifier, and ROW, --prefix, --start and --end are
-row keys, with the same escapes. In a list, a comma in a name is written %2C.
+COLUMN (--columns) is family:qualifier. ROW, --prefix, --start and --end are row
+keys. They use the same escapes. In a list, write a comma in a name as %2C.
 
 An observed column (percctl notify backfill, percctl observer add) is
-table/family:qualifier, and an observer is named by its ID, as its workers register
-it.
+table/family:qualifier. The ID of an observer is the one that its workers register.
 
-A transaction is named by PRIMARY, its primary cell, and START_TS, its start
-timestamp: an integer (microseconds since 1970) or, where that is exact enough,
-an RFC 3339 time.`
+PRIMARY and START_TS name a transaction: its primary cell, and its start timestamp
+as an integer (microseconds since 1970) or, if that is exact enough, as an RFC 3339
+time.`

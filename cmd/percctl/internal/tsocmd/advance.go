@@ -7,14 +7,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // mostAhead is how far above this machine's clock the oracle is put without
 // --ahead: there is no way back, and until the clock has caught up every lock
-// looks as much older to those who go by oracle time.
+// looks that much older in oracle time.
 const mostAhead = time.Hour
 
 type advanceOptions struct {
@@ -31,52 +31,52 @@ func newAdvanceCmd(s *cli.Streams) *cobra.Command {
 	opts := &advanceOptions{}
 	cmd := &cobra.Command{
 		Use:   "advance --to TIMESTAMP",
-		Short: "Move the oracle's row above a timestamp, after it was lost or restored",
-		Long: `Raise the oracle's row, in whichever mode it is, so that every timestamp that is
-handed out from then on is above --to: after the row was lost, or restored from a
-backup that is older than what is in the tables. It is never lowered: a row that is
-there already stays as it is. A row that was lost becomes one in direct mode; percctl
-tso mode served switches back.
+		Short: "Raise the oracle above a timestamp, after its row was lost or restored",
+		Long: `Raise the oracle's row so that every timestamp that it hands out from then on is above
+--to. Use the command after the row was lost, or after it was restored from a backup
+that is older than the data in the tables. It works in both modes, and never lowers
+the row: if the row is above --to already, nothing changes. A row that was lost comes
+back in direct mode; percctl tso mode served switches to served mode.
 
-TIMESTAMP is a decimal integer, as every command prints it, a cell timestamp as cbt
-prints it, or an RFC 3339 time. Timestamps follow the clock, so the present time is
-above all that were handed out, unless the oracle ran ahead of it. One that is more
-than an hour ahead of this machine's clock needs --ahead, for there is no way back.
+TIMESTAMP is an integer as commands print it, a cell timestamp as cbt prints it, or an
+RFC 3339 time. Timestamps follow the clock, so the present time is above all that were
+handed out, unless the oracle was ahead of the clock. There is no way back: for a
+timestamp more than one hour ahead of this machine's clock, add --ahead.
 
-Stop the servers of a served oracle first: a row that a leader did not release is
-watched for one lease; if somebody renews it, nothing is changed.
+Stop the servers of a served oracle first. If the leader has not released its lease,
+the command watches the row for one lease, and changes nothing if a server renews it.
 
-The plan is shown first, and asked about on a terminal; --yes carries it out
-without asking, --dry-run shows it and changes nothing.`,
+` + cli.AsksFirst,
 		Example: `  percctl tso advance --to 2026-11-20T05:30:00Z --dry-run
   percctl tso advance --to 1795152600000000 --yes`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return coded(advance(cmd.Context(), s, opts)) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&opts.to, "to", "", "the timestamp to move above; required")
-	f.BoolVar(&opts.ahead, "ahead", false, "allow one that is more than an hour ahead of this machine's clock")
-	f.BoolVarP(&opts.yes, "yes", "y", false, "do not ask")
-	f.BoolVar(&opts.dryRun, "dry-run", false, "show the plan, and change nothing")
-	f.DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long it may take, the watching of a lease included, and the answer to its question not")
+	f.StringVar(&opts.to, "to", "", "timestamp to raise the oracle above; required")
+	f.BoolVar(&opts.ahead, "ahead", false, "allow a timestamp more than one hour ahead of this machine's clock")
+	f.BoolVarP(&opts.yes, "yes", "y", false, "do not ask for confirmation")
+	f.BoolVar(&opts.dryRun, "dry-run", false, "show the plan and change nothing")
+	f.DurationVar(&opts.timeout, "timeout", 30*time.Second, "stop after this time, which includes watching a lease, but not waiting for confirmation")
 	opts.bigtable.Add(f)
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[rowReport]())
 	return cmd
 }
 
 func (o *advanceOptions) parse() (tso.Timestamp, error) {
 	if o.timeout <= 0 {
-		return 0, cli.Usagef("--timeout is %s; it has to be positive", o.timeout)
+		return 0, cli.Usagef("--timeout %s: it has to be positive", o.timeout)
 	}
 	if o.to == "" {
-		return 0, cli.Usagef("--to is missing: the timestamp to move the oracle above")
+		return 0, cli.Usagef("no timestamp: add --to, the timestamp to raise the oracle above")
 	}
 	to, err := parseTimestamp(o.to)
 	if err != nil {
 		return 0, cli.Usagef("--to %s: %w", o.to, err)
 	}
 	if ahead := time.Until(to.Time()); ahead > mostAhead && !o.ahead {
-		return 0, cli.Usagef("--to %s is %s ahead of this machine's clock, and there is no way back; --ahead allows it", o.to, cli.Duration(ahead))
+		return 0, cli.Usagef("--to %s: it is %s ahead of this machine's clock, and there is no way back: check it, and add --ahead to allow it", o.to, cli.Duration(ahead))
 	}
 	return to, nil
 }
@@ -126,16 +126,16 @@ func advance(ctx context.Context, s *cli.Streams, opts *advanceOptions) error {
 func planAdvance(s *cli.Streams, state tso.RowState, to tso.Timestamp, opts *advanceOptions) {
 	fmt.Fprintf(s.Err, "Oracle row in table %s, project %s, instance %s:\n", opts.bigtable.MetadataTable, opts.bigtable.Project, opts.bigtable.Instance)
 	if state.Mode == "" {
-		fmt.Fprintln(s.Err, "  it was never used, or was lost: it becomes one in direct mode")
+		fmt.Fprintln(s.Err, "  it was never used, or was lost: it will be in direct mode")
 	} else {
 		fmt.Fprintf(s.Err, "  mode %s; no timestamp above %d (%s) was handed out\n", state.Mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
 	}
-	fmt.Fprintf(s.Err, "  timestamps go on above %d (%s)", to, to.Time().Format(time.RFC3339))
+	fmt.Fprintf(s.Err, "  timestamps continue above %d (%s)", to, to.Time().Format(time.RFC3339))
 	if state.Mode != "" {
 		fmt.Fprintf(s.Err, ", %s later", cli.Duration(to.Time().Sub(state.Limit.Time())))
 	}
 	fmt.Fprintln(s.Err)
 	if state.Mode == tso.ModeServed && !state.Released {
-		fmt.Fprintf(s.Err, "  server %s at %s led last: its lease is watched for %s, and nothing is changed if it is renewed\n", state.Leader, state.Address, state.Lease)
+		fmt.Fprintf(s.Err, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", state.Leader, state.Address, state.Lease)
 	}
 }

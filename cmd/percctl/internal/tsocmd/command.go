@@ -1,8 +1,7 @@
 // Package tsocmd is percctl tso: the timestamp oracle's server, and what an
-// operator asks of an oracle.
+// operator asks an oracle.
 //
-// Each command is in a file of its own; the benchmark is in bench.go, and in
-// benchclient.go what its client processes do.
+// Each command is in a file of its own.
 package tsocmd
 
 import (
@@ -15,36 +14,22 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // NewCommand returns the tso command.
 func NewCommand(s *cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "tso",
-		Short: "Run and look after the timestamp oracle",
-		Long: `Run and look after the timestamp oracle.
+	return cli.Group("tso", "Run and operate the timestamp oracle", `Run and operate the timestamp oracle.
 
-Transactions take their timestamps either straight from the oracle's row in
-Bigtable (direct mode, the default, nothing to run) or from servers that reserve
-ranges of them there (served mode): percctl tso serve, two or more of them, of
-which one leads. percctl tso mode shows and changes which of the two it is, percctl
-tso advance repairs a row that was lost or restored from a backup.
+In direct mode, the default, clients take timestamps directly from the oracle's row in
+Bigtable, and there is nothing to run. In served mode, they take them from servers
+(percctl tso serve), which reserve ranges of timestamps in the row. Run two or more
+servers: one leads, the others stand by. percctl tso mode shows and changes the mode.
+percctl tso advance repairs a row that was lost or restored from a backup.
 
-Bigtable is found by --project and --instance, PERCCTL_PROJECT and
-PERCCTL_INSTANCE, or ~/.cbtrc; BIGTABLE_EMULATOR_HOST names an emulator.
-docs/oracle.md says what is guaranteed, what can fail and what to do then.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unknown command %q; percctl tso --help lists the commands", args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s), newBenchCmd(s), newBenchClientCmd(s))
-	return cmd
+docs/oracle.md says what the oracle guarantees, what can fail, and what to do then.`,
+		newServeCmd(s), newStatusCmd(s), newNowCmd(s), newDecodeCmd(s), newModeCmd(s), newAdvanceCmd(s))
 }
 
 // tlsFlags secure connections.
@@ -54,17 +39,17 @@ type tlsFlags struct {
 }
 
 func (f *tlsFlags) addServer(flags *pflag.FlagSet) {
-	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the certificate chain; read again when it changes")
+	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the certificate chain; the server reads it again when it changes")
 	flags.StringVar(&f.Key, "tls-key", "", "PEM file with the key of --tls-cert")
-	flags.StringVar(&f.CA, "tls-client-ca", "", "PEM file with the CAs of clients: only clients with a certificate of theirs are served")
+	flags.StringVar(&f.CA, "tls-client-ca", "", "PEM file with the CAs of clients; refuse clients without a certificate of one of them")
 }
 
 func (f *tlsFlags) addClient(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.on, "tls", false, "connect to servers with TLS; the other --tls flags imply it")
-	flags.StringVar(&f.CA, "tls-ca", "", "PEM file with the CAs of servers (default: the system's)")
-	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the certificate to show to servers")
+	flags.BoolVar(&f.on, "tls", false, "connect to servers with TLS; the other --tls flags turn it on, too")
+	flags.StringVar(&f.CA, "tls-ca", "", "PEM file with the CAs of servers (default: those of the system)")
+	flags.StringVar(&f.Cert, "tls-cert", "", "PEM file with the client certificate")
 	flags.StringVar(&f.Key, "tls-key", "", "PEM file with the key of --tls-cert")
-	flags.StringVar(&f.ServerName, "tls-server-name", "", "name expected in the certificate of servers (default: the host asked)")
+	flags.StringVar(&f.ServerName, "tls-server-name", "", "name expected in the certificates of servers (default: the host of the address)")
 }
 
 func (f *tlsFlags) client() (credentials.TransportCredentials, error) {
@@ -86,18 +71,18 @@ type clientFlags struct {
 }
 
 func (f *clientFlags) add(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.servers, "server", nil, "address of a server, host:port; repeat it, or separate by commas (default: the leader that the oracle's row names)")
+	flags.StringSliceVar(&f.servers, "server", nil, "addresses of servers, host:port, separated by commas (default: the leader that the oracle's row names)")
 	flags.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
 	f.tls.addClient(flags)
 }
 
 func (f *clientFlags) check() error {
 	if f.timeout <= 0 {
-		return cli.Usagef("--timeout is %s; it has to be positive", f.timeout)
+		return cli.Usagef("--timeout %s: it has to be positive", f.timeout)
 	}
 	for _, s := range f.servers {
 		if !strings.Contains(s, ":") {
-			return cli.Usagef("--server %q has no port; it has to be host:port", s)
+			return cli.Usagef("--server %s: it has to be host:port", s)
 		}
 	}
 	return nil

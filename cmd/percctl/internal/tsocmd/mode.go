@@ -10,7 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -28,26 +28,25 @@ func newModeCmd(s *cli.Streams) *cobra.Command {
 	opts := &modeOptions{}
 	cmd := &cobra.Command{
 		Use:   "mode [direct|served]",
-		Short: "Show whose the oracle's row is, or hand it over",
-		Long: `Show whether timestamps come straight from the oracle's row (direct) or from
-servers (served), or change it. Timestamps go on above the highest one of the
-old mode. Processes of the old mode are refused from then on, with an error that
-says so; transactions that they had begun fail, none is damaged.
+		Short: "Show or change the mode of the oracle",
+		Long: `Show whether clients take timestamps from the oracle's row (direct) or from servers
+(served), or change that. Timestamps continue above the highest one of the old mode.
+Processes that still use the old mode get an error that says so. Their open
+transactions fail, and no data is damaged.
 
-To served: at once. Servers that are running already begin to lead.
-To direct: stop the servers first. A row that a leader did not release is watched
-for one lease; if somebody renews it, nothing is changed.
+To served: the change takes effect at once, and one of the running servers leads.
+To direct: stop the servers first. If the leader has not released its lease, the
+command watches the row for one lease, and changes nothing if a server renews it.
 
-The plan is shown first, and asked about on a terminal; --yes carries it out
-without asking, --dry-run shows it and changes nothing.`,
+` + cli.AsksFirst,
 		Example: `  percctl tso mode --project p --instance i
   percctl tso mode served --yes --project p --instance i`,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
-				return cli.Usagef("%d arguments; it takes one mode at most, direct or served", len(args))
+				return cli.Usagef("%d arguments; it takes at most one mode, direct or served", len(args))
 			case len(args) == 1 && args[0] != string(tso.ModeDirect) && args[0] != string(tso.ModeServed):
-				return cli.Usagef("there is no mode %q; it has to be direct or served", args[0])
+				return cli.Usagef("unknown mode %q; it has to be direct or served", args[0])
 			}
 			return nil
 		},
@@ -57,26 +56,27 @@ without asking, --dry-run shows it and changes nothing.`,
 			return coded(mode(cmd.Context(), s, opts))
 		},
 	}
-	cmd.Flags().BoolVar(&opts.yes, "yes", false, "change the mode without asking")
-	cmd.Flags().BoolVar(&opts.dryRun, "dry-run", false, "show the plan, and change nothing")
-	cmd.Flags().DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long it may take, the watching of a lease included, and the answer to its question not")
+	cmd.Flags().BoolVar(&opts.yes, "yes", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&opts.dryRun, "dry-run", false, "show the plan and change nothing")
+	cmd.Flags().DurationVar(&opts.timeout, "timeout", 30*time.Second, "stop after this time, which includes watching a lease, but not waiting for confirmation")
 	opts.bigtable.Add(cmd.Flags())
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[rowReport]())
 	return cmd
 }
 
-// rowReport is the oracle's row as it is printed.
+// A rowReport is the oracle's row.
 type rowReport struct {
-	Mode     string        `json:"mode"` // "none": never used
-	Limit    tso.Timestamp `json:"limit,omitempty"`
-	Time     string        `json:"limit_time,omitempty"`
-	Epoch    uint64        `json:"epoch,omitempty"`
-	Released bool          `json:"released,omitempty"`
-	Leader   string        `json:"leader,omitempty"`
-	Address  string        `json:"address,omitempty"`
-	Lease    float64       `json:"lease_seconds,omitempty"`
-	To       tso.Timestamp `json:"advance_to,omitempty"`
-	Changed  *bool         `json:"changed,omitempty"`
+	Mode     string        `json:"mode"`                     // `direct`, `served`, or `none` if the row was never used
+	Limit    tso.Timestamp `json:"limit,omitempty"`          // no timestamp above it has been handed out
+	Time     string        `json:"limit_time,omitempty"`     // `limit` as a time
+	Epoch    uint64        `json:"epoch,omitempty" unit:"-"` // number of the leader's term in the row; each change of leader raises it
+	Released bool          `json:"released,omitempty"`       // whether the last leader released its lease
+	Leader   string        `json:"leader,omitempty"`         // name of the server that led last
+	Address  string        `json:"address,omitempty"`        // its address, host:port
+	Lease    float64       `json:"lease_seconds,omitempty"`  // length of its lease
+	To       tso.Timestamp `json:"advance_to,omitempty"`     // value of --to, for percctl tso advance
+	Changed  *bool         `json:"changed,omitempty"`        // whether the command changed the row
 }
 
 func newRowReport(s tso.RowState) rowReport {
@@ -92,7 +92,7 @@ func newRowReport(s tso.RowState) rowReport {
 
 func mode(ctx context.Context, s *cli.Streams, opts *modeOptions) error {
 	if opts.timeout <= 0 {
-		return cli.Usagef("--timeout is %s; it has to be positive", opts.timeout)
+		return cli.Usagef("--timeout %s: it has to be positive", opts.timeout)
 	}
 	client, err := opts.bigtable.OpenData(ctx)
 	if err != nil {
@@ -147,15 +147,15 @@ func plan(s *cli.Streams, state tso.RowState, opts *modeOptions) {
 		from = "none (the row was never used)"
 	}
 	fmt.Fprintf(s.Err, "Oracle row in table %s, now in mode %s:\n", opts.bigtable.MetadataTable, from)
-	fmt.Fprintf(s.Err, "  set the mode to %s; timestamps go on above %d (%s)\n", opts.mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
+	fmt.Fprintf(s.Err, "  set the mode to %s; timestamps continue above %d (%s)\n", opts.mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
 	switch {
 	case opts.mode == string(tso.ModeServed):
-		fmt.Fprintln(s.Err, "  processes in direct mode are refused from then on; a server has to run: percctl tso serve")
+		fmt.Fprintln(s.Err, "  clients in direct mode get an error from then on; a server has to run: percctl tso serve")
 	case state.Mode == "":
 	case state.Released:
-		fmt.Fprintln(s.Err, "  the last leader released its lease: at once; servers refuse from then on")
+		fmt.Fprintln(s.Err, "  the last leader released its lease: the change takes effect at once; clients of servers get an error from then on")
 	default:
-		fmt.Fprintf(s.Err, "  server %s at %s led last: its lease is watched for %s, and nothing is changed if it is renewed\n", state.Leader, state.Address, state.Lease)
+		fmt.Fprintf(s.Err, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", state.Leader, state.Address, state.Lease)
 	}
 }
 
@@ -163,24 +163,24 @@ func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
 	if format == cli.JSON {
 		return json.NewEncoder(s.Out).Encode(r)
 	}
-	t := newTable(s.Out)
-	t.row("mode", r.Mode)
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "mode", r.Mode)
 	if r.Limit > 0 {
-		t.row("highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
+		cli.WriteRow(t, "highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
 	}
 	if r.Mode == string(tso.ModeServed) {
-		t.row("epoch", fmt.Sprint(r.Epoch))
+		cli.WriteRow(t, "epoch", fmt.Sprint(r.Epoch))
 		if r.Released {
-			t.row("leader", "none: released, any server may lead at once")
+			cli.WriteRow(t, "leader", "none: the lease is released, any server may lead at once")
 		} else {
-			t.row("leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
+			cli.WriteRow(t, "leader", fmt.Sprintf("%s at %s, lease of %gs", r.Leader, r.Address, r.Lease))
 		}
 	}
 	if r.To != 0 {
-		t.row("advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
+		cli.WriteRow(t, "advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
 	}
 	if r.Changed != nil {
-		t.row("changed", fmt.Sprint(*r.Changed))
+		cli.WriteRow(t, "changed", fmt.Sprint(*r.Changed))
 	}
-	return t.flush()
+	return t.Flush()
 }

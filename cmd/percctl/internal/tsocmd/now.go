@@ -11,7 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -27,14 +27,17 @@ func newNowCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "now",
 		Short: "Take a timestamp",
-		Long: `Take a timestamp from the oracle, of whichever mode: from --server, or as the
-oracle's row says. It is above every timestamp handed out before.`,
+		Long: `Take a timestamp from the oracle, from --server or as the oracle's row says, in
+either mode. It is above every timestamp that was handed out before.`,
+		Example: `  percctl tso now
+  percctl tso now --server tso-0:7070 -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return coded(now(cmd.Context(), s, opts)) },
 	}
 	opts.bigtable.Add(cmd.Flags())
 	opts.client.add(cmd.Flags())
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[timestampReport]())
 	return cmd
 }
 
@@ -99,12 +102,12 @@ func askOnce(ctx context.Context, opts *nowOptions, servers []string) (tso.Times
 	return client.Timestamp(ctx)
 }
 
-// timestampReport is a timestamp as it is printed.
+// A timestampReport is a timestamp and what it means.
 type timestampReport struct {
-	Timestamp tso.Timestamp `json:"timestamp"`
-	Time      string        `json:"time"`
-	Cell      int64         `json:"cell_timestamp"`
-	Age       float64       `json:"age_seconds"` // by this machine's clock
+	Timestamp tso.Timestamp `json:"timestamp"`               // the timestamp, as commands take it
+	Time      string        `json:"time"`                    // the same as a time
+	Cell      int64         `json:"cell_timestamp" unit:"-"` // the timestamp under which Bigtable stores it: 1000 times as large
+	Age       float64       `json:"age_seconds"`             // time since then by this machine's clock; negative if ahead
 }
 
 func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
@@ -113,33 +116,33 @@ func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
 	if format == cli.JSON {
 		return json.NewEncoder(s.Out).Encode(r)
 	}
-	t := newTable(s.Out)
-	t.row("timestamp", ts.String())
-	t.row("time", r.Time)
-	t.row("cell timestamp", fmt.Sprint(r.Cell))
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "timestamp", ts.String())
+	cli.WriteRow(t, "time", r.Time)
+	cli.WriteRow(t, "cell timestamp", fmt.Sprint(r.Cell))
 	switch {
 	case age < -time.Microsecond:
-		t.row("age", fmt.Sprintf("%s ahead of this machine's clock", -age))
+		cli.WriteRow(t, "age", fmt.Sprintf("%s ahead of this machine's clock", -age))
 	default:
-		t.row("age", age.String())
+		cli.WriteRow(t, "age", age.String())
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func newDecodeCmd(s *cli.Streams) *cobra.Command {
 	var format cli.Format
 	cmd := &cobra.Command{
 		Use:   "decode TIMESTAMP",
-		Short: "Say what a timestamp means",
-		Long: `Say which time a timestamp stands for, and under which cell timestamp Bigtable
-stores it. TIMESTAMP is a decimal integer, as every command prints it, a cell
-timestamp as cbt prints it, or an RFC 3339 time.`,
+		Short: "Show the time and the cell timestamp of a timestamp",
+		Long: `Show which time a timestamp stands for, and the cell timestamp under which Bigtable
+stores it. TIMESTAMP is an integer as commands print it, a cell timestamp as cbt
+prints it, or an RFC 3339 time. The command connects to nothing.`,
 		Example: `  percctl tso decode 1795152600000000
   percctl tso decode 1795152600000000000
   percctl tso decode 2026-11-20T05:30:00Z -o json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return cli.Usagef("%d arguments; it takes one timestamp", len(args))
+				return cli.Usagef("%d arguments; it takes one, TIMESTAMP", len(args))
 			}
 			return nil
 		},
@@ -152,6 +155,7 @@ timestamp as cbt prints it, or an RFC 3339 time.`,
 		},
 	}
 	cli.FormatFlag(cmd, &format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[timestampReport]())
 	return cmd
 }
 

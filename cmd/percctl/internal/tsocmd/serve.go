@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
@@ -33,13 +33,14 @@ func newServeCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve timestamps",
-		Long: `Serve timestamps over gRPC: one server leads, the others stand by and take over
-when its lease runs out, or at once when it is stopped by SIGTERM or SIGINT.
+		Long: `Serve timestamps over gRPC until interrupted. One server leads, the others stand by:
+they take over when the leader's lease expires, or at once if the leader is stopped by
+SIGTERM or SIGINT.
 
-The oracle's row has to be in served mode: percctl tso mode served. Until then
-the server stands by. The address served is printed when it listens; logs go to
-standard error. The gRPC health check answers SERVING while the server leads,
-and for the service name "live" as long as the process works.`,
+Set the oracle to served mode with percctl tso mode served: until then the server
+stands by. The command prints the address on which it listens, and logs to standard
+error. The gRPC health check answers SERVING while the server leads, and for the
+service name "live" as long as the process works.`,
 		Example: `  percctl tso serve --project p --instance i
   percctl tso serve --project p --instance i --listen :7070 --advertise tso-0.example.com:7070 \
       --tls-cert tls.crt --tls-key tls.key --tls-client-ca ca.crt`,
@@ -47,10 +48,10 @@ and for the service name "live" as long as the process works.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), s, opts) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&opts.listen, "listen", "127.0.0.1:7070", "address to listen on; port 0 chooses one")
-	f.StringVar(&opts.advertise, "advertise", "", "address under which clients know this server, host:port (default: the one it listens on)")
-	f.StringVar(&opts.name, "name", "", "what the row, status and logs call this server (default: host/process)")
-	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long this server may lead without renewing, and so how long timestamps are missing when it dies")
+	f.StringVar(&opts.listen, "listen", "127.0.0.1:7070", "address to listen on, host:port (port 0: any free port)")
+	f.StringVar(&opts.advertise, "advertise", "", "address for clients to connect to, host:port (default: the one of --listen)")
+	f.StringVar(&opts.name, "name", "", "name of this server in the row, status and logs (default: host/process)")
+	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long the server leads without renewing its lease; if it dies, no timestamps are handed out for as long")
 	f.BoolVar(&opts.reflection, "reflection", false, "offer gRPC reflection")
 	f.StringVar(&opts.profile, "cpu-profile", "", "write a CPU profile to this file")
 	opts.bigtable.Add(f)
@@ -61,7 +62,7 @@ and for the service name "live" as long as the process works.`,
 func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	if opts.advertise != "" {
 		if host, port, err := net.SplitHostPort(opts.advertise); err != nil || host == "" || port == "" {
-			return cli.Usagef("--advertise is %q; it has to be host:port", opts.advertise)
+			return cli.Usagef("--advertise %s: it has to be host:port", opts.advertise)
 		}
 	}
 	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(s.Err, nil)))
@@ -71,7 +72,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	switch files := opts.tls.TLSFiles; {
 	case files == (tso.TLSFiles{}):
 	case files.Cert == "" || files.Key == "":
-		return cli.Usagef("--tls-cert and --tls-key have to be given together, with or without --tls-client-ca")
+		return cli.Usagef("--tls-cert and --tls-key need each other; --tls-client-ca needs both")
 	default:
 		files.Logger = log
 		creds, err := files.Server()
@@ -98,12 +99,12 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	if !loopback(lis.Addr()) {
 		switch {
 		case cfg.Credentials == nil:
-			log.Warn("SERVING OTHER MACHINES WITHOUT TLS: whoever reaches this address can use up timestamps and read and forge them on the way; use --tls-cert, --tls-key and --tls-client-ca, or --listen 127.0.0.1:7070", "address", lis.Addr())
+			log.Warn("SERVING OTHER MACHINES WITHOUT TLS: anyone who can reach this address can use up timestamps, and read or forge them on the network; use --tls-cert, --tls-key and --tls-client-ca, or --listen 127.0.0.1:7070", "address", lis.Addr())
 		case opts.tls.CA == "":
-			log.Warn("serving other machines without --tls-client-ca: whoever reaches this address can ask for timestamps", "address", lis.Addr())
+			log.Warn("serving other machines without --tls-client-ca: anyone who can reach this address can take timestamps", "address", lis.Addr())
 		}
 		if opts.advertise == "" {
-			log.Warn("--advertise is not set: clients are pointed to the address listened on", "address", lis.Addr())
+			log.Warn("--advertise is not set: clients connect to the address of --listen", "address", lis.Addr())
 		}
 	}
 	stop, err := cli.StartProfile(opts.profile)

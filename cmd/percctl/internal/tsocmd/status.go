@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
@@ -30,63 +30,67 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 	opts := &statusOptions{}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show who leads and how far the oracle is",
-		Long: `Show the oracle's row, and how its servers are: who leads, its epoch, how much
-of the range it has reserved is left, the rate of timestamps, how far oracle time
-is behind the clock, and how many hints for observers came, were delivered and
-dropped since the server was started. Without --server the leader that the row names is
-asked; without --project and --instance only the servers are.
+		Short: "Show the oracle's row and its servers",
+		Long: `Show the oracle's row and the state of its servers. For the leader these are its
+epoch, the rest of its reserved range, the rate of timestamps, the lag of oracle time
+behind its clock, and the hints for observers since it started. Without --server, the
+command asks the leader that the row names. Without --project and --instance, it asks
+only the servers.
 
-Exit status 4: the oracle is in served mode and no server leads; 5: none of them
+Exit status 4: the oracle is in served mode and no server leads. 5: no server
 answers.`,
+		Example: `  percctl tso status
+  percctl tso status --server tso-0:7070,tso-1:7070 -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return coded(status(cmd.Context(), s, opts)) },
 	}
 	opts.bigtable.Add(cmd.Flags())
 	opts.client.add(cmd.Flags())
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[statusReport]())
 	return cmd
 }
 
-// statusReport is what status prints.
+// A statusReport is the state of the oracle.
 type statusReport struct {
-	Row      *rowReport     `json:"row,omitempty"`       // absent when Bigtable was not asked
+	Row      *rowReport     `json:"row,omitempty"`       // the oracle's row; left out if Bigtable was not asked
 	RowError string         `json:"row_error,omitempty"` // why there is no row
-	Leader   string         `json:"leader"`              // address; empty: nobody
-	Servers  []serverReport `json:"servers"`
+	Leader   string         `json:"leader"`              // address of the leading server; empty if none leads
+	Servers  []serverReport `json:"servers"`             // servers that were asked
 }
 
+// A serverReport is the state of one server.
 type serverReport struct {
-	Address       string  `json:"address"`
-	Error         string  `json:"error,omitempty"` // why there is nothing else
-	Server        string  `json:"server,omitempty"`
-	Leading       bool    `json:"leading"`
-	Reason        string  `json:"reason,omitempty"`
-	Epoch         uint64  `json:"epoch,omitempty"`
-	Terms         uint64  `json:"terms"`
-	Next          int64   `json:"next,omitempty"`
-	RangeLeft     int64   `json:"range_left,omitempty"`
-	Lag           float64 `json:"lag_seconds,omitempty"` // of oracle time behind the server's clock; negative: ahead
-	LeaseLeft     float64 `json:"lease_left_seconds,omitempty"`
-	Rate          float64 `json:"timestamps_per_second"`
-	Timestamps    uint64  `json:"timestamps"`
-	Requests      uint64  `json:"requests"`
-	BigtableRPCs  uint64  `json:"bigtable_rpcs"`
-	BigtableWrite uint64  `json:"bigtable_writes"`
-	Locks         uint64  `json:"locks"`
-	Uptime        float64 `json:"uptime_seconds"`
+	Address       string  `json:"address"`                             // address of the server, host:port
+	Error         string  `json:"error,omitempty"`                     // why the server did not answer; then the other fields are empty
+	Server        string  `json:"server,omitempty"`                    // name of the server
+	Leading       bool    `json:"leading"`                             // whether it leads
+	Reason        string  `json:"reason,omitempty"`                    // why it does not lead
+	Epoch         uint64  `json:"epoch,omitempty" unit:"-"`            // number of its present or last term in the row; each change of leader raises it
+	Terms         uint64  `json:"terms"`                               // times that it became leader since it started
+	Next          int64   `json:"next,omitempty" unit:"µs since 1970"` // next timestamp that it hands out
+	RangeLeft     int64   `json:"range_left,omitempty"`                // timestamps left in the range that it has reserved
+	Lag           float64 `json:"lag_seconds,omitempty"`               // how far oracle time is behind the clock of the server; negative if ahead
+	LeaseLeft     float64 `json:"lease_left_seconds,omitempty"`        // time until another server may take over, unless it renews its lease
+	Rate          float64 `json:"timestamps_per_second"`               // timestamps that it hands out
+	Timestamps    uint64  `json:"timestamps"`                          // timestamps handed out since it started
+	Requests      uint64  `json:"requests"`                            // requests answered since it started
+	BigtableRPCs  uint64  `json:"bigtable_rpcs"`                       // requests to Bigtable since it started
+	BigtableWrite uint64  `json:"bigtable_writes"`                     // writes to Bigtable since it started
+	Locks         uint64  `json:"locks"`                               // advisory locks that clients hold now
+	Uptime        float64 `json:"uptime_seconds"`                      // time since it started
 
-	Hints hintsReport `json:"hints"`
+	Hints hintsReport `json:"hints"` // hints for observers since it started
 }
 
-// hintsReport counts hints that there may be work, since the server was
-// started.
+// A hintsReport counts hints since the server started: messages to workers that
+// there may be notifications.
 type hintsReport struct {
-	Received    uint64 `json:"received"`
-	Delivered   uint64 `json:"delivered"`
-	Dropped     uint64 `json:"dropped"`
-	Unwanted    uint64 `json:"unwanted"` // nobody subscribed to their topic
-	Subscribers int    `json:"subscribers"`
+	Received    uint64 `json:"received"`    // hints that clients sent
+	Delivered   uint64 `json:"delivered"`   // hints that were sent to subscribers
+	Dropped     uint64 `json:"dropped"`     // hints dropped, because their subscribers were too slow or disconnected
+	Unwanted    uint64 `json:"unwanted"`    // hints without a subscriber
+	Subscribers int    `json:"subscribers"` // workers that are subscribed now
 }
 
 func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
@@ -94,7 +98,7 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 		return err
 	}
 	if !opts.bigtable.Given() && len(opts.client.servers) == 0 {
-		return cli.Usagef("--server, or --project and --instance, are needed")
+		return cli.Usagef("no oracle: add --server, or --project and --instance")
 	}
 	r := statusReport{Servers: []serverReport{}}
 	servers := opts.client.servers
@@ -137,9 +141,9 @@ func (r *statusReport) verdict() error {
 	case r.Row != nil && r.Row.Mode != string(tso.ModeServed):
 		return nil
 	case len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s serverReport) bool { return s.Error == "" }):
-		return &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers")}
+		return &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers: check their addresses and logs, and --tls flags")}
 	}
-	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads: there are no timestamps")}
+	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads, so no transaction can begin: start one with percctl tso serve")}
 }
 
 func readRow(ctx context.Context, opts *statusOptions) (tso.RowState, error) {
@@ -239,24 +243,24 @@ func printStatus(s *cli.Streams, r statusReport) error {
 	if len(r.Servers) == 0 {
 		return nil
 	}
-	t := newTable(s.Out)
-	t.row("SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
+	t := cli.NewTable(s.Out)
+	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
 		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
 	for _, sv := range r.Servers {
 		switch {
 		case sv.Error != "":
-			t.row("?", sv.Address, "unreachable: "+sv.Error)
+			cli.WriteRow(t, "?", sv.Address, "unreachable: "+sv.Error)
 		case !sv.Leading:
-			t.row(sv.Server, sv.Address, sv.Reason)
+			cli.WriteRow(t, sv.Server, sv.Address, sv.Reason)
 		default:
-			t.row(sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
+			cli.WriteRow(t, sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
 				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
 				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10),
 				strconv.Itoa(sv.Hints.Subscribers), strconv.FormatUint(sv.Hints.Received, 10),
 				strconv.FormatUint(sv.Hints.Delivered, 10), strconv.FormatUint(sv.Hints.Dropped, 10))
 		}
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func seconds(s float64) string {

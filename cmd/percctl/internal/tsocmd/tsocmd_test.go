@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,25 +13,20 @@ import (
 	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestMain lets the benchmark start this binary as percctl.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "tso" {
-		os.Exit(cli.Main(os.Args[1:], cli.System(), tsocmd.NewCommand))
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // percctl runs a command line.
 func percctl(args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	code = cli.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs}, tsocmd.NewCommand)
+	program := cli.Program{Name: "percctl", Commands: []cli.Command{tsocmd.NewCommand}}
+	code = program.Main(args, &cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
 	return code, out.String(), errs.String()
 }
 
@@ -53,27 +46,24 @@ func TestUsage(t *testing.T) {
 	}{
 		{`unknown command "frob"`, []string{"frob"}},
 		{"no Bigtable instance", []string{"mode", "--project", ""}},
-		{`no mode "sundial"`, []string{"mode", "sundial"}},
-		{"one mode at most", []string{"mode", "direct", "served"}},
-		{"--server, or --project", []string{"status", "--project", ""}},
-		{`"nohost" has no port`, []string{"now", "--server", "nohost"}},
-		{"--timeout is 0s", []string{"now", "--server", "a:1", "--timeout", "0s"}},
-		{"--timeout is 0s", []string{"mode", "--timeout", "0s"}},
+		{`unknown mode "sundial"`, []string{"mode", "sundial"}},
+		{"at most one mode", []string{"mode", "direct", "served"}},
+		{"add --server, or --project", []string{"status", "--project", ""}},
+		{"--server nohost: it has to be host:port", []string{"now", "--server", "nohost"}},
+		{"--timeout 0s: it has to be positive", []string{"now", "--server", "a:1", "--timeout", "0s"}},
+		{"--timeout 0s: it has to be positive", []string{"mode", "--timeout", "0s"}},
 		{"host:port", []string{"serve", "--advertise", "tso-0"}},
 		{"host:port", []string{"serve", "--advertise", ":7070"}},
 		{"above the largest one", []string{"decode", fmt.Sprint(int64(tso.Max) + 1)}},
 		{`"hello" is not valid`, []string{"decode", "hello"}},
 		{"negative", []string{"decode", "--", "-5"}},
-		{"takes one timestamp", []string{"decode"}},
-		{"--to is missing", []string{"advance"}},
+		{"takes one, TIMESTAMP", []string{"decode"}},
+		{"no timestamp: add --to", []string{"advance"}},
 		{`"hello" is not valid`, []string{"advance", "--to", "hello"}},
 		{"ahead of this machine's clock, and there is no way back", []string{"advance", "--to", "2200-01-01T00:00:00Z"}},
-		{"--timeout is 0s", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--timeout", "0s"}},
+		{"--timeout 0s: it has to be positive", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--timeout", "0s"}},
 		{"unexpected argument", []string{"advance", "2020-11-20T05:30:00Z"}},
 		{"no Bigtable instance", []string{"advance", "--to", "2020-11-20T05:30:00Z", "--project", ""}},
-		{"--callers is 0", []string{"bench", "--callers", "0"}},
-		{"--servers is 17", []string{"bench", "--servers", "17"}},
-		{"--duration is 1ns", []string{"bench", "--duration", "1ns"}},
 		{"unexpected argument", []string{"serve", "now"}},
 		{"--tls-cert and --tls-key", []string{"serve", "--tls-cert", "x"}},
 		{"needs a certificate and a key", []string{"now", "--server", "a:1", "--tls-cert", "x"}},
@@ -163,9 +153,9 @@ func TestAdvance(t *testing.T) {
 	at := to.String()
 	expect(t, cli.ExitNotFound, "", "percctl table init", "advance", "--to", at, "--metadata-table", "none")
 	expect(t, cli.ExitUsage, "", "add --yes", "advance", "--to", at)
-	expect(t, cli.ExitOK, `"mode":"none"`, "becomes one in direct mode", "advance", "--to", at, "--dry-run", "-o", "json")
+	expect(t, cli.ExitOK, `"mode":"none"`, "it will be in direct mode", "advance", "--to", at, "--dry-run", "-o", "json")
 	expect(t, cli.ExitOK, `"mode":"none"`, "", "mode", "-o", "json") // nothing was changed
-	expect(t, cli.ExitOK, `"mode":"direct","limit":`+at, "becomes one in direct mode", "advance", "--to", at, "--yes", "-o", "json")
+	expect(t, cli.ExitOK, `"mode":"direct","limit":`+at, "it will be in direct mode", "advance", "--to", at, "--yes", "-o", "json")
 	above := func(ts tso.Timestamp) {
 		t.Helper()
 		var r struct{ Timestamp tso.Timestamp }
@@ -185,7 +175,7 @@ func TestAdvance(t *testing.T) {
 	expect(t, cli.ExitFailed, "", "renews its lease", "advance", "--to", to.String(), "--yes")
 	stop()
 	expect(t, cli.ExitOK, `"advance_to":`+to.String()+`,"changed":false`, "mode served", "advance", "--to", to.String(), "--dry-run", "-o", "json")
-	expect(t, cli.ExitOK, `"changed":true`, "timestamps go on above "+to.String(), "advance", "--to", to.String(), "--yes", "-o", "json")
+	expect(t, cli.ExitOK, `"changed":true`, "timestamps continue above "+to.String(), "advance", "--to", to.String(), "--yes", "-o", "json")
 	stop = serve(t)
 	defer stop()
 	above(to)
@@ -315,46 +305,5 @@ func TestServeWarnsWithoutTLS(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// TestBenchInterrupted does not finish the line that it measures.
-func TestBenchInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	errs := make(lines, 100)
-	cmd := tsocmd.NewCommand(&cli.Streams{Out: make(lines, 100), Err: errs})
-	cmd.SetArgs([]string{"bench", "--duration", "1m"})
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.ExecuteContext(ctx) }()
-	select {
-	case <-errs: // the clients have their orders for the first line
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("still measuring")
-		<-ended
-	}
-}
-
-func TestBench(t *testing.T) {
-	out := expect(t, cli.ExitOK, "timestamps_per_second", "", "bench", "--duration", "20ms", "--callers", "20", "--servers", "2", "--clients", "2", "-o", "json")
-	var r struct {
-		Rate  float64 `json:"timestamps_per_second"`
-		Ratio float64 `json:"idle_to_bare"`
-		Lines []struct {
-			What  string
-			Batch float64 `json:"batch_mean"`
-		}
-	}
-	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Rate <= 0 || r.Ratio <= 0 || len(r.Lines) < 6 {
-		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
 // pointTimeout is the default of --timeout of what reads one row.
@@ -14,9 +14,9 @@ const pointTimeout = time.Minute
 
 // NewCmd returns the txn command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("txn", "Find out what happened to a transaction",
-		`Find out what happened to a transaction. It is named by its primary cell and its
-start timestamp, as logs, errors and percctl lock list print them.`,
+	return cli.Group("txn", "Find out the outcome of a transaction",
+		`Find out the outcome of a transaction. Two arguments name it: its primary cell and
+its start timestamp, as logs, errors and percctl lock list print them.`,
 		newStatusCmd(s), newExplainCmd(s))
 }
 

@@ -8,11 +8,13 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type explainOptions struct {
@@ -27,13 +29,13 @@ func newExplainCmd(s *cli.Streams) *cobra.Command {
 	o := &explainOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "explain PRIMARY START_TS",
-		Short: "Show every cell of a transaction, in all tables, in words",
-		Long: `Show every cell of a transaction that is still to be seen in any table, in
-words: locks, write records, marks, data and notify cells. It reads all tables of
-the deployment, and changes nothing. What garbage collection or an abort removed
-is not there any more.
+		Short: "Show every cell of a transaction in all tables",
+		Long: `Show what Bigtable stores of a transaction, cell by cell and in words: locks, write
+records, markers, data and notify cells. The command reads all tables of the
+deployment, which can take minutes, and changes nothing. It cannot show what
+garbage collection or a rollback has removed.
 
-Exit status 3: there is no trace of the transaction.`,
+Exit status 3: no table has a trace of the transaction.`,
 		Example: `  percctl txn explain accounts/bob/bal:usd 1795152600000000`,
 		Args:    cli.ExactArgs(2, transactionArgs),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -45,30 +47,33 @@ Exit status 3: there is no trace of the transaction.`,
 	}
 	o.flags.Add(cmd, 0)
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ObjectOf[explanation]().If("with `-o json` or `-o yaml`"), cli.ListOf[cell](csvHeader).If("with `-o jsonl` or `-o csv`"))
 	return cmd
 }
 
-// An explanation is a transaction with its cells.
+var csvHeader = []string{"cell", "primary", "state", "words"}
+
+// An explanation is a transaction with all its cells.
 type explanation struct {
 	*inspect.Transaction
-	Cells []*cell `json:"cells"`
+	Cells []*cell `json:"cells"` // cells of the transaction, by table and row
 }
 
-// A cell is what is stored of the transaction in one cell.
+// A cell is what is stored of a transaction in one cell.
 type cell struct {
-	Cell    string   `json:"cell"`
-	Primary bool     `json:"primary"`
-	State   string   `json:"state"`  // committed, locked, rolled back, or damaged
-	Words   string   `json:"words"`  // what it means
-	Stored  []stored `json:"stored"` // the cells in Bigtable
+	Cell    string   `json:"cell"`    // table, row and column
+	Primary bool     `json:"primary"` // whether it is the primary
+	State   string   `json:"state"`   // `committed`, `locked`, `rolled back`, or `damaged` (the stored cells contradict each other)
+	Words   string   `json:"words"`   // what the stored cells mean
+	Stored  []stored `json:"stored"`  // what Bigtable stores of the transaction in this cell
 }
 
-// stored is one cell in Bigtable.
+// A stored is one version in Bigtable.
 type stored struct {
-	Family string          `json:"family"`
-	TS     tso.Timestamp   `json:"ts"`
-	Time   string          `json:"time"`
-	Kind   txn.VersionKind `json:"kind"`
+	Family string            `json:"family"` // family that holds it
+	TS     tso.Timestamp     `json:"ts"`     // timestamp of the version
+	Time   string            `json:"time"`   // the timestamp as a time
+	Kind   admin.VersionKind `json:"kind"`   // what it is
 }
 
 func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
@@ -80,15 +85,15 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	status, err := s.Client().Status(ctx, o.primary, o.startTS)
+	status, err := admin.StatusOf(ctx, s.Client(), o.primary, o.startTS)
 	if err != nil {
 		return err
 	}
-	byCell := map[txn.Cell][]txn.Version{}
+	byCell := map[txn.Cell][]admin.Version{}
 	var order []txn.Cell
 	var locks []txn.Lock
 	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
-		for v, err := range s.Client().VersionsOf(ctx, table, rows, o.startTS, status.CommitTS) {
+		for v, err := range admin.VersionsOf(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
 			if err != nil {
 				return err
 			}
@@ -107,7 +112,7 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	s.Progress.End()
 	if len(order) == 0 {
-		return session.NotFoundf("no trace of a transaction that started at %d in %s", o.startTS, cli.Count(len(names), "table"))
+		return session.NotFoundf("no trace of a transaction that started at %d in %s: check PRIMARY and START_TS", o.startTS, cli.Count(len(names), "table"))
 	}
 	t, err := inspect.One(ctx, s, o.primary, o.startTS, locks)
 	if err != nil {
@@ -125,7 +130,7 @@ func (o *explainOptions) print(e *explanation) error {
 	case cli.JSONL, cli.CSV:
 		list := &cli.List[*cell]{
 			Out: o.streams.Out, Format: o.format,
-			Header: []string{"cell", "primary", "state", "words"},
+			Header: csvHeader,
 			Rows:   func(c *cell) [][]string { return [][]string{{c.Cell, fmt.Sprint(c.Primary), c.State, c.Words}} },
 		}
 		for _, c := range e.Cells {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -26,10 +26,11 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 	o := &statusOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "status PRIMARY START_TS",
-		Short: "Say whether a transaction is committed, rolled back or undecided",
-		Long: `Say what became of a transaction: read its fate from its primary cell, and
-change nothing. START_TS is an integer or an RFC 3339 time. Exit status 3: the
-primary holds no trace of it.`,
+		Short: "Show whether a transaction is committed, rolled back or undecided",
+		Long: `Read the outcome of a transaction from its primary cell. The command changes
+nothing. START_TS is an integer or an RFC 3339 time.
+
+Exit status 3: the primary has no trace of the transaction.`,
 		Example: `  percctl txn status accounts/bob/bal:usd 1795152600000000`,
 		Args:    cli.ExactArgs(2, transactionArgs),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -41,6 +42,7 @@ primary holds no trace of it.`,
 	}
 	o.flags.Add(cmd, pointTimeout)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[inspect.Transaction]())
 	return cmd
 }
 
@@ -53,7 +55,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if l := t.Status.Lock; l != nil && !l.IsPrimary() {
-		return cli.Usagef("%s is no primary: the transaction that started at %d has %s", o.primary, o.startTS, l.Primary)
+		return cli.Usagef("%s is not the primary of the transaction that started at %d: its primary is %s", o.primary, o.startTS, l.Primary)
 	}
 	if t.Outcome == inspect.Unknown {
 		return fmt.Errorf("%s", t.Verdict)
@@ -61,7 +63,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	style := cli.StyleFor(o.streams.Out)
 	err = cli.Print(o.streams.Out, o.format, t, func(w io.Writer) error { return statusText(w, style, t) })
 	if err == nil && t.Status.State == txn.StateUnknown {
-		err = session.NotFoundf("no trace of a transaction that started at %d at %s; percctl txn explain looks for its other cells", o.startTS, o.primary)
+		err = session.NotFoundf("no trace of a transaction that started at %d at %s; run percctl txn explain to find its other cells", o.startTS, o.primary)
 	}
 	return err
 }

@@ -4,21 +4,23 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // explain says what the versions of one transaction in one cell mean
 // (docs/storage-format.md, "What states look like").
-func explain(at, primary txn.Cell, versions []txn.Version) *cell {
+func explain(at, primary txn.Cell, versions []admin.Version) *cell {
 	c := &cell{Cell: at.String(), Primary: at == primary, Stored: []stored{}}
-	has := map[txn.VersionKind]*txn.Version{}
+	has := map[admin.VersionKind]*admin.Version{}
 	for i, v := range versions {
 		c.Stored = append(c.Stored, stored{v.Family, v.TS, cli.Time(v.TS), v.Kind})
 		has[v.Kind] = &versions[i]
 	}
 	data := "no data"
-	if has[txn.VersionData] != nil {
+	if has[admin.VersionData] != nil {
 		data = "data at start_ts"
 	}
 	var words []string
@@ -30,36 +32,36 @@ func explain(at, primary txn.Cell, versions []txn.Version) *cell {
 		}
 		words = append(words, fmt.Sprintf(format, args...))
 	}
-	if l := has[txn.VersionLock]; l != nil {
+	if l := has[admin.VersionLock]; l != nil {
 		say("locked", "lock for a %v until %s, %s", l.Write, cli.Stamp(l.Lock.ExpiresTS()), data)
 		mention(&words, l, primary)
 	}
-	if w := has[txn.VersionWrite]; w != nil {
+	if w := has[admin.VersionWrite]; w != nil {
 		say("committed", "write record of a %v at %s, %s", w.Write, cli.Stamp(w.TS), data)
 		mention(&words, w, primary)
 	}
-	if m := has[txn.VersionLockOnly]; m != nil {
-		say("committed", "mark of a lock-only write at %s", cli.Stamp(m.TS))
+	if m := has[admin.VersionLockOnly]; m != nil {
+		say("committed", "marker of a lock-only write at %s", cli.Stamp(m.TS))
 		mention(&words, m, primary)
 	}
-	if has[txn.VersionRollback] != nil {
+	if has[admin.VersionRollback] != nil {
 		say("rolled back", "rollback marker: it never commits")
 	}
-	if n := has[txn.VersionNotify]; n != nil {
+	if n := has[admin.VersionNotify]; n != nil {
 		words = append(words, "notify cell for its observers")
 	}
-	if u := has[txn.VersionUnreadable]; u != nil {
+	if u := has[admin.VersionUnreadable]; u != nil {
 		say("damaged", "unreadable: %s", cli.Line(u.Err.Error()))
 	}
 	if c.State == "" {
-		say("damaged", "%s that belongs to no lock and no record", data)
+		say("damaged", "%s that belongs to no lock and no write record", data)
 	}
 	c.Words = strings.Join(words, "; ")
 	return c
 }
 
 // mention says so when a cell names another primary than the one asked for.
-func mention(words *[]string, v *txn.Version, primary txn.Cell) {
+func mention(words *[]string, v *admin.Version, primary txn.Cell) {
 	if v.Primary != primary {
 		*words = append(*words, fmt.Sprintf("names %s as its primary", v.Primary))
 	}

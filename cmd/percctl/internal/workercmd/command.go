@@ -12,16 +12,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // NewCmd returns the worker command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	return cli.Group("worker", "Look at workers and other clients",
-		`Look at workers and other clients, as their tokens in the metadata table show them.`,
+	return cli.Group("worker", "Show workers and other clients",
+		`Show workers and other clients, as their tokens in the metadata table describe them.`,
 		newListCmd(s))
 }
 
@@ -36,12 +38,12 @@ func newListCmd(s *cli.Streams) *cobra.Command {
 	o := &listOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the tokens of clients, alive or not, with the observers they run",
-		Long: `List the tokens of clients: those that run observers, and those that only run
-transactions. A fresh token is renewed by a client that is alive; a stale one was
-left by a client that died, within the last hour: its locks are settled by whoever
-meets them, and its notifications are found by the other workers. Clients that
-write no token are not listed. It changes nothing.`,
+		Short: "List clients, alive or dead, with the observers that they run",
+		Long: `List the tokens of clients, both workers and clients that only run transactions. A
+live client renews its token, which is then fresh. A stale token belongs to a client
+that died within the last hour. Other clients resolve its locks when they reach
+them, and other workers find its notifications. The list does not have clients that
+write no token (txn.Config.TokenTTL negative). The command changes nothing.`,
 		Example: `  percctl worker list
   percctl worker list --observer parser -o json`,
 		Args: cli.NoArgs,
@@ -54,26 +56,29 @@ write no token are not listed. It changes nothing.`,
 	// It fails only where the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("observer", o.flags.CompleteObservers(-1))
 	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
+	cli.Prints(cmd, cli.ListOf[worker](csvHeader))
 	return cmd
 }
 
-// A worker is a token as it is printed.
+var csvHeader = []string{"owner", "token", "expires_ts", "expires_time", "started_ts", "started_time", "host", "pid", "observers"}
+
+// A worker is a client, as its token describes it.
 type worker struct {
-	Owner     string         `json:"owner"`
-	Token     txn.OwnerState `json:"token"` // fresh or stale
-	ExpiresTS tso.Timestamp  `json:"expires_ts"`
-	Expires   string         `json:"expires_time"`
-	StartedTS tso.Timestamp  `json:"started_ts,omitempty"`
-	Started   string         `json:"started_time,omitempty"`
-	Host      string         `json:"host"`
-	PID       int64          `json:"pid"`
-	Observers []string       `json:"observers"`
+	Owner     string           `json:"owner"`                  // id of the client, as in its locks
+	Token     admin.OwnerState `json:"token"`                  // state of the client's token
+	ExpiresTS tso.Timestamp    `json:"expires_ts"`             // oracle time at which the token becomes or became stale
+	Expires   string           `json:"expires_time"`           // expires_ts as a time
+	StartedTS tso.Timestamp    `json:"started_ts,omitempty"`   // oracle time at which the client started
+	Started   string           `json:"started_time,omitempty"` // started_ts as a time
+	Host      string           `json:"host"`                   // host of the client's process
+	PID       int64            `json:"pid"`                    // id of the client's process
+	Observers []string         `json:"observers"`              // ids of the observers that it runs
 
 	words string // of the token
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	workers, err := s.Client().Workers(ctx)
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}
@@ -81,10 +86,10 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(workers, func(a, b txn.Worker) int { return strings.Compare(a.Owner, b.Owner) })
+	slices.SortFunc(workers, func(a, b admin.Worker) int { return strings.Compare(a.Owner, b.Owner) })
 	list := &cli.List[worker]{
 		Out: o.streams.Out, Format: o.format,
-		Header: []string{"owner", "token", "expires_ts", "expires_time", "started_ts", "started_time", "host", "pid", "observers"},
+		Header: csvHeader,
 		Rows: func(w worker) [][]string {
 			return [][]string{{w.Owner, string(w.Token), w.ExpiresTS.String(), w.Expires, w.StartedTS.String(), w.Started, w.Host, strconv.FormatInt(w.PID, 10), strings.Join(w.Observers, " ")}}
 		},
@@ -108,7 +113,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 			Started: cli.Time(w.StartedTS), Host: cli.Line(w.Host), PID: w.PID, Observers: append([]string{}, w.Observers...),
 		}
 		p.words = "fresh"
-		if w.State == txn.OwnerFresh {
+		if w.State == admin.OwnerFresh {
 			fresh++
 		} else {
 			p.words = "stale for " + cli.Duration(time.Duration(max(now-w.ExpiresTS, 0))*time.Microsecond)

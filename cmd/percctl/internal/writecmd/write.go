@@ -16,10 +16,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // shownValue is how many characters of a value a plan shows.
@@ -32,19 +34,20 @@ type options struct {
 	deletes     bool
 	valueFile   string
 	hex, base64 bool
-	yes, dryRun bool
+	consent     cli.Consent
 	format      cli.Format
 	value       []byte
 }
 
 const conflictWords = `
-The plan is shown first, with the values that are there, and it asks before it
-changes anything: at a terminal; elsewhere it needs --yes. The transaction begins
-before the plan is shown: if another changes a cell before the answer, it fails
-and nothing is changed. With --yes it is tried again until it commits.
+` + cli.AsksFirst + `
 
-Exit status 5, "undetermined": the time was over before the outcome was known;
-the message has the command that tells it.`
+The plan has the current values. The transaction begins before the plan is printed:
+if another transaction changes one of the cells before you confirm, the command
+fails and changes nothing. With --yes it retries until it commits.
+
+Exit status 5, "undetermined": --timeout expired before the outcome was known; the
+message has the command that finds it out.`
 
 // NewSetCmd returns the set command.
 func NewSetCmd(s *cli.Streams) *cobra.Command {
@@ -52,16 +55,16 @@ func NewSetCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set CELL [VALUE]",
 		Short: "Write one cell, in a transaction",
-		Long: `Write the value of a cell in a transaction, and print its commit_ts. The value is
-the argument, or comes from --value-file, where - is standard input. percctl help
-cells says how CELL is written.
+		Long: `Write the value of a cell in a transaction, and print the commit timestamp. The
+value is the argument VALUE, or comes from --value-file. percctl help cells says how
+to write CELL.
 ` + conflictWords,
 		Example: `  percctl set accounts/bob/bal:usd 10
   percctl set files/logo/data:png --value-file logo.png --yes
   percctl set accounts/bob/info:key --hex 00ff7f --dry-run`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return cli.Usagef("%s; it takes CELL, and VALUE unless there is --value-file", cli.Count(len(args), "argument"))
+				return cli.Usagef("%s; it takes CELL, and VALUE unless you add --value-file", cli.Count(len(args), "argument"))
 			}
 			return nil
 		},
@@ -73,9 +76,9 @@ cells says how CELL is written.
 		},
 	}
 	o.add(cmd)
-	cmd.Flags().StringVar(&o.valueFile, "value-file", "", "file with the value, - for standard input")
-	cmd.Flags().BoolVar(&o.hex, "hex", false, "the value is given in hexadecimal")
-	cmd.Flags().BoolVar(&o.base64, "base64", false, "the value is given in base64")
+	cmd.Flags().StringVar(&o.valueFile, "value-file", "", "file with the value; - is standard input")
+	cmd.Flags().BoolVar(&o.hex, "hex", false, "decode the value from hexadecimal")
+	cmd.Flags().BoolVar(&o.base64, "base64", false, "decode the value from base64")
 	return cmd
 }
 
@@ -85,8 +88,9 @@ func NewDeleteCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete CELL…",
 		Short: "Delete cells, in one transaction",
-		Long: `Delete cells, all in one transaction, and print its commit_ts. Earlier versions
-stay readable in the past. percctl help cells says how CELL is written.
+		Long: `Delete cells, all in one transaction, and print the commit timestamp. Reads at
+earlier timestamps still see the deleted values. percctl help cells says how to
+write CELL.
 ` + conflictWords,
 		Example: `  percctl delete accounts/bob/bal:usd accounts/bob/bal:eur`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -108,9 +112,9 @@ stay readable in the past. percctl help cells says how CELL is written.
 
 func (o *options) add(cmd *cobra.Command) {
 	o.flags.Add(cmd, time.Minute)
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.consent.Add(cmd)
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[result]())
 }
 
 func (o *options) parseCells(args []string) error {
@@ -119,10 +123,10 @@ func (o *options) parseCells(args []string) error {
 		switch {
 		case err != nil:
 			return err
-		case c.Family == txn.AckFamily:
-			return cli.Usagef("cell %s: family %s belongs to the transaction metadata", c, c.Family)
+		case c.Family == format.AckFamily:
+			return cli.Usagef("cell %s: family %s holds transaction metadata; name a data family", c, c.Family)
 		case slices.Contains(o.cells, c):
-			return cli.Usagef("cell %s: it is named twice", c)
+			return cli.Usagef("cell %s: you named it twice", c)
 		}
 		o.cells = append(o.cells, c)
 	}
@@ -135,14 +139,14 @@ func (o *options) parseSet(args []string) (err error) {
 	}
 	switch {
 	case o.hex && o.base64:
-		return cli.Usagef("--hex and --base64: give one or the other")
+		return cli.Usagef("--hex and --base64: use only one of them")
 	case len(args) == 2 && o.valueFile != "":
-		return cli.Usagef("VALUE and --value-file %s: give one or the other", o.valueFile)
+		return cli.Usagef("VALUE and --value-file %s: use only one of them", o.valueFile)
 	case len(args) == 1 && o.valueFile == "":
-		return cli.Usagef("no value: give VALUE, or --value-file (- for standard input)")
+		return cli.Usagef("no value: add VALUE or --value-file (- is standard input)")
 	case o.valueFile == "-":
-		if !o.yes && !o.dryRun {
-			return cli.Usagef("--value-file -: standard input has the value, and cannot answer; add --yes to go ahead, or --dry-run")
+		if !o.consent.Yes && !o.consent.DryRun {
+			return cli.Usagef("--value-file -: standard input holds the value and cannot answer the question: add --yes to confirm, or --dry-run")
 		}
 		o.value, err = io.ReadAll(o.streams.In)
 	case o.valueFile != "":
@@ -167,24 +171,24 @@ func (o *options) parseSet(args []string) (err error) {
 	return nil
 }
 
-// A change is one cell and what becomes of it.
+// A change is one cell and what happens to it.
 type change struct {
-	Cell   string `json:"cell"`
-	Action string `json:"action"` // set or delete
-	Exists bool   `json:"exists"` // before
-	Old    []byte `json:"old"`    // base64
-	New    []byte `json:"new"`    // base64; empty in a delete
+	Cell   string `json:"cell"`   // table, row and column
+	Action string `json:"action"` // `set` or `delete`
+	Exists bool   `json:"exists"` // whether the cell had a value before
+	Old    []byte `json:"old"`    // value before; empty if there was none
+	New    []byte `json:"new"`    // value to write; empty for delete
 }
 
-// A result is what set and delete print.
+// A result is what set or delete did, or would do.
 type result struct {
-	Project    string        `json:"project"`
-	Instance   string        `json:"instance"`
-	DryRun     bool          `json:"dry_run"`
-	Cells      []change      `json:"cells"`
-	StartTS    tso.Timestamp `json:"start_ts,omitempty"`
-	CommitTS   tso.Timestamp `json:"commit_ts,omitempty"`
-	CommitTime string        `json:"commit_time,omitempty"`
+	Project    string        `json:"project"`               // Google Cloud project
+	Instance   string        `json:"instance"`              // Bigtable instance
+	DryRun     bool          `json:"dry_run"`               // whether --dry-run was given
+	Cells      []change      `json:"cells"`                 // cells that are written or deleted
+	StartTS    tso.Timestamp `json:"start_ts,omitempty"`    // start timestamp of the transaction
+	CommitTS   tso.Timestamp `json:"commit_ts,omitempty"`   // commit timestamp
+	CommitTime string        `json:"commit_time,omitempty"` // commit_ts as a time
 }
 
 func (r *result) plan(w io.Writer) error {
@@ -205,7 +209,7 @@ func (r *result) plan(w io.Writer) error {
 
 // read fills in what is there, as the transaction sees it.
 func (o *options) read(ctx context.Context, tx *txn.Txn) (*result, error) {
-	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.dryRun, StartTS: tx.StartTS()}
+	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, StartTS: tx.StartTS()}
 	for _, c := range o.cells {
 		old, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
 		if err != nil {
@@ -233,13 +237,13 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		if !errors.Is(err, txn.ErrConflict) {
 			return err
 		}
-		if !o.yes {
-			return fmt.Errorf("nothing was changed, for another transaction came between: run it again to see the new values: %w", err)
+		if !o.consent.Yes {
+			return fmt.Errorf("nothing was changed, because another transaction wrote the cell first; run the command again to see the new values: %w", err)
 		}
 		if ctx.Err() != nil {
 			return err
 		}
-		s.Progress.Set("another transaction was in the way; trying again")
+		s.Progress.Set("a concurrent transaction conflicted; retrying")
 	}
 }
 
@@ -253,14 +257,9 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	if err != nil {
 		return err
 	}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.plan)
-	}
 	if show {
-		if err := r.plan(o.streams.Err); err != nil {
-			return err
-		}
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); err != nil {
+		question := fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)
+		if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.plan, question); !ok {
 			return err
 		}
 	}
@@ -274,7 +273,7 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	r.CommitTS, err = tx.Commit(ctx)
 	var unknown *txn.UndeterminedError
 	if errors.As(err, &unknown) {
-		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%w; percctl txn status %s %d tells whether it is committed", err, unknown.Primary, unknown.StartTS)}
+		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%w; run percctl txn status %s %d to find out whether it is committed", err, unknown.Primary, unknown.StartTS)}
 	}
 	if err != nil {
 		return err

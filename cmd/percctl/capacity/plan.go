@@ -1,0 +1,206 @@
+package capacity
+
+import (
+	"fmt"
+	"math"
+)
+
+// A Plan is what a workload needs.
+type Plan struct {
+	Workload     Workload    `json:"workload"`     // the workload, with defaults filled in
+	Rates        Rates       `json:"rates"`        // rates and prices that the plan uses
+	Transactions []KindPlan  `json:"transactions"` // requests, round trips and latency of each kind of transaction
+	Tables       []TablePlan `json:"tables"`       // storage and sweeps of each table
+
+	RowReads   float64 `json:"row_reads_per_second"`             // rows that Bigtable reads, without those of conditional mutations and sweeps
+	RowWrites  float64 `json:"row_writes_per_second"`            // rows that Bigtable writes
+	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
+	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`           // nodes that would be busy all the time, before cpu_target
+	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`         // part of cpu_nodes that sweeps for notifications take
+	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`       // nodes that the storage needs
+	Nodes      int     `json:"nodes" unit:"nodes"`               // nodes to provision
+	CPU        float64 `json:"cpu_utilisation" unit:"0 to 1"`    // average CPU utilisation with that many nodes
+
+	StorageGiB float64 `json:"storage_gib"` // storage, before compression
+	LiveGiB    float64 `json:"live_gib"`    // part of it that newest versions take
+	OldGiB     float64 `json:"old_gib"`     // part of it that old versions within the retention take
+
+	Timestamps     float64 `json:"timestamps_per_second"`      // timestamps that the oracle hands out
+	OracleRequests float64 `json:"oracle_requests_per_second"` // requests to the oracle; each process has one at a time
+
+	Network float64 `json:"network_mb_per_second" unit:"MB/s"` // messages in both directions, approximately
+
+	NodeCost    float64  `json:"node_cost_month" unit:"USD per month"`    // price of the nodes
+	StorageCost float64  `json:"storage_cost_month" unit:"USD per month"` // price of the storage
+	Cost        float64  `json:"cost_month" unit:"USD per month"`         // sum of both; without network and the machines of the processes
+	Warnings    []string `json:"warnings"`                                // rows that would take more writes than one row can
+}
+
+// A KindPlan is what one transaction of a kind takes.
+type KindPlan struct {
+	Name       string  `json:"name"`                         // name of the kind
+	PerSecond  float64 `json:"per_second" unit:"1/s"`        // commits, or snapshots
+	Oracle     int     `json:"oracle_requests"`              // requests to the oracle of a single transaction; concurrent transactions share them
+	Reads      int     `json:"reads"`                        // read requests
+	Prewrites  int     `json:"prewrites"`                    // prewrite requests, one for each row
+	Commits    int     `json:"commits"`                      // commit requests to the primary's row
+	Secondary  int     `json:"secondaries"`                  // requests in the background, to commit the secondaries
+	Requests   int     `json:"requests"`                     // all requests
+	RoundTrips int     `json:"round_trips"`                  // round trips, one after the other, until the caller has the answer
+	Bytes      float64 `json:"bytes"`                        // messages in both directions, approximately
+	Latency    float64 `json:"latency_ms"`                   // round trips multiplied by their time
+	BusyMS     float64 `json:"busy_latency_ms"`              // the same if many callers ask the oracle at the same time
+	HotRate    float64 `json:"hot_row_rate" unit:"1/s"`      // writes of one hot row; 0 without hot rows
+	HotLimit   float64 `json:"hot_row_limit" unit:"1/s"`     // commits that one row can take if each begins after the last
+	Conflicts  float64 `json:"conflict_share" unit:"0 to 1"` // share of attempts that conflict on a hot row, approximately
+}
+
+// A TablePlan is what a table takes.
+type TablePlan struct {
+	Name      string  `json:"name"`                     // name of the table
+	GiB       float64 `json:"gib"`                      // storage of newest versions
+	SweepSecs float64 `json:"sweep_node_seconds"`       // time of one node for one sweep for notifications, if Bigtable reads the whole table
+	SweepLoad float64 `json:"sweep_nodes" unit:"nodes"` // nodes that sweeps keep busy all the time
+}
+
+const (
+	gib = 1 << 30
+	mb  = 1e6
+	kb  = 1024
+)
+
+// sized is how many rows of 1 KB a row counts for.
+func sized(bytes float64) float64 { return max(1, bytes/kb) }
+
+// New plans for a workload. It fails for one that makes no sense.
+func New(w Workload, r Rates) (Plan, error) {
+	w, err := w.complete()
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{Workload: w, Rates: r, Transactions: []KindPlan{}, Tables: []TablePlan{}, Warnings: []string{}}
+	old := 0.0 // bytes a second of versions
+	for _, k := range w.Transactions {
+		kp := w.kind(k, r)
+		p.Transactions = append(p.Transactions, kp)
+		p.Timestamps += k.Rate * float64(kp.Oracle)
+		p.Network += k.Rate * kp.Bytes / mb
+		p.RowReads += k.Rate * float64(k.Reads*k.ReadRows) * sized(k.ReadBytes)
+		conditional := float64(kp.Prewrites + kp.Commits)
+		p.Conditions += k.Rate * conditional
+		size := sized(float64(k.Cells) * k.Bytes)
+		// The prewrites carry the values; commits only records.
+		p.RowWrites += k.Rate * (float64(k.Rows)*size + float64(k.Rows))
+		// A notification is read with its cell by the observer, whose
+		// transactions are a kind of their own, and cleared by a mutation.
+		p.RowWrites += k.Rate * float64(k.Observed)
+		old += k.Rate * float64(k.Rows*k.Cells) * (k.Bytes + r.Cell)
+		p.warnHot(kp, k)
+	}
+	for _, t := range w.Tables {
+		tp := TablePlan{Name: t.Name, GiB: t.Rows * (t.Bytes + float64(t.Cells)*r.Cell) / gib}
+		if t.Observed {
+			tp.SweepSecs = tp.GiB * gib / (r.Scan * mb)
+			tp.SweepLoad = tp.SweepSecs / w.Sweep
+			p.SweepNodes += tp.SweepLoad
+		}
+		p.LiveGiB += tp.GiB
+		p.Tables = append(p.Tables, tp)
+	}
+	p.oracle(r)
+	p.OldGiB = old * w.Retention * 3600 / gib
+	p.StorageGiB = p.LiveGiB + p.OldGiB
+	p.CPUNodes = (p.RowReads+p.Conditions*r.Conditional)/r.Reads + p.RowWrites/r.Writes + p.SweepNodes
+	p.StoreNodes = p.StorageGiB / 1024 / r.Storage
+	p.Nodes = int(math.Ceil(max(p.CPUNodes/r.CPU, p.StoreNodes, 1)))
+	p.CPU = p.CPUNodes / float64(p.Nodes)
+	p.NodeCost = float64(p.Nodes) * r.Node * hoursOfMonth
+	p.StorageCost = p.StorageGiB * r.GiB
+	p.Cost = p.NodeCost + p.StorageCost
+	return p, nil
+}
+
+// oracle adds the oracle's load: its requests, and in direct mode the mutations
+// that they are.
+func (p *Plan) oracle(r Rates) {
+	trip := p.Workload.RTT
+	if p.Workload.Oracle == Served {
+		trip = p.Workload.OracleRTT
+	}
+	p.OracleRequests = min(p.Timestamps, float64(p.Workload.Processes)*1000/trip)
+	if p.Workload.Oracle == Served {
+		return
+	}
+	p.Conditions += p.OracleRequests
+	p.RowWrites += p.OracleRequests
+	if p.OracleRequests > r.HotRow/2 {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row gets %.0f mutations per second from %d processes, and one row can take about %.0f: use a served oracle", p.OracleRequests, p.Workload.Processes, r.HotRow))
+	}
+}
+
+// Requests computes what one transaction takes; it is what is compared with
+// counted runs.
+func (w Workload) Requests(k Kind) KindPlan { return w.kind(k.complete(), DefaultRates) }
+
+func (w Workload) kind(k Kind, r Rates) KindPlan {
+	kp := KindPlan{Name: k.Name, PerSecond: k.Rate, Oracle: 1, Reads: k.Reads}
+	if k.Stale {
+		kp.Oracle = 0
+	}
+	trips := k.Reads
+	if k.Rows > 0 {
+		kp.Oracle, kp.Prewrites, kp.Commits = 2, k.Rows, 1
+		// Rows beside the primary's, one request a table. The primary's table has
+		// one only if another row of it is written.
+		kp.Secondary = k.Tables - 1
+		if k.Rows > k.Tables {
+			kp.Secondary++
+		}
+		trips += (k.Rows+w.Parallelism-1)/w.Parallelism + 1
+	}
+	kp.Requests = kp.Oracle + kp.Reads + kp.Prewrites + kp.Commits + kp.Secondary
+	kp.RoundTrips = trips + kp.Oracle
+	kp.Bytes = w.bytes(k, kp)
+	stamp, busy := w.RTT, r.Busy*w.RTT
+	if w.Oracle == Served {
+		stamp, busy = w.OracleRTT, r.Busy*w.OracleRTT
+	}
+	kp.Latency = float64(trips)*w.RTT + float64(kp.Oracle)*stamp
+	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy
+	if k.Rows > 0 && k.Hot > 0 {
+		// Each transaction has to take its start_ts after the last one's
+		// commit_ts, so they follow each other at best; and one that begins before
+		// another has ended conflicts with it.
+		kp.HotRate = k.Rate / float64(k.Hot)
+		kp.HotLimit = 1000 / kp.Latency
+		kp.Conflicts = 1 - math.Exp(-kp.HotRate*kp.Latency/1000)
+	}
+	return kp
+}
+
+// Messages have these sizes, about, beside the values they carry.
+const (
+	stampBytes     = 150 // a question to the direct oracle; a served one's is a tenth
+	readBytes      = 250 // a read and what it has of each row
+	prewriteBytes  = 250 // of each cell
+	commitBytes    = 200 // of the primary's row
+	secondaryBytes = 100 // of each other row
+)
+
+func (w Workload) bytes(k Kind, kp KindPlan) float64 {
+	stamp := stampBytes
+	if w.Oracle == Served {
+		stamp /= 10
+	}
+	return float64(kp.Oracle*stamp) +
+		float64(k.Reads)*(readBytes+float64(k.ReadRows)*(k.ReadBytes+readBytes/3)) +
+		float64(k.Rows*k.Cells)*(k.Bytes+prewriteBytes) +
+		float64(kp.Commits*commitBytes) + float64(max(k.Rows-1, 0)*secondaryBytes)
+}
+
+func (p *Plan) warnHot(kp KindPlan, k Kind) {
+	if kp.HotLimit == 0 || kp.HotRate <= kp.HotLimit/2 {
+		return
+	}
+	p.Warnings = append(p.Warnings, fmt.Sprintf("%s: each of its %d hot rows is written %.3g times per second, and one row can take at most %.3g such transactions per second: spread the writes over more rows, and merge them later", kp.Name, k.Hot, kp.HotRate, kp.HotLimit))
+}

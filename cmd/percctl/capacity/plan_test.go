@@ -1,0 +1,157 @@
+package capacity
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Requests and round trips of each shape of transaction, as docs/protocol.md has
+// them.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		kind Kind
+		want KindPlan
+	}{
+		{"a read", Kind{Reads: 1}, KindPlan{Oracle: 1, Reads: 1, Requests: 2, RoundTrips: 2}},
+		{"a stale read", Kind{Reads: 1, Stale: true}, KindPlan{Reads: 1, Requests: 1, RoundTrips: 1}},
+		{"a batch read", Kind{Reads: 1, ReadRows: 100}, KindPlan{Oracle: 1, Reads: 1, Requests: 2, RoundTrips: 2}},
+		{"a write", Kind{Rows: 1}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
+		{"many columns", Kind{Rows: 1, Cells: 10}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
+		{"ten rows", Kind{Rows: 10}, KindPlan{Oracle: 2, Prewrites: 10, Commits: 1, Secondary: 1, Requests: 14, RoundTrips: 4}},
+		{"ten rows in each of two tables", Kind{Rows: 20, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 20, Commits: 1, Secondary: 2, Requests: 25, RoundTrips: 4}},
+		{"a row in each of two tables", Kind{Rows: 2, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 6, RoundTrips: 4}},
+		{"more rows than go on at a time", Kind{Rows: 65}, KindPlan{Oracle: 2, Prewrites: 65, Commits: 1, Secondary: 1, Requests: 69, RoundTrips: 5}},
+		{"a transfer", Kind{Reads: 2, Rows: 2}, KindPlan{Oracle: 2, Reads: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 8, RoundTrips: 6}},
+	} {
+		got := Workload{Oracle: Direct, RTT: 5, OracleRTT: 1, Parallelism: 64}.Requests(tt.kind)
+		if want := 5 * float64(tt.want.RoundTrips); got.Latency != want {
+			t.Errorf("%s: latency %g ms, want %g", tt.name, got.Latency, want)
+		}
+		got.Bytes, got.Latency, got.BusyMS = 0, 0, 0
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, d)
+		}
+	}
+}
+
+func near(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	if math.Abs(got-want) > 1e-6*math.Max(1, math.Abs(want)) {
+		t.Errorf("%s is %g, want %g", what, got, want)
+	}
+}
+
+// A workload worked out by hand.
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	p, err := New(Workload{
+		Transactions: []Kind{
+			{Name: "transfer", Rate: 1000, Reads: 2, Rows: 2, Bytes: 100, Observed: 1, Hot: 1000},
+			{Name: "statement", Rate: 3000, Reads: 1, ReadRows: 10, ReadBytes: 2048},
+		},
+		Tables:    []Table{{Name: "accounts", Rows: 1e8, Bytes: 850, Observed: true}},
+		Retention: 10, Processes: 4, Sweep: 100,
+	}, DefaultRates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "timestamps", p.Timestamps, 1000*2+3000*1)
+	near(t, "oracle requests", p.OracleRequests, 4*1000/5)
+	near(t, "row reads", p.RowReads, 1000*2+3000*10*2)
+	near(t, "conditional mutations", p.Conditions, 1000*3+800)
+	near(t, "row writes", p.RowWrites, 1000*(2+2+1)+800)
+	near(t, "live storage", p.LiveGiB, 1e8*(850+150)/(1<<30))
+	near(t, "old versions", p.OldGiB, 1000*2*(100+150)*36000.0/(1<<30))
+	near(t, "a sweep", p.Tables[0].SweepSecs, 1e11/220e6)
+	near(t, "sweeps", p.SweepNodes, 1e11/220e6/100)
+	nodes := (62_000+3800)/17_000.0 + 5800/14_000.0 + p.SweepNodes
+	near(t, "busy nodes", p.CPUNodes, nodes)
+	near(t, "nodes", float64(p.Nodes), math.Ceil(nodes/.7))
+	near(t, "CPU", p.CPU, nodes/float64(p.Nodes))
+	near(t, "cost", p.Cost, float64(p.Nodes)*.65*730+p.StorageGiB*.17)
+	k := p.Transactions[0]
+	near(t, "hot rate", k.HotRate, 1)
+	near(t, "hot limit", k.HotLimit, 1000/30.0)
+	near(t, "conflicts", k.Conflicts, 1-math.Exp(-.03))
+	near(t, "busy latency", k.BusyMS, 4*5+2*1.5*5)
+	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "the oracle's row gets 800 mutations per second") {
+		t.Errorf("warnings: %q", p.Warnings)
+	}
+}
+
+// With a served oracle the oracle's row is no load, and its round trips are its
+// own.
+func TestServed(t *testing.T) {
+	t.Parallel()
+	p, err := New(Workload{Transactions: []Kind{{Rate: 100_000, Rows: 1, Hot: 1}}, Oracle: Served, Processes: 20, OracleRTT: 2}, DefaultRates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "oracle requests", p.OracleRequests, 20*1000/2)
+	near(t, "conditional mutations", p.Conditions, 200_000)
+	near(t, "latency", p.Transactions[0].Latency, 2*5+2*2)
+	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "one row can take at most 71.4 such transactions per second") {
+		t.Errorf("warnings: %q", p.Warnings)
+	}
+}
+
+// Storage decides where there is much of it, and there is a node at least.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rows float64
+		want int
+	}{{0, 1}, {1e10, 5}} {
+		p, err := New(Workload{Transactions: []Kind{{Rate: 1, Reads: 1}}, Tables: []Table{{Rows: tt.rows, Bytes: 1024}}}, DefaultRates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Nodes != tt.want {
+			t.Errorf("%g rows: %d nodes, want %d (%g for storage)", tt.rows, p.Nodes, tt.want, p.StoreNodes)
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	want := Workload{Transactions: []Kind{{Name: "a", Rate: 1e3, Rows: 2}}, Oracle: Served}
+	for _, text := range []string{`{"transactions": [{"name": "a", "per_second": 1000, "rows": 2}], "oracle": "served"}`, "transactions:\n- {name: a, per_second: 1e3, rows: 2}\noracle: served\n"} {
+		got, err := Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", text, d)
+		}
+	}
+	for text, want := range map[string]string{"[": "neither JSON nor YAML", "rows: 1": `unknown field "rows"`, "processes: many": "processes"} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestWrongWorkloads(t *testing.T) {
+	t.Parallel()
+	ok := Kind{Rate: 1, Rows: 1}
+	for want, w := range map[string]Workload{
+		"there are no transactions":     {},
+		`oracle is "none"`:              {Transactions: []Kind{ok}, Oracle: "none"},
+		"must not be negative":          {Transactions: []Kind{ok}, Retention: -1},
+		"transaction 1: nothing may be": {Transactions: []Kind{{Rate: -1, Rows: 1}}},
+		"it neither reads nor writes":   {Transactions: []Kind{{Rate: 1}}},
+		"tables is 3, more than":        {Transactions: []Kind{{Rows: 2, Tables: 3}}},
+		"so it cannot be stale":         {Transactions: []Kind{{Rows: 1, Stale: true}}},
+		"observed is 2, more than":      {Transactions: []Kind{{Rows: 1, Observed: 2}}},
+		"table 1: nothing may be":       {Transactions: []Kind{ok}, Tables: []Table{{Rows: -1}}},
+	} {
+		if _, err := New(w, DefaultRates); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+// Package capacity is the arithmetic of percctl plan: what a workload of
+// transactions needs of Cloud Bigtable. It does no I/O.
+//
+// workload.go describes a workload, rates.go what is documented of Bigtable and
+// assumed beyond it, plan.go computes.
+package capacity
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A Workload is what a plan is made for.
+type Workload struct {
+	Transactions []Kind  `json:"transactions"`             // kinds of transactions
+	Tables       []Table `json:"tables"`                   // tables and what they hold
+	Retention    float64 `json:"retention_hours" unit:"h"` // how long garbage collection keeps old versions; defaults to 24
+	Processes    int     `json:"processes"`                // processes that run transactions, each with at most one request to the oracle at a time; defaults to 10
+	Oracle       string  `json:"oracle"`                   // `direct` or `served`; defaults to `direct`
+	RTT          float64 `json:"rtt_ms"`                   // time of a request to Bigtable; defaults to 5
+	OracleRTT    float64 `json:"oracle_rtt_ms"`            // time of a request to a served oracle; defaults to 1
+	Parallelism  int     `json:"parallelism"`              // txn.Config.Parallelism; defaults to 64
+	// Sweep is the MinInterval of notify.Scanner while there is something to find
+	// without hints, and its MaxInterval in quiet times.
+	Sweep float64 `json:"sweep_interval_seconds"` // time between two sweeps of a table for notifications; defaults to 60
+}
+
+// A Kind is transactions of one kind.
+type Kind struct {
+	Name      string  `json:"name"`                  // name of the kind
+	Rate      float64 `json:"per_second" unit:"1/s"` // commits, or snapshots of reads
+	Reads     int     `json:"reads"`                 // read requests, one after the other
+	ReadRows  int     `json:"read_rows"`             // rows of each read request; defaults to 1
+	ReadBytes float64 `json:"read_bytes"`            // length of the values of a row that is read; defaults to 100
+	Rows      int     `json:"rows"`                  // rows written
+	Cells     int     `json:"cells"`                 // cells written in each row; defaults to 1
+	Bytes     float64 `json:"value_bytes"`           // length of a written value; defaults to 100
+	Tables    int     `json:"tables"`                // tables of the written rows; defaults to 1
+	Observed  int     `json:"observed"`              // written cells in observed columns, in the whole transaction
+	Stale     bool    `json:"stale"`                 // whether reads may be stale (txn.WithMaxStaleness), and take no timestamp
+	Hot       int     `json:"hot_rows"`              // number of rows of which every transaction writes one; defaults to 0: so many that transactions hardly conflict
+}
+
+// A Table is what a table holds.
+type Table struct {
+	Name     string  `json:"name"`             // name of the table
+	Rows     float64 `json:"rows" unit:"rows"` // rows of the table
+	Bytes    float64 `json:"row_bytes"`        // length of the newest values of a row, with keys and columns; defaults to 1000
+	Cells    int     `json:"row_cells"`        // cells of a row; defaults to 1
+	Observed bool    `json:"observed"`         // whether it has columns with observers
+}
+
+// Parse reads a workload as JSON or YAML. Unknown fields are an error.
+func Parse(text []byte) (Workload, error) {
+	var w Workload
+	var any any
+	if err := yaml.Unmarshal(text, &any); err != nil {
+		return w, fmt.Errorf("the workload is neither JSON nor YAML: %w", err)
+	}
+	asJSON, err := json.Marshal(any)
+	if err != nil {
+		return w, fmt.Errorf("the workload: %w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(asJSON))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&w); err != nil {
+		return w, fmt.Errorf("the workload: %w", err)
+	}
+	return w, nil
+}
+
+// complete fills in what is 0 and means something else, and fails for what makes
+// no sense.
+func (w Workload) complete() (Workload, error) {
+	setDefault(&w.Retention, 24)
+	setDefault(&w.Processes, 10)
+	setDefault(&w.RTT, 5)
+	setDefault(&w.OracleRTT, 1)
+	setDefault(&w.Parallelism, 64)
+	setDefault(&w.Sweep, 60)
+	if w.Oracle == "" {
+		w.Oracle = Direct
+	}
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if w.Oracle != Direct && w.Oracle != Served {
+		wrong("oracle is %q; it has to be %s or %s", w.Oracle, Direct, Served)
+	}
+	if len(w.Transactions) == 0 {
+		wrong("there are no transactions")
+	}
+	if w.Retention < 0 || w.Processes < 0 || w.RTT < 0 || w.OracleRTT < 0 || w.Parallelism < 0 || w.Sweep < 0 {
+		wrong("retention_hours, processes, rtt_ms, oracle_rtt_ms, parallelism and sweep_interval_seconds must not be negative")
+	}
+	kinds := make([]Kind, len(w.Transactions))
+	for i, k := range w.Transactions {
+		if k.Name == "" {
+			k.Name = fmt.Sprintf("transaction %d", i+1)
+		}
+		if k.Rate < 0 || k.Reads < 0 || k.ReadRows < 0 || k.ReadBytes < 0 || k.Rows < 0 || k.Cells < 0 || k.Bytes < 0 || k.Tables < 0 || k.Observed < 0 || k.Hot < 0 {
+			wrong("%s: nothing may be negative", k.Name)
+		}
+		if k.Reads == 0 && k.Rows == 0 {
+			wrong("%s: it neither reads nor writes; set reads or rows", k.Name)
+		}
+		if k.Stale && k.Rows > 0 {
+			wrong("%s: it writes, so it cannot be stale", k.Name)
+		}
+		kinds[i] = k.complete()
+		if kinds[i].Rows > 0 && kinds[i].Tables > kinds[i].Rows {
+			wrong("%s: tables is %d, more than the rows it writes, which are %d", k.Name, k.Tables, k.Rows)
+		}
+		if k.Observed > kinds[i].Rows*kinds[i].Cells {
+			wrong("%s: observed is %d, more than the cells it writes, which are %d", k.Name, k.Observed, kinds[i].Rows*kinds[i].Cells)
+		}
+	}
+	w.Transactions = kinds
+	tables := make([]Table, len(w.Tables))
+	for i, t := range w.Tables {
+		if t.Name == "" {
+			t.Name = fmt.Sprintf("table %d", i+1)
+		}
+		if t.Rows < 0 || t.Bytes < 0 || t.Cells < 0 {
+			wrong("%s: nothing may be negative", t.Name)
+		}
+		setDefault(&t.Bytes, 1000)
+		setDefault(&t.Cells, 1)
+		tables[i] = t
+	}
+	w.Tables = tables
+	return w, errors.Join(errs...)
+}
+
+func (k Kind) complete() Kind {
+	setDefault(&k.ReadRows, 1)
+	setDefault(&k.ReadBytes, 100)
+	setDefault(&k.Cells, 1)
+	setDefault(&k.Bytes, 100)
+	setDefault(&k.Tables, 1)
+	return k
+}
+
+func setDefault[T int | float64](v *T, to T) {
+	if *v == 0 {
+		*v = to
+	}
+}
+
+// The oracles.
+const (
+	Direct = "direct"
+	Served = "served"
+)

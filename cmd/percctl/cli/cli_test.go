@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestExitCode(t *testing.T) {
+	t.Parallel()
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, test := range []struct {
+		ctx  context.Context
+		err  error
+		want int
+	}{
+		{t.Context(), nil, ExitOK},
+		{t.Context(), errors.New("broken"), ExitFailed},
+		{t.Context(), fmt.Errorf("a: %w", Usagef("--n %d: it has to be positive", 0)), ExitUsage},
+		{t.Context(), &Error{ExitFound, errors.New("2 violations")}, ExitFound},
+		{t.Context(), fmt.Errorf("a: %w", context.DeadlineExceeded), ExitUnavailable},
+		{t.Context(), fmt.Errorf("a: %w", status.Error(codes.Unavailable, "down")), ExitUnavailable},
+		{t.Context(), status.Error(codes.PermissionDenied, "no"), ExitFailed},
+		{interrupted, nil, ExitOK}, // it was done before
+		{interrupted, context.Canceled, ExitInterrupted},
+	} {
+		if got := exitCode(test.ctx, test.err); got != test.want {
+			t.Errorf("%v: exit code %d, want %d", test.err, got, test.want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	info := &debug.BuildInfo{
+		Main:     debug.Module{Version: "v1.2.3"},
+		Deps:     []*debug.Module{{Path: "cloud.google.com/go/bigtable", Version: "v1.58.0"}},
+		Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}},
+	}
+	v := newVersion(info)
+	v.Go = "go1.26"
+	if got, want := v.String(), "percctl v1.2.3 (go1.26, revision abc with changes, Bigtable client v1.58.0)"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if got := newVersion(nil).Version; got != "unknown" {
+		t.Errorf("without build information: %q", got)
+	}
+}
+
+// percctl version and percctl --version print one line, and -o json all fields.
+func TestVersionCommand(t *testing.T) {
+	t.Parallel()
+	run := func(want int, args ...string) string {
+		t.Helper()
+		var out, errs bytes.Buffer
+		if got := (Program{Name: "percctl", Commands: []Command{NewVersionCmd}}).Main(args, &Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); got != want {
+			t.Fatalf("%s: exit code %d, want %d: %s", args, got, want, &errs)
+		}
+		return out.String()
+	}
+	line := run(ExitOK, "version")
+	if want := "percctl "; !strings.HasPrefix(line, want) || strings.Count(line, "\n") != 1 {
+		t.Errorf("percctl version printed %q, want one line that begins with %q", line, want)
+	}
+	if got := run(ExitOK, "--version"); got != line {
+		t.Errorf("percctl --version printed %q, want %q", got, line)
+	}
+	var v version
+	if err := json.Unmarshal([]byte(run(ExitOK, "version", "-o", "json")), &v); err != nil {
+		t.Fatal(err)
+	}
+	if v.Version == "" || v.Go != runtime.Version() {
+		t.Errorf("percctl version -o json printed %+v", v)
+	}
+	run(ExitUsage, "-v")
+	run(ExitUsage, "version", "1")
+}
+
+// Anything but a terminal gets plain text.
+func TestStyle(t *testing.T) {
+	t.Parallel()
+	if got := StyleFor(&bytes.Buffer{}).Bad("text"); got != "text" {
+		t.Errorf("%q in a buffer", got)
+	}
+	if got := (Style{on: true}).Good("text"); got != "\x1b[32mtext\x1b[0m" {
+		t.Errorf("%q on a terminal", got)
+	}
+}
+
+// Nothing stored may steer a terminal, and nothing printed is ambiguous.
+func TestText(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{
+		"10": "10", "two words": "two words", "": `""`, `"q"`: `"\"q\""`, " x": `" x"`,
+		"\x1b[31m": `"\x1b[31m"`, "a\nb": `"a\nb"`, "\xff": `"\xff"`, "ö🙂": "ö🙂", "\u202e": `"\u202e"`,
+	} {
+		if got := Text([]byte(value)); got != want {
+			t.Errorf("Text(%q) is %s, want %s", value, got, want)
+		}
+	}
+	if got, want := Line("a\x1b[31m\nö\xff"), `a\x1b[31m\nö\xff`; got != want {
+		t.Errorf("Line: %s, want %s", got, want)
+	}
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	type item struct {
+		Name  string   `json:"name"`
+		Parts []string `json:"parts"`
+		N     int64    `json:"n"`
+		X     any      `json:"x"`
+	}
+	items := []item{{"a<b", nil, 1 << 60, nil}, {"yes", []string{"1", "\x7f"}, -1, 1.5}}
+	for format, want := range map[Format][2]string{
+		Table: {"", "NAME   N\na<b    1152921504606846976\n\"yes\"  -1\n"},
+		JSON:  {"[]\n", "[\n  {\n    \"name\": \"a<b\",\n    \"parts\": null,\n    \"n\": 1152921504606846976,\n    \"x\": null\n  },\n  {\n    \"name\": \"yes\",\n    \"parts\": [\n      \"1\",\n      \"\x7f\"\n    ],\n    \"n\": -1,\n    \"x\": 1.5\n  }\n]\n"},
+		JSONL: {"", "{\"name\":\"a<b\",\"parts\":null,\"n\":1152921504606846976,\"x\":null}\n{\"name\":\"yes\",\"parts\":[\"1\",\"\x7f\"],\"n\":-1,\"x\":1.5}\n"},
+		YAML:  {"[]\n", "- name: \"a<b\"\n  parts: null\n  n: 1152921504606846976\n  x: null\n- name: \"yes\"\n  parts:\n    - \"1\"\n    - \"\\x7F\"\n  n: -1\n  x: 1.5\n"},
+		CSV:   {"NAME,N\n", "NAME,N\na<b,1152921504606846976\n\"\"\"yes\"\"\",-1\n"},
+	} {
+		for n, want := range want {
+			var out bytes.Buffer
+			l := &List[item]{Out: &out, Format: format, Header: []string{"NAME", "N"}, Rows: func(i item) [][]string {
+				if i.Name == "yes" {
+					i.Name = `"yes"`
+				}
+				return [][]string{{i.Name, fmt.Sprint(i.N)}}
+			}}
+			for _, i := range items[:n*len(items)] {
+				if err := l.Add(i); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := l.End(); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != want {
+				t.Errorf("%s of %d items:\n%q\nwant:\n%q", format, n*len(items), out.String(), want)
+			}
+		}
+	}
+}

@@ -1,0 +1,75 @@
+// Package clitest tests command-line programs: in scripts, and by what documents
+// say of them.
+package clitest
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// Scripts are those of a folder; with -short a third of them, another one each day:
+// under the race detector every command takes long to start.
+func Scripts(t *testing.T, dir string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no scripts in %s: %v", dir, err)
+	}
+	if !testing.Short() {
+		return all
+	}
+	var chosen []string
+	const day = 24 * 60 * 60
+	parts := min(3, len(all))
+	for i := int(time.Now().Unix()/day) % parts; i < len(all); i += parts {
+		chosen = append(chosen, all[i])
+	}
+	return chosen
+}
+
+// Exits CODE COMMAND… runs a command and checks its exit code.
+func Exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE COMMAND [ARG…]")
+	}
+	if want, got := run(ts, args); got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// Until CODE COMMAND… runs a command again and again, until it exits with CODE.
+func Until(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: until CODE COMMAND [ARG…]")
+	}
+	end := time.Now().Add(time.Minute)
+	for {
+		want, got := run(ts, args)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("exit code %d after a minute, want %d", got, want)
+		}
+	}
+}
+
+// run returns the exit code that args begin with, and that of the command.
+func run(ts *testscript.TestScript, args []string) (want, got int) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			ts.Fatalf("%v", err)
+		}
+		got = exit.ExitCode()
+	}
+	return want, got
+}

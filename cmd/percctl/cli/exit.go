@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The exit codes, the same for every command.
+const (
+	ExitOK          = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitNotFound    = 3
+	ExitFound       = 4 // a check found something, or work is pending
+	ExitUnavailable = 5 // the service cannot be reached, or time ran out
+	ExitInterrupted = 130
+)
+
+// An Error is an error with the exit code it stands for.
+type Error struct {
+	Code int
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Usagef is the error of a wrong argument or flag. The message names the flag,
+// the value and what is allowed.
+func Usagef(format string, args ...any) error {
+	return &Error{ExitUsage, fmt.Errorf(format, args...)}
+}
+
+// exitCode returns what the process exits with. ctx is the one that signals
+// end: what fails after that is an interruption.
+func exitCode(ctx context.Context, err error) int {
+	var coded *Error
+	switch {
+	case err == nil:
+		return ExitOK
+	case ctx.Err() != nil:
+		return ExitInterrupted
+	case errors.As(err, &coded):
+		return coded.Code
+	case errors.Is(err, context.DeadlineExceeded):
+		return ExitUnavailable
+	}
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return ExitUnavailable
+	}
+	return ExitFailed
+}

@@ -1,0 +1,98 @@
+// Package cli is what the commands of percctl share, and those of
+// emulator_test/lab: the root command, streams, output formats and exit codes.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// A Command makes a subcommand of a program.
+type Command func(*Streams) *cobra.Command
+
+// A Program is what the root command says of itself, and the commands below it.
+type Program struct {
+	Name, Short, Long, Example string
+	Commands                   []Command
+}
+
+// Main runs the program and returns its exit code. The context of the command
+// that runs ends on the first interrupt; a second one ends the process at once.
+func (p Program) Main(args []string, s *Streams) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	root := p.Root(s)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	code := exitCode(ctx, err)
+	if err != nil {
+		// It may carry stored bytes, or what the user pasted.
+		for i, line := range strings.Split(err.Error(), "\n") {
+			if i == 0 {
+				line = cmd.CommandPath() + ": " + line
+			}
+			fmt.Fprintln(s.Err, Line(line))
+		}
+	}
+	if code == ExitUsage {
+		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return code
+}
+
+// Root returns the root command with all others below it.
+func (p Program) Root(s *Streams) *cobra.Command {
+	root := Group(p.Name, p.Short, p.Long)
+	if p.Name == "percctl" {
+		addVersionFlag(root)
+	}
+	root.Example = p.Example
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	for _, c := range p.Commands {
+		root.AddCommand(c(s))
+	}
+	return root
+}
+
+// NoArgs is for commands that take flags only.
+func NoArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return Usagef("unexpected argument %q: the command takes only flags", args[0])
+	}
+	return nil
+}
+
+// flagError words the error of a flag: its name, the value and what is allowed.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return &Error{ExitUsage, err}
+	}
+	f := invalid.GetFlag()
+	var allowed string
+	switch f.Value.Type() {
+	case "int":
+		allowed = "it has to be a whole number"
+	case "uint64":
+		allowed = "it has to be a whole number, 0 or more"
+	case "duration":
+		allowed = "it has to be a duration such as 90s or 5m"
+	default:
+		allowed = invalid.Unwrap().Error()
+	}
+	return Usagef("--%s %s: %s", f.Name, invalid.GetValue(), allowed)
+}

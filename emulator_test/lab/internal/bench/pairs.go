@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+)
+
+// A pairing compares operations with raw ones. In every round all of them run,
+// one after the other, beginning with another one each time, so that what
+// else the machine does meets them alike; a ratio is of one round.
+type pairing struct {
+	name        string
+	members     []member
+	comparisons []comparison
+}
+
+// A member is one operation of a pairing.
+type member struct {
+	what string
+	task rig.Task
+}
+
+// A comparison makes a figure of two members, by their places.
+type comparison struct {
+	figure    string
+	ours, raw int
+	// halved: two of the raw operations are the least that one of ours can be,
+	// so ours is compared with half of their rate.
+	halved   bool
+	versions int
+}
+
+// A figure is a comparison of transactions with raw Bigtable. Rates are medians
+// over the rounds, and so is the ratio, which is of rates of the same round.
+type figure struct {
+	Name     string  `json:"name"`               // of the figure
+	What     string  `json:"what"`               // what ours is
+	Against  string  `json:"against"`            // the raw operation
+	Ratio    float64 `json:"ratio"`              // median over the rounds of the ratio of rates
+	Low      float64 `json:"ratio_p25"`          // the middle half of the rounds begins here
+	High     float64 `json:"ratio_p75"`          // and ends here
+	CPURatio float64 `json:"cpu_ratio"`          // CPU time of client and emulator for the raw operation, over that of ours
+	Raw      float64 `json:"raw_per_second"`     // operations
+	Ours     float64 `json:"per_second"`         // of ours
+	RawCPU   float64 `json:"raw_client_us"`      // CPU time of the client process for an operation, in microseconds
+	RawEmu   float64 `json:"raw_emulator_us"`    // that of the emulator
+	OursCPU  float64 `json:"client_us"`          // the same of ours
+	OursEmu  float64 `json:"emulator_us"`        // the same of ours
+	RawP50   float64 `json:"raw_p50_us"`         // latency
+	OursP50  float64 `json:"p50_us"`             // of ours
+	Allocs   float64 `json:"allocations"`        // of the client process, for an operation
+	RawAlloc float64 `json:"raw_allocations"`    // of the raw operation
+	Reqs     float64 `json:"requests"`           // to Bigtable, for an operation; the oracle's in direct mode among them
+	RawOps   int     `json:"raw_operations"`     // in all rounds
+	Ops      int     `json:"operations"`         // of ours
+	Rounds   int     `json:"rounds"`             // that count; one more warms up
+	Callers  int     `json:"callers"`            // that go on at a time
+	Rows     int     `json:"rows_per_operation"` // that it reads or writes
+	Columns  int     `json:"columns"`            // of a row
+	Bytes    int     `json:"value_bytes"`        // of a value
+	Versions int     `json:"versions,omitempty"` // of each cell, where rows are deep
+	Goal     float64 `json:"goal,omitempty"`     // for the ratio
+	Paper    float64 `json:"paper,omitempty"`    // the ratio that the paper has
+}
+
+// comparePairs measures pairings in rounds of a length.
+func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length time.Duration) ([]figure, error) {
+	all := make([][]rig.Measured, len(p.members))
+	for n := range rounds + 1 {
+		for k := range p.members {
+			i := (k + n) % len(p.members)
+			t := p.members[i].task
+			t.Duration = length
+			for _, m := range all[i] {
+				t.First += m.Ops * max(t.Batch, 1)
+			}
+			if n == 0 {
+				t.Duration = length / 5 // to warm up
+			}
+			m, err := r.Measure(ctx, 0, t)
+			if err != nil {
+				return nil, err
+			}
+			all[i] = append(all[i], m)
+		}
+	}
+	var figures []figure
+	for _, c := range p.comparisons {
+		f := newFigure(c, p.members[c.ours], all[c.ours][1:], all[c.raw][1:])
+		f.Against = p.members[c.raw].what
+		if c.halved {
+			f.Against = "half the rate of " + f.Against
+		}
+		figures = append(figures, f)
+	}
+	return figures, nil
+}
+
+func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
+	of := func(rounds []rig.Measured, f func(rig.Measured) float64) float64 {
+		var values []float64
+		for _, r := range rounds {
+			values = append(values, f(r))
+		}
+		return rig.Median(values)
+	}
+	ops := func(rounds []rig.Measured) (n int) {
+		for _, r := range rounds {
+			n += r.Ops
+		}
+		return n
+	}
+	floor := 1.0
+	if c.halved {
+		floor = 2
+	}
+	var ratios, cpu []float64
+	for i := range ours {
+		ratios = append(ratios, floor*ours[i].PerSecond()/theirs[i].PerSecond())
+		if used := ours[i].Micros(ours[i].CPU + ours[i].Emulator); used > 0 {
+			cpu = append(cpu, floor*theirs[i].Micros(theirs[i].CPU+theirs[i].Emulator)/used)
+		}
+	}
+	each := func(n uint64, r rig.Measured) float64 { return float64(n) / float64(max(r.Ops, 1)) }
+	return figure{
+		Name: c.figure, What: m.what, Versions: c.versions,
+		Ratio: rig.Median(ratios), Low: rig.Quantile(.25, ratios), High: rig.Quantile(.75, ratios), CPURatio: rig.Median(cpu),
+		Raw: of(theirs, rig.Measured.PerSecond), Ours: of(ours, rig.Measured.PerSecond),
+		RawCPU:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.CPU) }),
+		RawEmu:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.Emulator) }),
+		OursCPU: of(ours, func(r rig.Measured) float64 { return r.Micros(r.CPU) }),
+		OursEmu: of(ours, func(r rig.Measured) float64 { return r.Micros(r.Emulator) }),
+		RawP50:  of(theirs, func(r rig.Measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
+		OursP50: of(ours, func(r rig.Measured) float64 { return float64(r.P50.Nanoseconds()) / 1000 }),
+		Allocs:  of(ours, func(r rig.Measured) float64 { return each(r.Mallocs, r) }), RawAlloc: of(theirs, func(r rig.Measured) float64 { return each(r.Mallocs, r) }),
+		Reqs: of(ours, func(r rig.Measured) float64 { return each(uint64(r.RPCs.All()), r) }),
+		Ops:  ops(ours), RawOps: ops(theirs), Rounds: len(ours), Callers: m.task.Callers,
+		Rows: max(m.task.Batch, 1), Columns: max(m.task.Columns, 1), Bytes: m.task.Bytes,
+	}
+}
+
+// figureTable prints figures for people.
+func figureTable(w io.Writer, figures []figure) error {
+	t := cli.NewTable(w)
+	cli.WriteRow(t, "FIGURE", "RATIO", "SPREAD", "CPU", "GOAL", "RAW/s", "OURS/s", "CLIENT µs", "EMULATOR µs", "SAMPLES", "WHAT IS COMPARED")
+	for _, f := range figures {
+		goal := ""
+		if f.Goal > 0 {
+			goal = cli.Fixed(f.Goal, 2)
+		}
+		cli.WriteRow(t, f.Name, cli.Fixed(f.Ratio, 2), cli.Fixed(f.Low, 2)+"-"+cli.Fixed(f.High, 2), cli.Fixed(f.CPURatio, 2), goal, cli.Fixed(f.Raw, 0), cli.Fixed(f.Ours, 0),
+			cli.Fixed(f.RawCPU, 0)+", "+cli.Fixed(f.OursCPU, 0), cli.Fixed(f.RawEmu, 0)+", "+cli.Fixed(f.OursEmu, 0),
+			strconv.Itoa(f.RawOps)+", "+strconv.Itoa(f.Ops), f.What+"; against "+f.Against)
+	}
+	return t.Flush()
+}

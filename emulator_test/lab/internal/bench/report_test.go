@@ -1,0 +1,101 @@
+package bench
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+)
+
+// Ratios are of the same round, so a machine that is twice as fast in one of them
+// changes nothing; two raw operations may be the least.
+func TestFigure(t *testing.T) {
+	t.Parallel()
+	round := func(ops int, cpu time.Duration) rig.Measured {
+		return rig.Measured{Ops: ops, Elapsed: time.Second, CPU: cpu}
+	}
+	raw := []rig.Measured{round(100, time.Second), round(200, time.Second), round(100, 2*time.Second)}
+	ours := []rig.Measured{round(40, time.Second), round(80, time.Second), round(30, 2*time.Second)}
+	for _, tt := range []struct {
+		halved    bool
+		ratio, by float64
+	}{{false, .4, .4}, {true, .8, .8}} {
+		f := newFigure(comparison{figure: "f", halved: tt.halved}, member{"ours", rig.Task{Callers: 3}}, ours, raw)
+		if f.Ratio != tt.ratio || math.Abs(f.CPURatio-tt.by) > 1e-9 || f.Raw != 100 || f.Ours != 40 || f.Ops != 150 || f.RawOps != 400 || f.Rounds != 3 {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestReplaceMeasured(t *testing.T) {
+	t.Parallel()
+	page := "a\n<!-- measured: x -->\nold\n<!-- end -->\nb\n<!-- measured: y -->\n<!-- end -->\nc\n"
+	for range 2 { // again changes nothing
+		var err error
+		if page, err = replaceMeasured(page, "y", "why\n"); err != nil {
+			t.Fatal(err)
+		}
+		if page, err = replaceMeasured(page, "x", "\nex"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := "a\n<!-- measured: x -->\n\nex\n\n<!-- end -->\nb\n<!-- measured: y -->\n\nwhy\n\n<!-- end -->\nc\n"
+	if page != want {
+		t.Errorf("%q, want %q", page, want)
+	}
+	for _, broken := range []string{"none", "<!-- measured: x -->\nno end"} {
+		if _, err := replaceMeasured(broken, "x", ""); err == nil || !strings.Contains(err.Error(), "<!-- measured: x -->") {
+			t.Errorf("%q: %v", broken, err)
+		}
+	}
+}
+
+func TestCharts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, d := range []drawing{
+		{charts.Chart{File: "bars", Title: "A title", X: "X axis", Y: "Y axis", Decimals: 2, Groups: []string{"first", "second"}, Goals: []float64{.5, math.NaN()},
+			Series: []charts.Series{{Name: "ours", Colour: charts.OursColour, Values: []float64{.25, .75}}, {Name: "theirs", Colour: charts.RawColour, Values: []float64{math.NaN(), 1.5}}}}, charts.Chart.Bars},
+		{charts.Chart{File: "lines", Title: "A title", X: "X axis", Y: "Y axis", LogY: true, Groups: []string{"first", "second"},
+			Series: []charts.Series{{Name: "ours", Colour: charts.OursColour, Values: []float64{100, 1000}, Labels: []string{"0.25", "0.75"}}, {Name: "theirs", Colour: charts.RawColour, Values: []float64{1, 2}, Labels: []string{"", "1.50"}}}}, charts.Chart.Lines},
+	} {
+		p, err := d.draw(d.chart)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.chart.Save(p, dir, ".svg", ".png"); err != nil {
+			t.Fatal(err)
+		}
+		svg, err := os.ReadFile(filepath.Join(dir, d.chart.File+".svg"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"A title", "X axis", "Y axis", "ours", "theirs", "first", "second", "0.25", "0.75", "1.50"} {
+			if !strings.Contains(string(svg), ">"+want+"<") {
+				t.Errorf("%s does not say %q", d.chart.File, want)
+			}
+		}
+	}
+}
+
+// Every kind of transaction that is counted has a plan to compare it with, scans
+// apart.
+func TestEveryCountedKindIsPlanned(t *testing.T) {
+	t.Parallel()
+	left := len(planned)
+	for _, k := range tripsKinds() {
+		if _, ok := planned[k.name]; ok {
+			left--
+		} else if !strings.HasPrefix(k.name, "scan") {
+			t.Errorf("%s is counted and not planned", k.name)
+		}
+	}
+	if left != 0 {
+		t.Errorf("%d kinds are planned and not counted", left)
+	}
+}

@@ -1,0 +1,299 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+type tripsOptions struct {
+	streams *cli.Streams
+	format  cli.Format
+}
+
+func newTripsCmd(s *cli.Streams) *cobra.Command {
+	o := &tripsOptions{streams: s}
+	cmd := &cobra.Command{
+		Use:   "trips",
+		Short: "Count the round trips and bytes of transactions, exactly",
+		Long: `Count every request of single transactions at the client's connection: in all, and
+how many follow each other before the caller has the answer (the critical path), with
+the bytes of their messages, without what gRPC and HTTP add. Answers are kept back
+until nothing more begins without them, so it does not matter how long each takes. Each
+kind of transaction is repeated until its fewest round trips came twice.
+
+critical and in_all have the requests by protocol step: oracle, read, prewrite,
+commit, secondaries. What is in the second only was done in the background.`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	return cmd
+}
+
+// A tripsReport is what lab bench trips prints.
+type tripsReport struct {
+	Lines []tripsLine `json:"lines"` // one for each kind of transaction and oracle
+}
+
+// A tripsLine is one kind of transaction.
+type tripsLine struct {
+	Name     string         `json:"name"`           // of the kind
+	What     string         `json:"what"`           // the kind in words
+	Oracle   string         `json:"oracle"`         // direct or served
+	Critical int            `json:"round_trips"`    // on the critical path
+	Requests int            `json:"requests"`       // in all, the oracle's and those of the background among them
+	Bigtable int            `json:"to_bigtable"`    // of those; with a served oracle its own are not
+	Sent     int            `json:"bytes_sent"`     // of the messages
+	Received int            `json:"bytes_received"` // of the messages
+	Before   map[string]int `json:"critical"`       // requests sent before the caller had the answer, by protocol step
+	Steps    map[string]int `json:"in_all"`         // requests by protocol step
+}
+
+// A tripsKind is a kind of transaction.
+type tripsKind struct {
+	name, what string
+	do         func(ctx context.Context, c *txn.Client, n int) error
+}
+
+// valueBytes is how long values are whose transactions are counted.
+const valueBytes = 100
+
+// tripsKinds are the transactions that are counted; capacity.Kind describes the
+// same ones by their names.
+func tripsKinds() []tripsKind {
+	set := func(tables []string, rows, columns int) func(context.Context, *txn.Client, int) error {
+		return func(ctx context.Context, c *txn.Client, n int) error {
+			_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+				for _, table := range tables {
+					for i := range rows {
+						for q := range columns {
+							tx.Table(table).Set(rig.KeyOf(n*rows+i), rig.Family, rig.ColumnOf(q), make([]byte, valueBytes))
+						}
+					}
+				}
+				return nil
+			})
+			return err
+		}
+	}
+	read := func(rs func(n int) bigtable.RowSet) func(context.Context, *txn.Client, int) error {
+		return func(ctx context.Context, c *txn.Client, n int) error {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			for _, err := range s.Table("a").ReadRows(ctx, rs(n)) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	// change reads rows, at once or one after the other, and writes them.
+	change := func(rows int, batched bool) func(context.Context, *txn.Client, int) error {
+		return func(ctx context.Context, c *txn.Client, n int) error {
+			_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+				a := tx.Table("a")
+				keys := make(bigtable.RowList, rows)
+				for i := range keys {
+					keys[i] = rig.KeyOf(n*rows + i)
+				}
+				if batched {
+					for _, err := range a.ReadRows(ctx, keys) {
+						if err != nil {
+							return err
+						}
+					}
+				}
+				for _, key := range keys {
+					if !batched {
+						if _, _, err := a.Get(ctx, key, rig.Family, rig.ColumnOf(0)); err != nil {
+							return err
+						}
+					}
+					a.Set(key, rig.Family, rig.ColumnOf(0), make([]byte, valueBytes))
+				}
+				return nil
+			})
+			return err
+		}
+	}
+	return []tripsKind{
+		{"read", "read of one cell in a snapshot of its own", func(ctx context.Context, c *txn.Client, n int) error {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			_, _, err = s.Table("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
+			return err
+		}},
+		{"read_stale", "read of one cell in a snapshot that may be a minute old", func(ctx context.Context, c *txn.Client, n int) error {
+			s, err := c.Snapshot(ctx, txn.WithMaxStaleness(time.Minute))
+			if err != nil {
+				return err
+			}
+			_, _, err = s.Table("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
+			return err
+		}},
+		{"read100", "read of a list of 100 rows", read(func(int) bigtable.RowSet {
+			keys := make(bigtable.RowList, 100)
+			for i := range keys {
+				keys[i] = rig.KeyOf(i)
+			}
+			return keys
+		})},
+		{"scan1000", "scan of 1000 rows", read(func(int) bigtable.RowSet { return bigtable.NewRange(rig.KeyOf(0), rig.KeyOf(1000)) })},
+		{"write", "write of one cell", set([]string{"a"}, 1, 1)},
+		{"write10columns", "write of ten columns of one row", set([]string{"a"}, 1, 10)},
+		{"write2", "write of two rows", set([]string{"a"}, 2, 1)},
+		{"write10", "write of ten rows", set([]string{"a"}, 10, 1)},
+		{"write100", "write of 100 rows", set([]string{"a"}, 100, 1)},
+		{"write2tables", "write of one row in each of two tables", set([]string{"a", "b"}, 1, 1)},
+		{"change", "read of a cell, then its write", change(1, false)},
+		{"transfer", "reads of two rows, one after the other, then their writes", change(2, false)},
+		{"transfer_batched", "read of two rows at once, then their writes", change(2, true)},
+	}
+}
+
+func (o *tripsOptions) run(ctx context.Context) error {
+	rep, err := o.report(ctx)
+	if err != nil {
+		return err
+	}
+	return cli.Print(o.streams.Out, o.format, rep, rep.text)
+}
+
+func (o *tripsOptions) report(ctx context.Context) (rep tripsReport, err error) {
+	rep = tripsReport{Lines: []tripsLine{}}
+	for _, served := range []bool{false, true} {
+		lines, err := countTrips(ctx, served)
+		if err != nil {
+			return rep, err
+		}
+		rep.Lines = append(rep.Lines, lines...)
+	}
+	return rep, nil
+}
+
+// countTrips counts all kinds of transactions.
+func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error) {
+	with := shared{served: served}
+	r, err := with.openAll(ctx, 0, rig.TableSpec{Name: "a", Rows: 2000, Columns: 1, Bytes: valueBytes}, rig.TableSpec{Name: "b", Rows: 10, Columns: 1, Bytes: valueBytes})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	rec := &recorder{}
+	rec.reset()
+	conn, err := txntest.Dial(r.Address, rec.dialOptions()...)
+	if err != nil {
+		return nil, err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	// Nothing of the client's own accord may fall into a count.
+	cfg := txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}
+	if served {
+		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}, DialOptions: rec.dialOptions()})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = oracle.Close() }()
+		cfg.Oracle = oracle
+	}
+	client, err := txn.NewClient(ctx, bt, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, client.Close(ctx)) }()
+	for _, kind := range tripsKinds() {
+		t, err := rec.count(ctx, client, kind)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", kind.what, err)
+		}
+		line := tripsLine{Name: kind.name, What: kind.what, Oracle: with.oracleMode(), Critical: t.critical, Requests: t.requests, Bigtable: t.requests,
+			Sent: t.sent, Received: t.received, Before: t.criticalSet, Steps: t.steps}
+		if served {
+			line.Bigtable -= t.steps[string(txntest.StepOracle)]
+		}
+		lines = append(lines, line)
+	}
+	return lines, r.Check(ctx, "a", "b")
+}
+
+// count repeats a transaction until its fewest round trips came twice. A process
+// that is stopped for a while makes more of them, never fewer: what waits for an
+// Answer cannot begin before.
+func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind) (trail, error) {
+	var best trail
+	for n := range 20 {
+		r.reset()
+		if err := kind.do(ctx, client, n); err != nil {
+			return best, err
+		}
+		r.answered()
+		for quiet := 0; quiet < 5; quiet++ { // the background may be about to begin
+			if client.Stats().BackgroundCells > 0 || !r.idle() {
+				quiet = 0
+			}
+			if err := rig.Pause(ctx, time.Millisecond); err != nil {
+				return best, err
+			}
+		}
+		t := r.take()
+		switch {
+		case n == 0: // it warms up
+		case n > 1 && t.equal(best):
+			return t, nil
+		case n == 1 || t.critical < best.critical || t.critical == best.critical && t.requests < best.requests:
+			best = t
+		}
+	}
+	return best, errors.New("its requests differ from one time to the next")
+}
+
+// stepsText is steps in their order in the protocol.
+func stepsText(steps map[string]int) string {
+	order := []txntest.Step{txntest.StepOracle, txntest.StepRead, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries}
+	var parts []string
+	left := maps.Clone(steps)
+	for _, s := range order {
+		if n := left[string(s)]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+		delete(left, string(s))
+	}
+	for _, s := range slices.Sorted(maps.Keys(left)) {
+		parts = append(parts, fmt.Sprintf("%d %s", left[s], s))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (r tripsReport) text(w io.Writer) error {
+	t := cli.NewTable(w)
+	cli.WriteRow(t, "ORACLE", "TRANSACTION", "ROUND TRIPS", "REQUESTS", "SENT", "RECEIVED", "REQUESTS BY STEP")
+	for _, l := range r.Lines {
+		cli.WriteRow(t, l.Oracle, l.What, strconv.Itoa(l.Critical), strconv.Itoa(l.Requests), strconv.Itoa(l.Sent), strconv.Itoa(l.Received), stepsText(l.Steps))
+	}
+	return t.Flush()
+}

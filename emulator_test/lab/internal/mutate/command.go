@@ -1,0 +1,172 @@
+// Package mutate is lab mutate: it runs the test suite against planted bugs and
+// says which test catches each, and how fast.
+package mutate
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/internal/mutant"
+)
+
+type options struct {
+	only   string
+	list   bool
+	part   bool
+	seed   uint64
+	budget time.Duration
+	limit  time.Duration
+	output string
+	file   string
+}
+
+// NewCmd returns the mutate command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "mutate",
+		Short: "Run the test suite against planted bugs",
+		Long: `Run the test suite against planted bugs and say which test catches each, and how fast.
+All of them take about half an hour. Exit status 1 means that a mutant survives or is
+broken: it does not fit the source any more, or does not compile. The source itself is
+not touched.`,
+		Example: `  lab mutate
+  lab mutate --only 'tso|marker'
+  lab mutate --part --budget 60s     # a part that changes daily
+  lab mutate --list`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.only, "only", "", "`regexp` that chooses mutants by name")
+	f.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
+	f.BoolVar(&o.part, "part", false, "run a part only, in an order that --seed decides, until --budget is used up")
+	f.Uint64Var(&o.seed, "seed", 0, "order of --part (default: today's)")
+	f.DurationVar(&o.budget, "budget", time.Minute, "how long --part may take, roughly")
+	f.DurationVar(&o.limit, "limit", time.Minute, "how long tests may run against one mutant")
+	f.StringVarP(&o.output, "output", "o", "table", "`format`: table, json or markdown")
+	f.StringVar(&o.file, "json", "", "`file` to write the results to as JSON, besides")
+	return cmd
+}
+
+func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	mutants, err := mutant.Load(root)
+	if err != nil {
+		return err
+	}
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return err
+	}
+	mutants = slices.DeleteFunc(mutants, func(m mutant.Mutant) bool { return !only.MatchString(m.Name) })
+	if len(mutants) == 0 {
+		return fmt.Errorf("no mutant is named like %q", o.only)
+	}
+	if o.list {
+		for _, m := range mutants {
+			fmt.Fprintf(stdout, "%s\t%s\n", m.Name, m.Why)
+		}
+		return nil
+	}
+	if o.part {
+		if o.seed == 0 {
+			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // it changes daily
+		}
+		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
+		fmt.Fprintf(stderr, "a part of %d mutants; the same again: go run ./emulator_test/lab mutate --part --seed %d --budget %v\n", len(mutants), o.seed, o.budget)
+	}
+	began := time.Now()
+	var results []mutant.Result
+	var longest time.Duration
+	for _, m := range mutants {
+		if o.part && len(results) > 0 && time.Since(began)+longest > o.budget {
+			break
+		}
+		each := time.Now()
+		r := mutant.Runner{Root: root, Limit: o.limit}.Run(ctx, m)
+		longest = max(longest, time.Since(each))
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		results = append(results, r)
+		fmt.Fprintf(stderr, "%3d/%d %-34s %s %s (%.1f s, built in %.1f s)\n", len(results), len(mutants), r.Mutant, r.Verdict, r.Test, r.Seconds, r.Build)
+		if r.Verdict != mutant.Caught {
+			fmt.Fprintln(stderr, r.Detail)
+		}
+	}
+	slices.SortFunc(results, func(a, b mutant.Result) int { return cmp.Compare(a.Mutant, b.Mutant) })
+	if o.file != "" {
+		b, err := json.MarshalIndent(results, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(o.file, append(b, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := print(stdout, o.output, results); err != nil {
+		return err
+	}
+	bad := 0
+	for _, r := range results {
+		if r.Verdict != mutant.Caught {
+			bad++
+		}
+	}
+	fmt.Fprintf(stderr, "%d of %d caught in %v\n", len(results)-bad, len(results), time.Since(began).Round(time.Second))
+	if bad > 0 {
+		return fmt.Errorf("%d mutants were not caught", bad)
+	}
+	return nil
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	mod := strings.TrimSpace(string(out))
+	if err == nil && (mod == "" || mod == os.DevNull) {
+		err = errors.New("not in the module")
+	}
+	return filepath.Dir(mod), err
+}
+
+func print(w io.Writer, format string, results []mutant.Result) error {
+	switch format {
+	case "json":
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(results)
+	case "markdown":
+		fmt.Fprintf(w, "| Mutant | Class | What goes wrong | Caught by | Seconds |\n|---|---|---|---|---|\n")
+		for _, r := range results {
+			fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f |\n", r.Mutant, r.Class, r.Why, strings.ReplaceAll(cmp.Or(r.Test, "**"+string(r.Verdict)+"**"), "|", `\|`), r.Seconds)
+		}
+		return nil
+	case "table":
+		t := cli.NewTable(w)
+		cli.WriteRow(t, "MUTANT", "CLASS", "VERDICT", "SECONDS", "TEST")
+		for _, r := range results {
+			cli.WriteRow(t, r.Mutant, r.Class, string(r.Verdict), cli.Fixed(r.Seconds, 1), r.Test)
+		}
+		return t.Flush()
+	}
+	return fmt.Errorf("unknown format %q; there are table, json and markdown", format)
+}

@@ -1,0 +1,242 @@
+package oracle
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// order is what the benchmark asks of a client process; one line of json.
+type order struct {
+	What     string
+	Callers  int
+	Duration time.Duration
+}
+
+// result is its answer.
+type result struct {
+	Error        string
+	Count        uint64
+	Elapsed      time.Duration
+	All          uint64 // timestamps, those of warming up included, as all below
+	Requests     uint64 // batches
+	BigtableRPCs uint64
+	Latency      []uint64 // by bucketOf
+}
+
+// A client is one client process.
+type client struct {
+	emulator string
+	servers  []string
+}
+
+func newClientCmd(s *cli.Streams) *cobra.Command {
+	c := &client{}
+	cmd := rig.ProcessCmd("client", "A client process of the benchmark", func(ctx context.Context) error { return c.run(ctx, s) })
+	cmd.Flags().StringVar(&c.emulator, "emulator", "", "address of the emulator")
+	cmd.Flags().StringSliceVar(&c.servers, "server", nil, "addresses of the servers")
+	return cmd
+}
+
+// run carries out orders until there are no more.
+func (c *client) run(ctx context.Context, s *cli.Streams) error {
+	served, err := tso.NewClient(tso.ClientConfig{Addresses: c.servers})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = served.Close() }()
+	conn, err := txntest.Dial(c.emulator)
+	if err != nil {
+		return err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	table := bt.Open(txn.DefaultMetadataTable)
+	// A row of its own: the oracle's is in served mode.
+	direct := tso.NewDirect(table, tso.DirectConfig{Row: "bench-direct"})
+	defer func() { _ = direct.Close() }()
+
+	orders, answers := json.NewDecoder(s.In), json.NewEncoder(s.Out)
+	for {
+		var o order
+		if err := orders.Decode(&o); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		var res result
+		var err error
+		switch o.What {
+		case "served":
+			before := served.Stats()
+			res, err = load(ctx, o, served.Timestamp)
+			res.Requests = served.Stats().Requests - before.Requests
+		case "direct":
+			before := direct.Stats()
+			res, err = load(ctx, o, direct.Timestamp)
+			res.Requests = direct.Stats().Batches - before.Batches
+			res.BigtableRPCs = direct.Stats().RPCs - before.RPCs
+		case "bare":
+			res, err = c.bare(ctx, o)
+		}
+		if err != nil {
+			res.Error = err.Error()
+		}
+		if err := answers.Encode(res); err != nil {
+			return err
+		}
+	}
+}
+
+// bare measures round trips of gRPC itself: a call with an empty request, over
+// a connection without anything added to it.
+func (c *client) bare(ctx context.Context, o order) (result, error) {
+	var live *grpc.ClientConn
+	for _, a := range c.servers {
+		conn, err := grpc.NewClient(a, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return result{}, err
+		}
+		defer func() { _ = conn.Close() }()
+		live = conn
+	}
+	health := healthpb.NewHealthClient(live)
+	var n atomic.Int64 // any increasing number will do
+	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
+		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
+		return tso.Timestamp(n.Add(1)), err
+	})
+}
+
+// load has callers ask one at a time for a while, each with a context of its
+// own, and checks that each gets larger and larger timestamps.
+func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp, error)) (result, error) {
+	// Looking at the clock twice costs as much as a timestamp in a large batch.
+	every := uint64(1)
+	if o.Callers > 64 {
+		every = 64
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var stop atomic.Bool
+	var failed error
+	sum := result{}
+	warm := time.Now().Add(o.Duration / 5)
+	var measuring atomic.Bool
+	for range o.Callers {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			var last tso.Timestamp
+			var count, all uint64
+			latency := make([]uint64, buckets)
+			for n := uint64(0); !stop.Load(); n++ {
+				var start time.Time
+				if n%every == 0 {
+					start = time.Now()
+				}
+				ts, err := ask(ctx)
+				if err == nil && ts <= last {
+					err = fmt.Errorf("%d after %d", ts, last)
+				}
+				if err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+					stop.Store(true)
+					return
+				}
+				last = ts
+				all++
+				if measuring.Load() {
+					count++
+					if n%every == 0 {
+						latency[bucketOf(time.Since(start))]++
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sum.add(result{Count: count, All: all, Latency: latency})
+		})
+	}
+	select {
+	case <-time.After(time.Until(warm)):
+	case <-ctx.Done():
+	}
+	measuring.Store(true)
+	start := time.Now()
+	select {
+	case <-time.After(o.Duration):
+	case <-ctx.Done():
+	}
+	measuring.Store(false)
+	sum.Elapsed = time.Since(start)
+	stop.Store(true)
+	wg.Wait()
+	return sum, failed
+}
+
+func (r *result) add(other result) {
+	r.Count += other.Count
+	r.All += other.All
+	r.Requests += other.Requests
+	r.BigtableRPCs += other.BigtableRPCs
+	if r.Latency == nil {
+		r.Latency = make([]uint64, buckets)
+	}
+	for i, n := range other.Latency {
+		r.Latency[i] += n
+	}
+}
+
+// Latencies are counted in buckets, 16 for each power of two nanoseconds: 6%.
+const (
+	perOctave = 16
+	buckets   = 40 * perOctave
+)
+
+func bucketOf(d time.Duration) int {
+	v := uint64(max(d, perOctave))
+	octave := bits.Len64(v) - 5 // v>>octave is from 16 to 31
+	return min(octave*perOctave+int(v>>octave)-perOctave, buckets-1)
+}
+
+// quantile returns a latency in microseconds.
+func (r *result) quantile(q float64) float64 {
+	var all uint64
+	for _, n := range r.Latency {
+		all += n
+	}
+	rank := uint64(q * float64(all))
+	for i, n := range r.Latency {
+		if n > rank {
+			octave := i / perOctave
+			return float64(uint64(i%perOctave+perOctave)<<octave) / 1000
+		}
+		rank -= n
+	}
+	return 0
+}

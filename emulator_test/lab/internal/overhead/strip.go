@@ -1,0 +1,199 @@
+package overhead
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// telemetryFiles make spans and metrics. Their functions are emptied.
+var telemetryFiles = []string{
+	"txn/telemetry.go", "txn/metrics.go", "txn/gctelemetry.go", "txn/stranded.go", "txn/secondaries.go", "txn/tracelater.go",
+	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
+}
+
+// kept do something else as well, or are called by others.
+var kept = []string{
+	"TraceLater", "started", "ParseTraceParent", "errorType", "ErrorType", "outcomeOf",
+}
+
+// packages are where the calls are.
+var packages = []string{"txn", "tso", "tso/internal/telemetry", "tso/server", "notify"}
+
+// strip writes copies of the module's files without telemetry into dir, and an
+// overlay for go build that puts them in the place of the module's. It returns
+// the overlay's path, and how many functions were emptied and how many looks at
+// the clock removed.
+func strip(module, dir string) (overlay string, emptied, clocks int, err error) {
+	replace := map[string]string{}
+	for _, pkg := range packages {
+		names, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
+		if err != nil {
+			return "", 0, 0, err
+		}
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			files := token.NewFileSet()
+			file, err := parser.ParseFile(files, name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return "", 0, 0, err
+			}
+			done := 0
+			if slices.Contains(telemetryFiles, pkg+"/"+filepath.Base(name)) {
+				done = empty(file)
+				emptied += done
+			} else {
+				done = stopClocks(file)
+				clocks += done
+			}
+			if done == 0 {
+				continue
+			}
+			var text bytes.Buffer
+			if err := format.Node(&text, files, file); err != nil {
+				return "", 0, 0, fmt.Errorf("%s: %w", name, err)
+			}
+			to := filepath.Join(dir, strings.ReplaceAll(pkg, "/", "_")+"_"+filepath.Base(name))
+			if err := os.WriteFile(to, text.Bytes(), 0o666); err != nil {
+				return "", 0, 0, err
+			}
+			replace[name] = to
+		}
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", 0, 0, err
+	}
+	overlay = filepath.Join(dir, "overlay.json")
+	return overlay, emptied, clocks, os.WriteFile(overlay, text, 0o666)
+}
+
+// empty has functions return at once: the context that they were given, and
+// zero values. What is imported for the rest is still named.
+func empty(file *ast.File) (n int) {
+	var used []ast.Expr
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || slices.Contains(kept, f.Name.Name) {
+			continue
+		}
+		n++
+		// The old body becomes a function that nobody calls.
+		used = append(used, &ast.FuncLit{Type: &ast.FuncType{Params: params(f), Results: f.Type.Results}, Body: f.Body})
+		f.Body = &ast.BlockStmt{List: []ast.Stmt{&ast.ReturnStmt{Results: results(f)}}}
+	}
+	for _, u := range used {
+		file.Decls = append(file.Decls, &ast.GenDecl{Tok: token.VAR, Specs: []ast.Spec{&ast.ValueSpec{Names: []*ast.Ident{ast.NewIdent("_")}, Values: []ast.Expr{u}}}})
+	}
+	file.Comments = nil // they stand at places of the old text
+	return n
+}
+
+// params are those of a function, its receiver first.
+func params(f *ast.FuncDecl) *ast.FieldList {
+	all := &ast.FieldList{}
+	if f.Recv != nil {
+		all.List = append(all.List, f.Recv.List...)
+		if len(f.Recv.List[0].Names) == 0 {
+			all.List[0] = &ast.Field{Names: []*ast.Ident{ast.NewIdent("_")}, Type: f.Recv.List[0].Type}
+		}
+	}
+	all.List = append(all.List, f.Type.Params.List...)
+	return all
+}
+
+// results are the context of a function's parameters, and else zero.
+func results(f *ast.FuncDecl) (all []ast.Expr) {
+	if f.Type.Results == nil {
+		return nil
+	}
+	for _, field := range f.Type.Results.List {
+		for range max(1, len(field.Names)) {
+			all = append(all, zero(f, field.Type))
+		}
+	}
+	return all
+}
+
+func zero(f *ast.FuncDecl, t ast.Expr) ast.Expr {
+	if s, ok := t.(*ast.SelectorExpr); ok && s.Sel.Name == "Context" {
+		for _, p := range f.Type.Params.List {
+			if s, ok := p.Type.(*ast.SelectorExpr); ok && s.Sel.Name == "Context" && len(p.Names) > 0 {
+				return ast.NewIdent(p.Names[0].Name)
+			}
+		}
+	}
+	if fn, ok := t.(*ast.FuncType); ok && fn.Params.NumFields() == 0 && fn.Results.NumFields() == 0 {
+		return &ast.FuncLit{Type: &ast.FuncType{Params: &ast.FieldList{}}, Body: &ast.BlockStmt{}} // it may be called
+	}
+	return &ast.StarExpr{X: &ast.CallExpr{Fun: ast.NewIdent("new"), Args: []ast.Expr{t}}}
+}
+
+// stopClocks removes looks at the clock that only telemetry is told of.
+func stopClocks(file *ast.File) (n int) {
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Body == nil {
+			continue
+		}
+		var looks []*ast.AssignStmt
+		uses, told := map[string]int{}, map[string]int{}
+		ast.Inspect(f.Body, func(node ast.Node) bool {
+			switch x := node.(type) {
+			case *ast.AssignStmt:
+				if len(x.Lhs) == 1 && len(x.Rhs) == 1 && x.Tok == token.DEFINE && isNow(x.Rhs[0]) {
+					looks = append(looks, x)
+				}
+			case *ast.CallExpr:
+				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
+					for _, arg := range x.Args {
+						if id, ok := arg.(*ast.Ident); ok {
+							told[id.Name]++
+						}
+					}
+				}
+			case *ast.Ident:
+				uses[x.Name]++
+			}
+			return true
+		})
+		defined := map[string]int{}
+		for _, l := range looks {
+			defined[l.Lhs[0].(*ast.Ident).Name]++
+		}
+		for _, l := range looks {
+			name := l.Lhs[0].(*ast.Ident).Name
+			if uses[name] == told[name]+defined[name] {
+				l.Rhs[0] = &ast.CompositeLit{Type: &ast.SelectorExpr{X: ast.NewIdent("time"), Sel: ast.NewIdent("Time")}}
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func isNow(e ast.Expr) bool {
+	call, ok := e.(*ast.CallExpr)
+	return ok && selectors(call.Fun) == "time.Now"
+}
+
+// selectors writes a.b.c as it is, and everything else as nothing.
+func selectors(e ast.Expr) string {
+	switch x := e.(type) {
+	case *ast.Ident:
+		return x.Name
+	case *ast.SelectorExpr:
+		return selectors(x.X) + "." + x.Sel.Name
+	}
+	return ""
+}

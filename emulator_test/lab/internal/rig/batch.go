@@ -1,0 +1,138 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+)
+
+// A BatchOrder clusters the repository again and again, as batch processing
+// does: each run reads all documents and writes all clusters. Documents arrive
+// meanwhile, and wait for the run after the one that is under way. It uses
+// Bigtable without transactions.
+type BatchOrder struct {
+	Documents int     // that are there
+	Rate      float64 // of arrivals, a second
+	Duration  time.Duration
+	Runs      int // at least; documents stop arriving after Duration
+}
+
+// A Batch is one run.
+type Batch struct {
+	Began, Ended int64 // Unix nanoseconds
+	Documents    int   // read
+	Dues         []int64
+}
+
+// An arrivals is the stream of new documents.
+type arrivals struct {
+	mu   sync.Mutex
+	dues []int64
+}
+
+func (a *arrivals) take() []int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	taken := a.dues
+	a.dues = nil
+	return taken
+}
+
+// crawl writes documents as they are due, several at a time.
+func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o BatchOrder, begin time.Time) error {
+	out := &bulk{table: table}
+	count := int(o.Rate * o.Duration.Seconds())
+	for i := 0; i < count; {
+		if err := Pause(ctx, time.Until(DueAt(begin.UnixNano(), o.Rate, i))); err != nil {
+			return err
+		}
+		var dues []int64
+		for now := time.Now(); i < count && len(dues) < bulkRows; i++ {
+			due := DueAt(begin.UnixNano(), o.Rate, i)
+			if due.After(now) {
+				break
+			}
+			m := bigtable.NewMutation()
+			m.Set(Family, keysColumn, plainTime, []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " ")))
+			if err := out.add(ctx, RowOf(o.Documents+i), m); err != nil {
+				return err
+			}
+			dues = append(dues, due.UnixNano())
+		}
+		if err := out.flush(ctx); err != nil {
+			return err
+		}
+		a.mu.Lock()
+		a.dues = append(a.dues, dues...)
+		a.mu.Unlock()
+	}
+	return nil
+}
+
+// batches runs one batch after the other until the documents have stopped
+// arriving.
+func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
+	table := w.bt.Open(documentsTable)
+	var in arrivals
+	begin := time.Now()
+	crawled := make(chan error, 1)
+	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
+	var all []Batch
+	for len(all) < o.Runs || time.Since(begin) < o.Duration {
+		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
+		n, err := recluster(ctx, table)
+		if err != nil {
+			return nil, errors.Join(err, <-crawled)
+		}
+		b.Ended, b.Documents = time.Now().UnixNano(), n
+		all = append(all, b)
+	}
+	return all, <-crawled
+}
+
+// recluster reads all documents and writes the cluster of each.
+func recluster(ctx context.Context, table *bigtable.Table) (documents int, err error) {
+	type document struct {
+		row  string
+		keys []string
+	}
+	var all []document
+	rctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	err = table.ReadRows(rctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+		for _, item := range r[Family] {
+			all = append(all, document{r.Key(), strings.Fields(string(item.Value))})
+		}
+		return true
+	}, bigtable.RowFilter(bigtable.InterleaveFilters(
+		bigtable.ChainFilters(bigtable.ColumnRangeFilter(Family, keysColumn, keysColumn+"\x00"), bigtable.LatestNFilter(1)), bigtable.BlockAllFilter())))
+	if err != nil {
+		return 0, err
+	}
+	first := map[string]string{}
+	out := &bulk{table: table}
+	for _, d := range all {
+		cluster := d.row
+		for k, key := range d.keys {
+			if known, ok := first[indexRow(k, key)]; ok {
+				cluster = known
+				break
+			}
+		}
+		for k, key := range d.keys {
+			if _, ok := first[indexRow(k, key)]; !ok {
+				first[indexRow(k, key)] = cluster
+			}
+		}
+		m := bigtable.NewMutation()
+		m.Set(Family, clusterColumn, plainTime, []byte(cluster))
+		if err := out.add(ctx, d.row, m); err != nil {
+			return 0, err
+		}
+	}
+	return len(all), out.flush(ctx)
+}

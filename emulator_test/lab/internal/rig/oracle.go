@@ -1,0 +1,80 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Serve starts a served oracle for the workers that are added from now on. The
+// metadata table has to be there.
+func (r *Run) Serve(ctx context.Context) error {
+	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.Address)
+	if err != nil {
+		return err
+	}
+	r.oracle = p
+	if r.Served, err = p.Line(); err != nil {
+		return err
+	}
+	// Until somebody leads.
+	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	_, err = c.Timestamp(ctx)
+	return err
+}
+
+// newOracleCmd is the process of a served oracle: it prints its address, and
+// ends with its standard input.
+func newOracleCmd(s *cli.Streams) *cobra.Command {
+	var emulator string
+	cmd := ProcessCmd("oracle", "The oracle process of a measurement", func(ctx context.Context) error {
+		return serveOracle(ctx, s, emulator)
+	})
+	cmd.Flags().StringVar(&emulator, "emulator", "", "address of the emulator")
+	return cmd
+}
+
+func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
+	conn, err := txntest.Dial(emulator)
+	if err != nil {
+		return err
+	}
+	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	table := bt.OpenTable(txn.DefaultMetadataTable)
+	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
+		return err
+	}
+	srv, err := server.New(table, server.Config{})
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	lis, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(s.Out, lis.Addr())
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(ctx, lis) }()
+	err = tellCPU(s)
+	stop()
+	return errors.Join(err, <-ended)
+}

@@ -1,0 +1,257 @@
+// Package soak is lab soak: workloads in many processes while requests are
+// lost and processes are killed, one short history after the other, each of them
+// checked.
+package soak
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+)
+
+type options struct {
+	workload, oracle, faultList, history string
+	duration, each                       time.Duration
+	histories, parallel                  int
+	clients, workers                     int
+	seed                                 uint64
+	share                                float64
+	format                               cli.Format
+
+	faults faultSet
+}
+
+// NewCmd returns the soak command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	var names []string
+	for _, w := range workload.All() {
+		names = append(names, w.Name)
+	}
+	o := &options{}
+	cmd := &cobra.Command{
+		Use:   "soak",
+		Short: "Run workloads while everything fails, and check their histories",
+		Long: `Run workloads in several processes while requests are lost, doubled and delayed
+and processes are killed and stopped, and check what came of it.
+
+A soak is many histories, several at a time. Each has an emulator, clients and, by
+turns, servers of the timestamp oracle of its own, and two processes that ask
+these for timestamps, tens of thousands a second. Workers are in groups that want
+the same few keys, and go on to new ones every now and then. In the end of each
+history all faults are healed, all locks settled and all observers run; then come
+the consistency check, the history (by timestamps, and by cycles), the workload's
+own invariant, and the uniqueness and order of all timestamps.
+
+Faults: kill (SIGKILL of clients), stop (SIGSTOP of clients, past the ttl of their
+locks), server (SIGSTOP of the emulator), rpc (requests dropped before and after
+they are applied, doubled, delayed, slow, cut short, half done, and callers that
+give up), oracle (SIGKILL and SIGSTOP of the servers of timestamps), clock (clocks
+that are wrong by up to an hour, and jump), net (connections that are reset, open
+at one end only, or slow).
+
+A line on standard error tells of each history. The summary ends with what an hour
+with all faults has to reach, and what this soak reaches at its rate.
+
+A seed makes every choice of the soak: what clients ask for, and what is done to
+which request and process. When they happen is up to the operating system, so a
+seed replays the choices, and not the interleaving to the last instruction. What
+is found comes with the seed of its history and the command that runs it again.
+
+Exit status 4 means that something was found.`,
+		Example: `  lab soak --duration 10m
+  lab soak --workload append --duration 60s --faults all --history run.jsonl -o json
+  lab soak --workload bank --oracle served --faults kill,oracle --seed 7 --histories 1
+  lab soak --duration 60m --faults all`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.workload, "workload", "all", "all, one after the other, or a list of "+strings.Join(names, ", "))
+	f.StringVar(&o.faultList, "faults", "all", "all, none, or a list of "+strings.Join(faultGroups, ", "))
+	f.StringVar(&o.oracle, "oracle", "both", "direct, served, or both by turns")
+	f.DurationVar(&o.duration, "duration", time.Minute, "how long to begin histories")
+	f.DurationVar(&o.each, "each", 15*time.Second, "how long clients work in each history")
+	f.IntVar(&o.histories, "histories", 0, "how many histories (0: as many as --duration allows)")
+	f.IntVar(&o.parallel, "parallel", 4, "histories at a time, each with an emulator of its own")
+	f.IntVar(&o.clients, "clients", 3, "client processes at a time in each history")
+	f.IntVar(&o.workers, "workers", 8, "transactions at a time in each client")
+	f.Uint64Var(&o.seed, "seed", 0, "make every choice by this number (0: by chance)")
+	f.Float64Var(&o.share, "share", 0.02, "share of requests that get a fault")
+	f.StringVar(&o.history, "history", "", "write the history to this file, as lines of JSON; makes one history of the whole duration")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	_ = cmd.MarkFlagFilename("history") // it fails only where the flag does not exist
+	cmd.AddCommand(newProcessCmd(s))
+	return cmd
+}
+
+// complete checks the options and returns the workloads.
+func (o *options) complete() (loads []*workload.Workload, err error) {
+	if o.faults, err = parseFaults(o.faultList); err != nil {
+		return nil, err
+	}
+	for name := range strings.SplitSeq(o.workload, ",") {
+		w := workload.Named(name)
+		switch {
+		case name == "all":
+			// Observers twice: they have the most left to do.
+			loads = append(loads, append(workload.All(), workload.Observers())...)
+		case w == nil:
+			return nil, cli.Usagef("--workload %s: there is none of that name; lab soak --help lists them", name)
+		default:
+			loads = append(loads, w)
+		}
+	}
+	switch {
+	case !slices.Contains([]string{"direct", "served", "both"}, o.oracle):
+		return nil, cli.Usagef("--oracle %s: it has to be direct, served or both", o.oracle)
+	case o.duration <= 0:
+		return nil, cli.Usagef("--duration %v: it has to be positive", o.duration)
+	case o.each <= 0:
+		return nil, cli.Usagef("--each %v: it has to be positive", o.each)
+	case o.histories < 0:
+		return nil, cli.Usagef("--histories %d: it has to be positive, or 0 for as many as --duration allows", o.histories)
+	case o.parallel < 1 || o.parallel > 64:
+		return nil, cli.Usagef("--parallel %d: it has to be between 1 and 64", o.parallel)
+	case o.clients < 1 || o.clients > 64:
+		return nil, cli.Usagef("--clients %d: it has to be between 1 and 64", o.clients)
+	case o.workers < 1 || o.workers > 64:
+		return nil, cli.Usagef("--workers %d: it has to be between 1 and 64", o.workers)
+	case !(o.share >= 0 && o.share <= 1):
+		return nil, cli.Usagef("--share %v: it has to be between 0 and 1", o.share)
+	case o.history != "" && o.histories > 1:
+		return nil, cli.Usagef("--history writes one history; leave --histories out")
+	}
+	if o.history != "" {
+		o.histories, o.each = 1, o.duration
+	}
+	for o.seed == 0 {
+		o.seed = rand.Uint64N(1_000_000_000)
+	}
+	return loads, nil
+}
+
+// seedOf is the seed of the i-th history. The first has the soak's, so that a
+// history's own seed and --histories 1 run it again.
+func (o *options) seedOf(i int) uint64 {
+	if i == 0 {
+		return o.seed
+	}
+	return rand.New(rand.NewPCG(o.seed, uint64(i))).Uint64N(1_000_000_000) + 1
+}
+
+func run(ctx context.Context, o *options, s *cli.Streams) error {
+	loads, err := o.complete()
+	if err != nil {
+		return err
+	}
+	var file io.WriteCloser
+	if o.history != "" {
+		if file, err = os.Create(o.history); err != nil {
+			return err
+		}
+		defer file.Close()
+	}
+	fmt.Fprintf(s.Err, "seed %d; %s\n", o.seed, o.replay(o.workload, o.oracle, o.seed, ""))
+	began := time.Now()
+	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
+	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
+		sum.add(r)
+		r.tell(s.Err, i+1, o, time.Since(began))
+		if file != nil {
+			if err := write(file, r.records); err != nil {
+				return fmt.Errorf("writing %s: %w", o.history, err)
+			}
+		}
+		return nil
+	})
+	if ended != nil && sum.Histories == 0 {
+		return ended
+	}
+	// Also of a soak that was interrupted, or whose next history did not get going.
+	sum.Seconds = time.Since(began).Seconds()
+	sum.finish()
+	if err := cli.Print(s.Out, o.format, sum, sum.text); err != nil {
+		return err
+	}
+	if sum.Anomalies+sum.Violations > 0 {
+		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", plural(sum.Anomalies, "anomaly", "anomalies"), plural(sum.Violations, "violation", "violations"))}
+	}
+	return ended
+}
+
+// makeAll makes the histories, several at a time, and hands each to done, one at
+// a time. The first error ends them all.
+func (o *options) makeAll(ctx context.Context, loads []*workload.Workload, done func(int, *result) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	began := time.Now()
+	var mu sync.Mutex
+	next := 0
+	var making sync.WaitGroup
+	for range o.parallel {
+		making.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if ctx.Err() != nil || o.histories > 0 && i >= o.histories || o.histories != 1 && time.Since(began) >= o.duration {
+					return
+				}
+				load := loads[i%len(loads)]
+				served := o.oracle == "served" || o.oracle == "both" && o.seedOf(i)%2 == 1
+				r, err := runEpisode(ctx, o, load, served, o.seedOf(i), o.each)
+				if err != nil {
+					cancel(fmt.Errorf("history %d (%s, seed %d): %w", i+1, load.Name, o.seedOf(i), err))
+					return
+				}
+				mu.Lock()
+				err = done(i, r)
+				mu.Unlock()
+				if err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	making.Wait()
+	return context.Cause(ctx)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+func write(w io.Writer, records []history.Record) error {
+	out := history.NewWriter(w)
+	records = slices.Clone(records)
+	slices.SortStableFunc(records, func(a, b history.Record) int { return cmp.Compare(a.Time, b.Time) })
+	for _, r := range records {
+		if err := out.Write(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replay is the command that makes the same choices again.
+func (o *options) replay(load, oracle string, seed uint64, more string) string {
+	return fmt.Sprintf("lab soak --seed %d --workload %s --oracle %s --faults %s --each %v --clients %d --workers %d --share %v%s",
+		seed, load, oracle, o.faultList, o.each, o.clients, o.workers, o.share, more)
+}

@@ -1,0 +1,368 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+
+	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+)
+
+// stride is how far apart the process numbers are that follow one another after
+// unknown outcomes.
+const stride = 100_000
+
+// A result is what came of one history.
+type result struct {
+	workload string
+	oracle   string
+	seed     uint64
+
+	mu         sync.Mutex
+	records    []history.Record
+	open       map[int]history.Record // invocations without an end
+	count      map[history.Type]int
+	faults     map[string]int
+	kills      int
+	failovers  int
+	timestamps int64
+	observed   int64
+	stranded   int // locks left in the end
+	deaths     map[string]time.Time
+	settled    int             // locks of killed clients, by other clients
+	recovery   []time.Duration // from a kill until another client had a cell
+
+	anomalies  []string
+	violations []string
+
+	batches []batch // of timestamps
+	epoch   uint64  // the last term of the oracle's leader that was seen
+}
+
+// An episode is one history while it is made.
+type episode struct {
+	*result
+	opts   *options
+	load   *workload.Workload
+	rnd    *rand.Rand
+	at     spec // where the tables are
+	length time.Duration
+
+	emulator *process
+	oracles  []*process
+	clients  []*process
+	burners  []*process
+	client   *txn.Client
+	next     int // process number
+	probes   sync.WaitGroup
+}
+
+// runEpisode makes one history and checks it. The error is one of the soak
+// itself; what is found is in the result.
+func runEpisode(ctx context.Context, opts *options, load *workload.Workload, served bool, seed uint64, length time.Duration) (*result, error) {
+	e := &episode{
+		result: &result{workload: load.Name, oracle: "direct", seed: seed, open: map[int]history.Record{}, count: map[history.Type]int{}, faults: map[string]int{}, deaths: map[string]time.Time{}},
+		opts:   opts, load: load, rnd: rand.New(rand.NewPCG(seed, 0)), length: length, next: 1,
+	}
+	defer e.end()
+	sctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("setting the history up took a minute"))
+	defer cancel()
+	own, err := e.setUp(sctx, served)
+	if err != nil {
+		return e.result, err
+	}
+	if err := e.disturb(ctx); err != nil {
+		return e.result, err
+	}
+	hctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	e.heal()
+	if err := e.finish(hctx, own); err != nil {
+		if ctx.Err() != nil {
+			return e.result, err
+		}
+		e.violation("in the end, with everything healed: %v", err)
+	}
+	return e.result, nil
+}
+
+func (e *episode) violation(format string, args ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.violations = append(e.violations, fmt.Sprintf(format, args...))
+}
+
+func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, error) {
+	var err error
+	if e.emulator, err = start(spec{Role: emulatorRole, Listen: "127.0.0.1:0"}, e.handle); err != nil {
+		return nil, err
+	}
+	e.at = spec{Project: "soak", Instance: fmt.Sprintf("history-%d", e.seed), Workload: e.load.Name, Stride: stride, Workers: e.opts.workers,
+		// As many workers want the same keys as there are in two of each client.
+		Groups: max(1, e.opts.workers/2), Began: time.Now(), Clock: e.opts.faults.has(faultClock), Net: e.opts.faults.has(faultNet)}
+	if e.at.Emulator, err = e.emulator.await(ctx); err != nil {
+		return nil, err
+	}
+	bt, admin, err := e.at.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range e.load.Tables {
+		if err := txnadmin.InitTable(ctx, admin, bt, "", t); err != nil {
+			return nil, err
+		}
+	}
+	if served {
+		if err := e.serve(ctx, bt); err != nil {
+			return nil, err
+		}
+	}
+	var jumps atomic.Int64
+	right := e.at
+	right.Clock = false
+	oracle, err := right.timestamps(bt, &jumps)
+	if err != nil {
+		return nil, err
+	}
+	cfg := clientConfig()
+	cfg.Oracle, cfg.Admin = oracle, admin
+	if e.client, err = txn.NewClient(ctx, bt, cfg); err != nil {
+		return nil, err
+	}
+	own := &workload.Worker{Client: e.client, Rand: rand.New(rand.NewPCG(e.seed, 1)), Record: e.record, Stride: stride, Options: e.load.Options}
+	if err := e.load.Setup(ctx, own); err != nil {
+		return nil, err
+	}
+	for range e.opts.clients {
+		if err := e.startClient(ctx); err != nil {
+			return nil, err
+		}
+	}
+	e.leader(ctx)
+	return own, nil
+}
+
+// serve starts two servers of the timestamp oracle.
+func (e *episode) serve(ctx context.Context, bt *bigtable.Client) error {
+	e.oracle = "served"
+	if _, err := tso.SetMode(ctx, bt.OpenTable(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
+		return err
+	}
+	for range 2 {
+		p, err := e.startOracle(ctx, "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		e.oracles = append(e.oracles, p)
+		e.at.Oracles = append(e.at.Oracles, p.owner)
+	}
+	for range 2 {
+		sp := e.at
+		sp.Role = burnerRole
+		p, err := start(sp, e.handle)
+		if err != nil {
+			return err
+		}
+		e.burners = append(e.burners, p)
+	}
+	return nil
+}
+
+func (e *episode) startOracle(ctx context.Context, listen string) (*process, error) {
+	sp := e.at
+	sp.Role, sp.Listen, sp.Seed, sp.Oracles = oracleRole, listen, e.rnd.Uint64(), nil
+	p, err := start(sp, e.handle)
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.await(ctx)
+	return p, err
+}
+
+func (e *episode) startClient(ctx context.Context) error {
+	sp := e.at
+	sp.Role, sp.Process, sp.Seed = clientRole, e.next, e.rnd.Uint64()
+	if e.opts.faults.has(faultRPC) {
+		sp.Chaos = e.opts.share
+	}
+	e.next += e.opts.workers
+	if e.next >= stride {
+		return fmt.Errorf("more than %d clients in one history", stride/e.opts.workers)
+	}
+	p, err := start(sp, e.handle)
+	if err != nil {
+		return err
+	}
+	e.clients = append(e.clients, p)
+	return nil
+}
+
+// handle takes a message of a process.
+func (e *episode) handle(p *process, m message) {
+	if m.Record != nil {
+		e.record(*m.Record)
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for kind, n := range m.Faults {
+		e.faults[kind] += n
+	}
+	e.timestamps += m.Timestamps
+	if m.Batch != nil {
+		e.batches = append(e.batches, *m.Batch)
+	}
+	e.observed += m.Observed
+	if died, ok := e.deaths[m.Settled]; ok && m.Settled != "" {
+		if m.At.After(died) {
+			e.settled++
+		}
+	}
+	if m.Problem != "" {
+		e.violations = append(e.violations, m.Problem)
+	}
+}
+
+func (e *episode) record(r history.Record) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.records = append(e.records, r)
+	e.count[r.Type]++
+	if r.Type == history.Invoke {
+		e.open[r.Process] = r
+	} else {
+		delete(e.open, r.Process)
+	}
+}
+
+// died ends what a killed client had under way, as unknown, and returns it.
+func (e *episode) died(p *process) (open []history.Record) {
+	e.mu.Lock()
+	var left []history.Record
+	for number, invoke := range e.open {
+		if base := number % stride; base >= p.spec.Process && base < p.spec.Process+p.spec.Workers {
+			open = append(open, invoke)
+			left = append(left, history.Record{Type: history.Info, Process: number, Time: time.Now().UnixNano(), StartTS: invoke.StartTS})
+		}
+	}
+	e.mu.Unlock()
+	for _, r := range left {
+		e.record(r)
+	}
+	return open
+}
+
+// finish settles everything, reads all keys for the last time, and checks.
+func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
+	e.probes.Wait()
+	var ending sync.WaitGroup
+	for _, p := range slices.Concat(e.clients, e.burners) {
+		ending.Go(func() {
+			if err := p.End(30 * time.Second); err != nil {
+				e.violation("%v", err)
+			}
+			if p.spec.Role == clientRole {
+				e.died(p) // what a client that would not end had under way
+			}
+		})
+	}
+	ending.Wait()
+	e.clients, e.burners = nil, nil
+	e.leader(ctx)
+	if err := e.observeRest(ctx); err != nil {
+		return fmt.Errorf("observers: %w", err)
+	}
+	for _, t := range e.load.Tables {
+		n, err := workload.ResolveAll(ctx, e.client, t.Name)
+		if err != nil {
+			return fmt.Errorf("settling locks of table %s: %w", t.Name, err)
+		}
+		e.stranded += n
+	}
+	for group := range e.at.Groups {
+		for n := range int(time.Since(e.at.Began)/rotation) + 1 {
+			own.Space = space(group, n)
+			if err := e.load.ReadAll(ctx, own); err != nil {
+				return fmt.Errorf("reading everything: %w", err)
+			}
+		}
+	}
+	for _, t := range e.load.Tables {
+		for v, err := range txnadmin.Check(ctx, e.client, t.Name, nil) {
+			if err != nil {
+				return fmt.Errorf("consistency check of table %s: %w", t.Name, err)
+			}
+			e.violation("consistency check: %v", v)
+		}
+		for l, err := range txnadmin.Locks(ctx, e.client, t.Name, nil) {
+			if err != nil {
+				return err
+			}
+			e.violation("a lock is left on %s, of the transaction that started at %d", l.Cell, l.StartTS)
+		}
+	}
+	if e.load.Verify != nil {
+		wrong, err := e.load.Verify(ctx, e.client)
+		if err != nil {
+			return fmt.Errorf("verifying: %w", err)
+		}
+		for _, w := range wrong {
+			e.violation("%s", w)
+		}
+	}
+	for _, a := range e.load.Level.Check(e.records) {
+		e.anomalies = append(e.anomalies, a.String())
+	}
+	if len(e.at.Oracles) > 0 {
+		for _, w := range checkTimestamps(append(batchesOf(e.records), e.batches...)) {
+			e.violation("%s", w)
+		}
+	}
+	return e.client.Close(ctx)
+}
+
+// observeRest runs the observers until nothing is left to do.
+func (e *episode) observeRest(ctx context.Context) error {
+	if e.load.Handle == nil {
+		return nil
+	}
+	w, err := notify.NewWorker(e.client, workerConfig())
+	if err != nil {
+		return err
+	}
+	if err := e.load.Handle(w); err != nil {
+		return err
+	}
+	rctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- w.Run(rctx) }()
+	_, err = notify.Wait(ctx, e.client, notify.WaitConfig{})
+	cancel()
+	s := w.Stats()
+	e.observed += s.Committed + s.Collapsed
+	return errors.Join(err, <-done)
+}
+
+// end kills what still runs.
+func (e *episode) end() {
+	for _, p := range slices.Concat(e.clients, e.burners, e.oracles, []*process{e.emulator}) {
+		if p != nil {
+			p.Resume()
+			p.kill()
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+)
+
+// Short, so that what killed clients leave is settled many times in a history.
+const (
+	lockTTL  = time.Second
+	tokenTTL = 500 * time.Millisecond
+	lease    = 300 * time.Millisecond
+	// longest is the longest pause of a request: past the ttl of locks.
+	longest = 1500 * time.Millisecond
+	// maxStep is how far a clock that is wrong may push oracle time ahead without
+	// being found out. Oracle time stands still until real time has caught up with
+	// it, and the ttl of locks with it.
+	maxStep = 500 * time.Millisecond
+	// rotation is how long the workers of a group keep their keys.
+	rotation = 2500 * time.Millisecond
+)
+
+// space is what the keys of a group begin with after some time.
+func space(group, rotations int) string { return fmt.Sprintf("%d.%d/", group, rotations) }
+
+func clientConfig() txn.Config {
+	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, RPCTimeout: 3 * time.Second, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
+}
+
+// drawnConfig has options that must not change what anybody sees, and that each
+// client of a history has otherwise.
+func drawnConfig(rnd *rand.Rand) txn.Config {
+	cfg := clientConfig()
+	cfg.PassLocks = rnd.IntN(2) == 0
+	cfg.SyncSecondaries = rnd.IntN(4) == 0
+	cfg.BackgroundBytes = []int{1, 10_000, 0, 0}[rnd.IntN(4)]
+	cfg.LatchWait = []time.Duration{-1, 10 * time.Millisecond, 0, 0}[rnd.IntN(4)]
+	return cfg
+}
+
+func workerConfig() notify.Config {
+	return notify.Config{
+		Finder:  &notify.Scanner{MinInterval: 20 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
+		LockTTL: time.Second, Timeout: 5 * time.Second, DrainTimeout: 3 * time.Second,
+		Backoff:     txn.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond},
+		MaxAttempts: 1 << 30, // faults are no reason to give a change up
+	}
+}
+
+func (sp spec) emulator(ctx context.Context, send func(message)) error {
+	e, err := txntest.StartEmulator(sp.Listen)
+	if err != nil {
+		return err
+	}
+	address := e.Addr()
+	send(message{Ready: &address})
+	<-ctx.Done()
+	return nil // with all its connections
+}
+
+// clock returns the process's clock: right, or wrong by up to an hour and
+// jumping, and counts the jumps.
+func (sp spec) clock(jumps *atomic.Int64) func() time.Time {
+	if !sp.Clock {
+		return time.Now
+	}
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(sp.Seed, 3))
+	var offset time.Duration
+	var until time.Time
+	return func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		now := time.Now()
+		if now.After(until) {
+			until = now.Add(time.Duration(rnd.Int64N(int64(500 * time.Millisecond))))
+			offset = time.Duration(rnd.Int64N(int64(2*time.Hour))) - time.Hour
+			if rnd.IntN(3) == 0 {
+				offset /= 3600 // a second: what no check of steps finds strange
+			}
+			jumps.Add(1)
+		}
+		return now.Add(offset)
+	}
+}
+
+func (sp spec) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
+	conn, err := txntest.Dial(sp.Emulator, opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	return txntest.Open(ctx, conn, sp.Project, sp.Instance)
+}
+
+func (sp spec) oracle(ctx context.Context, send func(message)) error {
+	bt, _, err := sp.open(ctx)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", sp.Listen)
+	if err != nil {
+		return err
+	}
+	var jumps atomic.Int64
+	s, err := server.New(bt.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
+	if err != nil {
+		return err
+	}
+	address := l.Addr().String()
+	send(message{Ready: &address})
+	go every(ctx, func() { send(message{Faults: count(faultClock, jumps.Swap(0))}) })
+	return s.Serve(ctx, l)
+}
+
+func count(kind string, n int64) map[string]int {
+	if n == 0 {
+		return nil
+	}
+	return map[string]int{kind: int(n)}
+}
+
+// every calls f a few times a second until ctx ends.
+func every(ctx context.Context, f func()) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			f()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// timestamps is an oracle of a process, and how many timestamps it handed out.
+type timestamps struct {
+	tso.Oracle
+	close func() error
+	count func() uint64
+}
+
+func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps, error) {
+	if len(sp.Oracles) > 0 {
+		c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
+		if err != nil {
+			return nil, err
+		}
+		return &timestamps{c, c.Close, func() uint64 { return c.Stats().Timestamps }}, nil
+	}
+	d := tso.NewDirect(bt.OpenTable(txn.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps), MaxStep: maxStep})
+	return &timestamps{d, d.Close, func() uint64 { return d.Stats().Timestamps }}, nil
+}
+
+// client runs workers, and observers where the workload has some.
+func (sp spec) client(ctx context.Context, send func(message)) error {
+	load := workload.Named(sp.Workload)
+	if load == nil {
+		return fmt.Errorf("no workload %q", sp.Workload)
+	}
+	chaos := workload.NewChaos(sp.Seed, sp.Chaos, longest)
+	network := workload.NewNet(sp.Seed)
+	bt, _, err := sp.open(ctx, append(chaos.DialOptions(), network.DialOption())...)
+	if err != nil {
+		return err
+	}
+	var jumps, deadlines atomic.Int64
+	oracle, err := sp.timestamps(bt, &jumps)
+	if err != nil {
+		return err
+	}
+	cfg := drawnConfig(rand.New(rand.NewPCG(sp.Seed, 4)))
+	cfg.Oracle = oracle
+	client, err := newClient(ctx, bt, cfg)
+	switch {
+	case ctx.Err() != nil:
+		return nil // the history ended before it began to work
+	case err != nil:
+		return err
+	}
+	admin.OnResolve(client, func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
+	owner := client.Owner()
+	send(message{Ready: &owner})
+	if sp.Net {
+		go network.Run(ctx, netPause, longest)
+	}
+
+	var observers *notify.Worker
+	var observing sync.WaitGroup
+	if load.Handle != nil {
+		if observers, err = notify.NewWorker(client, workerConfig()); err != nil {
+			return err
+		}
+		if err := load.Handle(observers); err != nil {
+			return err
+		}
+		observing.Go(func() { observe(ctx, observers, send) })
+	}
+	var given uint64
+	var acknowledged int64
+	var reporting sync.Mutex
+	report := func() {
+		reporting.Lock()
+		defer reporting.Unlock()
+		m := message{Faults: chaos.Fired()}
+		maps.Copy(m.Faults, network.Fired())
+		for kind, n := range map[string]int64{faultClock: jumps.Swap(0), faultDeadline: deadlines.Swap(0)} {
+			if n > 0 {
+				m.Faults[kind] += int(n)
+			}
+		}
+		now := oracle.count()
+		m.Timestamps, given = int64(now-given), now
+		if observers != nil {
+			s := observers.Stats()
+			m.Observed, acknowledged = s.Committed+s.Collapsed-acknowledged, s.Committed+s.Collapsed
+		}
+		send(m)
+	}
+	go every(ctx, report)
+
+	var working sync.WaitGroup
+	for i := range sp.Workers {
+		w := &workload.Worker{
+			Client: client, Rand: rand.New(rand.NewPCG(sp.Seed, uint64(10+i))),
+			Record:  func(r history.Record) { send(message{Record: &r}) },
+			Process: sp.Process + i, Stride: sp.Stride, Options: load.Options,
+		}
+		working.Go(func() { sp.work(ctx, load, w, i%sp.Groups, &deadlines, send) })
+	}
+	<-ctx.Done()
+	network.Heal()
+	working.Wait()
+	observing.Wait()
+	chaos.Heal()
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	err = client.Close(cctx)
+	report()
+	return errors.Join(err, oracle.close())
+}
+
+// newClient tries again what a fault has kept from working.
+func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.Client, error) {
+	for {
+		c, err := txn.NewClient(ctx, bt, cfg)
+		if err == nil || ctx.Err() != nil || errors.Is(err, txn.ErrInvalid) {
+			return c, err
+		}
+	}
+}
+
+// observe runs the observers until ctx ends. Registering them may fail under
+// faults.
+func observe(ctx context.Context, w *notify.Worker, send func(message)) {
+	for ctx.Err() == nil {
+		err := w.Run(ctx)
+		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, changes.ErrObserver) {
+			send(message{Problem: fmt.Sprintf("observers: %v", err)})
+			return
+		}
+	}
+}
+
+// work runs one worker until ctx ends. Some of its callers give up early.
+func (sp spec) work(ctx context.Context, load *workload.Workload, w *workload.Worker, group int, deadlines *atomic.Int64, send func(message)) {
+	for ctx.Err() == nil {
+		w.Space = space(group, int(time.Since(sp.Began)/rotation))
+		// What is under way when the soak ends is finished.
+		step, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		if sp.Chaos > 0 && w.Rand.IntN(16) == 0 {
+			cancel()
+			step, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Duration(1+w.Rand.IntN(20))*time.Millisecond)
+			deadlines.Add(1)
+		}
+		err := load.Step(step, w)
+		cancel()
+		if err != nil {
+			send(message{Problem: fmt.Sprintf("process %d: %v", w.Process, err)})
+			<-time.After(100 * time.Millisecond)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+// Package traces is lab traces: it shows, on real processes and with the
+// environment's exporters, that a trace leads where docs/observability.md says.
+//
+// run.go starts the processes, roles.go is what they do, check.go judges their
+// spans and picture.go draws them.
+package traces
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+)
+
+// timeout bounds the whole run.
+const timeout = 2 * time.Minute
+
+// NewCmd returns the traces command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "traces",
+		Short: "Check and draw the traces of a commit, an observer and a recovery",
+		Long: `Check that a trace leads where docs/observability.md says. A writer commits, an
+observer in another process runs for it, a client is killed in the middle of a commit,
+and a reader resolves its lock. All of them send their spans over OTLP, to a receiver
+in this process or, with --jaeger, to a Jaeger that is then asked through its query API.`,
+		Example: `  lab traces
+  lab traces --images docs/images
+  lab traces --jaeger http://localhost:16686 --otlp http://localhost:4317`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			return run(ctx, o, s.Out, s.Err)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.jaeger, "jaeger", "", "address of Jaeger's query API; default: a receiver in this process")
+	f.StringVar(&o.otlp, "otlp", "http://localhost:4317", "where processes send their spans over gRPC, with --jaeger")
+	f.StringVar(&o.images, "images", "", "directory for pictures of the traces")
+	cmd.AddCommand(newProcessCmd(s))
+	return cmd
+}
+
+// newProcessCmd is the command of the processes.
+func newProcessCmd(s *cli.Streams) *cobra.Command {
+	return &cobra.Command{
+		Use:    "process ROLE EMULATOR",
+		Short:  "A process of lab traces",
+		Hidden: true,
+		Args:   cli.ExactArgs(2, "its role and the emulator's address"),
+		RunE:   func(cmd *cobra.Command, args []string) error { return runRole(cmd.Context(), args[0], args[1], s) },
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+)
+
+// TestMain makes lab a command that scripts and tests can run; it is this test's
+// binary.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"lab": main})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Files:               clitest.Scripts(t, "testdata/script"),
+		RequireExplicitExec: true,
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"exits": clitest.Exits},
+	})
+}
+
+// TestCommandsInDocs: every line with lab in the documents names a command, and
+// flags, that there are.
+func TestCommandsInDocs(t *testing.T) {
+	t.Parallel()
+	root := program.Root(&cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, path := range append(files, "../../README.md") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"lab", "go run ./emulator_test/lab"} {
+			for _, line := range clitest.DocumentedCommands(name, string(text)) {
+				n++
+				if err := clitest.WrongCommand(root, line); err != nil {
+					t.Errorf("%s: %s %s: %v", filepath.Base(path), name, line, err)
+				}
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("only %d commands were found", n)
+	}
+}

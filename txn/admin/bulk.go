@@ -1,0 +1,439 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// ErrNotIdle: a bulk load found that it is not alone in its range.
+var ErrNotIdle = errors.New("range is not idle")
+
+// A NotIdleError names a cell that is in the way of a bulk load, or was written
+// beside it. errors.Is(err, ErrNotIdle) holds.
+type NotIdleError struct {
+	Cell format.Cell
+	// What is there: data, a lock, a write record or a mark.
+	What VersionKind
+	TS   tso.Timestamp
+}
+
+func (e *NotIdleError) Error() string {
+	return fmt.Sprintf("txn: %v: %s has %s at %d", ErrNotIdle, e.Cell, e.What, e.TS)
+}
+
+// Is makes errors.Is(err, ErrNotIdle) true.
+func (e *NotIdleError) Is(target error) bool { return target == ErrNotIdle }
+
+// A BulkRow is one row for [Client.BulkLoad].
+type BulkRow struct {
+	Row   string
+	Cells []BulkCell
+}
+
+// A BulkCell is one value of a row.
+type BulkCell struct {
+	Family, Qualifier string
+	Value             []byte
+}
+
+// A BulkLoad says how rows are loaded.
+type BulkConfig struct {
+	// StartTS and CommitTS are those of an earlier call that did not come to its
+	// end: the load then goes on, and writes again what was written, which
+	// changes nothing.
+	// Default to 0: new ones from the oracle.
+	StartTS, CommitTS tso.Timestamp
+
+	// Rows are the rows that the load may touch (nil: the whole table). Each row
+	// of the input has to be in it.
+	Rows bigtable.RowSet
+
+	// Idle is the caller's word that no transaction reads or writes Rows until
+	// the load is over. Rows may then hold older data, and each request writes
+	// many rows.
+	// Defaults to false: Rows has to be empty, and each row is written by a
+	// conditional mutation of its own, which fails where a transaction was
+	// faster.
+	Idle bool
+
+	// Started, when set, is called with the load's timestamps before anything is
+	// written: what a later call needs to go on.
+	// Defaults to nil.
+	Started func(startTS, commitTS tso.Timestamp)
+
+	// Progress, when set, is called as rows are written. It may be called
+	// concurrently.
+	// Defaults to nil.
+	Progress func(rows int)
+}
+
+// A BulkReport counts what a load wrote.
+type BulkReport struct {
+	StartTS, CommitTS tso.Timestamp
+	Rows, Cells       int
+}
+
+// BulkLoad writes committed cells straight: data at StartTS and write records
+// at CommitTS, with notify cells where columns are observed, and no locks. It is
+// for filling a table, and is no transaction:
+//
+//   - It is atomic by row only. A reader whose snapshot is later than CommitTS
+//     sees the rows that are there when it reads, and may miss one that it
+//     sees when it reads again; one that is older sees none of them.
+//   - Each row is its own primary, so what is stored is consistent at any
+//     moment (Check), however the load ends.
+//
+// Before it writes, it looks through Rows: without Idle they have to be empty,
+// with it free of locks and of records at StartTS or later, those of this load
+// apart (NotIdleError). Without Idle, transactions that run into the load all the
+// same are safe: a row's mutation is conditional on there being no lock and
+// nothing at StartTS or later in its columns, as a prewrite is, so that no
+// transaction is overwritten, none that began before CommitTS overwrites the
+// load unseen, and versions never interleave. With Idle nothing stands between
+// the load and a transaction but the caller's word; Rows are looked through once
+// more at the end, and NotIdleError then says that the word was broken, by a
+// lock or record that is not the load's.
+//
+// rows come in ascending order of their keys, each once. On an error, what was
+// written stays, committed. Calling it again with the timestamps of the report
+// and the same rows goes on.
+func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.Seq2[BulkRow, error], load BulkConfig) (BulkReport, error) {
+	c := access.Resolver(client)
+	r := BulkReport{StartTS: load.StartTS, CommitTS: load.CommitTS}
+	if (load.StartTS == 0) != (load.CommitTS == 0) || load.StartTS < 0 || load.CommitTS < load.StartTS {
+		return r, format.Invalidf("bulk load with start_ts %d and commit_ts %d; give those of the load that goes on, or none", load.StartTS, load.CommitTS)
+	}
+	if err := c.Enter(); err != nil {
+		return r, err
+	}
+	defer c.Leave()
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return r, err
+	}
+	set, err := store.NewRowSet(load.Rows)
+	if err != nil {
+		return r, err
+	}
+	b := &bulkLoad{client: c, table: t, load: load, set: set}
+	if err := b.timestamps(ctx, &r); err != nil {
+		return r, err
+	}
+	if err := b.prove(ctx); err != nil {
+		return r, err
+	}
+	if load.Started != nil {
+		load.Started(r.StartTS, r.CommitTS)
+	}
+	err = b.write(ctx, rows)
+	r.Rows, r.Cells = int(b.rows.Load()), int(b.cells.Load())
+	if err == nil && load.Idle {
+		err = b.prove(ctx)
+	}
+	if err == nil {
+		c.Clock.MadeCommit(r.CommitTS, time.Time{})
+	}
+	return r, err
+}
+
+type bulkLoad struct {
+	client *recovery.Resolver
+	table  *store.Table
+	load   BulkConfig
+	set    store.RowSet
+
+	startTS, commitTS tso.Timestamp
+	rows, cells       atomic.Int64
+}
+
+func (b *bulkLoad) timestamps(ctx context.Context, r *BulkReport) (err error) {
+	if r.StartTS == 0 {
+		if r.StartTS, err = b.client.Clock.Timestamp(ctx); err != nil {
+			return err
+		}
+		if r.CommitTS, err = b.client.Clock.Timestamp(ctx); err != nil {
+			return err
+		}
+	} else {
+		now, err := b.client.Clock.Timestamp(ctx)
+		if err != nil {
+			return err
+		}
+		if now <= r.CommitTS {
+			return format.Invalidf("bulk load with commit_ts %d, which is after the oracle's present, %d", r.CommitTS, now)
+		}
+	}
+	b.startTS, b.commitTS = r.StartTS, r.CommitTS
+	return nil
+}
+
+// prove looks through the range for what is in the load's way.
+func (b *bulkLoad) prove(ctx context.Context) error {
+	filter := func(t *store.Table) bigtable.Filter {
+		strip := bigtable.StripValueFilter()
+		records := []bigtable.Filter{store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily)}
+		if b.load.Idle {
+			return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), strip), store.Chain(store.AnyOf(records), store.From(b.startTS), strip))
+		}
+		filters := []bigtable.Filter{store.Chain(store.WholeFamily(format.LockFamily), strip), store.Chain(store.AnyOf(records), strip)}
+		for _, f := range t.Schema.Current().Families {
+			filters = append(filters, store.Chain(store.WholeFamily(f), strip))
+		}
+		return store.Interleave(filters...)
+	}
+	return b.client.Pages(ctx, b.table.Name, b.load.Rows, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		for _, raw := range page {
+			if e := b.foreign(t, raw); e != nil {
+				return false, e
+			}
+		}
+		return true, nil
+	})
+}
+
+// foreign returns what is not the load's own.
+func (b *bulkLoad) foreign(t *store.Table, raw bigtable.Row) *NotIdleError {
+	var found *NotIdleError
+	for family, items := range raw {
+		for _, item := range items {
+			e := &NotIdleError{What: VersionData, TS: tso.FromCell(item.Timestamp)}
+			own := b.startTS
+			switch family {
+			case format.LockFamily:
+				e.What, own = VersionLock, 0
+			case format.WriteFamily:
+				e.What, own = VersionWrite, b.commitTS
+			case format.MarkFamily:
+				e.What, own = "a mark", 0
+			}
+			if e.TS == own && item.Timestamp == own.Cell() {
+				continue
+			}
+			if item.Timestamp < format.PrePercolator {
+				e.What, e.TS = VersionPlain, tso.Timestamp(item.Timestamp)
+			}
+			if _, cell, err := format.MetadataCell(t.Name, raw.Key(), item); err == nil && format.IsMetadataFamily(family) {
+				e.Cell = cell
+			} else {
+				c, _ := format.SplitColumn(item.Column)
+				e.Cell = format.Cell{Table: t.Name, Row: raw.Key(), Family: c.Family, Qualifier: c.Qualifier}
+			}
+			if found == nil || e.Cell.Column().Key() < found.Cell.Column().Key() {
+				found = e
+			}
+		}
+	}
+	return found
+}
+
+// bulkBatchBytes and maxBatchRows bound a request of an idle load.
+const bulkBatchBytes = 4 << 20
+
+// write sends the rows. After the first failure no further one is read.
+func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) error {
+	g, gctx := errgroup.WithContext(ctx)
+	parallel := b.client.Store.Config.Parallelism
+	if b.load.Idle {
+		parallel = min(parallel, 4) // each holds a batch in memory
+	}
+	g.SetLimit(parallel)
+	var batch []store.RowMutation
+	cells, bytes := 0, 0
+	send := func() {
+		muts, n := batch, cells
+		batch, cells, bytes = nil, 0, 0
+		if len(muts) > 0 {
+			g.Go(func() error { return b.sendBatch(gctx, muts, n) })
+		}
+	}
+	var failed error
+	last := ""
+	for row, err := range rows {
+		if err == nil {
+			err = gctx.Err()
+		}
+		var r *bulkRow
+		if err == nil {
+			r, err = b.prepare(gctx, row, last)
+			last = row.Row
+		}
+		if err != nil {
+			failed = err
+			break
+		}
+		if !b.load.Idle {
+			g.Go(func() error { return b.sendRow(gctx, r) })
+			continue
+		}
+		batch = append(batch, store.RowMutation{Row: r.row, Mut: r.mutation, Ops: r.ops})
+		cells += len(r.columns)
+		if bytes += r.bytes; bytes >= bulkBatchBytes || len(batch) >= store.MaxBatchRows {
+			send()
+		}
+	}
+	if failed == nil {
+		send()
+	}
+	if err := g.Wait(); err != nil && (failed == nil || errors.Is(failed, context.Canceled)) {
+		failed = err
+	}
+	if failed != nil && ctx.Err() != nil {
+		return store.Ended(ctx, "loading in bulk", failed)
+	}
+	return failed
+}
+
+// A bulkRow is a row that is ready to be sent.
+type bulkRow struct {
+	row      string
+	columns  []format.Column
+	mutation *bigtable.Mutation
+	ops      int
+	bytes    int
+}
+
+func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulkRow, error) {
+	s, err := b.table.Schema.Fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := format.CheckRowKey(row.Row); err != nil {
+		return nil, err
+	}
+	switch {
+	case !b.set.Contains(row.Row):
+		return nil, format.Invalidf("row %q is outside the range of the bulk load", row.Row)
+	case len(row.Cells) == 0:
+		return nil, format.Invalidf("row %q has no cells", row.Row)
+	case row.Row <= last:
+		// A row that came again would meet its own records and count as written.
+		return nil, format.Invalidf("row %q comes after row %q; rows have to be in ascending order, each once", row.Row, last)
+	}
+	writes := &store.RowWrites{Table: b.table, Row: row.Row}
+	for _, cell := range row.Cells {
+		w := &store.Write{Cell: format.Cell{Table: b.table.Name, Row: row.Row, Family: cell.Family, Qualifier: cell.Qualifier}, Kind: format.KindPut, Value: cell.Value}
+		if err := format.CheckCell(w.Cell); err != nil {
+			return nil, err
+		}
+		if err := format.CheckValue(w.Cell, w.Value); err != nil {
+			return nil, err
+		}
+		if err := s.CheckWrite(b.table.Name, w); err != nil {
+			return nil, err
+		}
+		w.Observed = s.IsObserved(w.Cell.Column())
+		writes.Writes = append(writes.Writes, w)
+	}
+	if err := writes.Check(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(writes.Writes, func(a, b *store.Write) int { return cmp.Compare(a.Cell.Column().Key(), b.Cell.Column().Key()) })
+	r := &bulkRow{row: row.Row, columns: writes.Columns(), mutation: bigtable.NewMutation()}
+	primary := writes.Writes[0].Cell
+	for i, w := range writes.Writes {
+		if i > 0 && w.Cell == writes.Writes[i-1].Cell {
+			return nil, format.Invalidf("%s comes twice in its row", w.Cell)
+		}
+		r.mutation.Set(w.Cell.Family, w.Cell.Qualifier, b.startTS.Cell(), w.Value)
+		family, record := format.EncodeCommit(w.Cell, primary, format.KindPut, b.startTS)
+		r.mutation.Set(family, w.Cell.Column().Key(), b.commitTS.Cell(), record)
+		r.ops += 2
+		if w.Observed {
+			r.mutation.Set(format.NotifyFamily, w.Cell.Column().Key(), b.commitTS.Cell(), nil)
+			r.ops++
+		}
+		r.bytes += len(w.Value) + 3*len(w.Cell.Qualifier) + 64
+	}
+	return r, nil
+}
+
+// sendRow writes a row if nothing is in its way: the condition is that of a
+// prewrite. Its own record, which an earlier send has left, is in the way too.
+func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
+	cost := 0
+	for _, c := range r.columns {
+		cost += store.PrewriteCost(c)
+	}
+	if cost > store.FilterBudget {
+		return format.Limitf("row %q has %d columns, whose names do not fit into the condition of one mutation: load it with BulkLoad.Idle, or by a transaction", r.row, len(r.columns))
+	}
+	predicate := store.InTheWay(r.columns, b.startTS)
+	var last error
+	for pause := b.client.Store.Config.Backoff.Start(); ; {
+		matched, err := b.table.CheckAndMutate(ctx, r.row, predicate, nil, r.mutation)
+		switch {
+		case err == nil && !matched:
+			b.done(1, len(r.columns))
+			return nil
+		case store.Permanent(err):
+			return err
+		case err != nil:
+			last = err // whether it was applied or not, the condition tells next time
+		default:
+			raw, err := b.table.ReadRow(ctx, r.row, predicate)
+			if err == nil {
+				if e := b.foreign(b.table, raw); e != nil {
+					return e
+				}
+				if len(raw[format.WriteFamily]) == len(r.columns) {
+					b.done(1, len(r.columns))
+					return nil
+				}
+				if len(raw[format.WriteFamily]) > 0 {
+					return format.Corruptf(format.Cell{Table: b.table.Name, Row: r.row}, "an earlier run of the bulk load at %d wrote other columns", b.startTS)
+				}
+			} else if !store.Transient(err) {
+				return err
+			} else {
+				last = err
+			}
+		}
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, fmt.Sprintf("loading row %q", r.row), last)
+		}
+	}
+}
+
+// sendBatch writes rows of an idle range until all are acknowledged.
+func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cells int) error {
+	for pause := b.client.Store.Config.Backoff.Start(); ; {
+		failed, err := b.table.Apply(ctx, muts)
+		switch {
+		case err == nil:
+			b.done(len(muts), cells)
+			return nil
+		case store.Permanent(err):
+			return err
+		}
+		b.done(len(muts)-len(failed), 0)
+		muts = failed
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, "loading rows", err)
+		}
+	}
+}
+
+func (b *bulkLoad) done(rows, cells int) {
+	n := b.rows.Add(int64(rows))
+	b.cells.Add(int64(cells))
+	if b.load.Progress != nil {
+		b.load.Progress(int(n))
+	}
+}

@@ -1,0 +1,165 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// This file tells operators what a deployment consists of. It changes nothing.
+
+// A TableDescription is what a table's schema record says.
+type TableDescription struct {
+	Name          string
+	FormatVersion uint32
+	// Families are the user's, as they were when the record was written.
+	Families []string
+	Observed []changes.Registration
+	// AdoptedTS is when the table was adopted; 0 where that was not recorded.
+	AdoptedTS tso.Timestamp
+}
+
+// Describe reads a table's schema record. It does not look at the table itself,
+// and fails with ErrNotInitialized, ErrFormatVersion or ErrCorrupt.
+func Describe(ctx context.Context, client *txn.Client, table string) (TableDescription, error) {
+	return describe(ctx, access.Resolver(client), table)
+}
+
+func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDescription, error) {
+	d := TableDescription{Name: table}
+	row, err := c.Metadata.ReadRow(ctx, store.SchemaRowPrefix+table, store.Interleave(store.ExactColumn(store.DeployFamily, store.SchemaQualifier)))
+	if err != nil {
+		return d, err
+	}
+	if len(row[store.DeployFamily]) == 0 {
+		return d, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", table, format.ErrNotInitialized, c.Metadata.Name, table)
+	}
+	value := row[store.DeployFamily][0].Value
+	var m recordpb.TableSchema
+	if err := proto.Unmarshal(value, &m); err != nil {
+		return d, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
+	}
+	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
+	for _, o := range m.Observed {
+		d.Observed = append(d.Observed, changes.Registration{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
+	}
+	_, err = store.DecodeSchema(table, value)
+	return d, err
+}
+
+// UnfinishedAdoptions lists the tables whose adoption, or the undoing of one,
+// did not come to its end.
+func UnfinishedAdoptions(ctx context.Context, client *txn.Client) ([]string, error) {
+	c := access.Resolver(client)
+	var names []string
+	err := c.Metadata.ReadRows(ctx, bigtable.PrefixRange(adoptionRowPrefix), func(r bigtable.Row) bool {
+		names = append(names, r.Key()[len(adoptionRowPrefix):])
+		return true
+	}, bigtable.RowFilter(store.Interleave(store.Chain(store.WholeFamily(store.DeployFamily), bigtable.StripValueFilter()))))
+	return names, err
+}
+
+// A RawWrite is a cell that somebody wrote past the library into a
+// transactional table.
+type RawWrite struct {
+	Cell format.Cell
+	// At is the cell's own timestamp, in microseconds.
+	At tso.Timestamp
+	// Since is what it is later than: the table's adoption, or the first commit
+	// of the column that is stored.
+	Since tso.Timestamp
+	// Hidden is set when a transaction has committed the column: then no
+	// transaction sees the raw write. Where it is not, all do, also those that
+	// began before it: their reads do not repeat.
+	Hidden bool
+}
+
+// RawWrites iterates over the raw writes in rows of a table (nil: all rows), in
+// order of row keys. It finds a plain cell with a timestamp later than the
+// table's adoption, or than a commit of the same column; its writer's clock has
+// set that timestamp. In a table that InitTable made transactional, which
+// records no time, those in columns without a commit are not found.
+func RawWrites(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+	c := access.Resolver(client)
+	return func(yield func(RawWrite, error) bool) {
+		d, err := describe(ctx, c, name)
+		if err != nil {
+			yield(RawWrite{}, err)
+			return
+		}
+		filter := func(t *store.Table) bigtable.Filter {
+			var data []bigtable.Filter
+			for _, f := range t.Schema.Current().DataFamilies() {
+				data = append(data, store.WholeFamily(f))
+			}
+			return store.Interleave(
+				store.Chain(store.AnyOf(data), bigtable.TimestampRangeFilterMicros(0, format.PrePercolator), bigtable.StripValueFilter()),
+				store.Chain(store.WholeFamily(format.WriteFamily), bigtable.StripValueFilter()),
+			)
+		}
+		err = c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for _, w := range rawWrites(t, raw, d.AdoptedTS) {
+					if !yield(w, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(RawWrite{}, err)
+		}
+	}
+}
+
+func rawWrites(t *store.Table, raw bigtable.Row, adopted tso.Timestamp) (found []RawWrite) {
+	first := map[string]tso.Timestamp{} // the first commit by column
+	for _, item := range raw[format.WriteFamily] {
+		key := item.Column[len(format.WriteFamily)+1:]
+		if ts := tso.FromCell(item.Timestamp); first[key] == 0 || ts < first[key] {
+			first[key] = ts
+		}
+	}
+	for family, items := range raw {
+		if format.IsMetadataFamily(family) {
+			continue
+		}
+		for _, item := range items {
+			since, committed := first[item.Column]
+			if adopted > 0 && (!committed || adopted < since) {
+				since = adopted
+			}
+			if at := tso.Timestamp(item.Timestamp); since > 0 && at > since {
+				col, _ := format.SplitColumn(item.Column)
+				found = append(found, RawWrite{format.Cell{Table: t.Name, Row: raw.Key(), Family: col.Family, Qualifier: col.Qualifier}, at, since, committed})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b RawWrite) int {
+		return cmp.Or(strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key()), cmp.Compare(a.At, b.At))
+	})
+	return found
+}
+
+// Tables lists the transactional tables of the deployment.
+func Tables(ctx context.Context, client *txn.Client) ([]string, error) {
+	c := access.Resolver(client)
+	return c.TableNames(ctx)
+}

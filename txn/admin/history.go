@@ -1,0 +1,273 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+	"strings"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// This file shows what is stored as it is, every version of it, to people who
+// look into a row or a transaction. It decides nothing and changes nothing.
+
+// A VersionKind says what a stored cell is.
+type VersionKind string
+
+// The kinds of stored cells (docs/storage-format.md).
+const (
+	// VersionPlain: data from before the table was adopted, or written past the
+	// library. It counts as committed before every transaction.
+	VersionPlain VersionKind = "plain data"
+	// VersionData: the value that a transaction put, at its start_ts. A lock or
+	// a write record says what became of it.
+	VersionData VersionKind = "data"
+	// VersionLock: an unfinished write, at start_ts.
+	VersionLock VersionKind = "lock"
+	// VersionWrite: a committed put or delete, at commit_ts.
+	VersionWrite VersionKind = "write"
+	// VersionLockOnly: a mark at commit_ts: a committed lock-only write.
+	VersionLockOnly VersionKind = "lock-only commit"
+	// VersionRollback: a mark at start_ts: the transaction never commits.
+	VersionRollback VersionKind = "rollback"
+	// VersionNotify: the notify cell that a commit of an observed column set,
+	// at commit_ts.
+	VersionNotify VersionKind = "notify"
+	// VersionFailure: an observer's last run was no success; Failure and Observer
+	// say more. It stands at 0.
+	VersionFailure VersionKind = "failure"
+	// VersionUnreadable: a cell in a metadata family that is no record of this
+	// format; Err says why.
+	VersionUnreadable VersionKind = "unreadable"
+)
+
+// A Version is one stored cell of a row and what it means.
+type Version struct {
+	Kind VersionKind
+	// Cell is the column that it is about. In the acknowledgment family its
+	// qualifier is family:qualifier/observer.
+	Cell format.Cell
+	// Family is where it is stored: one of ours, or Cell.Family for data.
+	Family string
+	// TS is where it stands; for plain data, the cell's own timestamp in
+	// microseconds.
+	TS tso.Timestamp
+	// StartTS of its transaction; 0 in plain data and notify cells, which do not
+	// say.
+	StartTS tso.Timestamp
+	// CommitTS of its transaction; 0 where the cell itself does not say.
+	CommitTS tso.Timestamp
+	// Write is what the transaction does to the cell: set in locks and commits.
+	Write format.Kind
+	// Primary of the transaction: set in locks and commits.
+	Primary format.Cell
+	// Lock is set in locks.
+	Lock *format.Lock
+	// Failure and Observer are set in VersionFailure.
+	Failure  *format.Failure
+	Observer string
+	// Value is the data, or a notify cell's trace context.
+	Value []byte
+	// Err is set in VersionUnreadable.
+	Err error
+}
+
+// History returns every cell stored in a row of a table, all versions: plain
+// data first, then in order of their timestamps. A row with nothing in it has
+// none. It reads the row in one request, and settles no lock.
+func History(ctx context.Context, client *txn.Client, table, row string) ([]Version, error) {
+	c := access.Resolver(client)
+	if err := format.CheckRowKey(row); err != nil {
+		return nil, err
+	}
+	if err := c.Enter(); err != nil {
+		return nil, err
+	}
+	defer c.Leave()
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	filters := []bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily), store.WholeFamily(format.NotifyFamily)}
+	for _, f := range t.Schema.Current().Families {
+		filters = append(filters, store.WholeFamily(f))
+	}
+	raw, err := t.ReadRow(ctx, row, store.Interleave(filters...))
+	if err != nil {
+		return nil, err
+	}
+	var all []Version
+	for family, items := range raw {
+		for _, item := range items {
+			all = append(all, newVersion(t, row, family, item))
+		}
+	}
+	sortVersions(all)
+	return all, nil
+}
+
+// VersionsOf iterates over what is stored of the transaction that started at
+// startTS in rows of a table (nil: all rows): its locks, data (without values),
+// records, marks and notify cells, in order of row keys. commitTS is where its
+// commits stand; with 0, which is for a transaction that is not known to be
+// committed, every record since startTS is read, and notify cells, which name
+// no transaction, are left out. It settles no lock.
+func VersionsOf(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+	c := access.Resolver(client)
+	return func(yield func(Version, error) bool) {
+		err := c.Pages(ctx, name, rs, func(t *store.Table) bigtable.Filter { return ofTransaction(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
+			for _, raw := range page {
+				for _, v := range versionsOf(t, raw, startTS, commitTS) {
+					if !yield(v, nil) {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		if err != nil {
+			yield(Version{}, err)
+		}
+	}
+}
+
+// ofTransaction reads what may be of the transaction: everything at one of its
+// two timestamps, which no other transaction shares.
+func ofTransaction(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Filter {
+	var data []bigtable.Filter
+	for _, f := range t.Schema.Current().Families {
+		data = append(data, store.WholeFamily(f))
+	}
+	filters := []bigtable.Filter{
+		store.Chain(store.WholeFamily(format.LockFamily), store.At(startTS)),
+		store.Chain(store.AnyOf(data), store.At(startTS), bigtable.StripValueFilter()),
+	}
+	records := store.AnyOf([]bigtable.Filter{store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily)})
+	if commitTS == 0 {
+		return store.Interleave(append(filters, store.Chain(records, store.From(startTS)))...)
+	}
+	return store.Interleave(append(filters,
+		store.Chain(store.WholeFamily(format.MarkFamily), store.At(startTS)),
+		store.Chain(records, store.At(commitTS)),
+		store.Chain(store.WholeFamily(format.NotifyFamily), store.At(commitTS)),
+	)...)
+}
+
+func versionsOf(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
+	var found []Version
+	for family, items := range raw {
+		for _, item := range items {
+			v := newVersion(t, raw.Key(), family, item)
+			ours := v.StartTS == startTS
+			switch v.Kind {
+			case VersionNotify:
+				ours = v.TS == commitTS
+				v.StartTS = startTS
+			case VersionUnreadable:
+				ours = v.TS == startTS || v.TS == commitTS
+			}
+			if ours {
+				found = append(found, v)
+			}
+		}
+	}
+	sortVersions(found)
+	return found
+}
+
+func newVersion(t *store.Table, row, family string, item bigtable.ReadItem) Version {
+	v := Version{Family: family, TS: tso.FromCell(item.Timestamp), Value: item.Value}
+	if !format.IsMetadataFamily(family) {
+		col, _ := format.SplitColumn(item.Column)
+		v.Kind, v.Cell = VersionData, format.Cell{Table: t.Name, Row: row, Family: col.Family, Qualifier: col.Qualifier}
+		if item.Timestamp < format.PrePercolator {
+			v.Kind, v.TS = VersionPlain, tso.Timestamp(item.Timestamp)
+		} else {
+			v.StartTS = v.TS
+		}
+		return v
+	}
+	if family == format.NotifyFamily && format.IsFailure(item) {
+		return newFailureVersion(t, row, v, item)
+	}
+	_, cell, err := format.MetadataCell(t.Name, row, item)
+	if err != nil {
+		_, key, _ := strings.Cut(item.Column, ":")
+		v.Kind, v.Cell, v.Err = VersionUnreadable, format.Cell{Table: t.Name, Row: row, Family: family, Qualifier: key}, err
+		return v
+	}
+	v.Cell = cell
+	switch family {
+	case format.NotifyFamily:
+		v.Kind, v.CommitTS = VersionNotify, v.TS
+		return v
+	case format.LockFamily:
+		l, e := format.DecodeLock(cell, v.TS, item.Value)
+		if err = e; e == nil {
+			v.Kind, v.StartTS, v.Write, v.Primary, v.Lock, v.Value = VersionLock, l.StartTS, l.Kind, l.Primary, l, nil
+		}
+	default:
+		decode, kind := format.DecodeWrite, VersionWrite
+		if family == format.MarkFamily {
+			decode, kind = format.DecodeMark, VersionLockOnly
+		}
+		w, e := decode(cell, v.TS, item.Value)
+		switch err = e; {
+		case e != nil:
+		case w.Kind == format.KindRollback:
+			v.Kind, v.StartTS, v.Value = VersionRollback, w.StartTS, nil
+		default:
+			v.Kind, v.StartTS, v.CommitTS, v.Write, v.Primary, v.Value = kind, w.StartTS, w.CommitTS, w.Kind, w.Primary, nil
+		}
+	}
+	if err != nil {
+		v.Kind, v.Err = VersionUnreadable, err
+	}
+	return v
+}
+
+func newFailureVersion(t *store.Table, row string, v Version, item bigtable.ReadItem) Version {
+	var f format.Failure
+	cell, observer, err := format.FailureCell(t.Name, row, item)
+	if err == nil {
+		f, err = format.DecodeFailure(cell, item.Value)
+	}
+	v.Cell = cell
+	if err != nil {
+		v.Kind, v.Err = VersionUnreadable, err
+		return v
+	}
+	v.Kind, v.Observer, v.Failure, v.Value = VersionFailure, observer, &f, nil
+	return v
+}
+
+// sortVersions puts plain data first; what stands at the same timestamp comes
+// column by column, and in a column data before its lock or record.
+func sortVersions(all []Version) {
+	slices.SortFunc(all, func(a, b Version) int {
+		if (a.Kind == VersionPlain) != (b.Kind == VersionPlain) {
+			if a.Kind == VersionPlain {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(
+			cmp.Compare(a.TS, b.TS),
+			strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key()),
+			cmp.Compare(versionOrder(a.Family), versionOrder(b.Family)),
+		)
+	})
+}
+
+func versionOrder(family string) int {
+	return slices.Index([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily}, family)
+}

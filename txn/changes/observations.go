@@ -1,0 +1,203 @@
+package changes
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// maxAckVersions is how many versions of an acknowledgment are read along with
+// it: the committed one, and those of runs that are under way.
+const maxAckVersions = 8
+
+// Observations iterates over the notifications in rows of a table (nil: all
+// rows), as Notifications does, and says of each what [Txn.Observe] would: which
+// observers have still to acknowledge it. Unlike that it waits for no lock and
+// settles none, so that it can look at what is stuck: where Observation.Locked is
+// set, what it says may be about to change. It costs a second request a page of
+// rows that have notifications.
+//
+// Observers of a cell whose column is not observed any more are none.
+func Observations(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
+	c := access.Resolver(client)
+	return func(yield func(Observation, error) bool) {
+		if err := eachObservation(ctx, c, name, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
+			yield(Observation{}, err)
+		}
+	}
+}
+
+func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, yield func(Observation) bool) error {
+	asOf, err := c.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	filter := func(*store.Table) bigtable.Filter {
+		return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxTriggers)))
+	}
+	return c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		schema, err := t.Schema.Fresh(ctx)
+		if err != nil {
+			return false, err
+		}
+		behind, err := readObserved(ctx, c, t, schema, page, asOf)
+		if err != nil {
+			return false, err
+		}
+		for _, raw := range page {
+			found, err := notificationsOf(t, raw)
+			if err != nil {
+				return false, err
+			}
+			for _, n := range found {
+				o, err := newObservation(ctx, c, t, schema, n, behind[raw.Key()], asOf)
+				if err != nil {
+					return false, err
+				}
+				if !yield(o) {
+					return false, nil
+				}
+			}
+		}
+		return true, nil
+	})
+}
+
+// behind reads what the rows of a page hold about their observed columns:
+// locks, newest records, and acknowledgments.
+func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, page []bigtable.Row, asOf tso.Timestamp) (map[string]bigtable.Row, error) {
+	rows := map[string]bigtable.Row{}
+	set := store.RowSet{Keys: []string{}}
+	for _, raw := range page {
+		set.Keys = append(set.Keys, raw.Key())
+	}
+	f := bigtable.RowFilter(observedState(s, asOf))
+	for !set.Empty() {
+		request := set.Request(false)
+		err := t.ReadRows(ctx, request, func(raw bigtable.Row) bool {
+			rows[raw.Key()] = raw
+			return true
+		}, f)
+		if err != nil {
+			return nil, err
+		}
+		set = set.Answered(request, false)
+	}
+	return rows, nil
+}
+
+// observedState matches what is stored about the observed columns and their
+// acknowledgments, without the users' values.
+func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
+	var locks, writes, acks, plain []bigtable.Filter
+	cost := 0
+	for col, o := range s.Observed {
+		cols := []format.Column{col}
+		for _, id := range o.Observers {
+			ack := format.AckColumn(col, id)
+			cols = append(cols, ack)
+			acks = append(acks, store.ExactColumn(ack.Family, ack.Qualifier))
+			cost += store.FilterCost(ack.Key())
+		}
+		for _, col := range cols {
+			locks = append(locks, store.ExactColumn(format.LockFamily, col.Key()))
+			writes = append(writes, store.ExactColumn(format.WriteFamily, col.Key()))
+			cost += 2 * store.FilterCost(col.Key())
+		}
+		plain = append(plain, store.ExactColumn(col.Family, col.Qualifier))
+		cost += store.FilterCost(col.Key())
+	}
+	if cost > store.FilterBudget || len(s.Observed) == 0 {
+		locks, writes, acks, plain = store.Whole(format.LockFamily), store.Whole(format.WriteFamily), store.Whole(format.AckFamily), store.Whole(s.DataFamilies()...)
+	}
+	if len(acks) == 0 {
+		acks = store.Whole(format.AckFamily)
+	}
+	return store.Interleave(
+		store.Chain(store.AnyOf(locks), store.UpTo(asOf), store.Latest, bigtable.StripValueFilter()),
+		store.Chain(store.AnyOf(writes), store.UpTo(asOf), store.Latest),
+		store.Chain(store.AnyOf(acks), store.UpTo(asOf), bigtable.LatestNFilter(maxAckVersions)),
+		store.Chain(store.AnyOf(plain), bigtable.TimestampRangeFilterMicros(0, format.PrePercolator), store.Latest, bigtable.StripValueFilter()),
+	)
+}
+
+// observation says what raw, an answer to observedState, means for a
+// notification.
+func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, n Notification, raw bigtable.Row, asOf tso.Timestamp) (Observation, error) {
+	col := n.Cell.Column()
+	observed := s.Observed[col]
+	o := Observation{
+		Cell: n.Cell, StartTS: asOf, Weak: observed.Weak, Observers: slices.Sorted(slices.Values(observed.Observers)),
+		Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures,
+	}
+	_, o.Locked = format.FindItem(raw[format.LockFamily], format.LockFamily+":"+col.Key())
+	if err := o.changed(raw); err != nil {
+		return o, err
+	}
+	for _, id := range o.Observers {
+		ack := format.AckColumn(col, id)
+		if _, locked := format.FindItem(raw[format.LockFamily], format.LockFamily+":"+ack.Key()); locked {
+			o.Locked = true
+		}
+		w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+ack.Key())
+		if !ok {
+			continue
+		}
+		value, err := committedAck(ctx, c, t, format.Cell{Table: t.Name, Row: n.Cell.Row, Family: ack.Family, Qualifier: ack.Qualifier}, w, raw)
+		if err != nil {
+			return o, err
+		}
+		if o.Acks[id], err = format.DecodeAck(n.Cell, id, value); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// changed finds the cell's newest change, as read does.
+func (o *Observation) changed(raw bigtable.Row) (err error) {
+	key := o.Cell.Column().Key()
+	if o.Weak {
+		if n := len(o.Triggers); n > 0 {
+			o.ChangeTS = o.Triggers[n-1].TS
+		}
+		return nil
+	}
+	if w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+key); ok {
+		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err == nil {
+			o.ChangeTS = o.writer.CommitTS
+		}
+	} else if _, ok := format.FindItem(raw[o.Cell.Family], key); ok {
+		o.ChangeTS = 1
+	}
+	return err
+}
+
+// committedAck is the value that an acknowledgment's write record names.
+func committedAck(ctx context.Context, c *recovery.Resolver, t *store.Table, ack format.Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, error) {
+	w, err := format.DecodeWrite(ack, tso.FromCell(record.Timestamp), record.Value)
+	if err != nil {
+		return nil, err
+	}
+	for _, item := range raw[format.AckFamily] {
+		if item.Column == ack.Column().Key() && item.Timestamp == w.StartTS.Cell() {
+			return item.Value, nil
+		}
+	}
+	e := &recovery.Evaluation{Exact: []recovery.ExactRead{{Column: ack.Column(), CommitTS: w.CommitTS, StartTS: w.StartTS}}}
+	if err := e.ReadExact(ctx, t, ack.Row); err != nil {
+		return nil, err
+	}
+	item, _ := format.FindItem(e.Row[format.AckFamily], ack.Column().Key())
+	return item.Value, nil
+}

@@ -1,0 +1,150 @@
+package changes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// The registry of observers is part of each table's schema record, so that
+// every writer sets notify cells, whether it runs observers or not (design §7).
+
+// ErrObserver: a registration contradicts what is registered already.
+var ErrObserver = errors.New("observer registration")
+
+// An ObservedColumn is a column whose commits set a notify cell.
+type Registration struct {
+	Table  string
+	Column format.Column
+	// Observers are the stable ids of those that are registered for it, in
+	// order.
+	Observers []string
+	// Weak: the column cannot be written, only notified.
+	Weak bool
+}
+
+// Observed reads which columns of a table are observed, as of now, in order of
+// the columns.
+func Observed(ctx context.Context, client *txn.Client, table string) ([]Registration, error) {
+	c := access.Resolver(client)
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	s, err := t.Schema.ReloadObserved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []Registration
+	for col, o := range s.Observed {
+		all = append(all, Registration{table, col, slices.Sorted(slices.Values(o.Observers)), o.Weak})
+	}
+	slices.SortFunc(all, func(a, b Registration) int { return strings.Compare(a.Column.Key(), b.Column.Key()) })
+	return all, nil
+}
+
+// RegisterObserver adds an observer to a column; to register it again is
+// harmless. An id is for one column of a table, and a column is for strong
+// notifications, set by commits, or for weak ones (see [Table.Notify]), not
+// both: ErrObserver says what is contradicted.
+//
+// The column is observed from then on by every client that reads the schema
+// afterwards, which each does at least once in its own Config.SchemaMaxAge.
+// Changes that other clients commit before that may go unnoticed; see
+// notify.Backfill.
+func RegisterObserver(ctx context.Context, client *txn.Client, table string, col format.Column, observer string, weak bool) error {
+	c := access.Resolver(client)
+	if err := format.CheckColumn(col); err != nil {
+		return err
+	}
+	if err := format.CheckObserver(observer); err != nil {
+		return err
+	}
+	if key := format.AckColumn(col, observer).Key(); len(key) > format.MaxColumnKey {
+		return format.Limitf("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), format.MaxColumnKey)
+	}
+	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
+		if !slices.Contains(m.Families, col.Family) {
+			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.Family, strings.Join(m.Families, ", "))
+		}
+		var entry *recordpb.ObservedColumn
+		for _, o := range m.Observed {
+			switch here := store.ColumnOf(o); {
+			case here == col:
+				entry = o
+			case slices.Contains(o.Observers, observer):
+				return fmt.Errorf("txn: observer %s of column %s in table %q: %w: it is registered for column %s; use another id, or take that registration back first (Client.UnregisterObserver)", observer, col, table, ErrObserver, here)
+			}
+		}
+		switch {
+		case entry == nil:
+			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
+			m.Observed = append(m.Observed, entry)
+		case entry.Weak != weak:
+			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrObserver, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
+		}
+		if !slices.Contains(entry.Observers, observer) {
+			entry.Observers = append(entry.Observers, observer)
+		}
+		return nil
+	})
+}
+
+func strength(weak bool) string {
+	if weak {
+		return "weak"
+	}
+	return "strong"
+}
+
+// UnregisterObserver takes an observer's registration back, and reports whether
+// there was one. A column without observers is not observed any more;
+// notifications of it that are left are removed by the workers that meet them.
+// Acknowledgments stay: an observer that is registered again under the same id
+// goes on where it stopped.
+func UnregisterObserver(ctx context.Context, client *txn.Client, table, observer string) (found bool, err error) {
+	c := access.Resolver(client)
+	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
+		found = false
+		for _, o := range m.Observed {
+			if slices.Contains(o.Observers, observer) {
+				found = true
+				o.Observers = slices.DeleteFunc(o.Observers, func(id string) bool { return id == observer })
+				if len(o.Observers) == 0 {
+					m.Observed = slices.DeleteFunc(m.Observed, func(other *recordpb.ObservedColumn) bool { return other == o })
+				}
+				return nil
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// editObserved changes a table's schema record and reads it back.
+func editObserved(ctx context.Context, c *recovery.Resolver, table string, edit func(*recordpb.TableSchema) error) error {
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return err
+	}
+	err = store.ReplaceSchema(ctx, c.Metadata.Api, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
+		if m.FormatVersion == 0 {
+			return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q any more", table, format.ErrNotInitialized, c.Metadata.Name)
+		}
+		return edit(m)
+	})
+	if err != nil {
+		return err
+	}
+	return t.Schema.Reload(ctx)
+}

@@ -1,0 +1,188 @@
+package format
+
+import (
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+var (
+	testPrimary   = Cell{"accounts", "bob", "bal", "usd"}
+	testSecondary = Cell{"accounts", "joe", "bal", "usd"}
+)
+
+// TestGoldenRecords pins bytes of format version 1 that stay readable for
+// ever. Writing may change, as records are compared by nothing but meaning.
+func TestGoldenRecords(t *testing.T) {
+	for _, tt := range []struct {
+		name, hex string
+		decode    func([]byte) (any, error)
+		want      any
+	}{
+		{
+			"primary lock", "080110012080ade2042a03746f6b30013a0474726163",
+			func(b []byte) (any, error) { l, err := DecodeLock(testPrimary, 7, b); return *l, err },
+			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: "tok", Observed: true, TraceParent: "trac"},
+		},
+		{
+			"passable lock", "08024a080000000000000809" + "10012080ade2045002",
+			func(b []byte) (any, error) {
+				l, err := DecodeLock(testPrimary, 7, b)
+				if l.Record != string(b) {
+					t.Errorf("record %x is kept as %x", b, l.Record)
+				}
+				l.Record = ""
+				return *l, err
+			},
+			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Passable: true, MinCommitTS: 0x0809, Raises: 2},
+		},
+		{
+			"secondary lock", "080110021a051203626f6220c0843d",
+			func(b []byte) (any, error) { l, err := DecodeLock(testSecondary, 7, b); return *l, err },
+			Lock{Cell: testSecondary, StartTS: 7, Primary: testPrimary, Kind: KindDelete, TTL: time.Second},
+		},
+		{
+			"primary write", "080110011807",
+			func(b []byte) (any, error) { return DecodeWrite(testPrimary, 9, b) },
+			WriteRecord{CommitTS: 9, StartTS: 7, Kind: KindPut, Primary: testPrimary},
+		},
+		{
+			"write whose primary is elsewhere in every part", "0801100218072212" + "0a056f74686572" + "12026b31" + "1a0366616d" + "2200",
+			func(b []byte) (any, error) { return DecodeWrite(testSecondary, 9, b) },
+			WriteRecord{CommitTS: 9, StartTS: 7, Kind: KindDelete, Primary: Cell{"other", "k1", "fam", ""}},
+		},
+		{
+			"lock-only mark", "080110031807",
+			func(b []byte) (any, error) { return DecodeMark(testPrimary, 9, b) },
+			WriteRecord{CommitTS: 9, StartTS: 7, Kind: KindLock, Primary: testPrimary},
+		},
+		{
+			"rollback marker", "080110041807",
+			func(b []byte) (any, error) { return DecodeMark(testPrimary, 7, b) },
+			WriteRecord{CommitTS: 7, StartTS: 7, Kind: KindRollback, Primary: testPrimary},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b, err := hex.DecodeString(tt.hex)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := tt.decode(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != tt.want {
+				t.Errorf("decoded %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestGoldenStateOfCollection does the same for the records of the metadata
+// table.
+func TestGoldenStateOfCollection(t *testing.T) {
+	for _, tt := range []struct {
+		hex       string
+		got, want proto.Message
+	}{
+		{"080110641878208094ebdc03", &recordpb.SafePoint{}, &recordpb.SafePoint{FormatVersion: 1, Ts: 100, PublishedTs: 120, RetentionMicros: 1e9}},
+		{"0801106418022203626967" + "2a03726f77" + "30783879" + "42036f776e" + "4801" + "5002" + "5803" + "6004" + "688094ebdc03" + "7001", &recordpb.GarbageRun{},
+			&recordpb.GarbageRun{FormatVersion: 1, SafePoint: 100, Phase: recordpb.GarbageRun_PHASE_COLLECT, Table: "big", Row: []byte("row"), StartedTs: 120, UpdatedTs: 121, Owner: "own", Rows: 1, Versions: 2, Cells: 3, Bytes: 4, RetentionMicros: 1e9, Plain: true}},
+		{"0801" + "107b" + "187a" + "220468" + "6f7374" + "2807" + "3064", &recordpb.WorkerToken{},
+			&recordpb.WorkerToken{FormatVersion: 1, ExpiresTs: 123, StartedTs: 122, Host: "host", Pid: 7, OldestTs: 100}},
+	} {
+		b, err := hex.DecodeString(tt.hex)
+		if err == nil {
+			err = proto.Unmarshal(b, tt.got)
+		}
+		if err != nil || !proto.Equal(tt.got, tt.want) {
+			t.Errorf("%T: %v, %v, want %v (%x)", tt.want, tt.got, err, tt.want, Marshal(tt.want))
+		}
+	}
+}
+
+func TestRecordRoundTrip(t *testing.T) {
+	for _, primary := range []Cell{testPrimary, testSecondary, {"t", "joe", "bal", "usd"}, {"accounts", "joe", "bal", ""}, {"accounts", "joe", "f", "usd"}} {
+		for _, cell := range []Cell{testSecondary, {"accounts", "joe", "bal", ""}} {
+			l := &Lock{Cell: cell, StartTS: 7, Primary: primary, Kind: KindPut, TTL: 1500 * time.Millisecond, Owner: "o", Observed: true, TraceParent: "00-x"}
+			got, err := DecodeLock(cell, 7, EncodeLock(l))
+			if err != nil || *got != *l {
+				t.Errorf("lock of %v: %+v, %v; want %+v", cell, got, err, l)
+			}
+			for _, kind := range []Kind{KindPut, KindDelete, KindLock} {
+				family, b := EncodeCommit(cell, primary, kind, 7)
+				decode := DecodeWrite
+				if family == MarkFamily {
+					decode = DecodeMark
+				}
+				w, err := decode(cell, 9, b)
+				if want := (WriteRecord{9, 7, kind, primary}); err != nil || w != want {
+					t.Errorf("%v in %s: %+v, %v; want %+v", kind, family, w, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestBadRecords(t *testing.T) {
+	bytes := func(m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	lock := func(b []byte) error { _, err := DecodeLock(testPrimary, 7, b); return err }
+	write := func(b []byte) error { _, err := DecodeWrite(testPrimary, 9, b); return err }
+	mark := func(b []byte) error { _, err := DecodeMark(testPrimary, 9, b); return err }
+	for _, tt := range []struct {
+		name   string
+		decode func([]byte) error
+		value  []byte
+		want   error
+		says   string
+	}{
+		{"not a message", lock, []byte{0xff}, ErrCorrupt, "does not parse"},
+		{"empty", write, nil, ErrCorrupt, "no format version"},
+		{"later version", lock, bytes(&recordpb.Lock{FormatVersion: 3, Kind: recordpb.Kind_KIND_PUT}), ErrFormatVersion, "version 3"},
+		{"later version of a write", write, bytes(&recordpb.Write{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT, StartTs: 7}), ErrFormatVersion, "version 2"},
+		{"passable lock without a minimum", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT}), ErrCorrupt, "minimum"},
+		{"passable lock in another order", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
+		{"minimum in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
+		{"passable secondary", lock, EncodeLock(&Lock{Cell: testSecondary, Primary: testPrimary, Kind: KindPut, Passable: true}), ErrCorrupt, "minimum"},
+		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
+		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
+		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
+		{"marker elsewhere", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_ROLLBACK, StartTs: 7}), ErrCorrupt, "stands at 9"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.decode(tt.value)
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), testPrimary.String()) {
+				t.Errorf("error %v; want %v naming the cell and %q", err, tt.want, tt.says)
+			}
+		})
+	}
+}
+
+// TestRecordSizes pins the sizes that docs/storage-format.md states.
+func TestRecordSizes(t *testing.T) {
+	const ts = 1_800_000_000_000_000
+	owner := strings.Repeat("A", 26)
+	lock := len(EncodeLock(&Lock{Cell: testPrimary, StartTS: ts, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: owner}))
+	lock2 := len(EncodeLock(&Lock{Cell: testSecondary, StartTS: ts, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Owner: owner}))
+	_, write := EncodeCommit(testPrimary, testPrimary, KindPut, ts)
+	_, write2 := EncodeCommit(testSecondary, testPrimary, KindPut, ts)
+	got := []int{lock, lock2 - lock, len(write), len(write2) - len(write)}
+	t.Logf("lock %d, secondary +%d; write %d, secondary +%d", got[0], got[1], got[2], got[3])
+	for i, want := range []int{37, 4 + len("bob"), 13, 4 + len("bob")} {
+		if got[i] != want {
+			t.Errorf("size %d is %d, want %d; docs/storage-format.md says so too", i, got[i], want)
+		}
+	}
+}

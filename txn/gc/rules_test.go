@@ -1,0 +1,69 @@
+package gc
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+// What goes of one column, with the safe point at 100 and the retention such
+// that newest deletes up to 50 may go.
+func TestGarbageOfAColumn(t *testing.T) {
+	put := func(start, commit tso.Timestamp) columnWrite {
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindPut}, 1}
+	}
+	del := func(start, commit tso.Timestamp) columnWrite {
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindDelete}, 1}
+	}
+	at := func(all ...tso.Timestamp) (cells []stored) {
+		for _, ts := range all {
+			cells = append(cells, stored{ts, 1})
+		}
+		return cells
+	}
+	for _, tt := range []struct {
+		name  string
+		plain bool
+		has   columnCells
+		goes  columnGarbage
+		cells int64
+	}{
+		{"nothing", false, columnCells{}, columnGarbage{}, 0},
+		{"one version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10)}, columnGarbage{}, 0},
+		{"older versions", false, columnCells{writes: []columnWrite{put(10, 20), put(30, 40), put(50, 60)}, data: at(10, 30, 50)},
+			columnGarbage{writesBelow: 60, dataBelow: 50}, 4},
+		{"the newest at the safe point", false, columnCells{writes: []columnWrite{put(10, 20), put(90, 100)}, data: at(10, 90)},
+			columnGarbage{writesBelow: 100, dataBelow: 90}, 2},
+		{"the newest just above the safe point", false, columnCells{writes: []columnWrite{put(10, 20), put(90, 101)}, data: at(10, 90)}, columnGarbage{}, 0},
+		{"a version that began before the safe point and was committed after", false,
+			columnCells{writes: []columnWrite{put(10, 20), put(30, 40), put(50, 160)}, data: at(10, 30, 50)},
+			columnGarbage{writesBelow: 40, dataBelow: 30}, 2},
+		{"data that nothing names", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10, 30, 40)}, columnGarbage{orphans: []tso.Timestamp{30, 40}}, 2},
+		{"data that a lock names", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10, 30), locked: []tso.Timestamp{30}}, columnGarbage{}, 0},
+		{"data of nobody's column", false, columnCells{data: at(10)}, columnGarbage{}, 0},
+		{"a young delete", false, columnCells{writes: []columnWrite{put(10, 20), del(50, 51)}, data: at(10)}, columnGarbage{writesBelow: 51, dataBelow: 51}, 2},
+		{"an old delete", false, columnCells{writes: []columnWrite{put(10, 20), del(49, 50)}, data: at(10)}, columnGarbage{writesBelow: 50, dataBelow: 50, newest: 50}, 3},
+		{"an old delete below a later version", false, columnCells{writes: []columnWrite{del(49, 50), put(110, 120)}}, columnGarbage{newest: 50}, 1},
+		{"an old delete with a notify cell", false, columnCells{writes: []columnWrite{del(49, 50)}, noticed: true}, columnGarbage{}, 0},
+		{"an old delete over plain data", false, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{}, 0},
+		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plain: true}, 2},
+		{"plain data below a version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{}, 0},
+		{"plain data below a version, to be removed", true, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{plain: true}, 2},
+		{"plain data below a version above the safe point", true, columnCells{writes: []columnWrite{put(101, 102)}, plain: at(1)}, columnGarbage{}, 0},
+		{"marks", false, columnCells{marks: at(10, 20)}, columnGarbage{marks: true}, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, n := rules{safePoint: 100, deletesUpTo: 50, plain: tt.plain}.column(&tt.has)
+			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
+				t.Errorf("garbage (-want +got):\n%s", d)
+			}
+			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks {
+				t.Errorf("%+v, want %d cells", n, tt.cells)
+			}
+		})
+	}
+}

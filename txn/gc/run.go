@@ -1,0 +1,419 @@
+package gc
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// gcPageRows bounds what a run holds in memory, together with maxPageBytes, and
+// how much of it a resumed run does again.
+const pageRows = 1024
+
+// run is one run of garbage collection, or one plan.
+type run struct {
+	client  *recovery.Resolver
+	cfg     Config
+	owner   string
+	limiter *rate.Limiter
+	measure metrics
+	page    int
+
+	report *Report
+	locks  sync.Mutex // guards report.Locks
+	// state is what is stored of the run, before what earlier parts of it did.
+	state  *recordpb.GarbageRun
+	before *recordpb.GarbageRun
+	rules  rules
+}
+
+func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
+	measure, err := newMetrics(c.Store.Config.MeterProvider)
+	if err != nil {
+		return nil, fmt.Errorf("txn: metrics: %w", err)
+	}
+	r := &run{measure: measure, client: c, cfg: cfg, owner: owner, page: pageRows, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
+	if cfg.Rate > 0 {
+		r.page = max(1, min(pageRows, int(cfg.Rate)))
+		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
+	}
+	r.report = &Report{HeldBy: []Hold{}, Tables: []Table{}}
+	return r, nil
+}
+
+// choose finds the safe point of a new run (design §8 rule 1): as late as the
+// retention allows, below every open transaction that is known of, and never
+// before the one that is published.
+func (r *run) choose(ctx context.Context) (tso.Timestamp, error) {
+	now, err := r.client.Clock.Timestamp(ctx)
+	if err != nil {
+		return 0, err
+	}
+	record, _, err := r.client.SafePoint.ReadRecord(ctx)
+	if err != nil {
+		return 0, err
+	}
+	holds, err := readHolds(ctx, r.client, now)
+	if err != nil {
+		return 0, err
+	}
+	r.report.Now, r.report.Previous = now, tso.Timestamp(record.Ts)
+	retained := now - tso.Timestamp(r.cfg.Retention.Microseconds())
+	p := retained
+	for _, h := range holds {
+		if h.OldestTS <= retained {
+			r.report.HeldBy = append(r.report.HeldBy, h)
+			p = min(p, h.OldestTS-1)
+		}
+	}
+	return max(p, r.report.Previous), nil
+}
+
+func (r *run) setSafePoint(p tso.Timestamp, retention time.Duration, plain bool) {
+	r.report.SafePoint = p
+	r.rules = rules{safePoint: p, deletesUpTo: p - tso.Timestamp(retention.Microseconds()), plain: plain}
+}
+
+// run does the work of RunGC.
+func (r *run) run(ctx context.Context) error {
+	tables, err := r.openTables(ctx)
+	if err != nil {
+		return err
+	}
+	last, err := readRun(ctx, r.client)
+	if err != nil {
+		return err
+	}
+	if last.Phase == recordpb.GarbageRun_PHASE_COLLECT && !r.cfg.Restart {
+		return r.resume(ctx, tables, last)
+	}
+	p, err := r.choose(ctx)
+	if err != nil {
+		return err
+	}
+	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart
+	if p <= 0 || done {
+		r.report.Nothing, r.report.Finished = true, true
+		return nil
+	}
+	if p, err = r.client.SafePoint.Publish(ctx, p, r.report.Now, r.cfg.Retention); err != nil {
+		return err
+	}
+	published := time.Now()
+	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	r.state = &recordpb.GarbageRun{SafePoint: int64(p), StartedTs: int64(r.report.Now), RetentionMicros: r.cfg.Retention.Microseconds(), Plain: r.cfg.Plain}
+	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
+		return err
+	}
+	for _, name := range tables {
+		r.measure.page(ctx, name, Table{})
+	}
+	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
+		return err
+	}
+	if err := r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.resolveLocks(ctx, tables) }); err != nil {
+		return err
+	}
+	if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
+		return err
+	}
+	return r.collectFrom(ctx, tables, "", "")
+}
+
+// resume goes on where a run was interrupted, with that run's safe point. It
+// had come behind its fence and its locks, and both stay true of that safe
+// point: nothing at or below it can come any more.
+func (r *run) resume(ctx context.Context, tables []string, last *recordpb.GarbageRun) error {
+	record, _, err := r.client.SafePoint.ReadRecord(ctx)
+	if err != nil {
+		return err
+	}
+	r.report.Previous = tso.Timestamp(record.Ts)
+	if r.report.Now, err = r.client.Clock.Timestamp(ctx); err != nil {
+		return err
+	}
+	r.state, r.report.Resumed = last, true
+	r.before = &recordpb.GarbageRun{Rows: last.Rows, Versions: last.Versions, Cells: last.Cells, Bytes: last.Bytes}
+	r.setSafePoint(tso.Timestamp(last.SafePoint), time.Duration(last.RetentionMicros)*time.Microsecond, last.Plain)
+	return r.collectFrom(ctx, tables, last.Table, string(last.Row))
+}
+
+// plan does the work of PlanGC.
+func (r *run) plan(ctx context.Context) error {
+	tables, err := r.openTables(ctx)
+	if err != nil {
+		return err
+	}
+	p, err := r.choose(ctx)
+	if err != nil {
+		return err
+	}
+	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	if p <= 0 {
+		r.report.Nothing, r.report.Finished = true, true
+		return nil
+	}
+	for _, name := range tables {
+		if err := r.table(ctx, name, "", r.count); err != nil {
+			return err
+		}
+	}
+	r.report.Finished = true
+	return nil
+}
+
+// openTables opens every transactional table, which verifies it where that is
+// possible, before anything is changed.
+func (r *run) openTables(ctx context.Context) ([]string, error) {
+	names, err := r.client.TableNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		t, err := r.client.Table(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := t.Schema.Fresh(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
+// fence waits, on this process's own monotonic clock, until nobody goes by an
+// older safe point (design §8 rule 3). A machine that sleeps makes it longer.
+func (r *run) fence(ctx context.Context, published time.Time) error {
+	for {
+		left := gctime.Fence() - time.Since(published)
+		if left <= 0 {
+			return nil
+		}
+		r.cfg.Progress(Progress{Phase: Fence, Left: left, Total: r.report.Total})
+		if store.Sleep(ctx, min(left, time.Second)) != nil {
+			return store.Ended(ctx, "waiting until every client goes by the new safe point; nothing was removed", nil)
+		}
+	}
+}
+
+// collectFrom collects what comes after a row of a table, and ends the run.
+func (r *run) collectFrom(ctx context.Context, tables []string, table, row string) error {
+	for _, name := range tables {
+		if name < table {
+			continue
+		}
+		after := ""
+		if name == table {
+			after = row
+		}
+		if err := r.phase(ctx, "collect", name, func(ctx context.Context) error { return r.table(ctx, name, after, r.collectPage) }); err != nil {
+			return err
+		}
+	}
+	if err := r.save(ctx, recordpb.GarbageRun_PHASE_DONE); err != nil {
+		return err
+	}
+	r.report.Finished = true
+	return nil
+}
+
+// table reads the rows of a table behind a row, page by page.
+func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Table) error) error {
+	t, err := r.client.Table(ctx, name)
+	if err != nil {
+		return err
+	}
+	s, err := t.Schema.Fresh(ctx)
+	if err != nil {
+		return err
+	}
+	filter := r.rules.filter(s.Families)
+	r.report.Tables = append(r.report.Tables, Table{Table: name})
+	counts := &r.report.Tables[len(r.report.Tables)-1]
+	for more := true; more; {
+		var page []bigtable.Row
+		bytes := 0
+		err := r.again(ctx, func() (err error) {
+			page, bytes = nil, 0
+			more, err = t.ReadPage(ctx, bigtable.InfiniteRange(after+"\x00"), r.page, filter, func(raw bigtable.Row) bool {
+				page = append(page, raw)
+				bytes += store.RowBytes(raw)
+				return bytes < store.MaxPageBytes
+			})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if len(page) == 0 {
+			break
+		}
+		if err := r.limiter.WaitN(ctx, len(page)); err != nil {
+			if ctx.Err() == nil { // it will have ended by then
+				return fmt.Errorf("txn: collecting garbage: %w: %w", context.DeadlineExceeded, err)
+			}
+			return store.Ended(ctx, "collecting garbage", err)
+		}
+		done := Table{Rows: int64(len(page))}
+		if err := do(ctx, t, page, &done); err != nil {
+			return err
+		}
+		if !r.report.DryRun {
+			r.measure.page(ctx, name, done)
+		}
+		after = page[len(page)-1].Key()
+		counts.add(done)
+		r.report.Total.add(done)
+		r.cfg.Progress(Progress{Phase: Collect, Table: name, Row: after, Total: r.report.Total})
+		if !r.report.DryRun {
+			r.state.Table, r.state.Row = name, []byte(after)
+			if err := r.savePosition(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// savePosition stores what was done also when the run is just being interrupted,
+// so that the next one need not do it again.
+func (r *run) savePosition(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT)
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	return store.Ended(ctx, "collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
+}
+
+// count is the page of a plan.
+func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+	for _, raw := range page {
+		g := r.rules.judge(t, raw)
+		r.report.Locks.Found += int64(len(g.locks))
+		if g.err != nil {
+			done.RowsSkipped++
+		}
+		done.add(g.counts)
+	}
+	return nil
+}
+
+// collectPage removes the garbage of a page of rows: all that needs no condition
+// in one request, the rest row by row.
+func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+	var muts []store.RowMutation
+	var alone []bigtable.Row
+	for _, raw := range page {
+		g := r.rules.judge(t, raw)
+		if g.err != nil || len(g.locks) > 0 || len(g.deletes) > 0 {
+			alone = append(alone, raw)
+			continue
+		}
+		muts = append(muts, g.mutations(raw.Key())...)
+		done.add(g.counts)
+	}
+	if err := r.applyAll(ctx, t, muts); err != nil {
+		return err
+	}
+	counts := make([]Table, len(alone))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.client.Store.Config.Parallelism)
+	for i, raw := range alone {
+		g.Go(func() (err error) {
+			counts[i], err = r.collectRow(gctx, t, raw)
+			return err
+		})
+	}
+	err := g.Wait()
+	for _, c := range counts {
+		done.add(c)
+	}
+	return err
+}
+
+// collectRow removes the garbage of one row that has a lock at or below the safe
+// point, or a newest delete that may go. A lock cannot be there, unless it came
+// later than anything may; it is settled all the same. A newest delete goes only
+// if what it hides is still absent.
+func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) (Table, error) {
+	key := raw.Key()
+	for range 3 {
+		g := r.rules.judge(t, raw)
+		switch {
+		case g.err != nil:
+			r.client.Log.WarnContext(ctx, "garbage of a row is not collected, its records are damaged", "table", t.Name, "error", g.err)
+			return Table{RowsSkipped: 1}, nil
+		case len(g.locks) > 0:
+			for _, l := range g.locks {
+				if _, err := r.settle(ctx, l); err != nil {
+					return Table{}, err
+				}
+			}
+		default:
+			changed := false
+			for _, part := range g.conditional() {
+				var matched bool
+				err := r.again(ctx, func() (err error) {
+					matched, err = t.CheckAndMutate(ctx, key, part.unless, nil, part.mut)
+					return err
+				})
+				if err != nil {
+					return Table{}, err
+				}
+				changed = changed || matched
+			}
+			if !changed {
+				return g.counts, r.applyAll(ctx, t, g.mutations(key))
+			}
+		}
+		// The row is not what it was.
+		err := r.again(ctx, func() (err error) {
+			raw, err = t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
+			return err
+		})
+		if err != nil {
+			return Table{}, err
+		}
+		if len(raw) == 0 {
+			return Table{}, nil
+		}
+	}
+	return Table{RowsSkipped: 1}, nil
+}
+
+// applyAll sends unconditional mutations until all are applied.
+func (r *run) applyAll(ctx context.Context, t *store.Table, muts []store.RowMutation) error {
+	return r.again(ctx, func() (err error) {
+		muts, err = t.Apply(ctx, muts)
+		return err
+	})
+}
+
+// again repeats what may be repeated until it succeeds, is refused, or ctx ends.
+func (r *run) again(ctx context.Context, f func() error) error {
+	for pause := r.client.Store.Config.Backoff.Start(); ; {
+		err := f()
+		if err == nil || store.Permanent(err) {
+			return err
+		}
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, "collecting garbage", err)
+		}
+	}
+}

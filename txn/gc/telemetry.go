@@ -1,0 +1,117 @@
+package gc
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso/instrument"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// This file holds the metrics and spans of garbage collection.
+
+// attrSafePoint is the safe point that a run collects up to.
+const attrSafePoint = attribute.Key("percolator.safe_point")
+
+// The outcomes of a run, besides outcomeFailed.
+const (
+	outcomeDone        = "done"
+	outcomeNothing     = "nothing to do"
+	outcomeBlocked     = "blocked"
+	outcomeLost        = "lease lost"
+	outcomeInterrupted = "interrupted"
+)
+
+// metrics are the instruments of garbage collection.
+type metrics struct {
+	duration metric.Float64Histogram
+	versions metric.Int64Counter
+	cells    metric.Int64Counter
+	bytes    metric.Int64Counter
+	locks    metric.Int64Counter
+}
+
+func newMetrics(provider metric.MeterProvider) (metrics, error) {
+	in := instrument.New(provider, store.Scope)
+	m := metrics{
+		versions: in.Counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
+		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
+		bytes:    in.Counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
+		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what it did with them."),
+		// From a run with nothing to do, over the fence of two minutes, to large tables.
+		duration: in.Seconds("percolator.gc.run.duration", "Duration of runs of garbage collection.", 1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600),
+	}
+	return m, in.Err()
+}
+
+// page counts what was removed from some rows of a table, which may be nothing:
+// from no series to the first one is no increase to Prometheus.
+func (m *metrics) page(ctx context.Context, table string, done Table) {
+	ctx = context.WithoutCancel(ctx) // what was removed counts
+	for _, c := range []struct {
+		counter metric.Int64Counter
+		n       int64
+	}{{m.versions, done.Versions}, {m.cells, done.Cells}, {m.bytes, done.Bytes}} {
+		if c.counter.Enabled(ctx) {
+			c.counter.Add(ctx, c.n, metric.WithAttributes(semconv.DBCollectionName(table)))
+		}
+	}
+}
+
+func (m *metrics) lock(ctx context.Context, action string, n int64) {
+	if ctx = context.WithoutCancel(ctx); n > 0 && m.locks.Enabled(ctx) {
+		m.locks.Add(ctx, n, metric.WithAttributes(store.AttrAction.String(action)))
+	}
+}
+
+// end tells how a run ended.
+func (m *metrics) end(ctx context.Context, s store.Span, report *Report, err error) {
+	outcome := outcome(report, err)
+	if s.Recording() {
+		s.Set(store.AttrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), store.AttrRows.Int64(report.Total.Rows))
+	}
+	if ctx = context.WithoutCancel(ctx); m.duration.Enabled(ctx) {
+		m.duration.Record(ctx, report.Elapsed.Seconds(), metric.WithAttributes(store.AttrOutcome.String(outcome)))
+	}
+}
+
+func outcome(report *Report, err error) string {
+	var blocked *BlockedError
+	var busy *BusyError
+	switch {
+	case err == nil && report.Nothing:
+		return outcomeNothing
+	case err == nil:
+		return outcomeDone
+	case errors.As(err, &busy):
+		return outcomeLost
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return outcomeInterrupted
+	case errors.As(err, &blocked):
+		return outcomeBlocked
+	}
+	return txn.OutcomeFailed
+}
+
+// phase traces a part of a run as one span. What is below it is no span of its
+// own: there are as many requests as pages of rows.
+func (r *run) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
+	ctx, s := r.client.Trace.Begin(ctx, name, table)
+	if s.Recording() {
+		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
+	}
+	before := r.report.Total.Rows
+	err := do(ctx)
+	if table != "" {
+		s.Set(store.AttrRows.Int64(r.report.Total.Rows - before))
+	}
+	s.EndWith(err)
+	return err
+}

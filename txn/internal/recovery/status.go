@@ -1,0 +1,87 @@
+package recovery
+
+import (
+	"context"
+	"sync"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// ReadStatus reads a transaction's outcome from its primary cell, in the order record, marker, lock, nothing (design §4).
+func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
+	raw, err := t.ReadRow(ctx, primary.Row, store.OutcomeCells(primary.Column(), startTS))
+	if err != nil {
+		return format.Status{}, err
+	}
+	var s format.Status
+	for _, item := range raw[format.LockFamily] {
+		s.State = format.StateLocked
+		if s.Lock, err = format.DecodeLock(primary, startTS, item.Value); err != nil {
+			return format.Status{}, err
+		}
+	}
+	for _, item := range raw[format.MarkFamily] {
+		m, err := format.DecodeMark(primary, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return format.Status{}, err
+		}
+		if m.StartTS != startTS {
+			continue
+		}
+		if m.Kind == format.KindLock {
+			return format.Status{State: format.StateCommitted, CommitTS: m.CommitTS}, nil
+		}
+		s = format.Status{State: format.StateRolledBack}
+	}
+	for _, item := range raw[format.WriteFamily] {
+		w, err := format.DecodeWrite(primary, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return format.Status{}, err
+		}
+		if w.StartTS == startTS {
+			return format.Status{State: format.StateCommitted, CommitTS: w.CommitTS}, nil
+		}
+	}
+	return s, nil
+}
+
+// outcomeCache remembers settled transactions by start_ts, which no two
+// transactions share, so that many locks of one dead transaction cost one look
+// at its primary. Outcomes are final, so entries never go stale; the oldest make
+// room.
+type outcomeCache struct {
+	mu    sync.Mutex
+	known map[tso.Timestamp]format.Status
+	order []tso.Timestamp
+	next  int
+}
+
+const outcomeCacheSize = 4096
+
+func newOutcomeCache() *outcomeCache { return &outcomeCache{known: map[tso.Timestamp]format.Status{}} }
+
+func (c *outcomeCache) get(startTS tso.Timestamp) (format.Status, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, ok := c.known[startTS]
+	return s, ok
+}
+
+func (c *outcomeCache) Put(startTS tso.Timestamp, s format.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.known[startTS]; ok || !s.Final() {
+		return
+	}
+	if len(c.order) < outcomeCacheSize {
+		c.order = append(c.order, startTS)
+	} else {
+		delete(c.known, c.order[c.next])
+		c.order[c.next] = startTS
+		c.next = (c.next + 1) % outcomeCacheSize
+	}
+	c.known[startTS] = s
+}

@@ -1,0 +1,19 @@
+package store
+
+import "sync/atomic"
+
+// counters are what Stats reports.
+type counters struct {
+	Begun, Committed, Conflicts, Retries, Undetermined atomic.Int64
+	Timestamps, LocksMet                               atomic.Int64
+	EarlyConflicts, LatchWaits, Raises                 atomic.Int64
+	RolledForward, RolledBack                          atomic.Int64
+	BackgroundDropped, BackgroundRequests              atomic.Int64
+	ReadCounters
+}
+
+type ReadCounters struct {
+	Prefetched, PrefetchUsed atomic.Int64
+	Batches, Batched         atomic.Int64
+	Reused, Asked            atomic.Int64
+}

@@ -1,0 +1,155 @@
+package store
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+	"cloud.google.com/go/bigtable/bttest"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/api/option"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+// filterTable is a table on an emulator, for requests past the client.
+func filterTable(t *testing.T) *bigtable.Table {
+	t.Helper()
+	server, err := bttest.NewServer("localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	conn, err := grpc.NewClient(server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	ctx := t.Context()
+	admin, err := bigtable.NewAdminClient(ctx, "p", "i", option.WithGRPCConn(conn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.CreateTable(ctx, "t"); err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range append([]string{"f", "g"}, format.MetadataFamilies...) {
+		if err := admin.CreateColumnFamily(ctx, "t", family); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bt, err := bigtable.NewClientWithConfig(ctx, "p", "i", bigtable.ClientConfig{MetricsProvider: bigtable.NoopMetricsProvider{}, DisableSession: true}, option.WithGRPCConn(conn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bt.Close() })
+	return bt.Open("t")
+}
+
+// cells are a row's cells as family:qualifier@timestamp, where it is one of ours
+// in microseconds since base.
+func cells(row bigtable.Row) (all []string) {
+	for _, items := range row {
+		for _, it := range items {
+			ts := int64(it.Timestamp)
+			if it.Timestamp >= format.PrePercolator {
+				ts = int64(tso.FromCell(it.Timestamp) - filterBase)
+			}
+			all = append(all, fmt.Sprintf("%s@%d", it.Column, ts))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+const filterBase tso.Timestamp = 1_800_000_000_000_000
+
+// TestReadFilters holds which cells each kind of read asks for: of each column
+// the newest at or below the timestamp of the read, whatever stands above, and
+// nothing of columns that were not asked for.
+func TestReadFilters(t *testing.T) {
+	table := filterTable(t)
+	m := bigtable.NewMutation()
+	at := func(ts tso.Timestamp) bigtable.Timestamp { return (filterBase + ts).Cell() }
+	for _, c := range []format.Column{{Family: "f", Qualifier: "q"}, {Family: "f", Qualifier: "r"}, {Family: "g", Qualifier: "q"}} {
+		for _, ts := range []tso.Timestamp{1, 3, 7} {
+			m.Set(c.Family, c.Qualifier, at(ts), nil)
+			m.Set(format.WriteFamily, c.Key(), at(ts+1), nil)
+		}
+	}
+	m.Set(format.LockFamily, "f:q", at(5), nil)
+	m.Set(format.LockFamily, "f:q", at(9), nil) // cannot be, and would hide nothing
+	m.Set("f", "old", 1000, nil)
+	m.Set(format.MarkFamily, "f:q", at(2), nil)
+	m.Set(format.AckFamily, "f:q/o", at(1), nil)
+	if err := table.Apply(t.Context(), "row", m); err != nil {
+		t.Fatal(err)
+	}
+	q := []string{"_lock:f:q@5", "_write:f:q@4", "f:q@3"}
+	r := []string{"_write:f:r@4", "f:r@3"}
+	g := []string{"_write:g:q@4", "g:q@3"}
+	for _, tt := range []struct {
+		name     string
+		sel      Selection
+		families []string
+		want     [][]string
+	}{
+		{"column", Selection{Columns: []format.Column{{Family: "f", Qualifier: "q"}}}, nil, [][]string{q}},
+		{"columns", Selection{Columns: []format.Column{{Family: "f", Qualifier: "q"}, {Family: "f", Qualifier: "r"}}}, nil, [][]string{q, r}},
+		{"old column", Selection{Columns: []format.Column{{Family: "f", Qualifier: "old"}}}, nil, [][]string{{"f:old@1000"}}},
+		{"family", Selection{Families: []string{"f"}}, nil, [][]string{q, r, {"f:old@1000"}}},
+		{"family and column", Selection{Families: []string{"g"}, Columns: []format.Column{{Family: "f", Qualifier: "r"}}}, nil, [][]string{g, r}},
+		{"everything", Selection{}, nil, [][]string{q, r, g, {"f:old@1000", "_mark:f:q@2", "_ack:f:q/o@1"}}},
+		{"everything by name", Selection{}, []string{"f", "g"}, [][]string{q, r, g, {"f:old@1000"}}},
+		{"more than fits", Selection{Columns: append(manyColumns("f", 200), format.Column{Family: "f", Qualifier: "q"})}, nil, [][]string{q, r, {"f:old@1000"}, {"_write:g:q@4"}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			row, err := table.ReadRow(t.Context(), "row", bigtable.RowFilter(tt.sel.VisibleAt(filterBase+6, tt.families)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(slices.Sorted(slices.Values(slices.Concat(tt.want...))), cells(row)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	row, err := table.ReadRow(t.Context(), "row", bigtable.RowFilter(Selection{Columns: []format.Column{{Family: "f", Qualifier: "old"}}}.VisibleAt(5, nil)))
+	if err != nil || !slices.Equal(cells(row), []string{"f:old@1000"}) {
+		t.Errorf("read of the time before the adoption: %v, %v", cells(row), err)
+	}
+}
+
+func manyColumns(family string, n int) (cols []format.Column) {
+	for i := range n {
+		cols = append(cols, format.Column{Family: family, Qualifier: fmt.Sprintf("%s-%d", strings.Repeat("long", 8), i)})
+	}
+	return cols
+}
+
+// TestColumnFiltersAreBounded: qualifiers may be data, and then there is no end
+// of them.
+func TestColumnFiltersAreBounded(t *testing.T) {
+	k := columnFilters{known: map[format.Column]*columnFilter{}}
+	for i := range 3 * maxColumnFilters {
+		c := format.Column{Family: "f", Qualifier: fmt.Sprint(i)}
+		if got := k.of(c).key; got != c.Key() {
+			t.Fatalf("filter of %v is that of %s", c, got)
+		}
+		if len(k.known) > maxColumnFilters {
+			t.Fatalf("%d filters are kept", len(k.known))
+		}
+	}
+	if made := k.of(format.Column{Family: "f", Qualifier: "0"}); k.of(format.Column{Family: "f", Qualifier: "0"}) != made {
+		t.Error("a column's filter is made again")
+	}
+	before := len(k.known)
+	if k.of(format.Column{Family: "f", Qualifier: strings.Repeat("x", MaxKnownColumnName)}); len(k.known) != before {
+		t.Error("the filter of a long name is kept")
+	}
+}

@@ -1,0 +1,91 @@
+package store
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+// Readers need S ≥ P, writers S > P, and so do those who judge by what is
+// missing.
+func TestSafePointBounds(t *testing.T) {
+	s := &safePoint{store: &Store{}}
+	s.View.Store(newSafePointView(100, time.Now()))
+	for _, tt := range []struct {
+		ts          tso.Timestamp
+		read, write bool
+	}{{99, false, false}, {100, true, false}, {101, true, true}} {
+		if err := s.CheckRead(t.Context(), tt.ts); (err == nil) != tt.read || err != nil && !errors.Is(err, format.ErrTooOld) {
+			t.Errorf("read at %d: %v", tt.ts, err)
+		}
+		if err := s.CheckWrite(t.Context(), tt.ts); (err == nil) != tt.write || err != nil && !errors.Is(err, format.ErrTooOld) {
+			t.Errorf("write at %d: %v", tt.ts, err)
+		}
+		if gone, err := s.Forgotten(t.Context(), tt.ts); err != nil || gone == tt.write {
+			t.Errorf("forgotten at %d: %v, %v", tt.ts, gone, err)
+		}
+		keep, tooOld, err := s.keepAbove(t.Context(), []RowMutation{{StartTS: tt.ts}, {}})
+		if n := len(keep) - 1; err != nil || (n == 1) != tt.write || len(tooOld) != 1-n {
+			t.Errorf("keepAbove at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
+		}
+	}
+}
+
+// A view is good for its time, and a wall clock that jumps ahead ends it: the
+// machine may have slept, with its monotonic clock standing still.
+func TestSafePointViewGoesStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := time.Now()
+		<-time.After(gctime.SafePointMaxAge())
+		if v := newSafePointView(1, asked); !v.fresh() {
+			t.Error("stale in time")
+		}
+		<-time.After(time.Millisecond)
+		if v := newSafePointView(1, asked); v.fresh() {
+			t.Error("fresh after its time")
+		}
+	})
+	slept := newSafePointView(1, time.Now())
+	slept.wall = slept.wall.Add(-time.Hour)
+	if slept.fresh() {
+		t.Error("fresh after an hour of sleep")
+	}
+}
+
+// What was learned is never forgotten, and an older answer never makes a view
+// look younger.
+func TestSafePointOnlyRises(t *testing.T) {
+	s := &safePoint{}
+	now := time.Now()
+	s.View.Store(&safePointView{})
+	for _, step := range []struct {
+		ts    tso.Timestamp
+		asked time.Time
+		want  *safePointView
+	}{
+		{100, now, newSafePointView(100, now)},
+		{90, now.Add(time.Second), newSafePointView(100, now.Add(time.Second))},
+		{110, now.Add(-time.Second), newSafePointView(110, now.Add(time.Second))},
+	} {
+		s.learn(step.ts, step.asked)
+		if got := *s.View.Load(); got != *step.want {
+			t.Errorf("after %d: %v, want %v", step.ts, got, *step.want)
+		}
+	}
+}
+
+// The fence covers what it is there for.
+func TestFence(t *testing.T) {
+	if gctime.Fence() <= gctime.SafePointMaxAge()+gctime.MaxApply() {
+		t.Errorf("fence %v, safe point %v, apply %v", gctime.Fence(), gctime.SafePointMaxAge(), gctime.MaxApply())
+	}
+	if gctime.MinRetention() < 2*gctime.Fence() {
+		t.Errorf("retention %v, fence %v", gctime.MinRetention(), gctime.Fence())
+	}
+}

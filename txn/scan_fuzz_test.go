@@ -1,0 +1,77 @@
+package txn
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// Everything that is stored may have been damaged, or written by somebody else: a
+// decoder returns what it can write again, or an error of the right kind, and
+// never panics.
+
+// FuzzScanMerge lays a transaction's own writes over pages of rows, in both
+// directions, and compares with a map.
+func FuzzScanMerge(f *testing.F) {
+	f.Add([]byte("ab"), []byte("bc"), false, byte(0))
+	f.Add([]byte("\x00a\xff"), []byte("\x00\x01\xff"), true, byte(2))
+	f.Fuzz(func(t *testing.T, stored, own []byte, reverse bool, limit byte) {
+		rows := map[string]string{}
+		var keys []string
+		for _, b := range stored {
+			if k := string(b); rows[k] == "" {
+				rows[k] = "stored"
+				keys = append(keys, k)
+			}
+		}
+		slices.Sort(keys)
+		b := &buffer{}
+		for i, k := range own {
+			kind := []Kind{KindPut, KindDelete, KindLock}[i%3]
+			b.set(Cell{Table: "t", Row: string(k), Family: "f", Qualifier: "q"}, kind, fmt.Appendf(nil, "own%d", i))
+		}
+		if b.err != nil {
+			t.Fatal(b.err)
+		}
+		o := b.overlay("t", func(string) bool { return true }, store.Selection{})
+		for key, writes := range o.rows {
+			if rows[key] = string(writes[0].Value); writes[0].Kind == KindDelete {
+				delete(rows, key)
+			}
+		}
+		var want, got []string
+		for k, v := range rows {
+			want = append(want, k+"="+v)
+		}
+		slices.Sort(want)
+		if reverse {
+			slices.Reverse(keys)
+			slices.Reverse(want)
+		}
+		if limit > 0 && len(want) > int(limit) {
+			want = want[:limit]
+		}
+		s := &scan{overlay: o, options: readOptions{reverse: reverse, limit: int(limit)}}
+		s.yield = func(r bigtable.Row, _ error) bool {
+			got = append(got, r.Key()+"="+string(r["f"][0].Value))
+			return true
+		}
+		goOn := true
+		for _, k := range keys {
+			row := bigtable.Row{"f": {{Row: k, Column: "f:q", Value: []byte("stored")}}}
+			if goOn = s.emitBefore(k) && s.emit(k, row); !goOn {
+				break
+			}
+		}
+		if goOn {
+			s.emitBefore("")
+		}
+		if !slices.Equal(want, got) {
+			t.Errorf("stored %q, own %q, reverse %v, limit %d: %q, want %q", stored, own, reverse, limit, got, want)
+		}
+	})
+}

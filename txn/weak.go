@@ -1,0 +1,43 @@
+package txn
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// notifications are the transaction's weak notifications, checked.
+func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
+	var cells []Cell
+	for cell := range t.buffer.notify {
+		if err := store.CheckNotifiable(ctx, t.client.Store, cell, true); err != nil {
+			return nil, err
+		}
+		cells = append(cells, cell)
+	}
+	slices.SortFunc(cells, func(a, b Cell) int { return strings.Compare(a.String(), b.String()) })
+	return cells, nil
+}
+
+// onlyNotify ends a transaction that writes nothing: its weak notifications are
+// set at a timestamp of their own, so that whatever was committed before is
+// seen by the observers.
+func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
+	if len(cells) == 0 {
+		return t.startTS, nil
+	}
+	ts, err := t.client.Timestamp(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := store.WriteNotifications(ctx, t.client.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
+		return 0, err
+	}
+	t.client.Hints.Hint(cells...)
+	return ts, nil
+}
