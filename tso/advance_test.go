@@ -17,8 +17,8 @@ func raise(e *tsotest.Emulator, to tso.Timestamp) (bool, error) {
 	return tso.Advance(e.T.Context(), e.Table("percolator"), tso.RowConfig{}, to)
 }
 
-// TestAdvanceDirect: a row in direct mode is raised and never lowered, also while
-// somebody takes timestamps from it, and one that was lost begins there.
+// TestAdvanceDirect: Advance raises a row in direct mode and never lowers it, also
+// while a process takes timestamps. A row that was lost begins there.
 func TestAdvanceDirect(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		h := tsotest.NewHistory(t)
@@ -55,8 +55,8 @@ func TestAdvanceDirect(t *testing.T) {
 	})
 }
 
-// TestAdvanceIsConditional: between reading the row and writing it, somebody
-// takes it higher; a delayed or repeated request does not put that back.
+// TestAdvanceIsConditional: another client raises the row between Advance's read
+// and write. The late write does not lower the row again.
 func TestAdvanceIsConditional(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		tsotest.NewHistory(t).Ask(t.Context(), e.Direct(tso.DirectConfig{}))

@@ -220,7 +220,7 @@ func (s *script) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequ
 		}
 		answer := s.next()
 		if answer == nil {
-			return status.Error(codes.Internal, "the script is over")
+			return status.Error(codes.Internal, "the script has ended")
 		}
 		if err := stream.Send(answer); err != nil {
 			return err

@@ -180,7 +180,7 @@ func (d *Direct) join(ctx context.Context) (*waiter, error) {
 }
 
 // leave removes the caller from its batch and reports whether it was still in
-// it. The batch goes on for the other callers. When the last one leaves, its RPC
+// it. The batch continues for the other callers. When the last one leaves, its RPC
 // is cancelled.
 func (d *Direct) leave(w *waiter) bool {
 	d.mu.Lock()
@@ -209,7 +209,7 @@ func (d *Direct) work() {
 // serveNext sends the batch that formed and answers it. It reports whether there
 // was one.
 func (d *Direct) serveNext() bool {
-	// No caller's context: callers may leave while the batch goes on.
+	// No caller's context: callers may leave while the batch continues.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 

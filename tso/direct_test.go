@@ -68,8 +68,8 @@ func TestBatchesFormWhileOneIsInFlight(t *testing.T) {
 }
 
 // TestLateRequestNotInBatchInFlight is the real-time guarantee: a reserves and
-// its answer is on the way, b reserves above it and answers; whoever asks a
-// then, knowing b's timestamp, has to get a larger one.
+// its answer is on the way, b reserves above it and answers. A caller of a that
+// asks then, and knows b's timestamp, must get a larger one.
 func TestLateRequestNotInBatchInFlight(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
@@ -204,7 +204,7 @@ func TestAllCallersLeaveCancelsTheRPC(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-cancelled:
-			t.Error("the RPC was cancelled while somebody waited")
+			t.Error("the RPC was cancelled while a caller waited")
 		default:
 		}
 		if r := <-r2; !errors.Is(r.Err, context.DeadlineExceeded) || errors.Is(r.Err, context.Canceled) {

@@ -12,8 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
-// TestOneFaultAtEveryRPC runs a workload of two processes over and over, with
-// one fault at its k-th RPC, for all k.
+// TestOneFaultAtEveryRPC runs a workload of two processes repeatedly, with one
+// fault at its k-th RPC, for all k.
 func TestOneFaultAtEveryRPC(t *testing.T) {
 	for _, fault := range tsotest.Faults {
 		t.Run(fault.Name, func(t *testing.T) {
@@ -65,8 +65,8 @@ func TestOneFaultAtEveryRPC(t *testing.T) {
 	}
 }
 
-// TestDelayedRPC lets a write land after its caller has given up on it and
-// others have gone on.
+// TestDelayedRPC applies a write after its caller gave up on it and other callers
+// continued.
 func TestDelayedRPC(t *testing.T) {
 	for _, method := range []string{tsotest.CheckAndMutate, tsotest.ReadModifyWrite} {
 		t.Run(method, func(t *testing.T) {

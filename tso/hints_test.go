@@ -189,7 +189,7 @@ func TestFullQueuesDrop(t *testing.T) {
 		synctest.Wait()                                // each is busy with that
 		m.PublishHints(hints("b", hint.MaxWaiting)...) // one is full
 		const more = 10
-		m.PublishHints(hints("a", 2*hint.MaxWaiting+more)...) // the others take what it cannot
+		m.PublishHints(hints("a", 2*hint.MaxWaiting+more)...) // the rest is for the other queues
 		if s := m.Stats(); s.Dropped != more || s.Received != 3+3*hint.MaxWaiting+more {
 			t.Errorf("%+v", s)
 		}

@@ -18,7 +18,7 @@ import (
 // metadata table, and [Client.Locks] in the memory of the leading server.
 // [FallbackLocks] joins two.
 type Locks interface {
-	// Acquire takes the lock for owner until ttl is over, or renews it if owner
+	// Acquire takes the lock for owner until ttl ends, or renews it if owner
 	// holds it. If another owner holds it, acquired is false and by says who
 	// holds it and for how much longer. After an error owner may hold it.
 	Acquire(ctx context.Context, name, owner string, ttl time.Duration) (acquired bool, by Holder, err error)

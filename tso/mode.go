@@ -100,8 +100,8 @@ func readState(ctx context.Context, r *row.Row) (RowState, error) {
 	return s, nil
 }
 
-// SetMode changes the mode of the oracle's row. Timestamps go on above the
-// highest one of the old mode. It reports whether it changed anything: a row
+// SetMode changes the mode of the oracle's row. Timestamps continue above
+// the highest one of the old mode. It reports whether it changed anything: a row
 // that is in the mode already stays as it is.
 //
 // To ModeServed: processes in direct mode fail with [*ModeError] from their next

@@ -76,7 +76,7 @@ func (r *requester) fill(ctx context.Context, b *callers, n int64) (err error) {
 }
 
 // ask gets count timestamps from the server that leads. It asks the servers in
-// turn, the last leader first, until one answers, the timeout is over, or no
+// turn, the last leader first, until one answers, the timeout ends, or no
 // caller waits. The timeout counts from start.
 func (r *requester) ask(ctx context.Context, count int64, start time.Time, abandoned func() bool) (Timestamp, error) {
 	s := r.servers

@@ -160,7 +160,7 @@ func (r *reserver) increment(ctx context.Context, n int64) (Timestamp, error) {
 		case ok:
 			return r.value, nil
 		case err != nil && ctx.Err() == nil:
-			r.log.WarnContext(ctx, "tso: could not move the oracle up to the clock; going on with the range at hand",
+			r.log.WarnContext(ctx, "tso: could not move the oracle up to the clock; using the range at hand",
 				"row", r.row.Key, "lag", r.clock().Sub(last.Time()), "error", err)
 		}
 	}
@@ -173,7 +173,7 @@ func (r *reserver) diagnose(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !row.BlamesRow(err) {
 		return err
 	}
-	r.seen = false // look at the row again before anything else
+	r.seen = false // read the row again before anything else
 	if _, readErr := r.row.ReadDirect(ctx); readErr != nil && !row.Retryable(readErr) {
 		return readErr
 	}
@@ -189,7 +189,7 @@ func (r *reserver) steppedBack(v Timestamp) error {
 // confirmedNow returns the time to advance to from last. If the clock is ahead
 // of last by more than maxStep, there was a long pause or the clock is wrong;
 // confirmedNow compares it with Bigtable's own clock, in two round trips. A
-// clock that is late needs no guard: timestamps go on from last, one by one.
+// clock that is late needs no guard: timestamps continue from last, one by one.
 func (r *reserver) confirmedNow(ctx context.Context, last Timestamp) (Timestamp, error) {
 	now := FromTime(r.clock())
 	if now-last <= r.maxStep {

@@ -99,7 +99,7 @@ func TestNoOvershootAfterStall(t *testing.T) {
 					}
 				}
 				tsotest.Advance(stall)
-				// Hold everybody's first write, so that all have decided.
+				// Hold the first write of each process, so that all have decided.
 				method := tsotest.CheckAndMutate
 				if shared {
 					method = tsotest.ReadModifyWrite
@@ -213,7 +213,7 @@ func TestClockBackAndForward(t *testing.T) {
 		})
 		start := h.Ask(t.Context(), d)
 
-		off = -time.Hour // back: go on one by one
+		off = -time.Hour // back: continue one by one
 		for i := range tso.Timestamp(3) {
 			if got := h.Ask(t.Context(), d); got != start+1+i {
 				t.Errorf("clock back: %d, want %d", got, start+1+i)
@@ -267,8 +267,8 @@ func TestModeError(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		inUse, fresh := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 		other := e.Direct(tso.DirectConfig{})
-		warm(t, e, inUse, other) // inUse now learns of the fence by a failing compare, other too
-		warm(t, e, inUse)        // and inUse by a failing increment
+		warm(t, e, inUse, other) // so a failing compare shows inUse and other the new mode
+		warm(t, e, inUse)        // and a failing increment shows it to inUse
 		e.Put([]byte("served"))
 		for name, d := range map[string]*tso.Direct{"in use": inUse, "compares": other, "fresh": fresh} {
 			for range 2 {

@@ -111,7 +111,7 @@ func TestHintsFollowLeader(t *testing.T) {
 	})
 }
 
-// TestHintsWaitForLeader: hints published while nobody leads wait at
+// TestHintsWaitForLeader: hints published while no server leads wait at
 // their publishers, each once, and for no longer than the timeout.
 func TestHintsWaitForLeader(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {

@@ -51,7 +51,7 @@ func (e *ModeError) ErrorType() string { return "mode" }
 
 // CorruptError says that the oracle's row holds a value that no oracle writes,
 // or a value below a timestamp that this process already received (for example
-// because the row was restored from a backup). Going on could hand out a
+// because the row was restored from a backup). To continue could hand out a
 // timestamp twice, so no oracle repairs such a row automatically.
 type CorruptError struct {
 	Row    string // row key in the metadata table

@@ -33,7 +33,7 @@ const (
 const (
 	// ColumnDirect holds the highest timestamp handed out in direct mode, as
 	// 8 bytes, big-endian. A value of any other length is the name of another
-	// mode. Bigtable refuses to increment such a value, so no process can go on
+	// mode. Bigtable refuses to increment such a value, so no process can continue
 	// in direct mode.
 	ColumnDirect = "direct"
 

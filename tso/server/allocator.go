@@ -121,7 +121,7 @@ func (a *allocator) generate(count tso.Timestamp) (first tso.Timestamp, wait <-c
 	}
 
 	// Only now it is certain that the range was generated in time. A process
-	// that was stopped and goes on believes that it leads until its timer runs,
+	// that was stopped and continues believes that it leads until its timer runs,
 	// and finds requests in its sockets that were sent after another leader had
 	// answered. Those must not get the rest of the old range.
 	if !a.unchecked && !a.within(until, wall) {
@@ -132,7 +132,7 @@ func (a *allocator) generate(count tso.Timestamp) (first tso.Timestamp, wait <-c
 }
 
 // within reports whether the present is certain to be before until. It uses two
-// clocks: the monotonic clock, and the wall clock, which goes on while a machine
+// clocks: the monotonic clock, and the wall clock, which runs while a machine
 // is suspended. A wall clock that was set ahead costs one renewal; one that was
 // set back changes nothing.
 func (a *allocator) within(until, wall time.Time) bool {
@@ -211,7 +211,7 @@ func (a *allocator) extend(h held, confirmed tso.Timestamp) {
 }
 
 // suspend stops answering, unless the lease was renewed in the meantime. The
-// term goes on if no other server took the lease.
+// term continues if no other server took the lease.
 func (a *allocator) suspend() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -55,7 +55,7 @@ func TestStopDuringTakeover(t *testing.T) {
 		g := tsotest.NewGate(tsotest.CheckAndMutate, true)
 		c.E.On(g.Hook)
 		a := c.Start("a", server.Config{})
-		<-g.Held // it has landed
+		<-g.Held // it took effect
 		c.E.On(nil)
 		a.Stop()
 		<-a.Ended

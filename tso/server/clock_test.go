@@ -15,7 +15,7 @@ import (
 )
 
 // TestSuspendedMachine: the monotonic clock stood still while the machine was
-// suspended; the wall clock tells.
+// suspended; the wall clock shows that.
 func TestSuspendedMachine(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		var off atomic.Int64
@@ -28,16 +28,16 @@ func TestSuspendedMachine(t *testing.T) {
 		if r, err := c.One("a", tso.FormatVersion, 1); err != nil || r.NotLeader == nil {
 			t.Errorf("right after waking up: %v, %v", r, err)
 		}
-		synctest.Wait() // it renews, and nobody had taken the lease
+		synctest.Wait() // it renews; no other server took the lease
 		if r, err := c.One("a", tso.FormatVersion, 1); err != nil || r.NotLeader != nil {
 			t.Errorf("after renewing: %v, %v", r, err)
 		}
 	})
 }
 
-// TestSuspendedWhileRenewalUnknown: a renewal landed, its answer was lost, and
-// the machine was suspended before the repetition. Of the lease that was written
-// then nothing is left.
+// TestSuspendedWhileRenewalUnknown: a renewal took effect, its answer was lost, and
+// the machine was suspended before the repetition. The lease that the renewal
+// wrote has expired by then.
 func TestSuspendedWhileRenewalUnknown(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		var off atomic.Int64
@@ -75,7 +75,7 @@ func TestSuspendedWhileRenewalUnknown(t *testing.T) {
 		}
 		for range 100 {
 			if r, err := c.One("a", tso.FormatVersion, 1); err == nil && r.NotLeader == nil {
-				t.Fatalf("answered %d ten leases after the last write that landed", r.First)
+				t.Fatalf("answered %d ten leases after the last write that took effect", r.First)
 			}
 			tsotest.Advance(tsotest.Lease / 100)
 		}

@@ -31,7 +31,7 @@ func TestHintsAfterKill(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got, ended := make(chan tso.Hint, 10), make(chan error, 1)
 	go func() { ended <- subscribing.SubscribeHints(ctx, []string{"x"}, func(h tso.Hint) { got <- h }) }()
-	// Until a hint arrives nobody may have subscribed.
+	// Until a hint arrives, the subscription may not be open.
 	arrives := func(key string) {
 		t.Helper()
 		retry := time.NewTicker(20 * time.Millisecond)

@@ -87,7 +87,7 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 		case ctx.Err() != nil:
 			return held{}, false
 		case err != nil:
-			// The watch goes on: the takeover itself proves that the lease was
+			// The watch continues: the takeover itself proves that the lease was
 			// the same all the time, because no value ever comes back.
 			failures++
 			l.alloc.stand(ctx, err, "")
@@ -152,7 +152,7 @@ func (l *leadership) takeOver(ctx context.Context, found row.State) (held, bool,
 	h, outcome, err := l.write(ctx, found.Lease, next, state)
 	if outcome == writeUnknown && ctx.Err() != nil {
 		// The server was stopped before the answer came. If the takeover took
-		// effect, go on to lead: that now means to release the lease.
+		// effect, lead: that now means to release the lease.
 		after, err := l.row.Read(context.WithoutCancel(ctx))
 		if err == nil && after.Mode == format.ModeServed && after.Lease == next {
 			h, outcome = held{next, after.Served, l.pending.sent, l.pending.wall}, writeDone

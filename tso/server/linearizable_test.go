@@ -38,7 +38,7 @@ var oracleModel = porcupine.Model{
 }
 
 // operations is the history of several callers. A request that failed has no
-// effect that anybody could see, and so is no part of it.
+// visible effect, and so is no part of it.
 type operations struct {
 	mu    sync.Mutex
 	start time.Time
@@ -142,10 +142,9 @@ func (n *nemesis) set(f func(*nemesis)) {
 func wait(d time.Duration) { <-time.After(d) }
 
 // TestLinearizableUnderFaults runs three server processes, callers, and bank
-// transactions above them, while leaders are killed, stopped past their lease
-// and continued, handed over, cut off from Bigtable, told nothing about what
-// became of their writes, and given wrong clocks, until leadership has changed
-// 50 times.
+// transactions above them, until leadership has changed 50 times. Meanwhile leaders
+// are killed, stopped past their lease and continued, handed over, or cut off from
+// Bigtable, do not learn the outcome of their writes, or have wrong clocks.
 func TestLinearizableUnderFaults(t *testing.T) {
 	const length = 150 * time.Millisecond
 	// A busy machine may be slow; only one on which nothing happens any more is at fault.
@@ -356,7 +355,7 @@ func TestStoppedLeaderDoesNotAnswerOldRequests(t *testing.T) {
 	if err := ops.ask(t.Context(), 1, fresh); err != nil { // b leads
 		t.Fatal(err)
 	}
-	// Asked after b has answered, while a is stopped: a finds it when it goes on.
+	// Asked after b has answered, while a is stopped: a finds the request when it continues.
 	answered := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()

@@ -107,7 +107,7 @@ type process struct {
 
 func newProcess(t *testing.T, e *tsotest.Emulator, name string, lease time.Duration) *process {
 	t.Helper()
-	// A port that is free now, and that nobody gets by chance while the process
+	// A port that is free now, and that no other process gets by chance while this one
 	// is down, for the kernel goes through them in turn.
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

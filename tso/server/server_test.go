@@ -109,8 +109,8 @@ func TestTakeoverAfterOneLease(t *testing.T) {
 	})
 }
 
-// TestSuspendedLeaderGoesOn: nobody else wants the lease, so the term goes on
-// once the row is back.
+// TestSuspendedLeaderGoesOn: no other server wants the lease, so the term
+// continues once the row is back.
 func TestSuspendedLeaderGoesOn(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
@@ -138,7 +138,7 @@ func TestSuspendedLeaderGoesOn(t *testing.T) {
 	})
 }
 
-// TestGracefulHandover takes no lease: a candidate that is asked looks at once.
+// TestGracefulHandover takes no lease: a candidate that gets a request reads the row at once.
 func TestGracefulHandover(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
@@ -263,10 +263,10 @@ func TestLeaseRunsFromSending(t *testing.T) {
 		synctest.Wait()
 		g := tsotest.NewGate(tsotest.CheckAndMutate, true)
 		c.E.On(g.Hook)
-		<-g.Held // a renewal has landed, its answer is on the way
+		<-g.Held // a renewal took effect, its answer is on the way
 		sent := time.Now()
 		tsotest.Advance(tsotest.Lease - tsotest.Lease/10 - time.Millisecond)
-		// The one before was an interval earlier, so it is over by now.
+		// The one before was an interval earlier, so it has expired by now.
 		if c.Leader() != "" {
 			t.Error("leads on a renewal that was not acknowledged")
 		}
@@ -370,7 +370,7 @@ func TestFaultAtEveryWrite(t *testing.T) {
 					t.Fatalf("with the fault at request %d", k)
 				}
 				if k > 60 {
-					break // renewals go on for ever
+					break // renewals continue without end
 				}
 			}
 			if methods[tsotest.CheckAndMutate] < 5 {

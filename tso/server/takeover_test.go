@@ -34,8 +34,8 @@ func loseTakeover(e *tsotest.Emulator) (writes, reads *atomic.Int32) {
 	return writes, reads
 }
 
-// TestTakeoverFoundLater: a takeover landed, and neither its answer nor the
-// read after it came back. The lease in the row is known as its own.
+// TestTakeoverFoundLater: a takeover took effect, and neither its answer nor the
+// read after it came back. The server finds later that the lease is its own.
 func TestTakeoverFoundLater(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		// The first leader's clock is ahead, so that the limit before counts.
@@ -104,7 +104,8 @@ func TestTakeoverFoundTooLate(t *testing.T) {
 	})
 }
 
-// TestTakeoverFoundLaterCountsFromSending: others count from when it landed.
+// TestTakeoverFoundLaterCountsFromSending: another candidate counts from when the
+// takeover took effect.
 func TestTakeoverFoundLaterCountsFromSending(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		writes, _ := loseTakeover(c.E)
@@ -126,7 +127,7 @@ func TestTakeoverFoundLaterCountsFromSending(t *testing.T) {
 		for range 30 {
 			tsotest.Advance(tsotest.Lease / 30)
 			if c.Status("a").Leading {
-				t.Fatal("it leads by a lease that others have seen unchanged for its length")
+				t.Fatal("it leads by a lease that another server has seen unchanged for its length")
 			}
 		}
 		if r := c.Status("a"); r.Epoch != 2 || refused.Load() == 0 {
@@ -135,7 +136,7 @@ func TestTakeoverFoundLaterCountsFromSending(t *testing.T) {
 		c.E.On(nil)
 		tsotest.Advance(tsotest.Lease)
 		if r := c.Status("a"); !r.Leading || r.Epoch != 2 {
-			t.Errorf("the term does not go on: %v", r)
+			t.Errorf("the term does not continue: %v", r)
 		}
 	})
 }

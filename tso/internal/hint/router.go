@@ -18,7 +18,7 @@ type Stats struct {
 	Subscribers int // at present
 }
 
-// ErrStopped says that a router takes no hints and subscribers for now.
+// ErrStopped says that a router accepts no hints and subscribers for now.
 var ErrStopped = errors.New("tso: hints are stopped")
 
 var errTooManySubscribers = errors.New("tso: too many subscribers for hints")

@@ -150,7 +150,7 @@ func (r *Row) decodeState(cells map[string]bigtable.ReadItem) (*tsopb.ServedStat
 // initialised value, or anything else that direct mode must not replace. It
 // reports whether v was set.
 func (r *Row) Initialize(ctx context.Context, v int64) (bool, error) {
-	// The small number that an increment leaves in a row that was deleted stands
+	// The small number that an increment leaves in a row that was deleted is
 	// at the server's time, not at CellDirect, hence the delete before the set.
 	set := bigtable.NewMutation()
 	set.DeleteCellsInColumn(r.family, format.ColumnDirect)
@@ -238,7 +238,7 @@ func (r *Row) ToServed(ctx context.Context, old int64, next format.Lease, state 
 	return err == nil && !matched, err
 }
 
-// ToDirect ends served mode if the lease is old. Direct mode goes on from v.
+// ToDirect ends served mode if the lease is old. Direct mode continues from v.
 func (r *Row) ToDirect(ctx context.Context, old, next format.Lease, state *tsopb.ServedState, v int64) (bool, error) {
 	set, err := r.setServed(next, state)
 	if err != nil {
