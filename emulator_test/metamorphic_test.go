@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -298,7 +299,7 @@ func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
-	s, err := tso.NewServer(meta, tso.ServerConfig{Address: "passthrough:///oracle"})
+	s, err := server.New(meta, server.Config{Address: "passthrough:///oracle"})
 	if err != nil {
 		t.Fatal(err)
 	}

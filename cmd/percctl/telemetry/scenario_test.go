@@ -17,6 +17,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
@@ -297,13 +298,13 @@ func (s *scene) servers() {
 	var addresses []string
 	var stops []func()
 	for range 2 {
-		server, err := tso.NewServer(metadata, tso.ServerConfig{Row: row, TracerProvider: s.tracers, MeterProvider: s.meters})
+		srv, err := server.New(metadata, server.Config{Row: row, TracerProvider: s.tracers, MeterProvider: s.meters})
 		s.must(err)
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
 		s.must(err)
 		run, stop := context.WithCancel(ctx)
 		done := make(chan error, 1)
-		go func() { done <- server.Serve(run, lis) }()
+		go func() { done <- srv.Serve(run, lis) }()
 		stops = append(stops, func() { stop(); s.must(<-done) })
 		addresses = append([]string{lis.Addr().String()}, addresses...)
 		if len(addresses) == 1 {

@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -148,7 +149,7 @@ func runOracle(ctx context.Context, at deployment, listen string, s *cli.Streams
 	defer conn.close()
 	// Changes of leadership are told by the coordinator.
 	log := slog.New(slog.NewTextHandler(s.Err, &slog.HandlerOptions{Level: slog.LevelError}))
-	server, err := tso.NewServer(conn.bigtable.OpenTable(txn.DefaultMetadataTable), tso.ServerConfig{Lease: lease, Logger: log})
+	srv, err := server.New(conn.bigtable.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -159,5 +160,5 @@ func runOracle(ctx context.Context, at deployment, listen string, s *cli.Streams
 	if _, err := fmt.Fprintln(s.Out, lis.Addr()); err != nil {
 		return err
 	}
-	return server.Serve(ctx, lis)
+	return srv.Serve(ctx, lis)
 }

@@ -1,4 +1,4 @@
-package tso_test
+package server_test
 
 import (
 	"bufio"
@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // processEnv makes the test binary a server process instead: its value is the
@@ -78,7 +78,7 @@ func runServer(ctx context.Context, off *atomic.Int64) error {
 	if err != nil {
 		return err
 	}
-	s, err := tso.NewServer(bt.Open("percolator"), tso.ServerConfig{
+	s, err := server.New(bt.Open("percolator"), server.Config{
 		Name: os.Getenv(processEnv), Lease: length,
 		Clock:        func() time.Time { return time.Now().Add(time.Duration(off.Load())) },
 		GraceTimeout: 50 * time.Millisecond,
@@ -105,9 +105,9 @@ type process struct {
 	stderr  *strings.Builder
 }
 
-func newProcess(t *testing.T, e *emulator, name string, lease time.Duration) *process {
+func newProcess(t *testing.T, e *tsotest.Emulator, name string, lease time.Duration) *process {
 	t.Helper()
-	// A port that is free now, and that nobody gets by chance while the process
+	// A port that is free now, and that no other process gets by chance while this one
 	// is down, for the kernel goes through them in turn.
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -116,7 +116,7 @@ func newProcess(t *testing.T, e *emulator, name string, lease time.Duration) *pr
 	address := lis.Addr().String()
 	_ = lis.Close()
 	p := &process{t: t, name: name, address: address, env: append(os.Environ(),
-		processEnv+"="+name, emulatorEnv+"="+e.lis.Addr().String(), listenEnv+"="+address, leaseEnv+"="+lease.String())}
+		processEnv+"="+name, emulatorEnv+"="+e.Lis.Addr().String(), listenEnv+"="+address, leaseEnv+"="+lease.String())}
 	p.start()
 	t.Cleanup(func() { p.kill() })
 	return p

@@ -1,4 +1,17 @@
-package tso
+// Package server is the served timestamp oracle: any number of servers run, one
+// leads by a lease in the oracle's row, and hands out timestamps from memory.
+// `percctl tso serve` runs one.
+//
+//	s, err := server.New(client.Open("percolator"), server.Config{})
+//	...
+//	err = s.Serve(ctx, listener) // until ctx ends
+//
+// The leader reserves ranges ahead of use, about three times per lease; requests
+// never wait for that. A standby takes over when it has watched the lease
+// unchanged for its full length, and starts above the reserved range. The leader
+// stops before its lease can end. Package tso has the client, and docs/oracle.md
+// the protocol.
+package server
 
 import (
 	"cmp"
@@ -23,6 +36,12 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/defaults"
+	"github.com/percolator-bigtable/percolator/tso/format"
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
+	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
@@ -31,9 +50,9 @@ import (
 // "percolator.tso.v1.Oracle" answer SERVING only while it leads.
 const LiveService = "live"
 
-// ServerConfig configures a [Server]. The zero value is ready to use. Row and
-// Family have to be the same in every process of a deployment.
-type ServerConfig struct {
+// Config configures a [Server]. The zero value is ready to use. Row and Family
+// have to be the same in all processes of a deployment.
+type Config struct {
 	// Row is the oracle's row key in the metadata table.
 	// Defaults to "oracle".
 	Row string
@@ -43,13 +62,13 @@ type ServerConfig struct {
 	Family string
 
 	// Lease is how long this server may lead without renewing, and so about
-	// how long timestamps are missing when it dies. It renews three times as
-	// often. At least 50 ms, at most 10 minutes; it should be many times the
+	// how long no server answers when it dies. It renews three times per
+	// lease. At least 50 ms, at most 10 minutes; it should be many times the
 	// round trip to Bigtable, garbage collection and scheduling included.
 	// Defaults to 3 seconds.
 	Lease time.Duration
 
-	// Name is what the row, status and logs call this server.
+	// Name is the name of this server in the row, in its status and in logs.
 	// Defaults to the host's name and the process's number.
 	Name string
 
@@ -59,7 +78,7 @@ type ServerConfig struct {
 	// Defaults to the address of the listener.
 	Address string
 
-	// Credentials secure the service, see [TLSFiles.Server].
+	// Credentials secure the service, see [tso.TLSFiles.Server].
 	// Defaults to none: plain text, for loopback.
 	Credentials credentials.TransportCredentials
 
@@ -71,18 +90,18 @@ type ServerConfig struct {
 	// Defaults to a third of Lease.
 	RPCTimeout time.Duration
 
-	// Clock is the clock that timestamps follow. Leases are judged by the
-	// monotonic clock; this one can only end them early.
+	// Clock is the clock that timestamps follow. The monotonic clock measures
+	// leases; this one can only end them early.
 	// Defaults to time.Now.
 	Clock func() time.Time
 
 	// MaxStep is how far the clock may be ahead of the highest timestamp
-	// before the step is confirmed with Bigtable's own clock.
+	// before the server confirms the step with Bigtable's own clock.
 	// Defaults to 1 minute.
 	MaxStep time.Duration
 
-	// GraceTimeout bounds how long Serve, at its end, lets connections finish.
-	// By then the lease is released, and every request is refused.
+	// GraceTimeout bounds how long Serve, at its end, waits for connections to
+	// close. By then the lease is released, and every request is refused.
 	// Defaults to 200 milliseconds.
 	GraceTimeout time.Duration
 
@@ -103,33 +122,37 @@ type ServerConfig struct {
 	Logger *slog.Logger
 }
 
+// interval is the time between two renewals.
+func (c *Config) interval() time.Duration { return c.Lease / renewals }
+
+// poll is the time between two reads of a candidate.
+func (c *Config) poll() time.Duration { return max(c.Lease/10, minLook) }
+
 // A Server hands out timestamps from memory while it leads, and stands by
 // otherwise. See the package documentation.
 type Server struct {
-	cfg    ServerConfig
-	log    *slog.Logger
-	lead   *leadership
-	health *health.Server
-	locks  *MemoryLocks
-	hints  *MemoryHints
-	start  time.Time
+	cfg     *Config
+	log     *slog.Logger
+	lead    *leadership
+	service *service
+	health  *health.Server
 
 	used atomic.Bool
-
-	tsopb.UnimplementedOracleServer
 }
 
-// NewServer returns a server over the metadata table. It does no I/O. It fails
-// for a configuration that cannot work.
-func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
+// New returns a server over the metadata table. It does no I/O. It fails for a
+// configuration that cannot work.
+func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
-	if cfg.Lease < minLease || cfg.Lease > maxLease {
-		return nil, fmt.Errorf("tso: ServerConfig.Lease is %s; it has to be from %s to %s", cfg.Lease, minLease, maxLease)
+	if cfg.Lease < minLease || cfg.Lease > format.MaxLease {
+		return nil, fmt.Errorf("tso: server.Config.Lease is %s; it has to be from %s to %s", cfg.Lease, minLease, format.MaxLease)
 	}
-	for name, d := range map[string]time.Duration{"RPCTimeout": cfg.RPCTimeout, "MaxStep": cfg.MaxStep, "GraceTimeout": cfg.GraceTimeout} {
-		if d < 0 {
-			return nil, fmt.Errorf("tso: ServerConfig.%s is %s; it has to be positive, or zero for its default", name, d)
-		}
+	if err := errors.Join(
+		defaults.Positive("RPCTimeout", &cfg.RPCTimeout, cfg.Lease/renewals),
+		defaults.Positive("MaxStep", &cfg.MaxStep, time.Minute),
+		defaults.Positive("GraceTimeout", &cfg.GraceTimeout, 200*time.Millisecond),
+	); err != nil {
+		return nil, fmt.Errorf("tso: server.Config: %w", err)
 	}
 	if cfg.Name == "" {
 		host, _ := os.Hostname()
@@ -138,38 +161,29 @@ func NewServer(table bigtable.TableAPI, cfg ServerConfig) (*Server, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
-	cfg.RPCTimeout = cmp.Or(cfg.RPCTimeout, cfg.Lease/renewals)
-	cfg.GraceTimeout = cmp.Or(cfg.GraceTimeout, 200*time.Millisecond)
-	s := &Server{
-		cfg:    cfg,
-		log:    discard(cfg.Logger),
-		health: health.NewServer(),
-		locks:  NewMemoryLocks(),
-		hints:  NewMemoryHints(),
-		start:  time.Now(),
+	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	s := &Server{cfg: &cfg, log: log, health: health.NewServer()}
+	tel := telemetry.New(telemetry.RoleServer, cfg.TracerProvider, cfg.MeterProvider, log,
+		telemetry.Outcome{Err: tso.ErrNotLeader, Name: "not leader"})
+	r := row.Open(table, cfg.Row, cfg.Family, cfg.RPCTimeout)
+	leaderLog := log.With("server", cfg.Name)
+	alloc := &allocator{
+		cfg: &cfg, log: leaderLog, row: r.Key, onChange: s.changed,
+		wake: make(chan struct{}, 1), changed: make(chan struct{}),
 	}
-	s.lead = &leadership{
-		row:      RowConfig{cfg.Row, cfg.Family, cfg.RPCTimeout}.open(table),
-		log:      s.log.With("server", cfg.Name),
-		clock:    cfg.Clock,
-		maxStep:  Timestamp(cmp.Or(cfg.MaxStep, time.Minute).Microseconds()),
-		length:   cfg.Lease,
-		interval: cfg.Lease / renewals,
-		poll:     max(cfg.Lease/10, minLook),
-		name:     cfg.Name,
-		onChange: s.changed,
-		wake:     make(chan struct{}, 1),
-		changed:  make(chan struct{}),
-		tel:      newTelemetry(roleServer, cfg.TracerProvider, cfg.MeterProvider, s.log),
+	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
+	s.service = &service{
+		alloc: alloc, row: r, tel: tel, start: time.Now(),
+		locks: newTermLocks(), hints: hint.NewRouter(),
 	}
 	s.changed(false)
 	s.health.SetServingStatus(LiveService, healthpb.HealthCheckResponse_SERVING)
 	return s, nil
 }
 
-// changed keeps the health check, and drops the locks of an earlier term: what
-// was taken elsewhere in between is not known here. Subscribers for hints are
-// sent away, to the next leader.
+// changed updates the health check, and drops the locks of an earlier term,
+// because this server does not know the changes of the meantime. Subscribers for
+// hints have to go to the next leader.
 func (s *Server) changed(leading bool) {
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if leading {
@@ -177,19 +191,19 @@ func (s *Server) changed(leading bool) {
 	}
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(tsopb.Oracle_ServiceDesc.ServiceName, status)
-	s.locks.forget()
-	s.hints.reset(!leading)
+	s.service.locks.forget()
+	s.service.hints.Reset(!leading)
 }
 
-// Serve stands for election and serves clients on the listener, which it
-// closes, until ctx ends. Then it stops answering, releases the lease, so that
-// another server can lead at once, and returns nil. It fails when the listener
-// does. A Server serves once.
+// Serve takes part in the election and serves clients on the listener until ctx
+// ends. Then it stops answering, releases the lease, so that another server can
+// lead at once, closes the listener and returns nil. It fails when the listener
+// does. A second call fails.
 func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	if s.used.Swap(true) {
-		return errors.New("tso: Serve was called before on this Server")
+		return errors.New("tso: Serve was called before on this Server; make another one with server.New")
 	}
-	s.lead.address = cmp.Or(s.cfg.Address, lis.Addr().String())
+	s.cfg.Address = cmp.Or(s.cfg.Address, lis.Addr().String())
 	opts := []grpc.ServerOption{
 		grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
@@ -201,13 +215,13 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		opts = append(opts, grpc.Creds(s.cfg.Credentials))
 	}
 	server := grpc.NewServer(opts...)
-	tsopb.RegisterOracleServer(server, s)
+	tsopb.RegisterOracleServer(server, s.service)
 	healthpb.RegisterHealthServer(server, s.health)
 	if s.cfg.Reflection {
 		reflection.Register(server)
 	}
 
-	stopObserving, err := s.observe()
+	stopObserving, err := observe(s.cfg.MeterProvider, s.service)
 	if err != nil {
 		s.log.WarnContext(ctx, "tso: making metrics failed", "error", err)
 	}
@@ -230,8 +244,8 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	return err
 }
 
-// shutDown ends the connections. Streams of clients have no end of their own,
-// so after the grace time they are cut.
+// shutDown ends the connections. Streams of clients do not end by themselves, so
+// shutDown cuts them after the grace time.
 func (s *Server) shutDown(server *grpc.Server) {
 	s.health.Shutdown()
 	done := make(chan struct{})

@@ -1,4 +1,4 @@
-package tso_test
+package server_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
@@ -37,7 +38,7 @@ var oracleModel = porcupine.Model{
 }
 
 // operations is the history of several callers. A request that failed has no
-// effect that anybody could see, and so is no part of it.
+// visible effect, and so is no part of it.
 type operations struct {
 	mu    sync.Mutex
 	start time.Time
@@ -112,7 +113,7 @@ func (n *nemesis) hook(ctx context.Context, method string, call func() (any, err
 	switch {
 	case cut:
 		n.cuts++
-	case method == cam && n.rnd.Float64() < n.unknown:
+	case method == tsotest.CheckAndMutate && n.rnd.Float64() < n.unknown:
 		lose, applied = true, n.rnd.IntN(2) == 0
 		if applied {
 			n.after++
@@ -141,10 +142,9 @@ func (n *nemesis) set(f func(*nemesis)) {
 func wait(d time.Duration) { <-time.After(d) }
 
 // TestLinearizableUnderFaults runs three server processes, callers, and bank
-// transactions above them, while leaders are killed, stopped past their lease
-// and continued, handed over, cut off from Bigtable, told nothing about what
-// became of their writes, and given wrong clocks, until leadership has changed
-// 50 times.
+// transactions above them, until leadership has changed 50 times. Meanwhile leaders
+// are killed, stopped past their lease and continued, handed over, or cut off from
+// Bigtable, do not learn the outcome of their writes, or have wrong clocks.
 func TestLinearizableUnderFaults(t *testing.T) {
 	const length = 150 * time.Millisecond
 	// A busy machine may be slow; only one on which nothing happens any more is at fault.
@@ -157,14 +157,14 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEmulatorOn(t, lis)
-	e.createTable("percolator", "tso")
-	e.setMode(tso.ModeServed)
+	e := tsotest.NewEmulatorOn(t, lis)
+	e.CreateTable("percolator", "tso")
+	e.SetMode(tso.ModeServed)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	faults := &nemesis{rnd: rand.New(rand.NewPCG(seed, 1))}
-	e.on(faults.hook)
+	e.On(faults.hook)
 
 	var servers []*process
 	var addresses []string
@@ -209,9 +209,9 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	}
 
 	done := map[string]int{}
-	epoch := func() uint64 { return e.state().Epoch }
+	epoch := func() uint64 { return e.State().Epoch }
 	leader := func() *process {
-		name := e.state().Leader
+		name := e.State().Leader
 		for _, p := range servers {
 			if p.name == name {
 				return p
@@ -313,10 +313,10 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	for _, op := range ops.all {
 		high = max(high, op.Output.(tso.Timestamp))
 	}
-	if s := e.state(); s.Limit < high {
+	if s := e.State(); s.Limit < high {
 		t.Errorf("limit %d below %d", s.Limit, high)
 	}
-	if ahead := high - now(); ahead > 5e6 {
+	if ahead := high - tsotest.Now(); ahead > 5e6 {
 		t.Errorf("oracle time is %d µs ahead of the clock", ahead)
 	}
 }
@@ -340,9 +340,9 @@ func TestStoppedLeaderDoesNotAnswerOldRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEmulatorOn(t, lis)
-	e.createTable("percolator", "tso")
-	e.setMode(tso.ModeServed)
+	e := tsotest.NewEmulatorOn(t, lis)
+	e.CreateTable("percolator", "tso")
+	e.SetMode(tso.ModeServed)
 	ops := &operations{start: time.Now()}
 	a := newProcess(t, e, "a", length)
 	old := newClient(t, tso.ClientConfig{Addresses: []string{a.address}, AttemptTimeout: 30 * time.Second, Timeout: 30 * time.Second})
@@ -355,7 +355,7 @@ func TestStoppedLeaderDoesNotAnswerOldRequests(t *testing.T) {
 	if err := ops.ask(t.Context(), 1, fresh); err != nil { // b leads
 		t.Fatal(err)
 	}
-	// Asked after b has answered, while a is stopped: a finds it when it goes on.
+	// Asked after b has answered, while a is stopped: a finds the request when it continues.
 	answered := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
@@ -388,9 +388,9 @@ const (
 	opening  = 100
 )
 
-func newBank(t *testing.T, e *emulator, oracle tso.Oracle) *bank {
+func newBank(t *testing.T, e *tsotest.Emulator, oracle tso.Oracle) *bank {
 	t.Helper()
-	bt, admin, err := txntest.Open(t.Context(), e.dial(), "p", "i")
+	bt, admin, err := txntest.Open(t.Context(), e.Dial(), "p", "i")
 	if err != nil {
 		t.Fatal(err)
 	}
