@@ -14,7 +14,6 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,20 +21,19 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type options struct {
 	workers, kills, limit int
 	dir                   string
 	seed                  uint64
-	duration, timeout     time.Duration
+	timeout               time.Duration
 	format                cli.Format
 }
 
@@ -74,12 +72,6 @@ makes of the same documents. In the end all locks are settled, the consistency
 check runs over all tables, and no notification may be left. Exit status 4 means
 that one of these found something.
 
-With --duration the demo goes on, as a deployment to look at, in which everything
-that can happen does, again and again: documents change and some of them cannot be
-parsed, workers are killed, answers of Bigtable are lost, timestamps are served and
-the leading server is killed, transactions conflict over one cell, clients die in
-rows that nobody reads, and garbage is collected, with its times divided by 60.
-
 To see what it does:
 
   OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318   sends traces and metrics there,
@@ -111,8 +103,7 @@ standard output, progress to standard error. docs/tutorial.md walks through it.`
 	f.IntVar(&opts.limit, "limit", defaultLimit, "index only so many files, first of all those that have duplicates or are linked to (0: all)")
 	f.StringVar(&opts.dir, "dir", "", "directory of the documents (default: src of go env GOROOT)")
 	f.Uint64Var(&opts.seed, "seed", 0, "choose order, changes and kills by this number (0: by chance)")
-	f.DurationVar(&opts.duration, "duration", 0, "go on for so long once all is indexed, with everything that can happen, to be looked at")
-	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "give up after this time, and --duration")
+	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "stop after this time")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if name == "clients" { // as it was called once
@@ -121,7 +112,7 @@ standard output, progress to standard error. docs/tutorial.md walks through it.`
 		return pflag.NormalizedName(name)
 	})
 	_ = cmd.MarkFlagDirname("dir") // it fails only where the flag does not exist
-	cmd.AddCommand(newWorkerCmd(s), newOracleCmd(s))
+	cmd.AddCommand(newWorkerCmd(s))
 	return cmd
 }
 
@@ -134,8 +125,6 @@ func (o *options) complete() (err error) {
 		return cli.Usagef("--kills %d: it has to be between 0 and %d", o.kills, maxKills)
 	case o.limit < 0:
 		return cli.Usagef("--limit %d: it has to be positive, or 0 for all files", o.limit)
-	case o.duration < 0:
-		return cli.Usagef("--duration %v: it has to be positive, or 0 for a demo that ends by itself", o.duration)
 	case o.timeout <= 0:
 		return cli.Usagef("--timeout %v: it has to be positive", o.timeout)
 	}
@@ -156,7 +145,7 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 		return err
 	}
 	signals := ctx
-	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout+opts.duration, fmt.Errorf("--timeout %v is over: %w", opts.timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout, fmt.Errorf("--timeout %v is over: %w", opts.timeout, context.DeadlineExceeded))
 	defer cancel()
 	d := &demo{opts: opts, stderr: s.Err, progress: newProgress(s.Err)}
 	sum, err := d.run(ctx)
@@ -186,18 +175,6 @@ type demo struct {
 	stderr   io.Writer
 	progress *progress
 	fleet    *fleet // nil until workers run
-
-	at      deployment
-	config  txn.Config // of clients in this process
-	oracles *oracles   // nil in direct mode
-}
-
-// tables are those of the deployment.
-func (d *demo) tables() []admin.TableSpec {
-	if d.opts.duration > 0 {
-		return append(slices.Clone(index.Tables), visitsTable)
-	}
-	return index.Tables
 }
 
 func (d *demo) run(ctx context.Context) (*summary, error) {
@@ -224,27 +201,15 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 		return nil, err
 	}
 	defer conn.close()
-	if err := at.createTables(ctx, conn, d.tables()); err != nil {
+	if err := at.createTables(ctx, conn); err != nil {
 		return nil, err
 	}
 	d.progress.event("%d documents; emulator at %s, project %s, instance %s; seed %d", len(docs), at.address, at.project, at.instance, d.opts.seed)
-	if d.opts.duration > 0 {
-		if d.oracles, err = startOracles(ctx, &at, conn, d.opts.workers+1, d.stderr, d.progress); err != nil {
-			return nil, err
-		}
-		defer func() { _ = d.oracles.stop() }() // nobody needs them any more
-	}
-	if n := telemetry.ChildPorts(d.opts.workers + len(at.oracles)); n != "" {
+	if n := telemetry.ChildPorts(d.opts.workers); n != "" {
 		d.progress.event("metrics for Prometheus at %s", n)
 	}
 	strands := newStrands()
-	config, closeOracle, err := at.clientConfig()
-	if err != nil {
-		return nil, err
-	}
-	defer closeOracle()
-	d.at, d.config = at, config
-	own, err := txn.NewClient(ctx, conn.bigtable, config)
+	own, err := txn.NewClient(ctx, conn.bigtable, clientConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -252,11 +217,6 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
 	if err := index.Register(ctx, own); err != nil {
 		return nil, err
-	}
-	if at.goesOn() {
-		if err := txnchanges.RegisterObserver(ctx, own, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
-			return nil, err
-		}
 	}
 
 	sum := &summary{Dir: d.opts.dir, Seed: d.opts.seed, Clients: d.opts.workers, Observers: len(index.Observers()), Documents: len(docs), Skipped: len(skipped)}
@@ -306,9 +266,6 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 		}
 	}
 
-	if d.opts.duration > 0 {
-		return d.goOn(ctx, client, c, batch.Clusters, sum)
-	}
 	ch, err := c.change(d.opts.seed, batch.Clusters)
 	if err != nil {
 		return err
@@ -407,23 +364,21 @@ func (d *demo) count(sum *summary) {
 
 // verify settles what is left, and looks whether anything is wrong.
 func (d *demo) verify(ctx context.Context, client *txn.Client, sum *summary) (err error) {
-	if err := recoverLocks(ctx, client, d.tables()); err != nil {
+	if err := recoverLocks(ctx, client); err != nil {
 		return err
 	}
 	if sum.RolledForward, sum.RolledBack, err = d.fleet.strands.count(ctx, client); err != nil {
 		return err
 	}
 	sum.LocksStranded = sum.RolledForward + sum.RolledBack
-	violations, err := check(ctx, client, d.tables())
+	violations, err := check(ctx, client)
 	if err != nil {
 		return err
 	}
 	sum.Violations = len(violations)
 	d.list("violation", violations)
-	if sum.NotificationsLeft, err = notifications(ctx, client, d.tables()); err != nil || sum.Long == nil {
-		return err
-	}
-	return d.letters(ctx, client, sum)
+	sum.NotificationsLeft, err = notifications(ctx, client)
+	return err
 }
 
 func (d *demo) list(what string, found []string) {

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
 // A corpus is the documents as they should be indexed: the files, and over them
@@ -44,32 +44,6 @@ func (c *corpus) names() []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// restore takes all changes back, and returns the names of the documents
-// concerned. Those that were added are deleted, once.
-func (c *corpus) restore() (names []string) {
-	for name, d := range c.overlay {
-		names = append(names, name)
-		if _, file := c.files[name]; file || d.Deleted {
-			delete(c.overlay, name)
-		} else {
-			c.overlay[name] = index.Document{Name: name, Deleted: true}
-		}
-	}
-	return names
-}
-
-// touched are the names of documents that are not what they were when restore
-// returned before, in order.
-func (c *corpus) touched(before []string) []string {
-	names := append(slices.Collect(maps.Keys(c.overlay)), before...)
-	slices.Sort(names)
-	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
-		_, file := c.files[name]
-		_, changed := c.overlay[name]
-		return !file && !changed // deleted before
-	})
 }
 
 func (c *corpus) read(name string) (index.Document, error) {

@@ -4,13 +4,9 @@ import (
 	"sync"
 	"time"
 
-	"cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A crashPoint is a moment of an observer's run at which a worker is killed. The
@@ -47,25 +43,9 @@ func (p crashPoint) meets(call txntest.Call) bool {
 	case afterCommit:
 		return step == txntest.StepSecondaries
 	case beforeClear:
-		return clears(call.Request)
+		return step == txntest.StepClear
 	}
 	return false
-}
-
-// clears reports whether a request removes notifications and does nothing else.
-func clears(req proto.Message) bool {
-	bulk, ok := req.(*bigtablepb.MutateRowsRequest)
-	if !ok {
-		return false
-	}
-	for _, e := range bulk.Entries {
-		for _, m := range e.Mutations {
-			if m.GetDeleteFromColumn().GetFamilyName() != format.NotifyFamily {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // A crasher sits between a worker and Bigtable. Once armed, it waits for the

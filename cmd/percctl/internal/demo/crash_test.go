@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -99,7 +99,7 @@ func TestCrash(t *testing.T) {
 			}
 			cancel2()
 			<-done2
-			if err := recoverLocks(t.Context(), own, index.Tables); err != nil {
+			if err := recoverLocks(t.Context(), own); err != nil {
 				t.Fatal(err)
 			}
 			count := func() {
@@ -169,19 +169,6 @@ func TestKillPlan(t *testing.T) {
 				t.Errorf("seed %d: kills %d and %d at the same point", seed, i-1, i)
 			}
 		}
-	}
-
-	endless := newEndlessPlan(time.Hour, 1)
-	if _, due := endless.due(1e9, true); due || endless.over(false) || !endless.over(true) {
-		t.Error("a plan without end: a kill too early, or its end is not known")
-	}
-	endless.last = time.Now().Add(-2 * time.Hour)
-	if p, due := endless.due(0, false); !due || p != crashPoints[0] {
-		t.Errorf("a plan without end: %s, %t", p, due)
-	}
-	endless.last, endless.victim = time.Time{}, &process{}
-	if _, due := endless.due(0, false); due || endless.over(true) {
-		t.Error("two victims at a time, or an end while one is to be killed")
 	}
 
 	p := newKillPlan(2, 10, 1)

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
@@ -52,45 +52,17 @@ func workerConfig() notify.Config {
 // A deployment says where the tables are.
 type deployment struct {
 	address, project, instance string
-	// oracles are the servers of timestamps of a demo that goes on; none: direct
-	// mode, and a demo that ends by itself.
-	oracles []string
-}
-
-// goesOn reports whether the demo goes on. Garbage is collected in it, with
-// durations that every process has to have the same.
-func (d *deployment) goesOn() bool { return len(d.oracles) > 0 }
-
-// clientConfig is clientConfig with the deployment's oracle. Call the function
-// it returns when the client is closed.
-func (d *deployment) clientConfig() (cfg txn.Config, closeOracle func(), err error) {
-	cfg = clientConfig()
-	if !d.goesOn() {
-		return cfg, func() {}, nil
-	}
-	txntest.ShortenGC(shorterGC)
-	oracle, err := tso.NewClient(tso.ClientConfig{Addresses: d.oracles})
-	if err != nil {
-		return cfg, nil, err
-	}
-	cfg.Oracle = oracle
-	return cfg, func() { _ = oracle.Close() }, nil
 }
 
 func (d *deployment) flags(f *pflag.FlagSet) {
 	f.StringVar(&d.address, "emulator", "", "address of the emulator")
 	f.StringVar(&d.project, "project", "", "project of the tables")
 	f.StringVar(&d.instance, "instance", "", "instance of the tables")
-	f.StringSliceVar(&d.oracles, "oracle", nil, "servers of timestamps")
 }
 
 // args are the flags for a client.
 func (d *deployment) args() []string {
-	args := []string{"--emulator", d.address, "--project", d.project, "--instance", d.instance}
-	for _, o := range d.oracles {
-		args = append(args, "--oracle", o)
-	}
-	return args
+	return []string{"--emulator", d.address, "--project", d.project, "--instance", d.instance}
 }
 
 // A connection to a deployment.
@@ -147,10 +119,10 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 }
 
 // createTables makes the tables transactional.
-func (d *deployment) createTables(ctx context.Context, c *connection, tables []admin.TableSpec) error {
+func (d *deployment) createTables(ctx context.Context, c *connection) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTimeout, errors.New("no answer"))
 	defer cancel()
-	for _, spec := range tables {
+	for _, spec := range index.Tables {
 		if err := admin.InitTable(ctx, c.admin, c.bigtable, "", spec); err != nil {
 			return fmt.Errorf("creating table %s on the emulator at %s: %w", spec.Name, d.address, err)
 		}

@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
 // A document is a file as it was when the demo began.

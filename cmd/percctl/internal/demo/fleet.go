@@ -40,8 +40,6 @@ type fleet struct {
 	loaded    atomic.Int64
 	// hurry: everything was loaded; what is left to kill is killed now.
 	hurry atomic.Bool
-	// ending: kills that would go on end.
-	ending atomic.Bool
 	// spared is closed when nobody is left to be killed.
 	spared chan struct{}
 
@@ -60,9 +58,6 @@ type fleet struct {
 // one is gone, also after an error.
 func (f *fleet) run(ctx context.Context, finish <-chan struct{}) error {
 	f.plan = newKillPlan(f.opts.kills, f.documents, f.opts.seed)
-	if f.opts.duration > 0 {
-		f.plan = newEndlessPlan(killsEvery, f.opts.seed)
-	}
 	f.events = make(chan event)
 	f.killed = map[crashPoint]int{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -89,7 +84,7 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 	defer show.Stop()
 	spared := false
 	for {
-		if f.plan.over(f.ending.Load()) && !spared {
+		if f.plan.left() == 0 && !spared {
 			spared = true
 			close(f.spared)
 		}
@@ -131,9 +126,6 @@ func (f *fleet) slot() int {
 
 // aim tells a worker to stop when the next kill is due.
 func (f *fleet) aim() {
-	if f.ending.Load() {
-		return
-	}
 	point, due := f.plan.due(f.totals().Worker.Committed, f.hurry.Load())
 	if !due {
 		return

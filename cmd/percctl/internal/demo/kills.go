@@ -1,9 +1,6 @@
 package demo
 
-import (
-	"math/rand/v2"
-	"time"
-)
+import "math/rand/v2"
 
 // A killPlan says when workers are killed and where in a run of an observer,
 // chosen by a seed. One worker at a time is told to stop at its next one.
@@ -12,10 +9,6 @@ type killPlan struct {
 	random *rand.Rand
 	next   int      // the kill to come
 	victim *process // is told to stop and has not yet
-
-	// every, if set, is how long it is from one kill to the next, without end.
-	every time.Duration
-	last  time.Time
 }
 
 type plannedKill struct {
@@ -39,33 +32,12 @@ func newKillPlan(kills, documents int, seed uint64) *killPlan {
 	return p
 }
 
-// newEndlessPlan kills a worker every so often.
-func newEndlessPlan(every time.Duration, seed uint64) *killPlan {
-	return &killPlan{random: rand.New(rand.NewPCG(seed, 0)), every: every, last: time.Now()}
-}
-
 // left is how many workers are still to be killed.
 func (p *killPlan) left() int { return len(p.kills) - p.next }
-
-// over reports that nobody is to be killed any more. ending: what goes on
-// without end is to end.
-func (p *killPlan) over(ending bool) bool {
-	if p.every > 0 {
-		return ending && p.victim == nil
-	}
-	return p.left() == 0
-}
 
 // due returns the kill to arm now, if there is one. hurry: there is nothing left
 // to wait for.
 func (p *killPlan) due(runs int64, hurry bool) (crashPoint, bool) {
-	if p.every > 0 {
-		if p.victim != nil || time.Since(p.last) < p.every {
-			return "", false
-		}
-		p.last = time.Now()
-		return crashPoints[p.next%len(crashPoints)], true
-	}
 	if p.left() == 0 || p.victim != nil {
 		return "", false
 	}

@@ -35,12 +35,8 @@ func (p *progress) interval() time.Duration {
 func (p *progress) show(f *fleet) {
 	loaded := min(f.loaded.Load(), int64(f.documents))
 	total := f.totals().Worker
-	kills := fmt.Sprintf("%d of %d kills", f.plan.next, f.opts.kills)
-	if f.plan.every > 0 {
-		kills = fmt.Sprintf("%d kills", f.plan.next)
-	}
-	line := fmt.Sprintf("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %s",
-		loaded, f.documents, total.Committed, float64(total.Committed)/time.Since(p.began).Seconds(), total.Conflicts, kills)
+	line := fmt.Sprintf("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills",
+		loaded, f.documents, total.Committed, float64(total.Committed)/time.Since(p.began).Seconds(), total.Conflicts, f.plan.next, f.opts.kills)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.terminal {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
 // A summary is what -o json prints.
@@ -47,7 +47,6 @@ type summary struct {
 	PerSecond          float64         `json:"documents_per_second"` // until the first of them all are indexed
 	Percolated         float64         `json:"percolated_seconds"`   // until the changes are
 	Clusters           []index.Cluster `json:"largest_clusters"`
-	Long               *longSummary    `json:"long_run,omitempty"` // with --duration
 	Emulator           string          `json:"emulator,omitempty"` // only one that is still there
 	Project            string          `json:"project,omitempty"`
 	Instance           string          `json:"instance,omitempty"`
@@ -81,13 +80,6 @@ func (s *summary) print(w io.Writer, format cli.Format) error {
 		row("skipped", s.Skipped, "named above; they do not fit into Bigtable")
 	}
 	row("changes", s.Changed+s.Added+s.Deleted, fmt.Sprintf("%d changed, %d added, %d deleted, once all were indexed", s.Changed, s.Added, s.Deleted))
-	if l := s.Long; l != nil {
-		row("rounds", l.Rounds, "of such changes")
-		row("failovers", l.LeadersKilled+l.LeadersStopped, fmt.Sprintf("of the oracle: %d leaders killed, %d stopped", l.LeadersKilled, l.LeadersStopped))
-		row("visits", l.Visits, fmt.Sprintf("counted in one cell; %d visitors were lost on the way", l.VisitorsLost))
-		row("dead letters", l.DeadLetters, "of documents that were malformed on purpose")
-		row("collections", l.GCRuns, fmt.Sprintf("of garbage, %d versions reclaimed", l.VersionsReclaimed))
-	}
 	row("loaded", s.Committed, "transactions that brought documents in")
 	row("observer runs", s.ObserversRun, fmt.Sprintf("of %d observers", s.Observers))
 	row("  committed", s.ObserversCommitted, fmt.Sprintf("with the acknowledgment of the change; %d more changes collapsed into them", s.Collapsed))
@@ -135,7 +127,7 @@ func (s *summary) next() string {
 	return `  The emulator, and the tables with it, ended with the demo. To keep them:
     go tool emulator -port 9000 &
     BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo
-  The observers are in cmd/percctl/internal/index/observers.go; docs/tutorial.md
+  The observers are in docs/examples/index/observers.go; docs/tutorial.md
   walks through them. More workers, more kills, other files: percctl demo --help.
 `
 }

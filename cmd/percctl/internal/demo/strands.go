@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 

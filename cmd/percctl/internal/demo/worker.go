@@ -11,7 +11,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -66,21 +66,12 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 		}
 	})
 	defer cancel()
-	options := crash.dialOptions()
-	if at.goesOn() {
-		options = append(options, new(losses).dialOption())
-	}
-	conn, err := at.connect(ctx, options...)
+	conn, err := at.connect(ctx, crash.dialOptions()...)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	config, closeOracle, err := at.clientConfig()
-	if err != nil {
-		return err
-	}
-	defer closeOracle()
-	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
+	if client, err = txn.NewClient(ctx, conn.bigtable, clientConfig()); err != nil {
 		return err
 	}
 	admin.OnResolve(client, func(r txn.Resolution) {
@@ -101,11 +92,6 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	}
 	if err := index.Handle(worker); err != nil {
 		return err
-	}
-	if at.goesOn() {
-		if err := worker.Handle(criticID, criticColumn(), notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
-			return err
-		}
 	}
 	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
 
