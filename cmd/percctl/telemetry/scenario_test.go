@@ -18,10 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // A scene is everything that can be seen of the library at least once: what it

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )

@@ -1,11 +1,12 @@
-// Package demo is percctl demo: the index of package index, on real files, kept
-// up to date by workers that are killed.
+// Package demo is percctl demo: it runs docs/examples/index on real files, with
+// workers that it kills.
 //
-// A coordinator (command.go) loads the files, and then some changes (corpus.go),
-// and waits. Workers, which are processes of their own (worker.go), run the
-// observers; the fleet (fleet.go) kills some of them in the middle of a run
-// (crash.go, kills.go). strands.go accounts for the locks that they leave. In the
-// end everything is compared with a batch computation and checked (verify.go).
+// A coordinator (command.go) loads the files, later some changes (corpus.go), and
+// waits for the workers. Workers are processes of their own (worker.go) that run the
+// observers. The fleet (fleet.go) starts them, and kills some of them in the middle of
+// a run (kills.go, crash.go). strands.go counts the locks that they leave behind. In
+// the end the coordinator compares the tables with a batch computation and checks
+// them (verify.go).
 package demo
 
 import (
@@ -25,7 +26,6 @@ import (
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -40,12 +40,12 @@ type options struct {
 const (
 	maxWorkers = 64
 	maxKills   = 1000
-	// defaultLimit makes a run of half a minute on two cores, and takes all files
-	// of the Go tool chain that are linked to or have duplicates.
+	// defaultLimit makes a run of half a minute on two cores. It covers all files of
+	// the Go tool chain that have in-links or that have duplicates.
 	defaultLimit = 1000
-	// loaders is how many loader transactions are under way at a time.
+	// loaders is how many loader transactions run at a time.
 	loaders = 8
-	// listed is how many violations and mismatches are told one by one.
+	// listed is how many violations and mismatches are printed one by one.
 	listed = 10
 )
 
@@ -55,58 +55,55 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Index real files incrementally, with workers that are killed",
-		Long: `Keep an index of documents up to date by observers, on real files.
+		Long: `Keep an index of documents up to date with observers, on real files: the application
+of the Percolator paper in miniature. docs/tutorial.md walks through its code.
 
-Documents are the regular files under --dir; symbolic links are passed over. The
-imports of .go files are their links, and so are those of .html files. Loader
-transactions store the files, and a chain of six observers takes them apart,
-finds duplicates, chooses the canonical document among them by its in-links,
-inverts the links, and exports a table to serve from: the application of the
-Percolator paper in miniature. Workers, which are processes of their own, run
-the observers. Some are killed by SIGKILL in the middle of a run, before and
-after its commit point, and others take over. Then some documents are changed,
-added and deleted, in memory: the files stay as they are.
+The documents are the regular files under --dir; the command does not follow symbolic
+links. The imports of a .go file are its links, and so are those of a .html file. Loader
+transactions store the files. Then six observers parse them, find duplicates, choose a
+canonical document for each group of duplicates by its in-links, invert the links, and
+export a table to serve from.
 
-Both times the tables are compared, cell by cell, with what a batch computation
-makes of the same documents. In the end all locks are settled, the consistency
-check runs over all tables, and no notification may be left. Exit status 4 means
-that one of these found something.
+Workers run the observers, each in its own process. The command kills some of them with
+SIGKILL in the middle of a run, before or after its commit point, and other workers
+continue their work. Then it changes, adds and deletes some documents in memory; the
+files stay as they are.
 
-To see what it does:
+Both times it compares the tables, cell by cell, with what a batch computation makes of
+the same documents. In the end it resolves all locks, runs the consistency check over
+all tables, and counts the notifications that are left.
 
-  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318   sends traces and metrics there,
-  OTEL_TRACES_EXPORTER=console    writes spans to standard error,
-  OTEL_METRICS_EXPORTER=prometheus  serves /metrics on port 9464; the n-th worker, or
-                                  whoever took its place, on 9464+n, and the servers
-                                  of timestamps on the next two,
+The tables are in an emulator inside the process, or in the emulator that
+BIGTABLE_EMULATOR_HOST names, in an instance of their own. To see what the processes
+do, set variables of OpenTelemetry (docs/observability.md):
 
-and the other variables of OpenTelemetry; docs/observability.md has them, and what
-there is to see, a dashboard and alerts.
+  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318   send traces and metrics there
+  OTEL_TRACES_EXPORTER=console                        write spans to standard error
+  OTEL_METRICS_EXPORTER=prometheus                    serve /metrics on port 9464, for
+                                                      worker N on port 9464+N
 
-The tables are in an emulator inside the process, or in the one that
-BIGTABLE_EMULATOR_HOST names, in an instance of their own. The summary goes to
-standard output, progress to standard error. docs/tutorial.md walks through it.`,
+Exit status 4: there are mismatches, violations, or notifications left.`,
 		Example: `  percctl demo                              # of the source of the Go tool chain
   percctl demo --limit 0                    # all of it
   percctl demo --limit 500 -o json
   percctl demo --dir ~/documents --workers 8 --kills 20
-  percctl demo --seed 7                     # the same changes and kills again
+  percctl demo --seed 7                     # repeats the changes and kills of a run
   OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 OTEL_METRICS_EXPORTER=none percctl demo
-  OTEL_METRICS_EXPORTER=prometheus percctl demo --duration 10m
   BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), opts, s) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&opts.workers, "workers", 4, "worker processes at a time")
-	f.IntVar(&opts.kills, "kills", 6, "workers to kill in the middle of a run")
-	f.IntVar(&opts.limit, "limit", defaultLimit, "index only so many files, first of all those that have duplicates or are linked to (0: all)")
-	f.StringVar(&opts.dir, "dir", "", "directory of the documents (default: src of go env GOROOT)")
-	f.Uint64Var(&opts.seed, "seed", 0, "choose order, changes and kills by this number (0: by chance)")
+	f.IntVar(&opts.workers, "workers", 4, "number of worker processes at a time")
+	f.IntVar(&opts.kills, "kills", 6, "number of workers to kill in the middle of a run")
+	f.IntVar(&opts.limit, "limit", defaultLimit, "maximum number of files; those with duplicates or in-links come first (0: all)")
+	f.StringVar(&opts.dir, "dir", "", "directory of the files (default: src of go env GOROOT)")
+	f.Uint64Var(&opts.seed, "seed", 0, "number that decides order, changes and kills (0: a random one)")
 	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "stop after this time")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.Prints(cmd, cli.ObjectOf[summary]())
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "clients" { // as it was called once
+		if name == "clients" { // its former name
 			name = "workers"
 		}
 		return pflag.NormalizedName(name)
@@ -116,7 +113,7 @@ standard output, progress to standard error. docs/tutorial.md walks through it.`
 	return cmd
 }
 
-// complete checks the options and fills in what was left to be chosen.
+// complete checks the options and fills in the defaults.
 func (o *options) complete() (err error) {
 	switch {
 	case o.workers < 1 || o.workers > maxWorkers:
@@ -145,7 +142,7 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 		return err
 	}
 	signals := ctx
-	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout, fmt.Errorf("--timeout %v is over: %w", opts.timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout, fmt.Errorf("--timeout %v expired: %w", opts.timeout, context.DeadlineExceeded))
 	defer cancel()
 	d := &demo{opts: opts, stderr: s.Err, progress: newProgress(s.Err)}
 	sum, err := d.run(ctx)
@@ -166,7 +163,7 @@ func verdict(sum *summary) error {
 	if sum.Violations+sum.Mismatches+sum.NotificationsLeft == 0 {
 		return nil
 	}
-	return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%d violations, %d mismatches and %d notifications left; --seed %d chooses the same changes and kills again", sum.Violations, sum.Mismatches, sum.NotificationsLeft, sum.Seed)}
+	return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%d violations, %d mismatches and %d notifications left; --seed %d repeats the changes and kills", sum.Violations, sum.Mismatches, sum.NotificationsLeft, sum.Seed)}
 }
 
 // A demo is one run.
@@ -185,10 +182,10 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 		return nil, err
 	}
 	for _, name := range skipped {
-		d.progress.event("skipped %s: larger than a Bigtable cell, or its path is too long", name)
+		d.progress.event("skipped %s: it is larger than a cell of Bigtable, or its path is too long", name)
 	}
 	if d.opts.kills > len(docs) {
-		return nil, cli.Usagef("--kills %d: it has to be at most the number of documents, which is %d", d.opts.kills, len(docs))
+		return nil, cli.Usagef("--kills %d: it has to be at most the number of documents, %d", d.opts.kills, len(docs))
 	}
 
 	at, external, stop, err := deploy(ctx)
@@ -213,8 +210,8 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	admin.OnResolve(own, strands.resolved)
-	defer func() { _ = own.Close(ctx) }() // everything it did is waited for
+	admin.OnResolve(own, strands.onResolve)
+	defer func() { _ = own.Close(ctx) }() // its commits are awaited
 	if err := index.Register(ctx, own); err != nil {
 		return nil, err
 	}
@@ -243,9 +240,9 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	return sum, err
 }
 
-// index loads the documents and waits until all that follows from it is done;
-// and does the same with some changes. Each time the tables are compared with
-// what a batch computation makes of the same documents.
+// index loads the documents and waits until the workers have caught up. Then it does
+// the same with some changes. Both times it compares the tables with what a batch
+// computation makes of the same documents.
 func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *summary) error {
 	began := time.Now()
 	names := c.names()
@@ -271,7 +268,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 		return err
 	}
 	sum.Changed, sum.Added, sum.Deleted = ch.changed, ch.added, ch.deleted
-	d.progress.event("indexed; %d documents are changed, %d added, %d deleted", ch.changed, ch.added, ch.deleted)
+	d.progress.event("indexed; now %d documents change, %d are added, %d are deleted", ch.changed, ch.added, ch.deleted)
 	began = time.Now()
 	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
 		return err
@@ -296,8 +293,8 @@ func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2
 	return err
 }
 
-// spare returns when everybody who was to be killed is dead. While the work
-// gives too few occasions, a document is deleted and comes back.
+// spare waits until all kills have happened. Until then it deletes and restores
+// documents, so that workers have runs in which they can be killed.
 func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names []string, sum *summary) error {
 	d.fleet.hurry.Store(true)
 	for i := 0; ; i++ {
@@ -320,7 +317,7 @@ func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names [
 	}
 }
 
-// percolate waits until nothing is left to run, and compares.
+// percolate waits until the workers have caught up, and compares.
 func (d *demo) percolate(ctx context.Context, client *txn.Client, c *corpus, sum *summary) (*index.Result, error) {
 	asOf, err := notify.Wait(ctx, client, notify.WaitConfig{})
 	if err != nil {
@@ -345,7 +342,7 @@ func (d *demo) percolate(ctx context.Context, client *txn.Client, c *corpus, sum
 	return batch, nil
 }
 
-// count tells what the workers did.
+// count adds what the workers did to the summary.
 func (d *demo) count(sum *summary) {
 	f := d.fleet
 	total := f.totals().Worker
@@ -362,7 +359,7 @@ func (d *demo) count(sum *summary) {
 	sum.ClientsKilled, sum.KilledByOther = sum.WorkersKilled, f.died
 }
 
-// verify settles what is left, and looks whether anything is wrong.
+// verify resolves the locks that are left, and checks the tables.
 func (d *demo) verify(ctx context.Context, client *txn.Client, sum *summary) (err error) {
 	if err := recoverLocks(ctx, client); err != nil {
 		return err
@@ -390,12 +387,12 @@ func (d *demo) list(what string, found []string) {
 	}
 }
 
-// interrupted says what was done.
+// interrupted says how far the run came.
 func (d *demo) interrupted() string {
 	if d.fleet == nil {
 		return "nothing was written"
 	}
-	return fmt.Sprintf("%d of %d documents are loaded, all workers have ended", min(d.fleet.loaded.Load(), int64(d.fleet.documents)), d.fleet.documents)
+	return fmt.Sprintf("%d of %d documents were loaded; all workers have ended", min(d.fleet.loaded.Load(), int64(d.fleet.documents)), d.fleet.documents)
 }
 
 // round keeps two decimals.

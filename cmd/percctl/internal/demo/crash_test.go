@@ -8,10 +8,9 @@ import (
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestCrash kills a worker at each crash point, as far as Bigtable can tell, in
@@ -76,7 +75,7 @@ func TestCrash(t *testing.T) {
 				t.Errorf("%d notifications are left", left)
 			}
 			own := env.NewClient(clientConfig())
-			admin.OnResolve(own, strands.resolved)
+			admin.OnResolve(own, strands.onResolve)
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
 				t.Fatal(err)
@@ -111,11 +110,11 @@ func TestCrash(t *testing.T) {
 			}
 			count()
 			// Settled by a worker that did not live to report it.
-			clear(strands.settled)
+			clear(strands.resolved)
 			count()
 			// Settled while the owner was alive: not stranded.
 			clear(strands.found)
-			strands.settle(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, settlement{txn.StateCommitted, at.Add(-time.Second)})
+			strands.add(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, resolution{txn.StateCommitted, at.Add(-time.Second)})
 			if forward, back, err := strands.count(t.Context(), own); forward+back != 0 || err != nil {
 				t.Errorf("a live worker's lock counts as stranded: %d, %d, %v", forward, back, err)
 			}

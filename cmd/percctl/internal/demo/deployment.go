@@ -18,28 +18,27 @@ import (
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Short, so that what a killed client leaves is settled while one watches. A
-// live client renews its token every half second.
+// Short, so that the locks of a killed client are resolved while one watches. A live
+// client renews its token every half second.
 const (
 	lockTTL  = 3 * time.Second
 	tokenTTL = 1500 * time.Millisecond
 )
 
-// setupTimeout bounds what should take milliseconds; the Bigtable client tries
-// without end.
+// setupTimeout bounds what should take milliseconds: the Bigtable client retries
+// without limit.
 const setupTimeout = 10 * time.Second
 
 func clientConfig() txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, BatchReads: 1}
 }
 
-// workerConfig has the fleet look for work all the time. The defaults are for
-// tables where a look costs more and somebody pays for it.
+// workerConfig has the workers look for work all the time. The defaults are for large
+// tables, where each scan costs money.
 func workerConfig() notify.Config {
 	return notify.Config{
 		Finder:       &notify.Scanner{MinInterval: 1000 * time.Millisecond, MaxInterval: 2000 * time.Millisecond},
@@ -84,17 +83,16 @@ func (d *deployment) connect(ctx context.Context, opts ...grpc.DialOption) (*con
 	return c, nil
 }
 
-// close ends the connection. What fails in it concerns nobody any more.
+// close ends the connection. Its errors do not matter any more.
 func (c *connection) close() {
 	_ = c.bigtable.Close()
 	_ = c.admin.Close()
 	_ = c.grpc.Close()
 }
 
-// deploy chooses the emulator: the one in BIGTABLE_EMULATOR_HOST, or one
-// inside this process, which clients reach over the loopback interface. The
-// instance is new, so that demos on one emulator never meet. stop ends what
-// was started.
+// deploy chooses the emulator: the one that BIGTABLE_EMULATOR_HOST names, or one
+// inside this process, which workers reach over the loopback interface. The instance
+// is new, so that several demos can use one emulator. stop ends what deploy started.
 func deploy(ctx context.Context) (d deployment, external bool, stop func(), err error) {
 	d = deployment{
 		address:  os.Getenv("BIGTABLE_EMULATOR_HOST"),
@@ -102,7 +100,7 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 		instance: "demo-" + strings.ToLower(rand.Text()[:8]),
 	}
 	if d.address != "" {
-		// The Bigtable client would try for a long time what is wrong at once.
+		// The Bigtable client would retry a wrong address for a long time.
 		dialer := net.Dialer{Timeout: setupTimeout}
 		conn, err := dialer.DialContext(ctx, "tcp", d.address)
 		if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// progress tells what is going on: on a terminal in one line that is written
-// again and again, elsewhere in a line every second.
+// progress reports what happens: on a terminal in one line that it overwrites,
+// elsewhere in a line per second.
 type progress struct {
 	w        io.Writer
 	terminal bool
@@ -31,7 +31,7 @@ func (p *progress) interval() time.Duration {
 	return time.Second
 }
 
-// show tells how far the fleet is.
+// show reports how far the fleet is.
 func (p *progress) show(f *fleet) {
 	loaded := min(f.loaded.Load(), int64(f.documents))
 	total := f.totals().Worker
@@ -50,7 +50,7 @@ func (p *progress) show(f *fleet) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s", line)
 }
 
-// event tells something that happened, in a line of its own.
+// event reports something that happened, in a line of its own.
 func (p *progress) event(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

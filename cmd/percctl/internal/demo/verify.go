@@ -11,20 +11,19 @@ import (
 
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// recoverTimeout bounds the end of the recovery: killed workers' locks can be
-// settled after lockTTL at the latest.
+// recoverTimeout bounds the recovery: the locks of killed workers can be resolved
+// after lockTTL at the latest.
 const recoverTimeout = 10 * lockTTL
 
-// recoverLocks settles every lock that is left. No worker runs any more, so
-// all of them belong to workers that were killed; those killed just now are
-// taken for alive until their tokens are stale.
+// recoverLocks resolves every lock that is left. No worker runs any more, so all of
+// them belong to workers that were killed. A worker that was killed a moment ago
+// counts as alive until its token is stale.
 func recoverLocks(ctx context.Context, client *txn.Client) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be settled"))
+	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be resolved"))
 	defer cancel()
 	for {
 		var left atomic.Int64
@@ -66,7 +65,7 @@ func check(ctx context.Context, client *txn.Client) (violations []string, err er
 	return violations, nil
 }
 
-// notifications counts what is left to run.
+// notifications counts the notifications that are left.
 func notifications(ctx context.Context, client *txn.Client) (left int, err error) {
 	for _, t := range index.Tables {
 		for _, err := range txnchanges.Notifications(ctx, client, t.Name, nil) {

@@ -14,11 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// newWorkerCmd is the command that the coordinator starts its workers with.
+// newWorkerCmd is the command with which the coordinator starts a worker.
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	var at deployment
 	cmd := &cobra.Command{
@@ -32,7 +31,7 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// reporting is how often a worker tells what it has done.
+// reporting is the time between two reports of what a worker has done.
 const reporting = 100 * time.Millisecond
 
 // A reporter writes reports.
@@ -41,16 +40,16 @@ type reporter struct {
 	out *json.Encoder
 }
 
-// report writes one line. It can fail only when the coordinator is dead, which
-// the end of the input tells as well.
+// report writes one line. It can fail only if the coordinator is dead, and then the
+// input ends, too.
 func (r *reporter) report(line report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = r.out.Encode(line)
 }
 
-// runWorker runs the observers until its input ends: the coordinator has
-// nothing left to do, or is dead.
+// runWorker runs the observers until its input ends, because the coordinator has
+// nothing left to do or is dead.
 func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	out := &reporter{out: json.NewEncoder(s.Out)}
 	var client *txn.Client
@@ -75,13 +74,12 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 		return err
 	}
 	admin.OnResolve(client, func(r txn.Resolution) {
-		// Told before anything that depends on it.
+		// Reported before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
 		}})
 	})
-	// The secondaries of what is committed. A coordinator that is dead took the
-	// emulator with it.
+	// Commit the secondaries. If the coordinator is dead, the emulator is, too.
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()

@@ -14,10 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Where percctl finds it.

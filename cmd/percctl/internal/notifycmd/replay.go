@@ -7,17 +7,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type replayOptions struct {
-	flags   session.Flags
-	chosen  choice
-	all     bool
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	chosen choice
+	all    bool
 }
 
 func newReplayCmd(s *cli.Streams) *cobra.Command {
@@ -47,31 +43,27 @@ again.`,
 			case !o.all && !named:
 				return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "only dead letters of this observer")
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	observerFlag(cmd, &o.Flags, &o.chosen.observer, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	o.Consent.Add(cmd)
 	return cmd
 }
 
 func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
-	p, err := planLetters(ctx, s, &o.flags.Connect, o.chosen, "replay")
+	p, err := planLetters(ctx, s, &o.Connect, o.chosen, "replay")
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
+	return p.carryOut(ctx, s, o.Format, o.Consent, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
 }
 
 type dropOptions struct {
-	flags   session.Flags
-	chosen  choice
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	chosen choice
 }
 
 func newDropCmd(s *cli.Streams) *cobra.Command {
@@ -94,23 +86,21 @@ Exit status 3: the cell has no dead letter of the observer.`,
 			if o.chosen.observer == "" {
 				return cli.Usagef("no observer: add --observer ID")
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "id of the observer; required")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	observerFlag(cmd, &o.Flags, &o.chosen.observer, "id of the observer; required")
+	o.Consent.Add(cmd)
 	return cmd
 }
 
 func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
-	p, err := planLetters(ctx, s, &o.flags.Connect, o.chosen, "drop")
+	p, err := planLetters(ctx, s, &o.Connect, o.chosen, "drop")
 	if err != nil {
 		return err
 	}
-	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
+	return p.carryOut(ctx, s, o.Format, o.Consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
 		return changes.DropDeadLetter(ctx, s.Client(), d)
 	})
 }

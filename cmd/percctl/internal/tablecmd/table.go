@@ -13,7 +13,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
@@ -37,7 +36,7 @@ type initOptions struct {
 }
 
 func newInitCmd(s *cli.Streams) *cobra.Command {
-	o := &initOptions{streams: s}
+	o := &initOptions{}
 	cmd := &cobra.Command{
 		Use:   "init TABLE",
 		Short: "Create a transactional table, or add the metadata families to one",
