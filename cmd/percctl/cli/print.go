@@ -40,6 +40,14 @@ func Print(out io.Writer, f Format, v any, text func(io.Writer) error) error {
 	return err
 }
 
+// Textf is a text for Print.
+func Textf(format string, args ...any) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, format, args...)
+		return err
+	}
+}
+
 // tableBatch is how many rows of a table are aligned together. A list may be
 // long, and its first rows should not wait for its last.
 const tableBatch = 200
@@ -145,6 +153,16 @@ func (l *List[T]) addRows(item T) error {
 		return l.table.Flush()
 	}
 	return nil
+}
+
+// All prints a whole list.
+func (l *List[T]) All(items []T) error {
+	for _, item := range items {
+		if err := l.Add(item); err != nil {
+			return err
+		}
+	}
+	return l.End()
 }
 
 // End ends the list.

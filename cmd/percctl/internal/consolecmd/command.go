@@ -144,10 +144,7 @@ func (o *options) run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(lis) }()
 	up := started{p.Project, p.Instance, "http://" + lis.Addr().String() + "/"}
-	if err := o.Print(up, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, up.URL)
-		return err
-	}); err != nil {
+	if err := o.Print(up, cli.Textf("%v\n", up.URL)); err != nil {
 		_ = server.Close()
 		<-ended
 		return err

@@ -77,11 +77,11 @@ type change struct {
 	changed, added, deleted int
 }
 
-// The demo makes this many changes for each document of the corpus, and at least
+// The demo makes changeShare changes for each document of the corpus, and at least
 // fewest.
 const (
-	changes = 0.01
-	fewest  = 4
+	changeShare = 0.01
+	fewest      = 4
 )
 
 // change makes some changes of each kind, chosen by a seed:
@@ -94,7 +94,7 @@ const (
 func (c *corpus) change(seed uint64, clusters []index.Cluster) (ch change, err error) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	put := func(name string, contents []byte) { c.overlay[name] = index.Document{Name: name, Contents: contents} }
-	for i := range max(fewest, int(changes*float64(len(c.files)))) {
+	for i := range max(fewest, int(changeShare*float64(len(c.files)))) {
 		names := c.names()
 		// No document changes twice.
 		untouched := slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, ok := c.overlay[name]; return ok })

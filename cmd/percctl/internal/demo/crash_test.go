@@ -9,7 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -66,7 +66,7 @@ func TestCrash(t *testing.T) {
 
 			// Its rows are read without the library, which would settle them.
 			left := 0
-			for _, err := range txnchanges.Notifications(t.Context(), env.Client, index.Documents, nil) {
+			for _, err := range changes.Notifications(t.Context(), env.Client, index.Documents, nil) {
 				if left++; err != nil {
 					t.Fatal(err)
 				}

@@ -12,7 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // recoverTimeout bounds the recovery: the locks of killed workers can be resolved
@@ -68,7 +68,7 @@ func check(ctx context.Context, client *txn.Client) (violations []string, err er
 // notifications counts the notifications that are left.
 func notifications(ctx context.Context, client *txn.Client) (left int, err error) {
 	for _, t := range index.Tables {
-		for _, err := range txnchanges.Notifications(ctx, client, t.Name, nil) {
+		for _, err := range changes.Notifications(ctx, client, t.Name, nil) {
 			if err != nil {
 				return 0, err
 			}

@@ -63,10 +63,5 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	list := newTransactionList(o.Streams.Out, o.Format)
-	for _, t := range all {
-		if err := list.Add(t); err != nil {
-			return err
-		}
-	}
-	return list.End()
+	return list.All(all)
 }

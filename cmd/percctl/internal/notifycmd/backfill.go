@@ -110,10 +110,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if err == nil {
 		b.LastRow = ""
 	}
-	if perr := o.Print(b, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "notified  %d\n", b.Cells)
-		return err
-	}); perr != nil {
+	if perr := o.Print(b, cli.Textf("notified  %d\n", b.Cells)); perr != nil {
 		return perr
 	}
 	return b.verdict(ctx, r, err)

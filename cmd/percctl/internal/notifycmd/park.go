@@ -104,10 +104,7 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 	if err := o.park(ctx, s, seen, d); err != nil {
 		return err
 	}
-	return o.Print(p, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, "parked  1")
-		return err
-	})
+	return o.Print(p, cli.Textf("parked  1\n"))
 }
 
 // observe reads what a worker would decide by.

@@ -106,8 +106,5 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 	if err := changes.Notify(ctx, s.Client(), o.cells...); err != nil {
 		return err
 	}
-	return o.Print(r, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "notified  %d\n", len(o.cells))
-		return err
-	})
+	return o.Print(r, cli.Textf("notified  %d\n", len(o.cells)))
 }

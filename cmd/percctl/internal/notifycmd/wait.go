@@ -3,7 +3,6 @@ package notifycmd
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -74,10 +73,7 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 	if w.DeadLetters > 0 {
 		fmt.Fprintf(o.Streams.Err, "did not wait for %s: see percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
 	}
-	return o.Print(w, func(out io.Writer) error {
-		_, err := fmt.Fprintln(out, w.TS)
-		return err
-	})
+	return o.Print(w, cli.Textf("%v\n", w.TS))
 }
 
 func pendingWords(u changes.Unfinished) string {

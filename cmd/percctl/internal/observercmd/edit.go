@@ -99,10 +99,7 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 			return err
 		}
 	}
-	return o.Print(e, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, done)
-		return err
-	})
+	return o.Print(e, cli.Textf("%v\n", done))
 }
 
 func (o *editOptions) register(ctx context.Context, s *session.Session) error {

@@ -2,8 +2,6 @@ package readcmd
 
 import (
 	"context"
-	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -79,8 +77,5 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	v := newValue(o.cell.Table, o.cell.Row, items[0])
-	return o.Print(v, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, cli.Text(v.Value))
-		return err
-	})
+	return o.Print(v, cli.Textf("%v\n", cli.Text(v.Value)))
 }

@@ -113,12 +113,7 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 			return [][]string{{e.TS.String(), e.Time, e.Column, e.Words}}
 		},
 	}
-	for _, e := range events {
-		if err := list.Add(e); err != nil {
-			return err
-		}
-	}
-	return list.End()
+	return list.All(events)
 }
 
 func newEvent(v admin.Version, f outcomes) event {

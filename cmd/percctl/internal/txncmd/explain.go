@@ -128,12 +128,7 @@ func (o *explainOptions) print(e *explanation) error {
 			Header: csvHeader,
 			Rows:   func(c *cell) [][]string { return [][]string{{c.Cell, fmt.Sprint(c.Primary), c.State, c.Words}} },
 		}
-		for _, c := range e.Cells {
-			if err := list.Add(c); err != nil {
-				return err
-			}
-		}
-		return list.End()
+		return list.All(e.Cells)
 	}
 	style := cli.StyleFor(o.Streams.Out)
 	return o.Print(e, func(w io.Writer) error {

@@ -272,8 +272,5 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 		return err
 	}
 	r.CommitTime = cli.Time(r.CommitTS)
-	return o.Print(r, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "committed at %s\n", cli.Stamp(r.CommitTS))
-		return err
-	})
+	return o.Print(r, cli.Textf("committed at %s\n", cli.Stamp(r.CommitTS)))
 }
