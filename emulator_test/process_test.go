@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/child"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )

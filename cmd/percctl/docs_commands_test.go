@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 func documentedRoot() *cobra.Command {

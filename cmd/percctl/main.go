@@ -5,7 +5,6 @@ package main
 import (
 	"os"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
@@ -26,7 +25,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/txncmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/workercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/writecmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 func main() { os.Exit(telemetry.Main(program)) }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // TestDeclaredOutputs: commands print what they declare with cli.Prints, and

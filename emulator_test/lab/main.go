@@ -5,8 +5,6 @@ package main
 import (
 	"os"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/fleet"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/mutate"
@@ -14,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/overhead"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/soak"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/traces"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 func main() { os.Exit(telemetry.Main(program)) }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // TestMain makes lab a command that scripts and tests can run; it is this test's

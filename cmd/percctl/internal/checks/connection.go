@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {

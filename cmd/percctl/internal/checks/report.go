@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A Report is the result of all checks.

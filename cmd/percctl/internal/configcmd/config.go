@@ -4,8 +4,8 @@ package configcmd
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // NewCmd returns the config command.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // FuzzCbtrc reads what may stand in ~/.cbtrc. An error names the line, with

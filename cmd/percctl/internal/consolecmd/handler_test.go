@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 

@@ -21,9 +21,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -144,9 +144,9 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 	signals := ctx
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout, fmt.Errorf("--timeout %v expired: %w", opts.timeout, context.DeadlineExceeded))
 	defer cancel()
-	d := &demo{opts: opts, stderr: s.Err, progress: newProgress(s.Err)}
+	d := &demo{opts: opts, stderr: s.Err, progress: cli.NewProgress(s)}
 	sum, err := d.run(ctx)
-	d.progress.end()
+	d.progress.End()
 	switch {
 	case signals.Err() != nil:
 		return fmt.Errorf("interrupted: %s", d.interrupted())
@@ -170,19 +170,19 @@ func verdict(sum *summary) error {
 type demo struct {
 	opts     *options
 	stderr   io.Writer
-	progress *progress
+	progress *cli.Progress
 	fleet    *fleet // nil until workers run
 }
 
 func (d *demo) run(ctx context.Context) (*summary, error) {
 	began := time.Now()
-	d.progress.event("reading %s", d.opts.dir)
+	d.progress.Event("reading %s", d.opts.dir)
 	docs, skipped, err := listDocuments(ctx, d.opts.dir, d.opts.limit)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range skipped {
-		d.progress.event("skipped %s: it is larger than a cell of Bigtable, or its path is too long", name)
+		d.progress.Event("skipped %s: it is larger than a cell of Bigtable, or its path is too long", name)
 	}
 	if d.opts.kills > len(docs) {
 		return nil, cli.Usagef("--kills %d: it has to be at most the number of documents, %d", d.opts.kills, len(docs))
@@ -201,9 +201,9 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err := at.createTables(ctx, conn); err != nil {
 		return nil, err
 	}
-	d.progress.event("%d documents; emulator at %s, project %s, instance %s; seed %d", len(docs), at.address, at.project, at.instance, d.opts.seed)
+	d.progress.Event("%d documents; emulator at %s, project %s, instance %s; seed %d", len(docs), at.address, at.project, at.instance, d.opts.seed)
 	if n := telemetry.ChildPorts(d.opts.workers); n != "" {
-		d.progress.event("metrics for Prometheus at %s", n)
+		d.progress.Event("metrics for Prometheus at %s", n)
 	}
 	strands := newStrands()
 	own, err := txn.NewClient(ctx, conn.bigtable, clientConfig())
@@ -268,7 +268,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 		return err
 	}
 	sum.Changed, sum.Added, sum.Deleted = ch.changed, ch.added, ch.deleted
-	d.progress.event("indexed; now %d documents change, %d are added, %d are deleted", ch.changed, ch.added, ch.deleted)
+	d.progress.Event("indexed; now %d documents change, %d are added, %d are deleted", ch.changed, ch.added, ch.deleted)
 	began = time.Now()
 	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
 		return err
@@ -380,10 +380,10 @@ func (d *demo) verify(ctx context.Context, client *txn.Client, sum *summary) (er
 
 func (d *demo) list(what string, found []string) {
 	for _, f := range found[:min(listed, len(found))] {
-		d.progress.event("%s: %s", what, f)
+		d.progress.Event("%s: %s", what, f)
 	}
 	if more := len(found) - listed; more > 0 {
-		d.progress.event("… and %d more", more)
+		d.progress.Event("… and %d more", more)
 	}
 }
 

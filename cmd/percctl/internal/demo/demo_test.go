@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 func TestVerdict(t *testing.T) {

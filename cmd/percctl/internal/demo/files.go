@@ -13,8 +13,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A document is a file as it was when the demo began.

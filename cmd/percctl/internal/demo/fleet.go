@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -33,7 +34,7 @@ type fleet struct {
 	at       deployment
 	own      *txn.Client // finds the locks of killed workers
 	strands  *strands
-	progress *progress
+	progress *cli.Progress
 	stderr   io.Writer
 	// documents and loaded decide the progress and when to kill.
 	documents int
@@ -43,6 +44,7 @@ type fleet struct {
 	// spared is closed when all kills have happened.
 	spared chan struct{}
 
+	began   time.Time
 	workers []*process
 	started int
 	events  chan event
@@ -58,7 +60,7 @@ type fleet struct {
 // have ended, also after an error.
 func (f *fleet) run(ctx context.Context, finish <-chan struct{}) error {
 	f.plan = newKillPlan(f.opts.kills, f.documents, f.opts.seed)
-	f.events = make(chan event)
+	f.began, f.events = time.Now(), make(chan event)
 	f.killed = map[crashPoint]int{}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -80,7 +82,7 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 			return err
 		}
 	}
-	show := time.NewTicker(f.progress.interval())
+	show := time.NewTicker(reporting)
 	defer show.Stop()
 	spared := false
 	for {
@@ -95,13 +97,20 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 				return err
 			}
 		case <-show.C:
-			f.progress.show(f)
+			f.show()
 		case <-finish:
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// show reports how far the fleet is.
+func (f *fleet) show() {
+	total := f.totals().Worker
+	f.progress.Set("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills", min(f.loaded.Load(), int64(f.documents)), f.documents,
+		total.Committed, float64(total.Committed)/time.Since(f.began).Seconds(), total.Conflicts, f.plan.next, f.opts.kills)
 }
 
 func (f *fleet) start() error {
@@ -170,12 +179,12 @@ func (f *fleet) exited(ctx context.Context, p *process, err error) error {
 	if s := p.stopped; s != nil {
 		at = s.At
 		f.killed[s.Point]++
-		f.progress.event("killed worker %d (pid %d) %s", p.number, p.PID(), s.Point)
+		f.progress.Event("killed worker %d (pid %d) %s", p.number, p.PID(), s.Point)
 	} else {
 		if f.died++; f.died > maxDeaths {
 			return fmt.Errorf("worker %d was killed from outside, like %d others before: giving up", p.number, maxDeaths)
 		}
-		f.progress.event("worker %d (pid %d) was killed from outside", p.number, p.PID())
+		f.progress.Event("worker %d (pid %d) was killed from outside", p.number, p.PID())
 		if f.plan.victim == p {
 			f.plan.victim = nil
 		}

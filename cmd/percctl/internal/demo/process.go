@@ -7,8 +7,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/internal/child"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"

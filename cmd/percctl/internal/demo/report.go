@@ -5,8 +5,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A summary is what a demo did and found.

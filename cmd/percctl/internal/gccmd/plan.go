@@ -2,12 +2,11 @@ package gccmd
 
 import (
 	"context"
-	"io"
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
@@ -39,9 +38,7 @@ The columns of its table:
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Run(cmd, session.Looks, func(ctx context.Context, s *session.Session) error {
-				return o.run(ctx, s)
-			})
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[report]())
@@ -54,7 +51,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	return o.Print(r, func(w io.Writer) error { return r.text(w) })
+	return o.Print(r, r.text)
 }
 
 // plan counts what a collection would reclaim.

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
@@ -174,5 +173,5 @@ func (o *runOptions) print(r *report) error {
 		list := &cli.List[*report]{Out: o.Streams.Out, Format: cli.JSONL}
 		return errors.Join(list.Add(r), list.End())
 	}
-	return o.Print(r, func(w io.Writer) error { return r.text(w) })
+	return o.Print(r, r.text)
 }

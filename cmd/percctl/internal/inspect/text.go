@@ -5,7 +5,7 @@ import (
 	"io"
 	"strconv"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 

@@ -5,9 +5,9 @@ import (
 	"io"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A tally counts locks and the transactions that they belong to.

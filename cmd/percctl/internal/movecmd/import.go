@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -31,12 +31,11 @@ const (
 
 type importOptions struct {
 	session.Options
-	file        string
-	table       string
-	batch       int
-	bulk, idle  bool
-	resume      string
-	yes, dryRun bool
+	file       string
+	table      string
+	batch      int
+	bulk, idle bool
+	resume     string
 
 	startTS, commitTS tso.Timestamp // of --resume
 }
@@ -88,8 +87,7 @@ With --dry-run, the command also checks the file.`,
 	f.BoolVar(&o.bulk, "bulk", false, "write committed cells directly into an empty range")
 	f.BoolVar(&o.idle, "idle", false, "with --bulk: no client reads or writes the range during the load")
 	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to continue, as it printed them")
-	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	f.BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -101,7 +99,7 @@ func (o *importOptions) parse() (err error) {
 		return cli.Usagef("--idle and --resume need --bulk; without --bulk, run the command again to continue")
 	case o.file == "-" && o.bulk:
 		return cli.Usagef("--bulk: it reads the file twice, so FILE cannot be standard input")
-	case o.file == "-" && (o.dryRun || !o.yes):
+	case o.file == "-" && (o.Consent.DryRun || !o.Consent.Yes):
 		return cli.Usagef("standard input holds the rows, and cannot answer the question or be read twice: add --yes to confirm")
 	case o.resume == "":
 		return nil
@@ -160,7 +158,7 @@ func (r *imported) text(w io.Writer) error {
 }
 
 func (o *importOptions) run(ctx context.Context, s *session.Session) error {
-	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.dryRun}
+	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.Consent.DryRun}
 	var in *reader
 	var err error
 	if o.file == "-" {
@@ -183,14 +181,14 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, r.Table); err != nil {
 		return err
 	}
-	if o.dryRun {
+	if o.Consent.DryRun {
 		return o.Print(r, r.plan)
 	}
 	if o.file != "-" {
 		if err := r.plan(o.Streams.Err); err != nil {
 			return err
 		}
-		if err := cli.Confirm(ctx, o.Streams, o.yes, fmt.Sprintf("Write %s to table %s in %s?", cli.Count(r.Rows, "row"), r.Table, s.Where)); err != nil {
+		if err := cli.Confirm(ctx, o.Streams, o.Consent.Yes, fmt.Sprintf("Write %s to table %s in %s?", cli.Count(r.Rows, "row"), r.Table, s.Where)); err != nil {
 			return err
 		}
 		file, err := os.Open(o.file)

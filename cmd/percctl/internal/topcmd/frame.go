@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A frame is a picture as text.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // Control sequences of terminals (ECMA-48, xterm). Lines do not wrap on the

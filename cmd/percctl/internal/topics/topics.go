@@ -4,7 +4,7 @@ package topics
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // All returns the help topics.

@@ -9,7 +9,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 

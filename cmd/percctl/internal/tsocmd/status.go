@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 

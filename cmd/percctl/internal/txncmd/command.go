@@ -4,7 +4,7 @@ package txncmd
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // NewCmd returns the txn command.

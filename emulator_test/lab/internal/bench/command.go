@@ -9,9 +9,9 @@ package bench
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench/observers"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // NewCmd returns the bench command.

@@ -9,9 +9,9 @@ import (
 
 	"gonum.org/v1/plot"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A drawing is a chart and how it is drawn.

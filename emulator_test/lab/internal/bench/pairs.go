@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A pairing compares operations with raw ones. In every round all of them run,

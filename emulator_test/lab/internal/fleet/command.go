@@ -21,9 +21,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"

@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
+	"github.com/percolator-bigtable/percolator/internal/child"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"

@@ -20,8 +20,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/internal/mutant"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 type options struct {

@@ -12,9 +12,9 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 var program = cli.Program{Name: "lab", Commands: []cli.Command{bench.NewCmd, oracle.NewCmd}}

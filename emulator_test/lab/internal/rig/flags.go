@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // Numbers is a flag of whole numbers, separated by commas.

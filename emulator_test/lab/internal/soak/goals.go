@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // kinds are the faults that a soak with all of them makes.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/internal/child"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 // A role is what a process of a soak is.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/internal/cli"
 )
 
 // A summary is what a soak prints.

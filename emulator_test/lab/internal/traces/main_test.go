@@ -5,8 +5,8 @@ import (
 	"os"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/internal/cli"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 func TestMain(m *testing.M) {

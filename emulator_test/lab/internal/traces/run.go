@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/internal/child"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 

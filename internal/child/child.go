@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 // A Config says what to start.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
+	"github.com/percolator-bigtable/percolator/internal/telemetry"
 )
 
 // What children are scraped at is not what their parent is, nor each other.

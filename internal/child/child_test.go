@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/internal/child"
 )
 
 // TestMain lets this binary be a child.
