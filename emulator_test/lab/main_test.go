@@ -10,7 +10,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
 )
 
 // TestMain makes lab a command that scripts and tests can run; it is this test's

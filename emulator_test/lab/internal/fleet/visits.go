@@ -1,4 +1,4 @@
-package demo
+package fleet
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// visitsTable has one row that everybody writes.
+// visitsTable has one row that all visitors write.
 var visitsTable = admin.TableSpec{Name: "visits", Families: []string{"n"}}
 
 const (
@@ -35,8 +35,8 @@ type visits struct {
 	lost               int
 }
 
-// visit counts one visit, again and again until ctx ends. A visit is not cut
-// short, so that its outcome is known.
+// visit counts one visit, again and again until ctx ends. The
+// end of ctx does not interrupt a visit, so that its outcome is known.
 func (v *visits) visit(ctx context.Context, visitor int) error {
 	tick := time.NewTicker(visitsEvery)
 	defer tick.Stop()
@@ -46,7 +46,7 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 		case <-ctx.Done():
 			return nil
 		}
-		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoverTimeout)
+		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		_, err := v.client.Update(one, func(ctx context.Context, tx *txn.Txn) error {
 			t := tx.Table(visitsTable.Name)
 			for _, row := range []string{totalRow, visitorRow(visitor)} {
@@ -54,7 +54,7 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 				if err != nil {
 					return err
 				}
-				// Another cell of the row, which is read ahead before long.
+				// Another cell of the row, which the client soon prefetches.
 				if _, _, err := t.Get(ctx, row, "n", "last"); err != nil {
 					return err
 				}
@@ -73,13 +73,12 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 			v.committed.Add(1)
 		}
 		if err := v.look(ctx); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("looking at the visits: %w", err)
+			return fmt.Errorf("reading the visits: %w", err)
 		}
 	}
 }
 
-// look reads all counts, and who came last, as a page does that may be a second
-// old.
+// look reads all counts, and the last visitor, like a page that may be a second old.
 func (v *visits) look(ctx context.Context) error {
 	snapshot, err := v.client.Snapshot(ctx, txn.MaxStaleness(time.Second), txn.Named("page"))
 	if err != nil {
@@ -116,24 +115,22 @@ func number(ctx context.Context, t *txn.View, row string) (uint64, error) {
 	return binary.BigEndian.Uint64(value), nil
 }
 
-// lose has a visitor's client die, as far as Bigtable can tell, in rows that
-// nobody reads: their locks are there until garbage is collected.
-func (v *visits) lose(ctx context.Context, at deployment, cfg txn.Config, point crashPoint) error {
+// lose has a visitor's client die at a request, in rows that no other client reads:
+// garbage collection has to resolve their locks.
+func (v *visits) lose(ctx context.Context, at place, cfg txn.Config, step txntest.Step) error {
 	stopped := make(chan struct{})
-	crash := &crasher{stopped: func(crashPoint, time.Time) { close(stopped) }}
-	crash.arm(point)
-	conn, err := at.connect(ctx, crash.dialOptions()...)
+	dead := &victim{at: step, die: func() { close(stopped) }}
+	bt, _, closeAll, err := at.open(ctx, dead.dialOptions()...)
 	if err != nil {
 		return err
 	}
-	defer conn.close()
-	client, err := txn.NewClient(ctx, conn.bigtable, cfg)
+	defer closeAll()
+	client, err := txn.NewClient(ctx, bt, cfg)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	// Nothing of what it has to do can be done any more.
-	defer func() { cancel(); _ = client.Close(ctx) }()
+	defer func() { cancel(); _ = client.Close(ctx) }() // a dead client cannot do anything more
 	tx, err := client.Begin(ctx, txn.Named("visit"))
 	if err != nil {
 		return err
@@ -168,8 +165,8 @@ func (v *visits) check(ctx context.Context) (off int, err error) {
 	return off, err
 }
 
-// losses makes every so many conditional mutations lose their answer, as a
-// network may: they are applied, and their sender has to find that out.
+// losses drops the answer of every 50th conditional mutation, as a network may: the
+// mutation is applied, and its sender has to find that out.
 type losses struct{ n atomic.Int64 }
 
 const lostAnswer = 50
@@ -178,7 +175,7 @@ func (l *losses) dialOption() grpc.DialOption {
 	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		err := invoke(ctx, method, req, reply, cc, opts...)
 		if err == nil && method == "/google.bigtable.v2.Bigtable/CheckAndMutateRow" && l.n.Add(1)%lostAnswer == 0 {
-			return status.Error(codes.Unavailable, "percctl demo lost the answer")
+			return status.Error(codes.Unavailable, "lab fleet lost the answer")
 		}
 		return err
 	})

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )

@@ -11,12 +11,12 @@ import (
 // TestTutorial: the code that docs/tutorial.md quotes is the code that runs.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
-	tutorial, err := os.ReadFile("../../../../docs/tutorial.md")
+	tutorial, err := os.ReadFile("../../tutorial.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var source strings.Builder
-	for _, pattern := range []string{"*.go", "../demo/*.go"} {
+	for _, pattern := range []string{"*.go", "../../../cmd/percctl/internal/demo/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

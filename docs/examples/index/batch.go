@@ -18,11 +18,11 @@ func (s State) set(table, row string, c txn.Column, value string) {
 	s[txn.Cell{Table: table, Row: row, Family: c.Family, Qualifier: c.Qualifier}] = value
 }
 
-// A Cluster is the documents with the same contents.
+// A Cluster is a group of documents with the same contents.
 type Cluster struct {
-	Canonical string `json:"canonical"`
-	Documents int    `json:"documents"`
-	Bytes     int    `json:"bytes"` // of one of them
+	Canonical string `json:"canonical"` // name of the canonical document
+	Documents int    `json:"documents"` // number of documents
+	Bytes     int    `json:"bytes"`     // size of each of them
 }
 
 // A Result is what [Compute] works out.

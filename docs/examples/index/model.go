@@ -1,7 +1,8 @@
 // Package index is the application of the Percolator paper in miniature: it
 // keeps an index of documents that link to each other, free of duplicates and
-// with links inverted, up to date while documents change (paper §1, §2.4).
-// docs/tutorial.md walks through it.
+// with links inverted, up to date while documents change (paper §1, §2.4). It is an
+// example to read and to copy, not a library with a stable API: docs/tutorial.md walks
+// through it, and percctl demo runs it.
 //
 // What is to be in the tables, once nothing is left to run:
 //
@@ -27,7 +28,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
