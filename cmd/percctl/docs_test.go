@@ -94,17 +94,10 @@ func TestLinksInDocs(t *testing.T) {
 	}
 }
 
-// coming are names that the pages use before the code has them.
-var coming = []string{}
-
-// missing reports a name that does not exist. It also fails if a coming name
-// exists by now.
+// missing reports a name that does not exist.
 func missing(t *testing.T, in, name string, exists bool) {
 	t.Helper()
-	switch expected := slices.Contains(coming, name); {
-	case exists && expected:
-		t.Errorf("%s exists: remove it from the list of coming names", name)
-	case !exists && !expected:
+	if !exists {
 		t.Errorf("%s: there is no %s", in, name)
 	}
 }
