@@ -35,7 +35,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- changes.SubscribeNotifications(ctx, worker, []changes.Registration{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
+		done <- changes.SubscribeHints(ctx, worker, []changes.ObservedColumn{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
 	}()
 	write := func(row string) {
 		t.Helper()

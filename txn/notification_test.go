@@ -56,7 +56,7 @@ func TestObserve(t *testing.T) {
 		t.Cleanup(tx.Rollback)
 		return tx
 	}
-	if o := observe(t, begin()); o.ChangeTS != 0 || o.Pending("o") || !o.Settled() || len(o.Triggers) != 0 {
+	if o := observe(t, begin()); o.ChangeTS != 0 || o.Pending("o") || !o.Acknowledged() || len(o.Triggers) != 0 {
 		t.Errorf("before any change: %+v", o)
 	}
 	changed, err := c.Update(ctx, set("t", "r"))
@@ -66,7 +66,7 @@ func TestObserve(t *testing.T) {
 	a, b := begin(), begin()
 	for _, tx := range []*txn.Txn{a, b} {
 		o := observe(t, tx)
-		if o.ChangeTS != changed || !o.Pending("o") || o.Settled() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
+		if o.ChangeTS != changed || !o.Pending("o") || o.Acknowledged() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
 			t.Errorf("after a change: %+v", o)
 		}
 		changes.Acknowledge(tx, o, "o")
@@ -241,13 +241,13 @@ func TestDeadLetterIdentity(t *testing.T) {
 	}
 	first := park("first")
 	second := park("second")
-	if err := changes.DropDeadLetter(ctx, env.Client, first); err != nil {
+	if err := changes.Drop(ctx, env.Client, first); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 1 || all[0].Error != "second" {
 		t.Errorf("letters after the first was dropped: %+v", all)
 	}
-	if err := changes.DropDeadLetter(ctx, env.Client, second); err != nil {
+	if err := changes.Drop(ctx, env.Client, second); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 0 {
@@ -274,7 +274,7 @@ func TestRegistrations(t *testing.T) {
 		})
 	}
 	all.Wait()
-	cols, err := changes.Observed(ctx, env.Client, "t")
+	cols, err := changes.ObservedColumns(ctx, env.Client, "t")
 	if err != nil || len(cols) != 4 {
 		t.Fatalf("%+v, %v", cols, err)
 	}
@@ -286,8 +286,8 @@ func TestRegistrations(t *testing.T) {
 	reg := func(family, qualifier, id string, weak bool) error {
 		return changes.RegisterObserver(ctx, env.Client, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
 	}
-	wantError(t, reg("f", "q1", "o0", false), changes.ErrObserver, "o0", "f:q0", "UnregisterObserver")
-	wantError(t, reg("f", "q0", "new", true), changes.ErrObserver, "strong notifications")
+	wantError(t, reg("f", "q1", "o0", false), changes.ErrRegistration, "o0", "f:q0", "UnregisterObserver")
+	wantError(t, reg("f", "q0", "new", true), changes.ErrRegistration, "strong notifications")
 	wantError(t, reg("g", "q0", "new", false), txn.ErrSchema, `"g"`)
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)

@@ -63,7 +63,7 @@ func TestTraceLater(t *testing.T) {
 	before := time.Now()
 	tx := look()
 	between := time.Now()
-	here := changes.Trace(ctx, tx)
+	here := changes.StartTrace(ctx, tx)
 	tx.Table("docs").Set("row", "d", "out", []byte("x"))
 	if _, err := tx.Commit(here); err != nil {
 		t.Fatal(err)

@@ -136,7 +136,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 	if err := b.timestamps(ctx, &r); err != nil {
 		return r, err
 	}
-	if err := b.prove(ctx); err != nil {
+	if err := b.checkIdle(ctx); err != nil {
 		return r, err
 	}
 	if load.Started != nil {
@@ -145,7 +145,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 	err = b.write(ctx, rows)
 	r.Rows, r.Cells = int(b.rows.Load()), int(b.cells.Load())
 	if err == nil && load.Idle {
-		err = b.prove(ctx)
+		err = b.checkIdle(ctx)
 	}
 	if err == nil {
 		c.Clock.MadeCommit(r.CommitTS, time.Time{})
@@ -184,8 +184,8 @@ func (b *bulkLoad) timestamps(ctx context.Context, r *BulkReport) (err error) {
 	return nil
 }
 
-// prove looks through the range for what is in the load's way.
-func (b *bulkLoad) prove(ctx context.Context) error {
+// checkIdle looks through the range for what is in the load's way.
+func (b *bulkLoad) checkIdle(ctx context.Context) error {
 	filter := func(t *store.Table) bigtable.Filter {
 		strip := bigtable.StripValueFilter()
 		records := []bigtable.Filter{store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily)}
@@ -380,7 +380,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 		matched, err := b.table.CheckAndMutate(ctx, r.row, predicate, nil, r.mutation)
 		switch {
 		case err == nil && !matched:
-			b.done(1, len(r.columns))
+			b.count(1, len(r.columns))
 			return nil
 		case store.Permanent(err):
 			return err
@@ -393,7 +393,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 					return e
 				}
 				if len(raw[format.WriteFamily]) == len(r.columns) {
-					b.done(1, len(r.columns))
+					b.count(1, len(r.columns))
 					return nil
 				}
 				if len(raw[format.WriteFamily]) > 0 {
@@ -417,12 +417,12 @@ func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cell
 		failed, err := b.table.Apply(ctx, muts)
 		switch {
 		case err == nil:
-			b.done(len(muts), cells)
+			b.count(len(muts), cells)
 			return nil
 		case store.Permanent(err):
 			return err
 		}
-		b.done(len(muts)-len(failed), 0)
+		b.count(len(muts)-len(failed), 0)
 		muts = failed
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, "loading rows", err)
@@ -430,7 +430,7 @@ func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cell
 	}
 }
 
-func (b *bulkLoad) done(rows, cells int) {
+func (b *bulkLoad) count(rows, cells int) {
 	n := b.rows.Add(int64(rows))
 	b.cells.Add(int64(cells))
 	if b.load.Progress != nil {

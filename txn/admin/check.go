@@ -85,7 +85,7 @@ func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtabl
 			yield(Violation{}, err)
 			return
 		}
-		err = c.Pages(ctx, tableName, rs, everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, tableName, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			ck := &checker{client: c, table: t}
 			if ck.safePoint, err = c.SafePoint.Current(ctx); err != nil {
 				return false, err
@@ -112,8 +112,8 @@ func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtabl
 	}
 }
 
-// everything reads all versions of a row, data without its values.
-func everything(t *store.Table) bigtable.Filter {
+// allVersions reads all versions of a row, data without its values.
+func allVersions(t *store.Table) bigtable.Filter {
 	filters := []bigtable.Filter{store.WholeFamily(txnformat.LockFamily), store.WholeFamily(txnformat.WriteFamily), store.WholeFamily(txnformat.MarkFamily), store.WholeFamily(txnformat.NotifyFamily)}
 	for _, f := range t.Schema.Current().Families {
 		if f == txnformat.AckFamily {
@@ -149,7 +149,7 @@ func (ck *checker) report(rule Rule, cell txnformat.Cell, format string, args ..
 	ck.found = append(ck.found, Violation{rule, cell, fmt.Sprintf(format, args...)})
 }
 
-func (ck *checker) see(cell txnformat.Cell, ts tso.Timestamp) {
+func (ck *checker) note(cell txnformat.Cell, ts tso.Timestamp) {
 	if ts > ck.newest {
 		ck.newest, ck.at = ts, cell
 	}
@@ -203,7 +203,7 @@ func (ck *checker) row(raw bigtable.Row) {
 				ck.report(RuleFormat, cell, "metadata in family %s for a family that the table does not have", family)
 			}
 			ts := tso.FromCell(item.Timestamp)
-			ck.see(cell, ts)
+			ck.note(cell, ts)
 			h := get(cell)
 			switch family {
 			case txnformat.LockFamily:
@@ -352,7 +352,7 @@ func (ck *checker) data(h *history) {
 		need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
 	}
 	for _, ts := range h.data {
-		ck.see(h.cell, ts)
+		ck.note(h.cell, ts)
 		if !owned[ts] {
 			ck.report(RuleOrphanData, h.cell, "data at %d belongs to no write record and no lock", ts)
 		}
@@ -394,7 +394,7 @@ func (ck *checker) primaries(ctx context.Context) error {
 		err = ck.client.Pages(ctx, name, bigtable.RowList(keys), filter, func(_ *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found[raw.Key()] = true
-				missing = append(missing, ck.hold(t, raw, byRow[rowID{name, raw.Key()}])...)
+				missing = append(missing, ck.compare(t, raw, byRow[rowID{name, raw.Key()}])...)
 			}
 			return true, nil
 		})
@@ -403,7 +403,7 @@ func (ck *checker) primaries(ctx context.Context) error {
 		}
 		for _, key := range keys {
 			if !found[key] {
-				missing = append(missing, ck.hold(t, nil, byRow[rowID{name, key}])...)
+				missing = append(missing, ck.compare(t, nil, byRow[rowID{name, key}])...)
 			}
 		}
 	}
@@ -420,9 +420,9 @@ func (ck *checker) primaries(ctx context.Context) error {
 	return nil
 }
 
-// hold compares the claims on one primary row with what is stored in it, and
+// compare compares the claims on one primary row with what is stored in it, and
 // returns those whose commit is not there.
-func (ck *checker) hold(t *store.Table, raw bigtable.Row, claims []claim) (missing []claim) {
+func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (missing []claim) {
 	for _, c := range claims {
 		key := c.primary.Column().Key()
 		for _, item := range raw[txnformat.LockFamily] {

@@ -30,7 +30,7 @@ type TableDescription struct {
 	FormatVersion uint32
 	// Families are the user's, as they were when the record was written.
 	Families []string
-	Observed []changes.Registration
+	Observed []changes.ObservedColumn
 	// AdoptedTS is when the table was adopted; 0 where that was not recorded.
 	AdoptedTS tso.Timestamp
 }
@@ -57,7 +57,7 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 	}
 	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
 	for _, o := range m.Observed {
-		d.Observed = append(d.Observed, changes.Registration{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
+		d.Observed = append(d.Observed, changes.ObservedColumn{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
 	}
 	_, err = store.DecodeSchema(table, value)
 	return d, err

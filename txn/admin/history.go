@@ -115,18 +115,18 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 	return all, nil
 }
 
-// VersionsOf iterates over what is stored of the transaction that started at
+// TransactionVersions iterates over what is stored of the transaction that started at
 // startTS in rows of a table (nil: all rows): its locks, data (without values),
 // records, marks and notify cells, in order of row keys. commitTS is where its
 // commits stand; with 0, which is for a transaction that is not known to be
 // committed, every record since startTS is read, and notify cells, which name
 // no transaction, are left out. It settles no lock.
-func VersionsOf(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+func TransactionVersions(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
 	c := access.Resolver(client)
 	return func(yield func(Version, error) bool) {
-		err := c.Pages(ctx, name, rs, func(t *store.Table) bigtable.Filter { return ofTransaction(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err := c.Pages(ctx, name, rs, func(t *store.Table) bigtable.Filter { return transactionFilter(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
-				for _, v := range versionsOf(t, raw, startTS, commitTS) {
+				for _, v := range rowVersions(t, raw, startTS, commitTS) {
 					if !yield(v, nil) {
 						return false, nil
 					}
@@ -140,9 +140,9 @@ func VersionsOf(ctx context.Context, client *txn.Client, name string, rs bigtabl
 	}
 }
 
-// ofTransaction reads what may be of the transaction: everything at one of its
+// transactionFilter reads what may be of the transaction: everything at one of its
 // two timestamps, which no other transaction shares.
-func ofTransaction(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Filter {
+func transactionFilter(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Filter {
 	var data []bigtable.Filter
 	for _, f := range t.Schema.Current().Families {
 		data = append(data, store.WholeFamily(f))
@@ -162,7 +162,7 @@ func ofTransaction(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Fil
 	)...)
 }
 
-func versionsOf(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
+func rowVersions(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
 	var found []Version
 	for family, items := range raw {
 		for _, item := range items {

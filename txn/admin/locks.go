@@ -27,9 +27,9 @@ func Locks(ctx context.Context, client *txn.Client, table string, rs bigtable.Ro
 	return listLocks(ctx, c, table, rs, store.WholeFamily(format.LockFamily))
 }
 
-// LocksOf iterates over the locks of one transaction in rows of a table (nil:
+// TransactionLocks iterates over the locks of one transaction in rows of a table (nil:
 // all rows), as Locks does.
-func LocksOf(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[format.Lock, error] {
+func TransactionLocks(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[format.Lock, error] {
 	c := access.Resolver(client)
 	return listLocks(ctx, c, table, rs, store.Chain(store.WholeFamily(format.LockFamily), store.At(startTS)))
 }
@@ -94,7 +94,7 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 		return format.Status{}, 0, err
 	}
 	for _, t := range tables {
-		for l, err := range LocksOf(ctx, client, t, nil, startTS) {
+		for l, err := range TransactionLocks(ctx, client, t, nil, startTS) {
 			if err != nil {
 				return s, locks, err
 			}
@@ -105,14 +105,14 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 		}
 	}
 	if locks == 0 {
-		s, err = StatusOf(ctx, client, primary, startTS)
+		s, err = TransactionStatus(ctx, client, primary, startTS)
 	}
 	return s, locks, err
 }
 
 // Status reads the outcome of the transaction that started at startTS from its
 // primary cell, and changes nothing.
-func StatusOf(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
+func TransactionStatus(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
 	c := access.Resolver(client)
 	t, err := c.Table(ctx, primary.Table)
 	if err != nil {

@@ -46,7 +46,7 @@ type OwnerStatus struct {
 
 // OwnerState reads the worker token of a lock's owner (Lock.Owner, which may be
 // empty) and judges it at oracle time now, as Resolve does. It changes nothing.
-func OwnerOf(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
+func ReadOwner(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
 	c := access.Resolver(client)
 	s := OwnerStatus{State: OwnerMissing}
 	if owner == "" {

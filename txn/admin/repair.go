@@ -102,7 +102,7 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 	}
 	p := &RepairPlan{}
 	var found []Repair
-	err = c.Pages(ctx, name, rs, everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
+	err = c.Pages(ctx, name, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		for _, raw := range page {
 			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
 			if len(found) >= cfg.Most {
@@ -120,7 +120,7 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 		return nil, err
 	}
 	for _, r := range found {
-		ok, err := judgeRepair(ctx, c, &r, known[r.StartTS], now)
+		ok, err := confirmRepair(ctx, c, &r, known[r.StartTS], now)
 		if err != nil {
 			return nil, err
 		}
@@ -276,8 +276,8 @@ func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[t
 	return known, nil
 }
 
-// judgeRepair says whether what is known of the transaction allows the repair.
-func judgeRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
+// confirmRepair says whether what is known of the transaction allows the repair.
+func confirmRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
@@ -301,10 +301,10 @@ func judgeRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *ev
 		r.Why = "no lock of its transaction is left"
 		return true, nil
 	}
-	return judgeRedundant(ctx, c, r, known)
+	return confirmRedundantLock(ctx, c, r, known)
 }
 
-func judgeRedundant(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
+func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
 	if known.locked == nil || known.locked.StartTS != r.StartTS {
 		r.Why = "its lock is gone meanwhile"
 		return false, nil
@@ -354,7 +354,7 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 	if err != nil {
 		return false, err
 	}
-	if ok, err := asPlanned(ctx, c, t, r, asOf); err != nil || !ok {
+	if ok, err := stillThere(ctx, c, t, r, asOf); err != nil || !ok {
 		return false, err
 	}
 	col := r.Cell.Column()
@@ -392,13 +392,13 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 	}
 }
 
-// asPlanned looks at the row again.
-func asPlanned(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp) (bool, error) {
+// stillThere looks at the row again.
+func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp) (bool, error) {
 	d, err := describe(ctx, c, t.Name)
 	if err != nil {
 		return false, err
 	}
-	raw, err := t.ReadRow(ctx, r.Cell.Row, everything(t))
+	raw, err := t.ReadRow(ctx, r.Cell.Row, allVersions(t))
 	if err != nil {
 		return false, err
 	}
@@ -427,5 +427,5 @@ func stillRedundant(ctx context.Context, c *recovery.Resolver, t *store.Table, r
 	if err != nil {
 		return false, err
 	}
-	return judgeRedundant(ctx, c, &r, &evidence{locked: l})
+	return confirmRedundantLock(ctx, c, &r, &evidence{locked: l})
 }

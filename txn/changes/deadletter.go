@@ -141,13 +141,13 @@ func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	if err := Notify(ctx, client, d.Cell); err != nil {
 		return err
 	}
-	return DropDeadLetter(ctx, client, d)
+	return Drop(ctx, client, d)
 }
 
-// DropDeadLetter removes a dead letter for good, but not one that was parked
+// Drop removes a dead letter for good, but not one that was parked
 // after it, which d's ParkedTS tells. Its change stays without acknowledgment:
 // the next notification of the cell runs the observer all the same.
-func DropDeadLetter(ctx context.Context, client *txn.Client, d DeadLetter) error {
+func Drop(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	c := access.Resolver(client)
 	if err := d.check(); err != nil {
 		return err

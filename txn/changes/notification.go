@@ -52,7 +52,7 @@ func Notifications(ctx context.Context, client *txn.Client, name string, rs bigt
 // columns that are past their ttl, and yields what it has rolled forward.
 func Sweep(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.Resolver(client)
-	return eachNotification(ctx, c, name, rs, store.WholeFamily(format.LockFamily), settleStranded)
+	return eachNotification(ctx, c, name, rs, store.WholeFamily(format.LockFamily), resolveStranded)
 }
 
 func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, settle func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
@@ -83,10 +83,10 @@ func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs
 	}
 }
 
-// settleStranded settles the locks of a row's observed columns that are past
+// resolveStranded settles the locks of a row's observed columns that are past
 // their ttl, as far as this client can tell, and returns the notifications of
 // those that were committed. What it cannot settle is left to the next sweep.
-func settleStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, raw bigtable.Row) (found []Notification) {
+func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, raw bigtable.Row) (found []Notification) {
 	for _, item := range raw[format.LockFamily] {
 		_, cell, err := format.MetadataCell(t.Name, raw.Key(), item)
 		if err != nil {

@@ -141,7 +141,7 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 		Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures,
 	}
 	_, o.Locked = format.FindItem(raw[format.LockFamily], format.LockFamily+":"+col.Key())
-	if err := o.changed(raw); err != nil {
+	if err := o.setChange(raw); err != nil {
 		return o, err
 	}
 	for _, id := range o.Observers {
@@ -164,8 +164,8 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 	return o, nil
 }
 
-// changed finds the cell's newest change, as read does.
-func (o *Observation) changed(raw bigtable.Row) (err error) {
+// setChange finds the cell's newest change, as read does.
+func (o *Observation) setChange(raw bigtable.Row) (err error) {
 	key := o.Cell.Column().Key()
 	if o.Weak {
 		if n := len(o.Triggers); n > 0 {

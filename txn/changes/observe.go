@@ -53,23 +53,23 @@ type Observation struct {
 // Pending reports whether observer has not acknowledged the newest change.
 func (o *Observation) Pending(observer string) bool { return o.ChangeTS > o.Acks[observer] }
 
-// Known is the timestamp up to which all notifications of the cell were there to
+// KnownUpTo is the timestamp up to which all notifications of the cell were there to
 // be seen: what is said of the newest change holds for them, so that they may be
 // removed when it has been dealt with. Of a written column, that is StartTS. A weak
 // notification is written at the commit_ts of its transaction, some time after
 // that was taken: one below StartTS may still be on its way, to a cell whose
 // observer ran before. What is on its way below the newest one that was seen does
 // not matter: the run for that one waits for the locks of its transaction.
-func (o *Observation) Known() tso.Timestamp {
+func (o *Observation) KnownUpTo() tso.Timestamp {
 	if o.Weak {
 		return o.ChangeTS
 	}
 	return o.StartTS
 }
 
-// Settled reports whether every registered observer has acknowledged the newest
+// Acknowledged reports whether every registered observer has acknowledged the newest
 // change, so that the notifications up to Known may be removed.
-func (o *Observation) Settled() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
+func (o *Observation) Acknowledged() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
 
 // Observe reads, in one request, everything that decides whether observers of a
 // cell have to run: its newest change, their acknowledgments, and the
@@ -124,10 +124,10 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	if err != nil {
 		return nil, false, err
 	}
-	if err := o.triggers(raw); err != nil {
+	if err := o.setTriggers(raw); err != nil {
 		return nil, false, err
 	}
-	if err := o.acks(row); err != nil {
+	if err := o.setAcks(row); err != nil {
 		return nil, false, err
 	}
 	item, present := format.FindItem(row[o.Cell.Family], key)
@@ -164,8 +164,8 @@ func (o *Observation) notifyColumns() bigtable.Filter {
 	return store.AnyOf(columns)
 }
 
-// triggers reads the notify cells, and the failures that stand beside them.
-func (o *Observation) triggers(raw bigtable.Row) error {
+// setTriggers reads the notify cells, and the failures that stand beside them.
+func (o *Observation) setTriggers(raw bigtable.Row) error {
 	for _, item := range raw[format.NotifyFamily] {
 		_, qualifier, _ := strings.Cut(item.Column, ":")
 		switch id, key, failure := format.SplitFailure(qualifier); {
@@ -183,7 +183,7 @@ func (o *Observation) triggers(raw bigtable.Row) error {
 	return nil
 }
 
-func (o *Observation) acks(row bigtable.Row) error {
+func (o *Observation) setAcks(row bigtable.Row) error {
 	for _, id := range o.Observers {
 		col := format.AckColumn(o.Cell.Column(), id)
 		item, ok := format.FindItem(row[format.AckFamily], col.Key())

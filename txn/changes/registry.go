@@ -19,11 +19,11 @@ import (
 // The registry of observers is part of each table's schema record, so that
 // every writer sets notify cells, whether it runs observers or not (design §7).
 
-// ErrObserver: a registration contradicts what is registered already.
-var ErrObserver = errors.New("observer registration")
+// ErrRegistration: a registration contradicts what is registered already.
+var ErrRegistration = errors.New("observer registration")
 
 // An ObservedColumn is a column whose commits set a notify cell.
-type Registration struct {
+type ObservedColumn struct {
 	Table  string
 	Column format.Column
 	// Observers are the stable ids of those that are registered for it, in
@@ -33,9 +33,9 @@ type Registration struct {
 	Weak bool
 }
 
-// Observed reads which columns of a table are observed, as of now, in order of
+// ObservedColumns reads which columns of a table are observed, as of now, in order of
 // the columns.
-func Observed(ctx context.Context, client *txn.Client, table string) ([]Registration, error) {
+func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]ObservedColumn, error) {
 	c := access.Resolver(client)
 	t, err := c.Table(ctx, table)
 	if err != nil {
@@ -45,11 +45,11 @@ func Observed(ctx context.Context, client *txn.Client, table string) ([]Registra
 	if err != nil {
 		return nil, err
 	}
-	var all []Registration
+	var all []ObservedColumn
 	for col, o := range s.Observed {
-		all = append(all, Registration{table, col, slices.Sorted(slices.Values(o.Observers)), o.Weak})
+		all = append(all, ObservedColumn{table, col, slices.Sorted(slices.Values(o.Observers)), o.Weak})
 	}
-	slices.SortFunc(all, func(a, b Registration) int { return strings.Compare(a.Column.Key(), b.Column.Key()) })
+	slices.SortFunc(all, func(a, b ObservedColumn) int { return strings.Compare(a.Column.Key(), b.Column.Key()) })
 	return all, nil
 }
 
@@ -83,7 +83,7 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 			case here == col:
 				entry = o
 			case slices.Contains(o.Observers, observer):
-				return fmt.Errorf("txn: observer %s of column %s in table %q: %w: it is registered for column %s; use another id, or take that registration back first (Client.UnregisterObserver)", observer, col, table, ErrObserver, here)
+				return fmt.Errorf("txn: observer %s of column %s in table %q: %w: it is registered for column %s; use another id, or take that registration back first (Client.UnregisterObserver)", observer, col, table, ErrRegistration, here)
 			}
 		}
 		switch {
@@ -91,7 +91,7 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
 			m.Observed = append(m.Observed, entry)
 		case entry.Weak != weak:
-			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrObserver, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
+			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrRegistration, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
 		}
 		if !slices.Contains(entry.Observers, observer) {
 			entry.Observers = append(entry.Observers, observer)

@@ -17,9 +17,9 @@ func TraceLater(begin func(context.Context) context.Context) txn.TxnOption {
 	return access.TraceLater(begin).(txn.TxnOption)
 }
 
-// Trace begins the span that [TraceLater] has put off, and returns ctx with the
+// StartTrace begins the span that [TraceLater] has put off, and returns ctx with the
 // span that begin made. Until it returns nothing else may use the transaction. It
 // does nothing for a transaction that was begun without TraceLater.
-func Trace(ctx context.Context, tx *txn.Txn) context.Context {
+func StartTrace(ctx context.Context, tx *txn.Txn) context.Context {
 	return access.Transaction(tx).Trace(ctx)
 }

@@ -20,11 +20,11 @@ func WatchNotifications(client *txn.Client, f func(format.Cell) (taken bool)) (s
 	return c.Hints.Watch(f)
 }
 
-// SubscribeNotifications has f called with cells of the columns that other
+// SubscribeHints has f called with cells of the columns that other
 // processes have notified and hinted, until ctx ends. Each hint comes to one of
 // all subscribers, so f should take care of it. Where the oracle carries no
 // hints it returns nil at once.
-func SubscribeNotifications(ctx context.Context, client *txn.Client, columns []Registration, f func(format.Cell)) error {
+func SubscribeHints(ctx context.Context, client *txn.Client, columns []ObservedColumn, f func(format.Cell)) error {
 	c := access.Resolver(client)
 	byTable := map[string][]format.Column{}
 	for _, col := range columns {

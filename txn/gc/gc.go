@@ -77,16 +77,16 @@ type Phase string
 // The phases of a run (docs/gc.md).
 const (
 	// GCNone: there was no run yet.
-	None Phase = "none"
+	PhaseNone Phase = "none"
 	// GCFence: the safe point is published; the run waits until everybody goes
 	// by it.
-	Fence Phase = "fence"
+	PhaseFence Phase = "fence"
 	// GCLocks: locks at or below the safe point are being resolved.
-	Locks Phase = "locks"
+	PhaseLocks Phase = "locks"
 	// GCCollect: versions are being removed.
-	Collect Phase = "collect"
+	PhaseCollect Phase = "collect"
 	// GCDone: the run came to its end.
-	Done Phase = "done"
+	PhaseDone Phase = "done"
 )
 
 // Progress says how far a run is.
@@ -97,7 +97,7 @@ type Progress struct {
 	// Table and Row are where it is, in GCLocks and GCCollect.
 	Table, Row string
 	// Total of what was done so far, by this run.
-	Total Table
+	Total Counts
 }
 
 // A GCReport says what a run did, or what a plan found.
@@ -124,9 +124,9 @@ type Report struct {
 	// Locks are the locks at or below the safe point, by what happened to them.
 	Locks LockCounts `json:"locks"`
 	// Tables are the tables that were collected, by name.
-	Tables []Table `json:"tables"`
+	Tables []Counts `json:"tables"`
 	// Total is the sum over the tables.
-	Total Table `json:"total"`
+	Total Counts `json:"total"`
 	// Elapsed is how long the run took.
 	Elapsed time.Duration `json:"elapsed_ns"`
 }
@@ -154,7 +154,7 @@ type LockCounts struct {
 }
 
 // A GCTable counts what a collection removes in one table.
-type Table struct {
+type Counts struct {
 	// Table is the name of the table.
 	Table string `json:"table,omitempty"`
 	// Rows are the rows that were read.
@@ -181,7 +181,7 @@ type Table struct {
 	Bytes int64 `json:"bytes"`
 }
 
-func (t *Table) add(o Table) {
+func (t *Counts) add(o Counts) {
 	t.Rows += o.Rows
 	t.RowsChanged += o.RowsChanged
 	t.RowsSkipped += o.RowsSkipped
@@ -279,7 +279,7 @@ func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s store.Span
 	}
 	err = lease.explain(r.run(ctx))
 	r.report.Elapsed = time.Since(begun)
-	r.measure.end(ctx, s, r.report, err)
+	r.measure.ran(ctx, s, r.report, err)
 	return r.report, err
 }
 

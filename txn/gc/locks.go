@@ -56,7 +56,7 @@ func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedErr
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
 	}
-	r.cfg.Progress(Progress{Phase: Locks, Table: name, Total: r.report.Total})
+	r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
 	return r.client.Pages(ctx, name, nil, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		var locks []*format.Lock
 		for _, raw := range page {
@@ -91,7 +91,7 @@ func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedErr
 		}
 		err := g.Wait()
 		if len(page) > 0 {
-			r.cfg.Progress(Progress{Phase: Locks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
+			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
 		}
 		return true, err
 	})
@@ -101,7 +101,7 @@ func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedErr
 // alive.
 func (r *run) settle(ctx context.Context, l *format.Lock) (live bool, err error) {
 	var s recovery.Outcome
-	err = r.again(ctx, func() error {
+	err = r.retry(ctx, func() error {
 		now, err := r.client.Clock.Timestamp(ctx)
 		if err != nil {
 			return err

@@ -40,8 +40,8 @@ func (r rules) filter(families []string) bigtable.Filter {
 	return store.Interleave(filters...)
 }
 
-// stored is a cell that may go.
-type stored struct {
+// storedCell is a cell that may go.
+type storedCell struct {
 	ts    tso.Timestamp
 	bytes int64
 }
@@ -50,11 +50,11 @@ type stored struct {
 type columnCells struct {
 	column  format.Column
 	writes  []columnWrite
-	marks   []stored // at or below the safe point
-	data    []stored // of transactions, at or below the safe point
-	plain   []stored
+	marks   []storedCell // at or below the safe point
+	data    []storedCell // of transactions, at or below the safe point
+	plain   []storedCell
 	locked  []tso.Timestamp // start timestamps of locks
-	noticed bool            // there is a notify cell
+	notified bool            // there is a notify cell
 }
 
 type columnWrite struct {
@@ -81,12 +81,12 @@ type rowGarbage struct {
 	deletes []columnGarbage // with newest deletes
 	// locks at or below the safe point are to be resolved before anything goes.
 	locks  []*format.Lock
-	counts Table
+	counts Counts
 	err    error
 }
 
-// judge decides about a row as it was read, in one request.
-func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
+// row decides about a row as it was read, in one request.
+func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 	g := &rowGarbage{rules: r}
 	columns := map[format.Column]*columnCells{}
 	get := func(c format.Column) *columnCells {
@@ -97,7 +97,7 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 	}
 	for family, items := range raw {
 		for _, item := range items {
-			cell := stored{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
+			cell := storedCell{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
 			if !format.IsMetadataFamily(family) {
 				c, _ := format.SplitColumn(item.Column)
 				if h := get(c); item.Timestamp < format.PrePercolator {
@@ -118,7 +118,7 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 			h := get(c)
 			switch family {
 			case format.NotifyFamily:
-				h.noticed = true
+				h.notified = true
 			case format.MarkFamily:
 				h.marks = append(h.marks, cell)
 			case format.LockFamily:
@@ -160,9 +160,9 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 // column decides about a column. The newest version at or below the safe point
 // is what reads there see; it stays, and everything newer. Versions of a column
 // never interleave, so what is older ends where its data, or the delete, stands.
-func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
+func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 	g.column = h.column
-	count := func(cells []stored, kind *int64, goes func(tso.Timestamp) bool) (some bool) {
+	count := func(cells []storedCell, kind *int64, goes func(tso.Timestamp) bool) (some bool) {
 		for _, c := range cells {
 			if goes(c.ts) {
 				some = true
@@ -222,7 +222,7 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
 	}
 	// The newest delete hides late roll-forwards of what it deleted, and plain
 	// data; observers that are yet to run see by it that the column changed.
-	if newest.Kind == format.KindDelete && newest.CommitTS <= r.deletesUpTo && !h.noticed && (r.plain || len(h.plain) == 0) {
+	if newest.Kind == format.KindDelete && newest.CommitTS <= r.deletesUpTo && !h.notified && (r.plain || len(h.plain) == 0) {
 		g.newest = newest.CommitTS
 		n.Versions++
 		n.Deletes++
@@ -260,15 +260,15 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 	return ops
 }
 
-// gcMutationOps bounds the changes in one mutation of garbage collection. A
+// maxMutationOps bounds the changes in one mutation of garbage collection. A
 // column's are never split.
-const gcMutationOps = 10_000
+const maxMutationOps = 10_000
 
 // mutations are the unconditional removals of a row.
 func (g *rowGarbage) mutations(key string) []store.RowMutation {
 	var muts []store.RowMutation
 	for _, c := range g.columns {
-		if len(muts) == 0 || muts[len(muts)-1].Ops >= gcMutationOps {
+		if len(muts) == 0 || muts[len(muts)-1].Ops >= maxMutationOps {
 			muts = append(muts, store.RowMutation{Row: key, Mut: bigtable.NewMutation()})
 		}
 		last := &muts[len(muts)-1]

@@ -50,7 +50,7 @@ func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
 		r.page = max(1, min(pageRows, int(cfg.Rate)))
 		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
 	}
-	r.report = &Report{HeldBy: []Hold{}, Tables: []Table{}}
+	r.report = &Report{HeldBy: []Hold{}, Tables: []Counts{}}
 	return r, nil
 }
 
@@ -120,7 +120,7 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	for _, name := range tables {
-		r.measure.page(ctx, name, Table{})
+		r.measure.page(ctx, name, Counts{})
 	}
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
@@ -204,7 +204,7 @@ func (r *run) fence(ctx context.Context, published time.Time) error {
 		if left <= 0 {
 			return nil
 		}
-		r.cfg.Progress(Progress{Phase: Fence, Left: left, Total: r.report.Total})
+		r.cfg.Progress(Progress{Phase: PhaseFence, Left: left, Total: r.report.Total})
 		if store.Sleep(ctx, min(left, time.Second)) != nil {
 			return store.Ended(ctx, "waiting until every client goes by the new safe point; nothing was removed", nil)
 		}
@@ -233,7 +233,7 @@ func (r *run) collectFrom(ctx context.Context, tables []string, table, row strin
 }
 
 // table reads the rows of a table behind a row, page by page.
-func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Table) error) error {
+func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
 	t, err := r.client.Table(ctx, name)
 	if err != nil {
 		return err
@@ -243,12 +243,12 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		return err
 	}
 	filter := r.rules.filter(s.Families)
-	r.report.Tables = append(r.report.Tables, Table{Table: name})
+	r.report.Tables = append(r.report.Tables, Counts{Table: name})
 	counts := &r.report.Tables[len(r.report.Tables)-1]
 	for more := true; more; {
 		var page []bigtable.Row
 		bytes := 0
-		err := r.again(ctx, func() (err error) {
+		err := r.retry(ctx, func() (err error) {
 			page, bytes = nil, 0
 			more, err = t.ReadPage(ctx, bigtable.InfiniteRange(after+"\x00"), r.page, filter, func(raw bigtable.Row) bool {
 				page = append(page, raw)
@@ -269,7 +269,7 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 			}
 			return store.Ended(ctx, "collecting garbage", err)
 		}
-		done := Table{Rows: int64(len(page))}
+		done := Counts{Rows: int64(len(page))}
 		if err := do(ctx, t, page, &done); err != nil {
 			return err
 		}
@@ -279,7 +279,7 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		after = page[len(page)-1].Key()
 		counts.add(done)
 		r.report.Total.add(done)
-		r.cfg.Progress(Progress{Phase: Collect, Table: name, Row: after, Total: r.report.Total})
+		r.cfg.Progress(Progress{Phase: PhaseCollect, Table: name, Row: after, Total: r.report.Total})
 		if !r.report.DryRun {
 			r.state.Table, r.state.Row = name, []byte(after)
 			if err := r.savePosition(ctx); err != nil {
@@ -302,9 +302,9 @@ func (r *run) savePosition(ctx context.Context) error {
 }
 
 // count is the page of a plan.
-func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	for _, raw := range page {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		r.report.Locks.Found += int64(len(g.locks))
 		if g.err != nil {
 			done.RowsSkipped++
@@ -316,11 +316,11 @@ func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done
 
 // collectPage removes the garbage of a page of rows: all that needs no condition
 // in one request, the rest row by row.
-func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	var muts []store.RowMutation
 	var alone []bigtable.Row
 	for _, raw := range page {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		if g.err != nil || len(g.locks) > 0 || len(g.deletes) > 0 {
 			alone = append(alone, raw)
 			continue
@@ -331,7 +331,7 @@ func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.R
 	if err := r.applyAll(ctx, t, muts); err != nil {
 		return err
 	}
-	counts := make([]Table, len(alone))
+	counts := make([]Counts, len(alone))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.client.Store.Config.Parallelism)
 	for i, raw := range alone {
@@ -351,30 +351,30 @@ func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.R
 // point, or a newest delete that may go. A lock cannot be there, unless it came
 // later than anything may; it is settled all the same. A newest delete goes only
 // if what it hides is still absent.
-func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) (Table, error) {
+func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) (Counts, error) {
 	key := raw.Key()
 	for range 3 {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		switch {
 		case g.err != nil:
 			r.client.Log.WarnContext(ctx, "garbage of a row is not collected, its records are damaged", "table", t.Name, "error", g.err)
-			return Table{RowsSkipped: 1}, nil
+			return Counts{RowsSkipped: 1}, nil
 		case len(g.locks) > 0:
 			for _, l := range g.locks {
 				if _, err := r.settle(ctx, l); err != nil {
-					return Table{}, err
+					return Counts{}, err
 				}
 			}
 		default:
 			changed := false
 			for _, part := range g.conditional() {
 				var matched bool
-				err := r.again(ctx, func() (err error) {
+				err := r.retry(ctx, func() (err error) {
 					matched, err = t.CheckAndMutate(ctx, key, part.unless, nil, part.mut)
 					return err
 				})
 				if err != nil {
-					return Table{}, err
+					return Counts{}, err
 				}
 				changed = changed || matched
 			}
@@ -383,30 +383,30 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 			}
 		}
 		// The row is not what it was.
-		err := r.again(ctx, func() (err error) {
+		err := r.retry(ctx, func() (err error) {
 			raw, err = t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
 			return err
 		})
 		if err != nil {
-			return Table{}, err
+			return Counts{}, err
 		}
 		if len(raw) == 0 {
-			return Table{}, nil
+			return Counts{}, nil
 		}
 	}
-	return Table{RowsSkipped: 1}, nil
+	return Counts{RowsSkipped: 1}, nil
 }
 
 // applyAll sends unconditional mutations until all are applied.
 func (r *run) applyAll(ctx context.Context, t *store.Table, muts []store.RowMutation) error {
-	return r.again(ctx, func() (err error) {
+	return r.retry(ctx, func() (err error) {
 		muts, err = t.Apply(ctx, muts)
 		return err
 	})
 }
 
-// again repeats what may be repeated until it succeeds, is refused, or ctx ends.
-func (r *run) again(ctx context.Context, f func() error) error {
+// retry repeats what may be repeated until it succeeds, is refused, or ctx ends.
+func (r *run) retry(ctx context.Context, f func() error) error {
 	for pause := r.client.Store.Config.Backoff.Start(); ; {
 		err := f()
 		if err == nil || store.Permanent(err) {

@@ -106,10 +106,10 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 }
 
 var phases = map[recordpb.GarbageRun_Phase]Phase{
-	recordpb.GarbageRun_PHASE_UNSPECIFIED: None,
-	recordpb.GarbageRun_PHASE_FENCE:       Fence,
-	recordpb.GarbageRun_PHASE_COLLECT:     Collect,
-	recordpb.GarbageRun_PHASE_DONE:        Done,
+	recordpb.GarbageRun_PHASE_UNSPECIFIED: PhaseNone,
+	recordpb.GarbageRun_PHASE_FENCE:       PhaseFence,
+	recordpb.GarbageRun_PHASE_COLLECT:     PhaseCollect,
+	recordpb.GarbageRun_PHASE_DONE:        PhaseDone,
 }
 
 // readHolds returns what clients have open, the oldest first.

@@ -53,7 +53,7 @@ func newMetrics(provider metric.MeterProvider) (metrics, error) {
 
 // page counts what was removed from some rows of a table, which may be nothing:
 // from no series to the first one is no increase to Prometheus.
-func (m *metrics) page(ctx context.Context, table string, done Table) {
+func (m *metrics) page(ctx context.Context, table string, done Counts) {
 	ctx = context.WithoutCancel(ctx) // what was removed counts
 	for _, c := range []struct {
 		counter metric.Int64Counter
@@ -71,8 +71,8 @@ func (m *metrics) lock(ctx context.Context, action string, n int64) {
 	}
 }
 
-// end tells how a run ended.
-func (m *metrics) end(ctx context.Context, s store.Span, report *Report, err error) {
+// ran tells how a run ended.
+func (m *metrics) ran(ctx context.Context, s store.Span, report *Report, err error) {
 	outcome := outcome(report, err)
 	if s.Recording() {
 		s.Set(store.AttrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), store.AttrRows.Int64(report.Total.Rows))

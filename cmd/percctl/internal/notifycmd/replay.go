@@ -111,6 +111,6 @@ func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
-		return changes.DropDeadLetter(ctx, s.Client(), d)
+		return changes.Drop(ctx, s.Client(), d)
 	})
 }
