@@ -7,7 +7,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
@@ -15,9 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// This file holds the metrics and spans of garbage collection.
-
-// attrSafePoint is the safe point that a run collects up to.
+// attrSafePoint is the safe point of a run.
 const attrSafePoint = attribute.Key("percolator.safe_point")
 
 // The outcomes of a run, besides outcomeFailed.
@@ -51,10 +48,10 @@ func newMetrics(provider metric.MeterProvider) (metrics, error) {
 	return m, in.Err()
 }
 
-// page counts what was removed from some rows of a table, which may be nothing:
-// from no series to the first one is no increase to Prometheus.
+// page counts what was removed from some rows of a table. It also counts 0, which
+// creates the series: Prometheus sees no increase in the first value of a series.
 func (m *metrics) page(ctx context.Context, table string, done Counts) {
-	ctx = context.WithoutCancel(ctx) // what was removed counts
+	ctx = context.WithoutCancel(ctx) // removed cells count even if the run was interrupted
 	for _, c := range []struct {
 		counter metric.Int64Counter
 		n       int64
@@ -65,13 +62,14 @@ func (m *metrics) page(ctx context.Context, table string, done Counts) {
 	}
 }
 
+// lock counts locks by what the run did with them.
 func (m *metrics) lock(ctx context.Context, action string, n int64) {
 	if ctx = context.WithoutCancel(ctx); n > 0 && m.locks.Enabled(ctx) {
 		m.locks.Add(ctx, n, metric.WithAttributes(store.AttrAction.String(action)))
 	}
 }
 
-// ran tells how a run ended.
+// ran counts a run by its outcome.
 func (m *metrics) ran(ctx context.Context, s store.Span, report *Report, err error) {
 	outcome := outcome(report, err)
 	if s.Recording() {
@@ -98,20 +96,4 @@ func outcome(report *Report, err error) string {
 		return outcomeBlocked
 	}
 	return txn.OutcomeFailed
-}
-
-// phase traces a part of a run as one span. What is below it is no span of its
-// own: there are as many requests as pages of rows.
-func (r *run) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
-	ctx, s := r.client.Trace.Begin(ctx, name, table)
-	if s.Recording() {
-		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
-	}
-	before := r.report.Total.Rows
-	err := do(ctx)
-	if table != "" {
-		s.Set(store.AttrRows.Int64(r.report.Total.Rows - before))
-	}
-	s.EndWith(err)
-	return err
 }
