@@ -1,4 +1,4 @@
-package txn_test
+package changes_test
 
 import (
 	"context"
@@ -132,7 +132,7 @@ func TestObservationsOfLocked(t *testing.T) {
 	if err := changes.RegisterObserver(ctx, c, "docs", col, "a", false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Update(ctx, set2(cell)); err != nil {
+	if _, err := c.Update(ctx, setCell(cell)); err != nil {
 		t.Fatal(err)
 	}
 	var first *changes.Observation
@@ -172,7 +172,7 @@ func TestObservationsOfLocked(t *testing.T) {
 	}
 }
 
-func set2(cell txn.Cell) func(context.Context, *txn.Txn) error {
+func setCell(cell txn.Cell) func(context.Context, *txn.Txn) error {
 	return func(_ context.Context, tx *txn.Txn) error {
 		tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, []byte("v"))
 		return nil

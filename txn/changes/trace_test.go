@@ -1,4 +1,4 @@
-package txn_test
+package changes_test
 
 import (
 	"context"

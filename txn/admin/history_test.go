@@ -1,4 +1,4 @@
-package txn_test
+package admin_test
 
 import (
 	"context"
