@@ -129,7 +129,7 @@ func TestHistory(t *testing.T) {
 		t.Fatalf("commit of a killed client: %v", err)
 	}
 	primary := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
-	for state := txn.StateLocked; state == txn.StateLocked; { // until the millisecond of its ttl is over
+	for state := txn.StateLocked; state == txn.StateLocked; { // until its ttl of a millisecond has expired
 		s, err := admin.Resolve(ctx, env.Client, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
 		if err != nil {
 			t.Fatal(err)

@@ -159,7 +159,7 @@ func TestBrokenNotifications(t *testing.T) {
 	if n < 5 {
 		t.Errorf("%d violations of 5", n)
 	}
-	// The observer of that cell does not run before it is mended.
+	// The observer of that cell does not run before it is repaired.
 	tx, err := env.Client.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

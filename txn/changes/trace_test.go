@@ -16,8 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A transaction with TraceLater is in no trace while it looks; Trace begins its
-// span as of its beginning, and a lock that is met does too.
+// A transaction with TraceLater is in no trace while it only reads. StartTrace begins
+// its span with the time of its beginning, and so does a lock that it finds.
 func TestTraceLater(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
@@ -57,7 +57,7 @@ func TestTraceLater(t *testing.T) {
 
 	look().Rollback()
 	if n := len(recorder.Started()); n != 0 {
-		t.Fatalf("a look that found nothing began %d spans, the first is %q", n, recorder.Started()[0].Name())
+		t.Fatalf("a transaction that found nothing began %d spans, the first is %q", n, recorder.Started()[0].Name())
 	}
 
 	before := time.Now()
@@ -76,11 +76,11 @@ func TestTraceLater(t *testing.T) {
 	}
 	for _, name := range []string{"transaction look", "timestamp", "read docs"} {
 		if s := named(name); s.StartTime().Before(before) || s.StartTime().After(between) {
-			t.Errorf("span %q began at %v; the look was from %v to %v", name, s.StartTime(), before, between)
+			t.Errorf("span %q began at %v; the transaction observed from %v to %v", name, s.StartTime(), before, between)
 		}
 	}
 	if end := named("read docs").EndTime(); end.After(between) {
-		t.Errorf("the read ended at %v, after the look, %v", end, between)
+		t.Errorf("the read ended at %v, after Observe returned, %v", end, between)
 	}
 	if values := spanAttributes(transaction); values["percolator.start_ts"] != tx.StartTS().String() {
 		t.Errorf("the transaction's attributes are %v, its start_ts is %d", values, tx.StartTS())
