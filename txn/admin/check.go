@@ -78,10 +78,10 @@ func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.
 // record may have been collected.
 //
 // An error ends the iteration.
-func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
+func Check(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
 	c := access.Resolver(client)
 	return func(yield func(Violation, error) bool) {
-		t, err := c.Table(ctx, tableName)
+		t, err := c.Table(ctx, table)
 		if err == nil {
 			_, err = t.Schema.Fresh(ctx)
 		}
@@ -89,7 +89,7 @@ func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtabl
 			yield(Violation{}, err)
 			return
 		}
-		err = c.Pages(ctx, tableName, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			ck := &checker{client: c, table: t}
 			if ck.safePoint, err = c.SafePoint.Current(ctx); err != nil {
 				return false, err

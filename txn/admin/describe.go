@@ -96,10 +96,10 @@ type RawWrite struct {
 // table's adoption, or than a commit of the same column. It relies on the clocks of
 // the writers, which set these timestamps. [InitTable] records no time: in tables
 // that it made transactional, RawWrites finds nothing in columns without a commit.
-func RawWrites(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+func RawWrites(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
 	c := access.Resolver(client)
 	return func(yield func(RawWrite, error) bool) {
-		d, err := describe(ctx, c, name)
+		d, err := describe(ctx, c, table)
 		if err != nil {
 			yield(RawWrite{}, err)
 			return
@@ -114,7 +114,7 @@ func RawWrites(ctx context.Context, client *txn.Client, name string, rs bigtable
 				store.Chain(store.WholeFamily(format.WriteFamily), bigtable.StripValueFilter()),
 			)
 		}
-		err = c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				for _, w := range rawWrites(t, raw, d.AdoptedTS) {
 					if !yield(w, nil) {

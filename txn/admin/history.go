@@ -117,10 +117,10 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 // records, marks and notify cells. If its commit_ts is not known, pass 0: then
 // TransactionVersions reads every record since startTS, and leaves out notify
 // cells, which name no transaction. It resolves no lock.
-func TransactionVersions(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+func TransactionVersions(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
 	c := access.Resolver(client)
 	return func(yield func(Version, error) bool) {
-		err := c.Pages(ctx, name, rs, func(t *store.Table) bigtable.Filter { return transactionFilter(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err := c.Pages(ctx, table, rs, func(t *store.Table) bigtable.Filter { return transactionFilter(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				for _, v := range rowVersions(t, raw, startTS, commitTS) {
 					if !yield(v, nil) {

@@ -79,7 +79,7 @@ type RepairConfig struct {
 // repaired without a guess. If it finds some, it reads the locks and records of all
 // tables, to find what else is stored about the transactions. It changes nothing,
 // and may run while transactions do.
-func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
+func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
 	c := access.Resolver(client)
 	if cfg.MarkerAge == 0 {
 		cfg.MarkerAge = 24 * time.Hour
@@ -94,13 +94,13 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 	if err != nil {
 		return nil, err
 	}
-	d, err := describe(ctx, c, name)
+	d, err := describe(ctx, c, table)
 	if err != nil {
 		return nil, err
 	}
 	p := &RepairPlan{}
 	var found []Repair
-	err = c.Pages(ctx, name, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
+	err = c.Pages(ctx, table, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		for _, raw := range page {
 			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
 			if len(found) >= cfg.Most {

@@ -18,8 +18,8 @@ type hintingOracle struct {
 	*tso.MemoryHints
 }
 
-// What a process commits and does not look after itself is hinted to another
-// one; what it does look after is not.
+// What a process commits and does not handle itself is hinted to another process.
+// What it does handle is not.
 func TestHintsBetweenProcesses(t *testing.T) {
 	oracle := hintingOracle{tso.NewLocal(tso.LocalConfig{}), tso.NewMemoryHints()}
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))

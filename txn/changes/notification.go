@@ -39,9 +39,9 @@ type Notification struct {
 //
 // It returns the notify family alone, but Bigtable may have to read past all
 // families of a row to find it. So limit rs.
-func Notifications(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+func Notifications(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.Resolver(client)
-	return eachNotification(ctx, c, name, rs, bigtable.BlockAllFilter(), nil)
+	return eachNotification(ctx, c, table, rs, bigtable.BlockAllFilter(), nil)
 }
 
 // Sweep iterates over the notifications in rows of a table as [Notifications]
@@ -49,9 +49,9 @@ func Notifications(ctx context.Context, client *txn.Client, name string, rs bigt
 // commit point, only a lock shows the change of a secondary, until another client
 // reads the cell. Sweep resolves the expired locks of observed columns, and yields
 // those changes that it has rolled forward.
-func Sweep(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+func Sweep(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.Resolver(client)
-	return eachNotification(ctx, c, name, rs, store.WholeFamily(format.LockFamily), resolveStranded)
+	return eachNotification(ctx, c, table, rs, store.WholeFamily(format.LockFamily), resolveStranded)
 }
 
 func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, resolve func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {

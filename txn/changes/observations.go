@@ -29,10 +29,10 @@ const maxAckVersions = 8
 // Each page of rows with notifications costs a second request.
 //
 // If a column is not observed any more, the observation has no observers.
-func Observations(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
+func Observations(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
 	c := access.Resolver(client)
 	return func(yield func(Observation, error) bool) {
-		if err := eachObservation(ctx, c, name, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
+		if err := eachObservation(ctx, c, table, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
 			yield(Observation{}, err)
 		}
 	}

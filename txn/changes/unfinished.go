@@ -47,7 +47,7 @@ type Unfinished struct {
 // write record. If it has neither, an observer has run since and its notify cell
 // was removed. Then the same row has an acknowledgment with a commit above asOf.
 // FindUnfinished reads that, too, and compares it with the row's state at asOf.
-func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
+func FindUnfinished(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
 	c := access.Resolver(client)
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(
@@ -59,7 +59,7 @@ func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs big
 	return func(yield func(Unfinished, error) bool) {
 		// The cached schema may be old, and the registered observers must be current.
 		var s *store.Schema
-		t, err := c.Table(ctx, name)
+		t, err := c.Table(ctx, table)
 		if err == nil {
 			s, err = t.Schema.ReloadObserved(ctx)
 		}
@@ -67,7 +67,7 @@ func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs big
 			yield(Unfinished{}, err)
 			return
 		}
-		err = c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found, err := unfinishedRow(ctx, c, t, s, raw, asOf, allLocks)
 				if err != nil {

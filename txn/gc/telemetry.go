@@ -41,7 +41,7 @@ func newMetrics(provider metric.MeterProvider) (metrics, error) {
 		versions: in.Counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
 		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
 		bytes:    in.Counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
-		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what it did with them."),
+		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection found, by what it did with them."),
 		// From a run with nothing to do, over the fence of two minutes, to large tables.
 		duration: in.Seconds("percolator.gc.run.duration", "Duration of runs of garbage collection.", 1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600),
 	}
