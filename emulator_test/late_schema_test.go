@@ -127,7 +127,7 @@ func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
 			return err
 		})
 		<-held
-		if _, err := changes.Observed(t.Context(), c, "a"); err != nil {
+		if _, err := changes.ObservedColumns(t.Context(), c, "a"); err != nil {
 			t.Fatal(err)
 		}
 		close(release)

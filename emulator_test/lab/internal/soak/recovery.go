@@ -46,7 +46,7 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 }
 
 func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bool {
-	for l, err := range admin.LocksOf(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+	for l, err := range admin.TransactionLocks(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}
