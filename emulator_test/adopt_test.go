@@ -18,10 +18,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // newPlain makes table a as somebody does who knows nothing of transactions,
@@ -254,7 +253,7 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 				undone := inBackground(func() error {
 					return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 				})
-				pass(after)
+				advance(after)
 				synctest.Wait()
 				cerr := tryUpdate(t.Context(), c, "survives", "bob")
 				uerr := (<-undone).err
@@ -316,7 +315,7 @@ func TestAdoptStopsUndo(t *testing.T) {
 		undone := inBackground(func() error {
 			return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		})
-		pass(time.Minute)
+		advance(time.Minute)
 		mustAdopt(t, env, adoptA(env))
 		if o := <-undone; o.err == nil || !strings.Contains(o.err.Error(), "adopted it again") {
 			t.Errorf("undo: %v", o.err)

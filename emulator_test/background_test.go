@@ -13,9 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Secondaries that are to be committed while a request is under way go in one
@@ -23,7 +22,7 @@ import (
 func TestBackgroundJoinsTransactions(t *testing.T) {
 	const commits = 40
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		mustSet(t, a, "3", "p", "s")
 		<-first.Fired()
@@ -106,18 +105,18 @@ func (s *entryStream) RecvMsg(m any) error {
 func TestBackgroundOneRowFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := &entryFault{row: "bad"}
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, BackgroundTimeout: time.Minute}, bad.dialOption())
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundTimeout: time.Minute}, bad.dialOption())
 		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		mustSet(t, a, "3", "p", "s")
 		<-first.Fired()
 		mustSet(t, a, "3", "p0", "bad", "beside")
 		mustSet(t, a, "3", "p1", "s1")
 		first.Release()
-		pass(time.Second)
+		advance(time.Second)
 		mustSet(t, a, "3", "p2", "s2") // behind the failing request
-		pass(6 * time.Second)
+		advance(6 * time.Second)
 		mustSet(t, a, "3", "p3", "s3") // while it is tried again
-		pass(time.Second)
+		advance(time.Second)
 		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil || l.Cell.Row != "bad" {
 				t.Errorf("lock on %s, %v", l.Cell, err)
@@ -127,7 +126,7 @@ func TestBackgroundOneRowFails(t *testing.T) {
 		if s := a.Stats(); s.BackgroundCells != 4 || s.BackgroundDropped != 0 {
 			t.Errorf("%d changes queued, %d rows given up, want the 4 of one transaction and none", s.BackgroundCells, s.BackgroundDropped)
 		}
-		pass(time.Minute)
+		advance(time.Minute)
 		if s := a.Stats(); s.BackgroundCells != 0 || s.BackgroundBytes != 0 || s.BackgroundDropped == 0 || s.BackgroundDropped > 2 {
 			t.Errorf("%d changes of %d bytes queued, %d rows given up, want the failing transaction's", s.BackgroundCells, s.BackgroundBytes, s.BackgroundDropped)
 		}
@@ -142,7 +141,7 @@ func TestBackgroundOneRowFails(t *testing.T) {
 // was applied are all sent again: every entry is idempotent.
 func TestBackgroundPartlyApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
 		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		mustSet(t, a, "3", "p", "s")
 		<-first.Fired()
@@ -155,7 +154,7 @@ func TestBackgroundPartlyApplied(t *testing.T) {
 			mustSet(t, a, "3", fmt.Sprint("p", i), fmt.Sprint("s", i))
 		}
 		first.Release()
-		pass(10 * time.Second)
+		advance(10 * time.Second)
 		wantNoLocks(t, env.Client)
 		if s := a.Stats(); s.BackgroundCells != 0 || s.BackgroundDropped != 0 || s.BackgroundRequests != 2+10 {
 			t.Errorf("stats %+v; want one request for each transaction after the one that failed", s)
@@ -169,7 +168,7 @@ func TestBackgroundPartlyApplied(t *testing.T) {
 // The queue is bounded in bytes too: names may be long.
 func TestBackgroundIsBoundedInBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1, BackgroundBytes: 20_000})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundBytes: 20_000})
 		hung := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		long := fmt.Sprintf("%04000d", 0)
 		for i := range 6 {
@@ -198,7 +197,7 @@ func TestBackgroundIsBoundedInBytes(t *testing.T) {
 func TestBackgroundOneRowIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := 0
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
 			r, ok := c.Request.(*btpb.MutateRowsRequest)
 			if !ok || c.Step != txntest.StepSecondaries {
 				return false
@@ -217,7 +216,7 @@ func TestBackgroundOneRowIsRefused(t *testing.T) {
 		mustSet(t, a, "3", "p0", "bad")
 		mustSet(t, a, "3", "p1", "s1")
 		first.Release()
-		pass(10 * time.Second)
+		advance(10 * time.Second)
 		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil || l.Cell.Row != "bad" {
 				t.Errorf("lock on %s, %v", l.Cell, err)
@@ -227,5 +226,129 @@ func TestBackgroundOneRowIsRefused(t *testing.T) {
 			t.Errorf("%d rows given up, %d changes queued, %d requests refused", s.BackgroundDropped, s.BackgroundCells, refused)
 		}
 		wantValue(t, takeSnapshot(t, env.Client), "bad", "3") // whoever meets the lock
+	})
+}
+
+// Rows of several transactions with the same key shared one deadline, so that a
+// row written often was never given up; closed by rowMutation.deadline (table.go).
+func TestBackgroundDeadlinesAreTheirOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundTimeout: 5 * time.Second, RPCTimeout: time.Second})
+		faults.On("secondaries", step(txntest.StepSecondaries), txntest.DropRequest, 0)
+		for i := range 10 {
+			mustSet(t, a, "3", fmt.Sprint("p", i), "s")
+			advance(2 * time.Second)
+		}
+		// Three commits are younger than five seconds, of two changes each.
+		if s := a.Stats(); s.BackgroundCells > 6 || s.BackgroundDropped < 7 {
+			t.Errorf("%d changes queued, %d rows given up; the oldest were to be given up after 5s", s.BackgroundCells, s.BackgroundDropped)
+		}
+		advance(6 * time.Second)
+		if s := a.Stats(); s.BackgroundCells != 0 || s.BackgroundDropped != 10 {
+			t.Errorf("%d changes queued, %d rows given up; want 0 and 10", s.BackgroundCells, s.BackgroundDropped)
+		}
+	})
+}
+
+// Rows were sent after their deadline, by a request under way at it and from
+// the queue behind such a request; closed by try and drop (background.go).
+func TestBackgroundSendsNothingLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 1500 * time.Millisecond // less than one request may take
+		var mu sync.Mutex
+		committed := map[string]time.Time{}
+		sent := 0
+		watch := intercept(func(c txntest.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if r, ok := c.Request.(*btpb.MutateRowsRequest); ok && c.Step == txntest.StepSecondaries {
+				sent++
+				for _, e := range r.Entries {
+					if d := time.Since(committed[string(e.RowKey)]); d > timeout {
+						t.Errorf("row %s was sent %v after its commit", e.RowKey, d)
+					}
+				}
+			}
+			return nil
+		})
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundTimeout: timeout}, watch...)
+		commit := func(primary, secondary string) {
+			mustSet(t, a, "3", primary, secondary)
+			mu.Lock()
+			defer mu.Unlock()
+			committed[secondary] = time.Now()
+		}
+		hung := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		commit("p1", "s1")
+		<-hung.Fired()
+		commit("p2", "s2") // queued behind it, with the same deadline
+		advance(time.Second)
+		commit("p3", "s3") // with a second more
+		advance(15 * time.Second)
+		hung.Release()
+		advance(time.Minute)
+		if s := a.Stats(); s.BackgroundCells != 0 || s.BackgroundDropped != 2 || sent != 1 {
+			t.Errorf("%d changes queued, %d rows given up, %d requests; want s1 and s2 given up and s3 sent", s.BackgroundCells, s.BackgroundDropped, sent)
+		}
+	})
+}
+
+// Rows whose request failed for good in the Bigtable client, after its own
+// retries, have to be sent again (send, background.go).
+func TestBackgroundSendsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+		faults.On("secondaries", step(txntest.StepSecondaries), txntest.Crash, 2)
+		mustSet(t, a, "3", "bob", "joe", "sue")
+		advance(10 * time.Second)
+		wantNoLocks(t, env.Client)
+		if s, n := a.Stats(), faults.Count()[txntest.StepSecondaries]; s.BackgroundCells != 0 || s.BackgroundDropped != 0 || n != 3 {
+			t.Errorf("%d changes queued, %d rows given up, %d requests; want the third to succeed", s.BackgroundCells, s.BackgroundDropped, n)
+		}
+	})
+}
+
+// Background work that Bigtable refuses for good is given up at once
+// (permanent, in drop, background.go).
+func TestBackgroundGivesUpWhatIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(step(txntest.StepSecondaries))...)
+		mustSet(t, a, "3", "bob", "joe")
+		advance(10 * time.Second)
+		if s, n := a.Stats(), faults.Count()[txntest.StepSecondaries]; s.BackgroundCells != 0 || s.BackgroundDropped != 1 || n != 1 {
+			t.Errorf("%d changes queued, %d rows given up, %d requests; want one request", s.BackgroundCells, s.BackgroundDropped, n)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "3") // whoever meets the lock
+	})
+}
+
+// The queue was bounded in rows, whatever their size; closed by counting
+// bytes (BackgroundBytes), names and messages included. A commit that finds no room commits its
+// secondaries itself.
+func TestBackgroundIsBoundedInCells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundBytes: 15_000})
+		hung := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		for i := range 2 {
+			tx := beginSet(t, a, "3", fmt.Sprint("p", i))
+			for q := range 20 {
+				tx.Table("a").Set(fmt.Sprint("s", i), "f", fmt.Sprint("q", q), []byte("3"))
+			}
+			if _, err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := a.Stats().BackgroundCells; got != 40 {
+				t.Errorf("after commit %d, %d changes are queued, want 40", i, got)
+			}
+			<-hung.Fired() // by the first commit's, before the second sends its own
+		}
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			if err != nil || l.Cell.Row != "s0" {
+				t.Errorf("lock on %s, %v; the second commit was to clear its own", l.Cell, err)
+			}
+		}
+		hung.Release()
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 

@@ -187,7 +187,7 @@ func TestServerPaused(t *testing.T) {
 							t.Error(err)
 						}
 					})
-					pass(7 * time.Second)
+					advance(7 * time.Second)
 					pause.Release()
 					<-ended
 				case <-ended:

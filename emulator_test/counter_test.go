@@ -11,10 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 var visits = notify.Counter{Table: "docs", Family: "d", Qualifier: "visits", Shards: 4}

@@ -11,9 +11,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // shortStride is the distance between crash points: the race suites take every
@@ -126,7 +125,7 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 					if c, _ := dumpTable(t, env, "a"); c != cells {
 						t.Errorf("plain readers see other cells")
 					}
-					pass(3 * time.Minute) // whoever waits for a dead operator has waited
+					advance(3 * time.Minute) // whoever waits for a dead operator has waited
 					err := recovery.run(t, env)
 					if !recovery.adopted {
 						// Nothing is left to undo where nothing was begun, or all was undone.

@@ -15,9 +15,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 const crashTTL = 2 * time.Second

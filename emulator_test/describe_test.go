@@ -9,25 +9,24 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Raw writes are told by the adoption's time, or by a commit of their column.
 func TestRawWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t) // rows r000 to r099, before
-		pass(time.Hour)
+		advance(time.Hour)
 		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		d, err := admin.Describe(t.Context(), c, "a")
 		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {
 			t.Fatalf("%+v, %v", d, err)
 		}
-		pass(time.Minute)
+		advance(time.Minute)
 		mustSet(t, c, "1", "r010", "r011")
-		pass(time.Minute)
+		advance(time.Minute)
 		put(t, env, "r010", "f", "q", bigtable.Now(), []byte("raw"))
 		put(t, env, "r020", "g", "other", bigtable.Now(), []byte("raw"))
 		// As old as the clock of a forgotten batch says: it cannot be told.
@@ -84,7 +83,7 @@ func TestWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 		faults.Kill()
-		pass(time.Minute)
+		advance(time.Minute)
 		all, err := admin.Workers(t.Context(), alive)
 		if err != nil {
 			t.Fatal(err)

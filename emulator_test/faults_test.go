@@ -10,9 +10,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestRequestFaults loses, doubles and delays one request of each kind that

@@ -12,9 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // A context's cause may be another transaction's error, as errgroup makes it: a
@@ -23,7 +22,7 @@ import (
 // contextError (errors.go).
 func TestCauseIsAnothersConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, env.Client, "1", "bob", "joe")
 		g, gctx := errgroup.WithContext(t.Context())
 		tx := beginSet(t, a, "3", "bob", "joe")
@@ -44,7 +43,7 @@ func TestCauseIsAnothersConflict(t *testing.T) {
 			t.Errorf("the sibling: %v", err)
 		}
 		slow.Release()
-		pass(time.Minute)
+		advance(time.Minute)
 		for _, row := range []string{"bob", "joe"} {
 			wantValue(t, takeSnapshot(t, env.Client), row, "3")
 		}
@@ -67,7 +66,7 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 				gctx, cancel := context.WithCancelCause(t.Context())
 				slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 				done := commitInBackground(gctx, beginSet(t, a, "3", "bob", "joe"))
@@ -78,7 +77,7 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 					t.Errorf("want an undetermined outcome: %v", err)
 				}
 				slow.Release()
-				pass(time.Minute)
+				advance(time.Minute)
 				for _, row := range []string{"bob", "joe"} {
 					wantValue(t, takeSnapshot(t, env.Client), row, "3")
 				}
@@ -92,7 +91,7 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 // closed by mayWait (prewrite.go).
 func TestDoomedTransactionWaitsForNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, y, faults := newRegression(t, txn.Config{})
+		env, y, faults := newFaultyClient(t, txn.Config{})
 		b := env.NewClient(txn.Config{})
 		mustSet(t, env.Client, "0", "x", "y", "z")
 		old := beginSet(t, b, "old", "z", "x", "y")
@@ -102,9 +101,9 @@ func TestDoomedTransactionWaitsForNobody(t *testing.T) {
 		younger := commitInBackground(t.Context(), young)
 		<-slow.Fired()
 		older := commitInBackground(t.Context(), old)
-		pass(100 * time.Millisecond)
+		advance(100 * time.Millisecond)
 		reader := inBackground(func() error { wantValue(t, takeSnapshot(t, env.Client), "z", "0"); return nil })
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		slow.Release()
 		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
 			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
@@ -123,7 +122,7 @@ func TestDoomedTransactionWaitsForNobody(t *testing.T) {
 // counting from failure to failure (prewriteCells).
 func TestOneFailureBeforeALongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, b, faults := newRegression(t, txn.Config{})
+		env, b, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, env.Client, "0", "y")
 		others := txntest.NewFaults(t)
 		y := env.NewClient(txn.Config{}, others.DialOptions()...)
@@ -145,7 +144,7 @@ func TestOneFailureBeforeALongWait(t *testing.T) {
 			return err
 		})
 		<-started
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		slow.Release()
 		if o := <-done; o.err != nil || runs != 2 {
 			t.Errorf("%d runs, then %v; want the conflict to be followed by a second run", runs, o.err)
@@ -157,7 +156,7 @@ func TestOneFailureBeforeALongWait(t *testing.T) {
 // What has failed for longer than a ttl is given up, also where waits lie between.
 func TestPrewriteThatFailsForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropRequest, 0)
 		began := time.Now()
 		_, err := beginSet(t, a, "3", "bob").Commit(t.Context())
@@ -171,7 +170,7 @@ func TestPrewriteThatFailsForLong(t *testing.T) {
 // ending what it waits for (inspect, prewrite.go).
 func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, b, faults := newRegression(t, txn.Config{})
+		env, b, faults := newFaultyClient(t, txn.Config{})
 		others := txntest.NewFaults(t)
 		y := env.NewClient(txn.Config{}, others.DialOptions()...)
 		mustSet(t, env.Client, "0", "x", "y", "z", "p")
@@ -188,7 +187,7 @@ func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 		<-unreadable.Fired() // it waits already
 		<-conflicts.Fired()
 		conflicts.Release()
-		pass(100 * time.Millisecond)
+		advance(100 * time.Millisecond)
 		wantValue(t, takeSnapshot(t, env.Client), "z", "0")
 		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
 			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
@@ -205,7 +204,7 @@ func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 // by functionError (update.go).
 func TestUndeterminedInsideUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, other, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, other, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 		runs := 0
 		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -234,11 +233,11 @@ func TestCauseIsAnothersCollection(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		pass(3 * time.Hour)
+		advance(3 * time.Hour)
 		mustSet(t, env.Client, "2", "bob")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		done := inBackground(func() error { _, err := gc.Run(ctx, env.Client, gc.Config{Retention: time.Hour}); return err })
-		pass(10 * time.Second) // in the fence
+		advance(10 * time.Second) // in the fence
 		cancel(&gc.BusyError{Holder: "a collector of another deployment", Left: time.Minute})
 		var busy *gc.BusyError
 		if o := <-done; errors.As(o.err, &busy) || !errors.Is(o.err, context.Canceled) {

@@ -11,10 +11,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // numbers are the points of garbage collection's metrics, by name and the value of
@@ -79,12 +78,12 @@ func TestGCMetrics(t *testing.T) {
 		if _, ok := numbers(t, reader)["percolator.gc.safe_point.age"]; ok {
 			t.Error("the age of a safe point that there is not")
 		}
-		pass(20 * time.Minute)
+		advance(20 * time.Minute)
 		var blocked *gc.BlockedError
 		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
 			t.Fatalf("not blocked: %v", err)
 		}
-		pass(time.Hour)
+		advance(time.Hour)
 		runGC(t, env.Client, gc.Config{})
 		got := numbers(t, reader)
 		for name, want := range map[string]float64{

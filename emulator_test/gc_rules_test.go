@@ -14,9 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	txngc "github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // A read that was sent before the safe point moved is answered after its row was
@@ -54,7 +53,7 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 					return nil
 				})
 				<-held.Fired()
-				pass(retention + time.Minute)
+				advance(retention + time.Minute)
 				runGC(t, env.Client, txngc.Config{})
 				held.Release()
 				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
@@ -77,7 +76,7 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 			runs = 0
 			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 				if runs++; runs <= times {
-					pass(retention + time.Minute)
+					advance(retention + time.Minute)
 					runGC(t, gc, txngc.Config{})
 				}
 				tx.Table("a").Set("bob", "f", "q", []byte("2"))
@@ -119,9 +118,9 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 		var blind atomic.Bool
 		blind.Store(true)
 		faults.On("blind", func(c txntest.Call) bool { return blind.Load() && c.Step == txntest.StepSafePoint }, txntest.DropRequest, 0)
-		pass(25 * time.Second)
+		advance(25 * time.Second)
 		mustSet(t, c, "2", "bob")
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		begun := begin(t, c)
@@ -157,7 +156,7 @@ func TestPlanOfCollection(t *testing.T) {
 		if _, err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pass(2*retention + time.Minute)
+		advance(2*retention + time.Minute)
 		mustSet(t, env.Client, "late", "bob")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
@@ -202,7 +201,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		}
 		mustSet(t, env.Client, "1", rows...)
 		mustSet(t, env.Client, "2", rows...)
-		pass(retention + time.Minute)
+		advance(retention + time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		var phases []txngc.Phase
 		var collecting time.Time
@@ -250,7 +249,7 @@ func TestCollectorLosesItsLease(t *testing.T) {
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
 		mustSet(t, env.Client, "2", "bob")
-		pass(retention + time.Minute)
+		advance(retention + time.Minute)
 		faults := txntest.NewFaults(t)
 		slow := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
 		var stuck atomic.Bool
@@ -260,12 +259,12 @@ func TestCollectorLosesItsLease(t *testing.T) {
 			_, err := txngc.Run(t.Context(), slow, txngc.Config{Retention: retention})
 			return err
 		})
-		pass(45 * time.Second)
+		advance(45 * time.Second)
 		other := inBackground(func() error {
 			_, err := txngc.Run(t.Context(), env.Client, txngc.Config{Retention: retention})
 			return err
 		})
-		pass(time.Second)
+		advance(time.Second)
 		stuck.Store(false)
 		o := <-ended
 		var busy *txngc.BusyError
@@ -326,7 +325,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		pass(3 * retention)
+		advance(3 * retention)
 		first := runGC(t, env.Client, txngc.Config{})
 		if r := runGC(t, env.Client, txngc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
 			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
@@ -336,14 +335,14 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		late := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...)
 		publishes := func(c txntest.Call) bool { return c.Row == "gc" && c.Method == "CheckAndMutateRow" }
 		held := faults.On("publish", publishes, txntest.Hold, 1)
-		pass(5 * time.Minute)
+		advance(5 * time.Minute)
 		ended := inBackground(func() error {
 			_, err := txngc.Run(t.Context(), late, txngc.Config{Retention: retention})
 			return err
 		})
 		<-held.Fired()
 		faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
-		pass(time.Minute)
+		advance(time.Minute)
 		second := runGC(t, env.Client, txngc.Config{})
 		held.Release()
 		<-ended
@@ -356,7 +355,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
 			t.Fatal(err)
 		}
-		pass(time.Minute)
+		advance(time.Minute)
 		if p, err := txngc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
 			t.Errorf("safe point %d after the row was lost, %v", p, err)
 		}
@@ -367,19 +366,19 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 // is: the fence counts on it (applyOnce, table.go).
 func TestUnconditionalRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
+		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
 		hung := faults.On("secondaries", step(txntest.StepSecondaries), txntest.Hold, 2)
 		mustSet(t, c, "1", "bob", "joe")
 		<-hung.Fired() // the first request gives up sooner (freshTimeout)
-		pass(3 * time.Second)
+		advance(3 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
 			t.Errorf("%d requests within three seconds", n)
 		}
-		pass(58 * time.Second)
+		advance(58 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
 			t.Errorf("%d requests within a minute", n)
 		}
-		pass(4 * time.Second)
+		advance(4 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
 			t.Errorf("%d requests after a minute, want one more", n)
 		}

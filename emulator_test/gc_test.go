@@ -19,10 +19,9 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	txngc "github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // The interleavings of garbage collection are scripts (testdata/hazards, 08 to
@@ -170,7 +169,7 @@ func keepHistory(t *testing.T, seed uint64) {
 			dying.Kill()
 			closeNow(c)
 		}
-		pass(time.Duration(rnd.IntN(120)) * time.Second)
+		advance(time.Duration(rnd.IntN(120)) * time.Second)
 		ts, err := env.Client.Timestamp(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -179,9 +178,9 @@ func keepHistory(t *testing.T, seed uint64) {
 		if rnd.IntN(12) != 0 {
 			continue
 		}
-		pass(time.Duration(rnd.IntN(15)) * time.Minute)
+		advance(time.Duration(rnd.IntN(15)) * time.Minute)
 		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Plain: rnd.IntN(2) == 0})
-		pass(time.Minute) // until env.Client knows
+		advance(time.Minute) // until env.Client knows
 		collected = r.SafePoint
 		for _, g := range garbage(t, env.Client, rows, collected) {
 			t.Errorf("left by the collection up to %d: %s", collected, g)
@@ -215,7 +214,7 @@ func stranded(t *testing.T, env *txntest.Env) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	pass(retention)
+	advance(retention)
 	dying := txntest.NewFaults(t)
 	c := env.NewClient(txn.Config{TokenTTL: -1}, dying.DialOptions()...)
 	tx := beginSet(t, c, "4", "bob", "joe")
@@ -229,7 +228,7 @@ func stranded(t *testing.T, env *txntest.Env) {
 	dying.Kill()
 	closeNow(c)
 	mustSet(t, env.Client, "5", "bob")
-	pass(retention + time.Minute)
+	advance(retention + time.Minute)
 	mustSet(t, env.Client, "6", "bob")
 }
 
@@ -354,7 +353,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	}
 	cancel()
 	closeNow(c)
-	pass(time.Minute) // the lease
+	advance(time.Minute) // the lease
 	r = goOn(t, env)
 	next := env.NewClient(txn.Config{TokenTTL: -1})
 	if !r.Finished {
@@ -447,15 +446,15 @@ func TestCollectionUnderLoad(t *testing.T) {
 						return
 					}
 					commits.Add(1)
-					pass(time.Duration(1+rnd.IntN(20_000)) * time.Millisecond)
+					advance(time.Duration(1+rnd.IntN(20_000)) * time.Millisecond)
 				}
 			})
 		}
 		holder := env.NewClient(txn.Config{})
-		pass(12 * time.Minute)
+		advance(12 * time.Minute)
 		held := takeSnapshot(t, holder, txn.Hold())
 		heldRows := contents(t, env.Client, "a", held.ReadTS())
-		pass(time.Minute)
+		advance(time.Minute)
 		gc := env.NewClient(txn.Config{TokenTTL: -1})
 		var removed int64
 		for round := range 6 {
@@ -485,7 +484,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 			if round == 4 {
 				held.Release()
 			}
-			pass(3 * time.Minute)
+			advance(3 * time.Minute)
 			if total, err := sum(t.Context(), takeSnapshot(t, env.Client)); err != nil || total != accounts*initial {
 				t.Errorf("sum %d, %v", total, err)
 			}

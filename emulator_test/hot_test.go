@@ -203,7 +203,7 @@ func TestEarlyConflict(t *testing.T) {
 		var errs []*txn.ConflictError
 		for _, cfg := range []txn.Config{{LatchWait: -1}, {}} {
 			synctest.Test(t, func(t *testing.T) {
-				_, c, faults := newRegression(t, cfg)
+				_, c, faults := newFaultyClient(t, cfg)
 				late, after := begin(t, c), begin(t, c)
 				set(late, "2", "hot")
 				set(after, "2", "other")
@@ -262,7 +262,7 @@ func TestEarlyConflict(t *testing.T) {
 // A commit of another cell in the same place of the table is no conflict.
 func TestEarlyConflictNamesItsCell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newRegression(t, txn.Config{})
+		env, c, faults := newFaultyClient(t, txn.Config{})
 		early := beginSet(t, c, "1", "one")
 		mustSet(t, c, "2", "two")
 		if _, err := early.Commit(t.Context()); err != nil {
@@ -283,7 +283,7 @@ func TestEarlyConflictNamesItsCell(t *testing.T) {
 // waits for it, but not for longer than LatchWait.
 func TestRerunHasItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Second})
+		_, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Second})
 		runs := 0
 		var other <-chan outcome
 		_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -347,7 +347,7 @@ func TestRerunHasItsTurn(t *testing.T) {
 // own process are not to wait for that lock one after the other.
 func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
+		env, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
 		old := beginSet(t, c, "1", "hot", "mine")
 		strange := txntest.NewFaults(t)
 		stranger := env.NewClient(txn.Config{}, strange.DialOptions()...)
@@ -355,7 +355,7 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 		done := commitInBackground(t.Context(), beginSet(t, stranger, "2", "hot"))
 		<-held.Fired()
 		waiting := commitInBackground(t.Context(), old) // older, so it waits
-		pass(time.Second)
+		advance(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		young := beginSet(t, c, "3", "hot")
@@ -379,7 +379,7 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 // yet, when another goroutine of it meets the locks.
 func TestOwnFate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, c, "1", "bob", "joe")
 		synctest.Wait()
 		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
@@ -388,7 +388,7 @@ func TestOwnFate(t *testing.T) {
 		faults.Reset()
 		s := takeSnapshot(t, c)
 		read := inBackground(func() error { wantValue(t, s, "joe", "2"); return nil })
-		pass(time.Second)
+		advance(time.Second)
 		if n := faults.Count(); n[txntest.StepRollForward] > 0 {
 			t.Errorf("%d cells were rolled forward before the commit point", n[txntest.StepRollForward])
 		}
@@ -414,7 +414,7 @@ func TestOwnFate(t *testing.T) {
 // An ended context ends the wait, and leaves nothing to the next.
 func TestLatchWaitEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour})
+		_, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Hour})
 		held := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
 		first := commitInBackground(t.Context(), beginSet(t, c, "1", "hot"))
 		<-held.Fired()

@@ -9,10 +9,9 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestLateRollForwardAfterCollection delays a resolver's roll-forward until
@@ -110,5 +109,35 @@ func TestWalkPastWaitsForNothing(t *testing.T) {
 		<-behind.Fired()
 		behind.Release()
 		synctest.Wait()
+	})
+}
+
+// Hazard 2, raced: the primary is prewritten and committed between a resolver's
+// look at it and its question to the oracle. asOf has to be obtained before the
+// look (decide, resolve.go): marker-if-nothing-there takes a commit below it for
+// no commit of this transaction, and half of it would be lost.
+func TestTimestampBeforeTheLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		late := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
+		secondaries := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-late.Fired()
+		advance(11 * time.Second)
+		look := newAnswerHold(stepOn(txntest.StepRead, "bob"))
+		before := takeSnapshot(t, env.NewClient(txn.Config{TokenTTL: -1}, look.dialOption()))
+		reader := inBackground(func() error { wantValue(t, before, "joe", ""); return nil })
+		<-look.held // it found nothing
+		late.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit: %v", o.err)
+		}
+		close(look.release)
+		<-reader
+		secondaries.Release()
+		synctest.Wait()
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
 	})
 }

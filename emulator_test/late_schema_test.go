@@ -13,10 +13,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // lateSchema is a client whose next look at the schema record, in the background, is
@@ -28,7 +27,7 @@ func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	hold := newAnswerHold(func(c txntest.Call) bool { return armed.Load() && c.Step == txntest.StepSchema })
 	c := env.NewClient(txn.Config{TokenTTL: time.Minute}, hold.dialOption())
 	wantValue(t, takeSnapshot(t, c), "bob", "")
-	pass(2 * time.Minute)
+	advance(2 * time.Minute)
 	armed.Store(true)
 	wantValue(t, takeSnapshot(t, c), "bob", "") // has it read again
 	<-hold.held
@@ -66,11 +65,11 @@ func TestLateSchemaAfterRegistration(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		a, hold := lateSchema(t, env)
 		runs, _ := observeSums(t, a)
-		pass(100 * time.Millisecond) // registered
+		advance(100 * time.Millisecond) // registered
 		close(hold.release)
 		synctest.Wait()
 		mustSet(t, env.NewClient(txn.Config{TokenTTL: -1}), "1", "bob") // knows of it
-		pass(10 * time.Minute)
+		advance(10 * time.Minute)
 		if runs() == 0 {
 			t.Error("the change was not observed")
 		}
@@ -85,15 +84,15 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		writer, hold := lateSchema(t, env)
 		runs, col := observeSums(t, env.NewClient(txn.Config{TokenTTL: time.Minute}))
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		close(hold.release)
-		pass(46 * time.Second) // 61 s after the registration
+		advance(46 * time.Second) // 61 s after the registration
 		if _, err := notify.Backfill(t.Context(), env.Client, col, nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		pass(5 * time.Second)
+		advance(5 * time.Second)
 		mustSet(t, writer, "1", "bob")
-		pass(time.Hour)
+		advance(time.Hour)
 		if runs() == 0 {
 			t.Error("the change was not observed")
 		}

@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // One lock record that cannot be read does not hide those behind it.
@@ -64,4 +65,30 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	faults.Kill()
 	cancel()
 	<-done
+}
+
+// Resolve judged a lock by the ttl it was listed with, and rolled a live
+// transaction back; closed by reading the primary again (justRead, resolve.go).
+func TestResolveOfOldListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		met := 0
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			met++
+			advance(15 * time.Second) // heartbeats go on
+			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != txn.StateLocked {
+				t.Errorf("resolve: %v, %v; want locked", s.State, err)
+			}
+		}
+		slow.Release()
+		if o := <-owner; o.err != nil || met != 1 {
+			t.Errorf("commit: %v; %d locks listed", o.err, met)
+		}
+	})
 }

@@ -11,9 +11,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // The chain of these tests: a document in docs/d:in triggers "parse", which
@@ -157,7 +156,7 @@ func runChain(t *testing.T, c *txn.Client, cfg notify.Config) {
 // that no notification is.
 func cleaned(t *testing.T, c *txn.Client) {
 	t.Helper()
-	pass(5 * time.Minute)
+	advance(5 * time.Minute)
 	synctest.Wait()
 	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
 		t.Errorf("left over: %+v, %v", n, err)
@@ -273,7 +272,7 @@ func TestWriterDiesAtEachRequest(t *testing.T) {
 					faults.Kill()
 					cancel()
 					<-written
-					pass(10 * time.Second) // past the ttl
+					advance(10 * time.Second) // past the ttl
 					s := takeSnapshot(t, env.Client)
 					_, ok, err := s.Table("docs").Get(t.Context(), "c", "d", "in")
 					if err != nil {
@@ -377,7 +376,7 @@ func TestFailureRequestFaults(t *testing.T) {
 					done := make(chan error, 1)
 					go func() { done <- w.Run(ctx) }()
 					load(t, env.Client, "row")
-					pass(2 * time.Minute)
+					advance(2 * time.Minute)
 					if _, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{}); err != nil {
 						t.Fatal(err)
 					}

@@ -356,9 +356,9 @@ func trySchedule(t *testing.T, seed uint64) (log string, raises int) {
 			switch {
 			case turns < 200 && rnd.IntN(40) == 0:
 				s.log = append(s.log, "600 ms pass")
-				pass(600 * time.Millisecond)
+				advance(600 * time.Millisecond)
 			case !s.next():
-				pass(5 * time.Millisecond)
+				advance(5 * time.Millisecond)
 			}
 		}
 		// What is late lands, and the background works.
@@ -367,7 +367,7 @@ func trySchedule(t *testing.T, seed uint64) (log string, raises int) {
 			if idle++; s.next() {
 				idle = 0
 			} else {
-				pass(20 * time.Millisecond)
+				advance(20 * time.Millisecond)
 			}
 		}
 		for _, c := range readers {

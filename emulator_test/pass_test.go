@@ -15,9 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // A transaction whose commit_ts readers have taken away notifies weakly at its
@@ -55,12 +54,12 @@ func TestPassedNotification(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- w.Run(ctx) }()
-		pass(time.Minute)
+		advance(time.Minute)
 		held.Release()
 		if o := <-done; o.err != nil {
 			t.Fatal(o.err)
 		}
-		pass(5 * time.Minute)
+		advance(5 * time.Minute)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -82,7 +81,7 @@ func TestUnknownLockIsRefused(t *testing.T) {
 		tx := begin(t, env.Client)
 		set(tx, "1", "row")
 		writeUnknownLock(t, env, tx.StartTS())
-		pass(time.Hour)
+		advance(time.Hour)
 		s := takeSnapshot(t, env.Client)
 		if _, _, err := s.Table("a").Get(t.Context(), "row", "f", "q"); !errors.Is(err, txn.ErrFormatVersion) {
 			t.Errorf("read: %v", err)
@@ -124,7 +123,7 @@ func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Error("they have waited")
 		}
-		pass(time.Hour)
+		advance(time.Hour)
 		if len(stored(t, env, "row")[format.LockFamily]) != 1 || len(stored(t, env, "other")[format.LockFamily]) != 1 {
 			t.Error("a lock is gone")
 		}
@@ -150,7 +149,7 @@ func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r p
 		during := func(took *[]time.Duration, between time.Duration, f func() error) {
 			g.Go(func() {
 				for time.Now().Before(end) {
-					pass(between)
+					advance(between)
 					began := time.Now()
 					if err := f(); err != nil {
 						t.Error(err)

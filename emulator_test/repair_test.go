@@ -11,10 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // deadBefore leaves what a client leaves that dies before a step, and returns
@@ -104,7 +103,7 @@ func TestRepair(t *testing.T) {
 		// The same after a rollback, and a marker that is left.
 		rolledBack := deadBefore(t, env, txntest.StepCommit, "r2")
 		lock := stored(t, env, "r2")[format.LockFamily][0]
-		pass(time.Minute)
+		advance(time.Minute)
 		settleLocks(t, c)
 		put(t, env, "r1", format.LockFamily, "f:q", forward.Timestamp, forward.Value)
 		put(t, env, "r2", format.LockFamily, "f:q", lock.Timestamp, lock.Value)
@@ -113,7 +112,7 @@ func TestRepair(t *testing.T) {
 		put(t, env, "r3", "f", "q", (committed - 1).Cell(), []byte("orphan"))
 		put(t, env, "r4", "f", "q", committed.Cell(), []byte("lost record"))
 		deadBefore(t, env, txntest.StepCommit, "r5")
-		pass(time.Minute)
+		advance(time.Minute)
 		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q redundant lock", "a/r2/f:q redundant lock", "a/r3/f:q orphan data"}, []string{"a/r4/f:q orphan data"})
 
 		p := planRepairs(t, c)
@@ -133,7 +132,7 @@ func TestRepair(t *testing.T) {
 		// A marker that is a day old, once nothing of its transaction is locked.
 		settleLocks(t, c)
 		wantPlan(t, planRepairs(t, c), nil, []string{"a/r4/f:q orphan data"})
-		pass(25 * time.Hour)
+		advance(25 * time.Hour)
 		p = planRepairs(t, c)
 		wantPlan(t, p, []string{"a/r2/f:q old rollback marker", "a/r5/f:q old rollback marker"}, []string{"a/r4/f:q orphan data"})
 		for _, r := range p.Repairs {
@@ -159,7 +158,7 @@ func TestRepairKeepsMarkerInUse(t *testing.T) {
 		env.CreateTable("a", "f")
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		deadBefore(t, env, txntest.StepCommit, "r1", "r2")
-		pass(time.Minute)
+		advance(time.Minute)
 		for l, err := range admin.Locks(t.Context(), c, "a", bigtable.RowList{"r1"}) {
 			if err != nil {
 				t.Fatal(err)
@@ -168,7 +167,7 @@ func TestRepairKeepsMarkerInUse(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		pass(25 * time.Hour)
+		advance(25 * time.Hour)
 		wantPlan(t, planRepairs(t, c), nil, []string{"a/r1/f:q old rollback marker"})
 		settleLocks(t, c)
 		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q old rollback marker"}, nil)

@@ -17,9 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 var atOnce = flag.Int("at-once", 3000, "how many transactions TestManyTransactions has under way at once")

@@ -1,12 +1,15 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // G2-item. That it happens under plain snapshot isolation is the documented
@@ -182,4 +185,51 @@ func TestReadOnlyAnomaly(t *testing.T) {
 			h.wantFinally("x=0 y=20")
 		})
 	}
+}
+
+// DeleteRow let a serializable transaction overlook cells that others add;
+// closed by refusing it, as ReadRow is. An empty row key was not refused.
+func TestSerializableDeleteRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := begin(t, a, txn.Serializable())
+		defer tx.Rollback()
+		if err := tx.Table("a").DeleteRow(t.Context(), "cart"); !errors.Is(err, txn.ErrSerializableScan) {
+			t.Errorf("serializable: %v, want ErrSerializableScan", err)
+		}
+		plain := begin(t, a)
+		defer plain.Rollback()
+		if err := plain.Table("a").DeleteRow(t.Context(), ""); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("empty row key: %v, want ErrInvalid", err)
+		}
+		if n := faults.Count()[txntest.StepRead]; n != 0 {
+			t.Errorf("%d reads were sent", n)
+		}
+	})
+}
+
+// A lock of a cell must not replace the put or delete of it that the
+// transaction has buffered, in either order (add, buffer.go).
+func TestLockKeepsTheWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		mustSet(t, a, "0", "deleted")
+		_, err := a.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			a := tx.Table("a")
+			a.Set("set", "f", "q", []byte("1"))
+			a.Lock("set", "f", "q")
+			a.Lock("locked", "f", "q")
+			a.Set("locked", "f", "q", []byte("2"))
+			a.Delete("deleted", "f", "q")
+			_, _, err := a.GetForUpdate(ctx, "deleted", "f", "q")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := takeSnapshot(t, a)
+		wantValue(t, s, "set", "1")
+		wantValue(t, s, "locked", "2")
+		wantValue(t, s, "deleted", "")
+	})
 }

@@ -14,9 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // slowRows lets the rows of table a come slowly, as where a filter selects few in a
@@ -111,7 +110,7 @@ func TestSlowScan(t *testing.T) {
 // The same for what reads the stored cells of a table.
 func TestSlowLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, dead, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, dead, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		var keys []string
 		for i := range 60 {
 			keys = append(keys, fmt.Sprintf("row%02d", i))

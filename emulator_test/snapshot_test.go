@@ -7,7 +7,10 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -123,4 +126,27 @@ func TestSnapshotInTheFuture(t *testing.T) {
 			t.Errorf("snapshot at %d: error %v, want ErrInvalid", ts, err)
 		}
 	}
+}
+
+// A snapshot from before the clock of the cells that a table was adopted with
+// did not show them, and At(0) showed the present; closed by dataUpTo
+// (filter.go) and by refusing At(0) (snapshot.go).
+func TestAtBeforeAdoption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		m := bigtable.NewMutation()
+		m.Set("f", "q", bigtable.Now(), []byte("old"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
+			t.Fatal(err)
+		}
+		mustSet(t, a, "new", "bob")
+		for _, ts := range []tso.Timestamp{1, 5e11, 1e14} {
+			wantValue(t, takeSnapshot(t, a, txn.At(ts)), "bob", "old")
+		}
+		for _, ts := range []tso.Timestamp{0, -1} {
+			if _, err := a.Snapshot(t.Context(), txn.At(ts)); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("snapshot at %d: %v, want ErrInvalid", ts, err)
+			}
+		}
+	})
 }

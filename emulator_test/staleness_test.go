@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -8,9 +9,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // valueAt reads f:q of a row of table a; "absent" when there is none.
@@ -201,6 +202,52 @@ func TestMaxStalenessRefuses(t *testing.T) {
 			if _, err := c.Snapshot(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%v", err)
 			}
+		}
+	})
+}
+
+// The second attempt of an Update begins at a timestamp that was asked for ahead,
+// and shows what another client has committed. The client did not count that
+// timestamp among those that it knows, and a stale snapshot behind it went back
+// to before that commit; closed by learning it (Txn.begins).
+func TestStalenessBehindARetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		enough := errors.New("enough")
+		runs := 0
+		_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			if runs++; runs == 1 {
+				putValue(t, env.Client, "r", "1")
+				tx.Table("a").Set("r", "f", "q", nil)
+				return nil
+			}
+			b, _, err := tx.Table("a").Get(ctx, "r", "f", "q")
+			if err != nil || string(b) != "1" {
+				t.Errorf("the second attempt reads %q, %v", b, err)
+			}
+			return enough
+		})
+		if !errors.Is(err, enough) || c.Stats().AheadTimestamps != 1 {
+			t.Fatalf("%v, %d timestamps asked for ahead", err, c.Stats().AheadTimestamps)
+		}
+		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		if got := valueAt(t, s, "r"); got != "1" || c.Stats().ReusedTimestamps != 1 {
+			t.Errorf("the client has seen 1, and then reads %s", got)
+		}
+	})
+}
+
+// A stale snapshot did not show what its client had loaded; closed by counting a
+// load that has come to its end as a commit (Client.BulkLoad).
+func TestStalenessBehindABulkLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		if _, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(3), admin.BulkConfig{Idle: true}); err != nil {
+			t.Fatal(err)
+		}
+		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		if got := valueAt(t, s, "r0001"); got != "value 1" || c.Stats().ReusedTimestamps != 1 {
+			t.Errorf("behind the load, %s is read", got)
 		}
 	})
 }

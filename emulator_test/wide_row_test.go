@@ -46,7 +46,7 @@ func wantWide(t *testing.T, c *txn.Client, row, want string) {
 // their names are.
 func TestWideRowIsOneRequest(t *testing.T) {
 	for _, length := range []int{3, 1000} {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		_, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 			for q := range 500 {
 				tx.Table("a").Set("row", "f", fmt.Sprintf("%0*d", length, q), nil)
@@ -75,7 +75,7 @@ func TestWideRowConflicts(t *testing.T) {
 	} {
 		for _, wide := range []bool{true, false} { // whoever is first wins
 			t.Run(fmt.Sprintf("%s, wide=%v", name, wide), func(t *testing.T) {
-				env, a, _ := newRegression(t, txn.Config{TokenTTL: -1})
+				env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
 				b := env.NewClient(txn.Config{TokenTTL: -1})
 				first, second := begin(t, a), begin(t, b)
 				setWide(first, "ours", "row")
@@ -101,7 +101,7 @@ func TestWideRowConflicts(t *testing.T) {
 // A live lock below start_ts is in the way of a wide row as well.
 func TestWideRowMeetsLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		older := begin(t, a)
 		older.Table("a").Set("row", "f", wideColumn(7), []byte("theirs"))
@@ -124,7 +124,7 @@ func TestWideRowMeetsLock(t *testing.T) {
 // row: it costs a request more, in which the columns are named.
 func TestWideRowBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		other := txntest.NewFaults(t)
 		b := env.NewClient(txn.Config{TokenTTL: -1}, other.DialOptions()...)
 		tx := begin(t, a)
@@ -155,7 +155,7 @@ func TestWideRowBesideOthers(t *testing.T) {
 func TestWideRowIsTriedAgain(t *testing.T) {
 	for name, action := range map[string]txntest.Action{"request": txntest.DropRequest, "response": txntest.DropResponse} {
 		t.Run(name, func(t *testing.T) {
-			env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 			faults.OnStep(txntest.StepPrewrite, action)
 			tx := begin(t, a)
 			setWide(tx, "ours", "row")
@@ -173,7 +173,7 @@ func TestWideRowIsTriedAgain(t *testing.T) {
 // anything.
 func TestLateWideRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		prewritten := func(c txntest.Call) bool { return c.Step == txntest.StepPrewrite && c.Row == "row" }
 		late := faults.On("late", prewritten, txntest.Delay, 1)
 		dies := faults.On("dies", prewritten, txntest.Crash, 1)
@@ -187,7 +187,7 @@ func TestLateWideRow(t *testing.T) {
 		faults.Kill()
 		cancel()
 		<-done
-		pass(time.Minute)
+		advance(time.Minute)
 		wantValue(t, takeSnapshot(t, env.Client), "other", "") // rolls back
 		late.Release()
 		wantNoLocks(t, env.Client)
@@ -195,7 +195,7 @@ func TestLateWideRow(t *testing.T) {
 			t.Errorf("%d data cells of a transaction that was rolled back", n)
 		}
 	})
-	env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+	env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 	echo := faults.OnStep(txntest.StepPrewrite, txntest.Echo)
 	tx := begin(t, a)
 	setWide(tx, "ours", "row")

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
-
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn/txntest"

@@ -11,7 +11,6 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )

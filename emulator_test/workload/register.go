@@ -6,7 +6,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 

@@ -17,7 +17,6 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 

@@ -12,9 +12,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 type options struct{ jaeger, otlp, images string }

@@ -17,9 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Bigtable's limits, which the emulator does not know.
@@ -181,7 +180,7 @@ func dieLocking(t *testing.T, env *txntest.Env, cols []txn.Column, died func(txn
 	faults.Kill()
 	cancel()
 	<-owner
-	pass(later)
+	advance(later)
 	return s
 }
 
