@@ -11,7 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -34,10 +34,10 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 	}
 	faults := txntest.NewFaults(t)
 	rule := faults.On("kill", func(c txntest.Call) bool { return c.N == k }, action, 1).Optional()
-	bt, admin := env.Open(faults.DialOptions()...)
+	bt, adminClient := env.Open(faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended := inBackground(func() error { return f(ctx, admin, bt) })
+	ended := inBackground(func() error { return f(ctx, adminClient, bt) })
 	select {
 	case <-rule.Fired():
 		synctest.Wait() // until the request is applied
@@ -54,21 +54,21 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 }
 
 func adoptOnce(t *testing.T, env *txntest.Env) error {
-	plan, err := txnadmin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil {
 		return err
 	}
-	return txnadmin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
+	return admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
 }
 
 // unlessUndone runs adopt again after an undo that is so far that it drops
 // families: adopt says so, and it has to be finished first.
 func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
 	err := adopt()
-	if !errors.Is(err, txnadmin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
+	if !errors.Is(err, admin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
 		return err
 	}
-	if err := txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+	if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
 		return err
 	}
 	return adopt()
@@ -85,7 +85,7 @@ var adoptionRecoveries = []struct {
 		return unlessUndone(t, env, func() error { return adoptOnce(t, env) })
 	}},
 	{"an undo", false, func(t *testing.T, env *txntest.Env) error {
-		return txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+		return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 	}},
 	{"two adoptions at once", true, func(t *testing.T, env *txntest.Env) error {
 		return unlessUndone(t, env, func() error {
@@ -119,8 +119,8 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 					if prepare != nil {
 						prepare(t, env)
 					}
-					more = killedAt(t, env, k, after, func(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-						return f(ctx, env, admin, bt)
+					more = killedAt(t, env, k, after, func(ctx context.Context, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+						return f(ctx, env, adminClient, bt)
 					})
 					if c, _ := dumpTable(t, env, "a"); c != cells {
 						t.Errorf("plain readers see other cells")
@@ -160,19 +160,19 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 // Plain readers notice nothing; a second adoption finishes the first, and an undo
 // takes it back with nothing left of it.
 func TestCrashOfAdoption(t *testing.T) {
-	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-		plan, err := txnadmin.PlanAdoption(ctx, admin, bt, adoptA(env))
+	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+		plan, err := admin.PlanAdoption(ctx, adminClient, bt, adoptA(env))
 		if err != nil {
 			return err
 		}
-		return txnadmin.Adopt(ctx, admin, bt, adoptA(env), plan)
+		return admin.Adopt(ctx, adminClient, bt, adoptA(env), plan)
 	})
 }
 
 // TestCrashOfUndo does the same to an undo.
 func TestCrashOfUndo(t *testing.T) {
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
-		func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-			return txnadmin.UndoAdoption(ctx, admin, bt, adoptA(env), 0)
+		func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+			return admin.UndoAdoption(ctx, adminClient, bt, adoptA(env), 0)
 		})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	txngc "github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -54,7 +54,7 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 				})
 				<-held.Fired()
 				advance(retention + time.Minute)
-				runGC(t, env.Client, txngc.Config{})
+				runGC(t, env.Client, gc.Config{})
 				held.Release()
 				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
 					t.Errorf("%v, want ErrTooOld", o.err)
@@ -70,14 +70,14 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		gc := env.NewClient(txn.Config{TokenTTL: -1})
+		collector := env.NewClient(txn.Config{TokenTTL: -1})
 		runs := 0
 		sleepy := func(times int) error {
 			runs = 0
 			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 				if runs++; runs <= times {
 					advance(retention + time.Minute)
-					runGC(t, gc, txngc.Config{})
+					runGC(t, collector, gc.Config{})
 				}
 				tx.Table("a").Set("bob", "f", "q", []byte("2"))
 				return nil
@@ -160,7 +160,7 @@ func TestPlanOfCollection(t *testing.T) {
 		mustSet(t, env.Client, "late", "bob")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		plan, err := txngc.Plan(t.Context(), c, txngc.Config{Retention: retention})
+		plan, err := gc.Plan(t.Context(), c, gc.Config{Retention: retention})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,8 +169,8 @@ func TestPlanOfCollection(t *testing.T) {
 				t.Errorf("the plan sent %v to row %s of table %s", call.Method, call.Row, call.Table)
 			}
 		}
-		run := runGC(t, c, txngc.Config{})
-		want := txngc.Table{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
+		run := runGC(t, c, gc.Config{})
+		want := gc.Table{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
 		if d := cmp.Diff(want, plan.Total); d != "" || plan.Total.Bytes < 8*int64(len("value0")) {
 			t.Errorf("plan (-want +got):\n%s", d)
 		}
@@ -180,11 +180,11 @@ func TestPlanOfCollection(t *testing.T) {
 		if !plan.DryRun || run.DryRun || !run.Finished || run.Previous != 0 {
 			t.Errorf("plan %+v\nrun %+v", plan, run)
 		}
-		st, err := txngc.ReadStatus(t.Context(), c)
-		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txngc.Done || st.Run.Versions != 10 || st.Lease.Owner != "" {
+		st, err := gc.ReadStatus(t.Context(), c)
+		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != gc.Done || st.Run.Versions != 10 || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if p, err := txngc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
+		if p, err := gc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
 			t.Errorf("safe point %d, %v", p, err)
 		}
 	})
@@ -203,40 +203,40 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		mustSet(t, env.Client, "2", rows...)
 		advance(retention + time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		var phases []txngc.Phase
+		var phases []gc.Phase
 		var collecting time.Time
-		r, err := txngc.Run(ctx, env.Client, txngc.Config{Retention: retention, Rate: 20, Progress: func(p txngc.Progress) {
+		r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention, Rate: 20, Progress: func(p gc.Progress) {
 			if n := len(phases); n == 0 || phases[n-1] != p.Phase {
 				phases = append(phases, p.Phase)
 				collecting = time.Now()
 			}
-			if p.Phase == txngc.Collect && p.Total.Rows == 100 {
+			if p.Phase == gc.Collect && p.Total.Rows == 100 {
 				cancel()
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
 			t.Errorf("interrupted: %+v, %v", r, err)
 		}
-		if d := cmp.Diff([]txngc.Phase{txngc.Fence, txngc.Locks, txngc.Collect}, phases); d != "" {
+		if d := cmp.Diff([]gc.Phase{gc.Fence, gc.Locks, gc.Collect}, phases); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
 		}
 		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
 			t.Errorf("100 rows at 20 a second took %v", took)
 		}
-		st, err := txngc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != txngc.Collect || st.Run.Row != "row099" || st.Lease.Owner != "" {
+		st, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != gc.Collect || st.Run.Row != "row099" || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		begun := time.Now()
-		r = runGC(t, env.Client, txngc.Config{})
+		r = runGC(t, env.Client, gc.Config{})
 		if !r.Resumed || r.SafePoint != st.SafePoint || r.Total.Rows != 200 || time.Since(begun) > time.Second {
 			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
 		}
-		st, err = txngc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != txngc.Done || st.Run.Versions != 300 {
+		st, err = gc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != gc.Done || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if r = runGC(t, env.Client, txngc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
+		if r = runGC(t, env.Client, gc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
 			t.Errorf("again from the start: %+v", r)
 		}
 	})
@@ -256,18 +256,18 @@ func TestCollectorLosesItsLease(t *testing.T) {
 		stuck.Store(true)
 		faults.On("lease", func(c txntest.Call) bool { return stuck.Load() && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
 		ended := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), slow, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), slow, gc.Config{Retention: retention})
 			return err
 		})
 		advance(45 * time.Second)
 		other := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), env.Client, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention})
 			return err
 		})
 		advance(time.Second)
 		stuck.Store(false)
 		o := <-ended
-		var busy *txngc.BusyError
+		var busy *gc.BusyError
 		if !errors.As(o.err, &busy) || !busy.Lost || o.took > time.Minute {
 			t.Errorf("%v after %v", o.err, o.took)
 		}
@@ -280,11 +280,11 @@ func TestCollectorLosesItsLease(t *testing.T) {
 func TestCollectionRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
-		for name, cfg := range map[string]txngc.Config{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
-			if _, err := txngc.Run(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
+		for name, cfg := range map[string]gc.Config{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
+			if _, err := gc.Run(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if _, err := txngc.Plan(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
+			if _, err := gc.Plan(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -292,7 +292,7 @@ func TestCollectionRefuses(t *testing.T) {
 			t.Errorf("hold without a token: %v", err)
 		}
 		// A young deployment: nothing is older than the retention.
-		if r := runGC(t, env.Client, txngc.Config{}); r.Total.Cells != 0 {
+		if r := runGC(t, env.Client, gc.Config{}); r.Total.Cells != 0 {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -326,8 +326,8 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
 		advance(3 * retention)
-		first := runGC(t, env.Client, txngc.Config{})
-		if r := runGC(t, env.Client, txngc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
+		first := runGC(t, env.Client, gc.Config{})
+		if r := runGC(t, env.Client, gc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
 			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
 		}
 		// Its publication comes after another's that is higher.
@@ -337,16 +337,16 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		held := faults.On("publish", publishes, txntest.Hold, 1)
 		advance(5 * time.Minute)
 		ended := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), late, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), late, gc.Config{Retention: retention})
 			return err
 		})
 		<-held.Fired()
 		faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
 		advance(time.Minute)
-		second := runGC(t, env.Client, txngc.Config{})
+		second := runGC(t, env.Client, gc.Config{})
 		held.Release()
 		<-ended
-		st, err := txngc.ReadStatus(t.Context(), env.Client)
+		st, err := gc.ReadStatus(t.Context(), env.Client)
 		if err != nil || st.SafePoint != second.SafePoint || second.SafePoint <= first.SafePoint {
 			t.Errorf("published %d after %d and %d, %v", st.SafePoint, first.SafePoint, second.SafePoint, err)
 		}
@@ -356,7 +356,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		advance(time.Minute)
-		if p, err := txngc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
+		if p, err := gc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
 			t.Errorf("safe point %d after the row was lost, %v", p, err)
 		}
 	})

@@ -20,7 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txngc "github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -29,12 +29,12 @@ import (
 
 const retention = 10 * time.Minute
 
-func runGC(t *testing.T, c *txn.Client, cfg txngc.Config) *txngc.Report {
+func runGC(t *testing.T, c *txn.Client, cfg gc.Config) *gc.Report {
 	t.Helper()
 	if cfg.Retention == 0 {
 		cfg.Retention = retention
 	}
-	r, err := txngc.Run(t.Context(), c, cfg)
+	r, err := gc.Run(t.Context(), c, cfg)
 	if err != nil {
 		t.Fatalf("garbage collection: %v (%+v)", err, r)
 	}
@@ -179,7 +179,7 @@ func keepHistory(t *testing.T, seed uint64) {
 			continue
 		}
 		advance(time.Duration(rnd.IntN(15)) * time.Minute)
-		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Plain: rnd.IntN(2) == 0})
+		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Plain: rnd.IntN(2) == 0})
 		advance(time.Minute) // until env.Client knows
 		collected = r.SafePoint
 		for _, g := range garbage(t, env.Client, rows, collected) {
@@ -235,27 +235,27 @@ func stranded(t *testing.T, env *txntest.Env) {
 // afterCollector are the ways in which others go on after a collector has died.
 var afterCollector = []struct {
 	name string
-	run  func(*testing.T, *txntest.Env) *txngc.Report
+	run  func(*testing.T, *txntest.Env) *gc.Report
 }{
-	{"another collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
-		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{})
+	{"another collector", func(t *testing.T, env *txntest.Env) *gc.Report {
+		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{})
 	}},
-	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
+	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *gc.Report {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		for _, table := range []string{"a", "b"} {
 			if _, err := workload.ResolveAll(t.Context(), c, table); err != nil {
 				t.Error(err)
 			}
 		}
-		return runGC(t, c, txngc.Config{})
+		return runGC(t, c, gc.Config{})
 	}},
-	{"two collectors at once", func(t *testing.T, env *txntest.Env) *txngc.Report {
-		reports := make([]*txngc.Report, 2)
+	{"two collectors at once", func(t *testing.T, env *txntest.Env) *gc.Report {
+		reports := make([]*gc.Report, 2)
 		var running sync.WaitGroup
 		for i := range reports {
 			running.Go(func() {
-				r, err := txngc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Retention: retention})
-				var busy *txngc.BusyError
+				r, err := gc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Retention: retention})
+				var busy *gc.BusyError
 				switch {
 				case err == nil:
 					reports[i] = r
@@ -265,7 +265,7 @@ var afterCollector = []struct {
 			})
 		}
 		running.Wait()
-		var newest *txngc.Report
+		var newest *gc.Report
 		for _, r := range reports {
 			switch {
 			case newest == nil:
@@ -293,13 +293,13 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 	}
 }
 
-func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txngc.Report) {
+func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *gc.Report) {
 	crashes, stride := 0, shortStride()
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
 		resumed := 0
 		for k, more := 1, true; more; k += stride {
 			synctest.Test(t, func(t *testing.T) {
-				var r *txngc.Report
+				var r *gc.Report
 				r, more = collectKilledAt(t, action, k, goOn)
 				crashes++
 				if r.Resumed {
@@ -318,7 +318,7 @@ func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txngc.R
 }
 
 // collectKilledAt reports whether there was a k-th request.
-func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *txngc.Report) (r *txngc.Report, fired bool) {
+func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *gc.Report) (r *gc.Report, fired bool) {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	stranded(t, env)
 	faults := txntest.NewFaults(t)
@@ -337,7 +337,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 		return requests.Load() == int64(k)
 	}, action, 1).Optional()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := inBackground(func() error { _, err := txngc.Run(ctx, c, txngc.Config{Retention: retention}); return err })
+	ended := inBackground(func() error { _, err := gc.Run(ctx, c, gc.Config{Retention: retention}); return err })
 	select {
 	case <-rule.Fired():
 		fired = true
@@ -455,7 +455,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 		held := takeSnapshot(t, holder, txn.Hold())
 		heldRows := contents(t, env.Client, "a", held.ReadTS())
 		advance(time.Minute)
-		gc := env.NewClient(txn.Config{TokenTTL: -1})
+		collector := env.NewClient(txn.Config{TokenTTL: -1})
 		var removed int64
 		for round := range 6 {
 			past, err := env.Client.Timestamp(t.Context())
@@ -463,7 +463,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := contents(t, env.Client, "a", past)
-			r := runGC(t, gc, txngc.Config{})
+			r := runGC(t, collector, gc.Config{})
 			removed += r.Total.Versions
 			if got := contents(t, env.Client, "a", past); got != want {
 				t.Errorf("at %d, after collecting up to %d:\n%swas:\n%s", past, r.SafePoint, got, want)

@@ -33,7 +33,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -192,12 +192,12 @@ func startStub(ctx context.Context) (*txntest.Stub, error) {
 		return nil, errors.Join(err, stub.Close())
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return nil, errors.Join(err, stub.Close())
 	}
-	defer func(bt *bigtable.Client) { _, _ = bt.Close(), admin.Close() }(bt)
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
+	defer func(bt *bigtable.Client) { _, _ = bt.Close(), adminClient.Close() }(bt)
+	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
 		return nil, errors.Join(err, stub.Close())
 	}
 	return stub, nil

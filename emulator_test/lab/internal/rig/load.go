@@ -14,7 +14,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -43,13 +43,13 @@ func RowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
 // SetUp makes the tables and fills them with documents as they were before the
 // table was adopted: rows of plain data.
 func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error {
-	bt, admin, closeAll, err := r.connect(ctx)
+	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	for _, name := range []string{documentsTable, clustersTable} {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: name, Families: []string{Family}}); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: name, Families: []string{Family}}); err != nil {
 			return err
 		}
 	}

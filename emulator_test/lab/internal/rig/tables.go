@@ -10,7 +10,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A TableSpec is a pair of tables with the same data: NAME, which is
@@ -28,23 +28,23 @@ func (t TableSpec) Raw() string { return t.Name + "-raw" }
 
 // WithAdmin calls f with clients of this process.
 func (r *Run) WithAdmin(ctx context.Context, f func(context.Context, *bigtable.Client, *bigtable.AdminClient) error) error {
-	bt, admin, closeAll, err := r.connect(ctx)
+	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
-	return f(ctx, bt, admin)
+	return f(ctx, bt, adminClient)
 }
 
 // MakeTables makes pairs of tables and fills them.
 func (r *Run) MakeTables(ctx context.Context, specs ...TableSpec) (err error) {
-	bt, admin, closeAll, err := r.connect(ctx)
+	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	for _, t := range specs {
-		if err := t.Init(ctx, bt, admin); err != nil {
+		if err := t.Init(ctx, bt, adminClient); err != nil {
 			return err
 		}
 	}
@@ -62,20 +62,20 @@ func (r *Run) MakeTables(ctx context.Context, specs ...TableSpec) (err error) {
 }
 
 // Init makes both tables, empty.
-func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
+func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
 		return err
 	}
-	if err := admin.CreateTable(ctx, t.Raw()); err != nil {
+	if err := adminClient.CreateTable(ctx, t.Raw()); err != nil {
 		return err
 	}
-	return admin.CreateColumnFamily(ctx, t.Raw(), Family)
+	return adminClient.CreateColumnFamily(ctx, t.Raw(), Family)
 }
 
 // fill writes committed rows to one table, and the same cells to the other.
 func (t TableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Client) error {
 	for v := range max(t.Versions, 1) {
-		if _, err := txnadmin.BulkLoad(ctx, client, t.Name, t.bulkRows(), txnadmin.BulkConfig{Idle: true}); err != nil {
+		if _, err := admin.BulkLoad(ctx, client, t.Name, t.bulkRows(), admin.BulkConfig{Idle: true}); err != nil {
 			return err
 		}
 		out := &bulk{table: bt.Open(t.Raw())}
@@ -95,12 +95,12 @@ func (t TableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Cl
 	return nil
 }
 
-func (t TableSpec) bulkRows() iter.Seq2[txnadmin.BulkRow, error] {
-	return func(yield func(txnadmin.BulkRow, error) bool) {
+func (t TableSpec) bulkRows() iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for i := range t.Rows {
-			row := txnadmin.BulkRow{Row: KeyOf(i)}
+			row := admin.BulkRow{Row: KeyOf(i)}
 			for q := range t.Columns {
-				row.Cells = append(row.Cells, txnadmin.BulkCell{Family: Family, Qualifier: ColumnOf(q), Value: make([]byte, t.Bytes)})
+				row.Cells = append(row.Cells, admin.BulkCell{Family: Family, Qualifier: ColumnOf(q), Value: make([]byte, t.Bytes)})
 			}
 			if !yield(row, nil) {
 				return
@@ -140,7 +140,7 @@ func (r *Run) WithClient(ctx context.Context, f func(*txn.Client) error) (err er
 
 func checkTables(ctx context.Context, client *txn.Client, tables []string) error {
 	for _, name := range tables {
-		for v, err := range txnadmin.Check(ctx, client, name, nil) {
+		for v, err := range admin.Check(ctx, client, name, nil) {
 			if err != nil {
 				return err
 			}

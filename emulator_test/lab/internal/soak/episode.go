@@ -17,7 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // stride is how far apart the process numbers are that follow one another after
@@ -115,12 +115,12 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 	if e.at.Emulator, err = e.emulator.await(ctx); err != nil {
 		return nil, err
 	}
-	bt, admin, err := e.at.open(ctx)
+	bt, adminClient, err := e.at.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range e.load.Tables {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", t); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", t); err != nil {
 			return nil, err
 		}
 	}
@@ -137,7 +137,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 		return nil, err
 	}
 	cfg := clientConfig()
-	cfg.Oracle, cfg.Admin = oracle, admin
+	cfg.Oracle, cfg.Admin = oracle, adminClient
 	if e.client, err = txn.NewClient(ctx, bt, cfg); err != nil {
 		return nil, err
 	}
@@ -300,13 +300,13 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		}
 	}
 	for _, t := range e.load.Tables {
-		for v, err := range txnadmin.Check(ctx, e.client, t.Name, nil) {
+		for v, err := range admin.Check(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("consistency check of table %s: %w", t.Name, err)
 			}
 			e.violation("consistency check: %v", v)
 		}
-		for l, err := range txnadmin.Locks(ctx, e.client, t.Name, nil) {
+		for l, err := range admin.Locks(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return err
 			}

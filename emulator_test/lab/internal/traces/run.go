@@ -12,7 +12,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/txn"
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -86,16 +86,16 @@ func createTables(ctx context.Context, emulator *txntest.Emulator) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
-	for _, spec := range []txnadmin.TableSpec{
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
+	for _, spec := range []admin.TableSpec{
 		{Name: accounts, Families: []string{"bal"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: ledger, Families: []string{"entry"}},
 	} {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", spec); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", spec); err != nil {
 			return err
 		}
 	}
