@@ -206,11 +206,11 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	if err != nil {
 		return nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	// Nothing of the client's own accord may fall into a count.
 	cfg := txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}
 	if served {

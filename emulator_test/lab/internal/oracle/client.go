@@ -66,11 +66,11 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	table := bt.Open(txn.DefaultMetadataTable)
 	// A row of its own: the oracle's is in served mode.
 	direct := tso.NewDirect(table, tso.DirectConfig{Row: "bench-direct"})

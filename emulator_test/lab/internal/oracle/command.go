@@ -132,15 +132,15 @@ func (b *run) start(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
-	if err := admin.CreateTable(ctx, txn.DefaultMetadataTable); err != nil {
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
+	if err := adminClient.CreateTable(ctx, txn.DefaultMetadataTable); err != nil {
 		return err
 	}
-	if err := admin.CreateColumnFamily(ctx, txn.DefaultMetadataTable, "tso"); err != nil {
+	if err := adminClient.CreateColumnFamily(ctx, txn.DefaultMetadataTable, "tso"); err != nil {
 		return err
 	}
 	table := bt.Open(txn.DefaultMetadataTable)

@@ -50,11 +50,11 @@ func runTurns(ctx context.Context, m mode, stub string, orders io.Reader, out io
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
 	client, err := txn.NewClient(ctx, bt, cfg)
 	if err != nil {
 		return err

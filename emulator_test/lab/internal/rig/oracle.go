@@ -51,11 +51,11 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	table := bt.OpenTable(txn.DefaultMetadataTable)
 	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err

@@ -142,11 +142,11 @@ func (r *Run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminCli
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, conn.Close())
 	}
-	return bt, admin, func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }, nil
+	return bt, adminClient, func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }, nil
 }
 
 // ProcessCmd is the command of one kind of process, which may be profiled.

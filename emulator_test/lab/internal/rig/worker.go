@@ -108,11 +108,11 @@ func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, d
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	w.bt = bt
 	if noLatches {
 		w.config.LatchWait = -1

@@ -52,11 +52,11 @@ func runRole(ctx context.Context, role, emulator string, s *cli.Streams) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
 	cfg := config
 	cfg.Logger = slog.New(slog.NewTextHandler(s.Err, nil))
 	client, err := txn.NewClient(ctx, bt, cfg)
