@@ -234,16 +234,6 @@ func (l *lists) lostUpdates() {
 	}
 }
 
-func (t *Txn) appended() []string {
-	var keys []string
-	for _, o := range t.Ops {
-		if o.F == Append && !slices.Contains(keys, o.Key) {
-			keys = append(keys, o.Key)
-		}
-	}
-	return keys
-}
-
 // cycles builds the graph of dependencies between committed transactions and
 // reports its cycles.
 func (l *lists) cycles() {

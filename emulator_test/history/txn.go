@@ -43,6 +43,16 @@ func (t *Txn) writes() bool {
 // known reports whether the results of the transaction's reads are recorded.
 func (t *Txn) known() bool { return t.Outcome == OK || t.Outcome == Fail }
 
+func (t *Txn) appended() []string {
+	var keys []string
+	for _, o := range t.Ops {
+		if o.F == Append && !slices.Contains(keys, o.Key) {
+			keys = append(keys, o.Key)
+		}
+	}
+	return keys
+}
+
 // An origin is what a value in a key came from.
 type origin struct {
 	txn *Txn

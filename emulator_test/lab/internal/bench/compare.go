@@ -65,6 +65,17 @@ func (o *shared) openAll(ctx context.Context, workers int, specs ...rig.TableSpe
 	return r, r.Add(ctx, workers)
 }
 
+// pair compares an operation with a raw one on the same table.
+func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
+	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
+	if t.Bytes >= 100<<10 { // a few megabytes under way are enough
+		for i := range p.members {
+			p.members[i].task.Callers = min(o.callers, 4)
+		}
+	}
+	return p
+}
+
 type compareOptions struct {
 	shared
 	rows int

@@ -162,17 +162,6 @@ func (o *rowsOptions) deepPart(versions []int) rowsPart {
 	return part
 }
 
-// pair compares an operation with a raw one on the same table.
-func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
-	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
-	if t.Bytes >= 100<<10 { // a few megabytes under way are enough
-		for i := range p.members {
-			p.members[i].task.Callers = min(o.callers, 4)
-		}
-	}
-	return p
-}
-
 func (r rowsReport) text(w io.Writer) error {
 	if err := figureTable(w, r.Figures); err != nil {
 		return err

@@ -227,7 +227,7 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	}
 	defer func() { err = errors.Join(err, client.Close(ctx)) }()
 	for _, kind := range tripsKinds() {
-		t, err := rec.count(ctx, client, kind)
+		t, err := fewestTrips(ctx, rec, client, kind)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", kind.what, err)
 		}
@@ -241,10 +241,10 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	return lines, r.Check(ctx, "a", "b")
 }
 
-// count repeats a transaction until its fewest round trips came twice. A process
+// fewestTrips repeats a transaction until its fewest round trips came twice. A process
 // that is stopped for a while makes more of them, never fewer: what waits for an
 // Answer cannot begin before.
-func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind) (trail, error) {
+func fewestTrips(ctx context.Context, r *recorder, client *txn.Client, kind tripsKind) (trail, error) {
 	var best trail
 	for n := range 20 {
 		r.reset()

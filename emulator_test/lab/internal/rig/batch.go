@@ -2,7 +2,6 @@ package rig
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -71,27 +70,6 @@ func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o BatchOrde
 		a.mu.Unlock()
 	}
 	return nil
-}
-
-// batches runs one batch after the other until the documents have stopped
-// arriving.
-func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
-	table := w.bt.Open(documentsTable)
-	var in arrivals
-	begin := time.Now()
-	crawled := make(chan error, 1)
-	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
-	var all []Batch
-	for len(all) < o.Runs || time.Since(begin) < o.Duration {
-		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
-		n, err := recluster(ctx, table)
-		if err != nil {
-			return nil, errors.Join(err, <-crawled)
-		}
-		b.Ended, b.Documents = time.Now().UnixNano(), n
-		all = append(all, b)
-	}
-	return all, <-crawled
 }
 
 // recluster reads all documents and writes the cluster of each.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -169,66 +167,6 @@ type LoadOrder struct {
 type Loaded struct {
 	Row     string
 	Due, At int64 // Unix nanoseconds
-}
-
-// loadCallers bounds the transactions of one process's load.
-const loadCallers = 32
-
-// load writes documents when they are due. One that is late is written at once:
-// what delays it counts.
-func (w *worker) load(ctx context.Context, o LoadOrder) error {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make(chan error, loadCallers)
-	for range loadCallers {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)-1)*o.Of + o.Index
-				if i >= o.Count {
-					return
-				}
-				if err := w.loadOne(ctx, o, i); err != nil {
-					errs <- err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(errs)
-	var all []error
-	for err := range errs {
-		all = append(all, err)
-	}
-	return errors.Join(all...)
-}
-
-func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
-	due := time.Now()
-	if o.Rate > 0 {
-		due = DueAt(o.Start, o.Rate, i)
-		if err := Pause(ctx, time.Until(due)); err != nil {
-			return err
-		}
-	}
-	row, column, value := RowOf(o.Documents+i), keysColumn, []byte(nil)
-	if o.What == "touch" {
-		row, column, value = RowOf(i%o.Documents), bodyColumn, body(i)
-	} else {
-		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
-	}
-	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(documentsTable).Set(row, Family, column, value)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("loading document %d: %w", i, err)
-	}
-	now := time.Now()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.answer.Loads = append(w.answer.Loads, Loaded{row, due.UnixNano(), now.UnixNano()})
-	return nil
 }
 
 // DueAt is when the i-th of a steady stream is due.

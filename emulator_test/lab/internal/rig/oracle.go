@@ -14,27 +14,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Serve starts a served oracle for the workers that are added from now on. The
-// metadata table has to be there.
-func (r *Run) Serve(ctx context.Context) error {
-	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.Address)
-	if err != nil {
-		return err
-	}
-	r.oracle = p
-	if r.Served, err = p.Line(); err != nil {
-		return err
-	}
-	// Until somebody leads.
-	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	_, err = c.Timestamp(ctx)
-	return err
-}
-
 // newOracleCmd is the process of a served oracle: it prints its address, and
 // ends with its standard input.
 func newOracleCmd(s *cli.Streams) *cobra.Command {

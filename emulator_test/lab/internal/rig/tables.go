@@ -2,13 +2,11 @@ package rig
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
@@ -25,41 +23,6 @@ type TableSpec struct {
 
 // Raw is the name of the table without transactions.
 func (t TableSpec) Raw() string { return t.Name + "-raw" }
-
-// WithAdmin calls f with clients of this process.
-func (r *Run) WithAdmin(ctx context.Context, f func(context.Context, *bigtable.Client, *bigtable.AdminClient) error) error {
-	bt, adminClient, closeAll, err := r.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	return f(ctx, bt, adminClient)
-}
-
-// MakeTables makes pairs of tables and fills them.
-func (r *Run) MakeTables(ctx context.Context, specs ...TableSpec) (err error) {
-	bt, adminClient, closeAll, err := r.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	for _, t := range specs {
-		if err := t.Init(ctx, bt, adminClient); err != nil {
-			return err
-		}
-	}
-	client, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, client.Close(ctx)) }()
-	for _, t := range specs {
-		if err := t.fill(ctx, bt, client); err != nil {
-			return fmt.Errorf("filling table %s: %w", t.Name, err)
-		}
-	}
-	return nil
-}
 
 // Init makes both tables, empty.
 func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
@@ -107,35 +70,6 @@ func (t TableSpec) bulkRows() iter.Seq2[admin.BulkRow, error] {
 			}
 		}
 	}
-}
-
-// Check runs the consistency check over a table, and fails at a violation.
-func (r *Run) Check(ctx context.Context, tables ...string) error {
-	return r.WithClient(ctx, func(client *txn.Client) error { return checkTables(ctx, client, tables) })
-}
-
-// WithClient calls f with a client of this process.
-func (r *Run) WithClient(ctx context.Context, f func(*txn.Client) error) (err error) {
-	bt, _, closeAll, err := r.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	cfg := txn.Config{TokenTTL: -1}
-	if r.Served != "" {
-		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = oracle.Close() }()
-		cfg.Oracle = oracle
-	}
-	client, err := txn.NewClient(ctx, bt, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, client.Close(ctx)) }()
-	return f(client)
 }
 
 func checkTables(ctx context.Context, client *txn.Client, tables []string) error {

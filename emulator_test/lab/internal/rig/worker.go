@@ -6,7 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -14,57 +18,13 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
-
-// An Order is a line of json that a worker process reads; it answers each with
-// a line of json.
-type Order struct {
-	// Do is run, load, status, stop, batch or measure.
-	Do    string
-	Run   RunOrder
-	Load  LoadOrder
-	Batch BatchOrder
-	Task  Task
-}
-
-// A RunOrder starts a worker with one observer.
-type RunOrder struct {
-	Observer    string // copy or cluster
-	Hints       bool
-	Locks       bool // advisory locks in the metadata table
-	NoTeleport  bool
-	Work        time.Duration // how long a run takes beside its requests
-	MinInterval time.Duration // of the scanner
-	MaxInterval time.Duration
-}
-
-// An Answer is what a worker process says. Lists are in answers to stop only.
-type Answer struct {
-	Error     string
-	Committed int // runs
-	Loaded    int
-	Done      []done
-	Loads     []Loaded
-	Worker    notify.Stats
-	Scanner   notify.ScannerStats
-	RPCs      rpcs
-	// Useful is the time spent in runs that committed, Vain in those that did
-	// not, and Looks in looks that found nothing to do.
-	Useful, Vain, Looks time.Duration
-	Batches             []Batch
-	Measured            Measured
-}
-
-// done says when an observer's run for a row was committed, by the clock.
-type done struct {
-	Row string
-	At  int64 // Unix nanoseconds
-}
 
 // A worker is the process's side of a measurement.
 type worker struct {
@@ -227,6 +187,87 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 	return nil
 }
 
+// loadCallers bounds the transactions of one process's load.
+const loadCallers = 32
+
+// load writes documents when they are due. One that is late is written at once:
+// what delays it counts.
+func (w *worker) load(ctx context.Context, o LoadOrder) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, loadCallers)
+	for range loadCallers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)-1)*o.Of + o.Index
+				if i >= o.Count {
+					return
+				}
+				if err := w.loadOne(ctx, o, i); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
+	due := time.Now()
+	if o.Rate > 0 {
+		due = DueAt(o.Start, o.Rate, i)
+		if err := Pause(ctx, time.Until(due)); err != nil {
+			return err
+		}
+	}
+	row, column, value := RowOf(o.Documents+i), keysColumn, []byte(nil)
+	if o.What == "touch" {
+		row, column, value = RowOf(i%o.Documents), bodyColumn, body(i)
+	} else {
+		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
+	}
+	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(documentsTable).Set(row, Family, column, value)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("loading document %d: %w", i, err)
+	}
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer.Loads = append(w.answer.Loads, Loaded{row, due.UnixNano(), now.UnixNano()})
+	return nil
+}
+
+// batches runs one batch after the other until the documents have stopped
+// arriving.
+func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
+	table := w.bt.Open(documentsTable)
+	var in arrivals
+	begin := time.Now()
+	crawled := make(chan error, 1)
+	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
+	var all []Batch
+	for len(all) < o.Runs || time.Since(begin) < o.Duration {
+		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
+		n, err := recluster(ctx, table)
+		if err != nil {
+			return nil, errors.Join(err, <-crawled)
+		}
+		b.Ended, b.Documents = time.Now().UnixNano(), n
+		all = append(all, b)
+	}
+	return all, <-crawled
+}
+
 // end ends the worker.
 func (w *worker) end() error {
 	if w.stop == nil {
@@ -265,3 +306,108 @@ func (w *worker) event(e notify.Event) {
 
 // LocalOracle stands for the address of an oracle: timestamps come from memory.
 const LocalOracle = "local"
+
+// Measure carries out a task.
+func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
+	op, ok := operations[t.Op]
+	if !ok {
+		return Measured{}, fmt.Errorf("unknown operation %q", t.Op)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	w.snapshot = nil
+	var before txn.Stats
+	if w.client != nil {
+		before = w.client.Stats()
+	}
+	profiled, err := cli.StartProfile(t.Profile)
+	if err != nil {
+		return Measured{}, err
+	}
+	defer profiled()
+	w.rpcs.take()
+	oracle := w.oracleRequests()
+	var memory, after runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	took, errs := make([][]time.Duration, t.Callers), make([]error, t.Callers)
+	used, began := cputime.Used(), time.Now()
+	end := began.Add(t.Duration)
+	for c := range t.Callers {
+		wg.Go(func() {
+			for last := began; t.Duration == 0 || last.Before(end); {
+				i := int(next.Add(1)) - 1
+				if t.Duration == 0 && i >= t.Count {
+					return
+				}
+				if errs[c] = op(ctx, w, &t, i); errs[c] != nil {
+					stop() // the others too
+					return
+				}
+				now := time.Now()
+				took[c] = append(took[c], now.Sub(last))
+				last = now
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return Measured{}, err
+	}
+	// What is left to the background belongs to the operations.
+	if err := w.drain(ctx); err != nil {
+		return Measured{}, err
+	}
+	m := Measured{Elapsed: time.Since(began), CPU: cputime.Used() - used}
+	runtime.ReadMemStats(&after)
+	m.Mallocs, m.Bytes = after.Mallocs-memory.Mallocs, after.TotalAlloc-memory.TotalAlloc
+	all := slices.Sorted(slices.Values(slices.Concat(took...)))
+	m.Ops = len(all)
+	m.quantiles(all)
+	if w.client != nil {
+		m.Stats = w.client.Stats()
+		m.Stats.Begun -= before.Begun
+		m.Stats.Committed -= before.Committed
+		m.Stats.Conflicts -= before.Conflicts
+		m.Stats.Retries -= before.Retries
+		m.Stats.Timestamps -= before.Timestamps
+	}
+	m.RPCs = w.rpcs.take()
+	m.Oracle = w.oracleRequests() - oracle
+	if t.Duration == 0 {
+		m.Samples = all
+	}
+	return m, nil
+}
+
+// drain waits until the client has nothing left to do in the background.
+func (w *worker) drain(ctx context.Context) error {
+	for w.client != nil && w.client.Stats().BackgroundCells > 0 {
+		if err := Pause(ctx, 200*time.Microsecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *worker) oracleRequests() uint64 {
+	if w.oracle == nil {
+		return 0
+	}
+	return w.oracle.Stats().Requests
+}
+
+// shared is a snapshot for all reads of the round.
+func (w *worker) shared(ctx context.Context) (*txn.Snapshot, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.snapshot == nil {
+		s, err := w.client.Snapshot(ctx)
+		if err != nil {
+			return nil, err
+		}
+		w.snapshot = s
+	}
+	return w.snapshot, nil
+}

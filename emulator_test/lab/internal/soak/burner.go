@@ -111,8 +111,8 @@ func checkTimestamps(batches []batch) (wrong []string) {
 
 // burn asks for timestamps until ctx ends. Those of each round are checked where
 // they come from too, so that nothing hides between batches.
-func (sp spec) burn(ctx context.Context, send func(message)) error {
-	c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
+func burn(ctx context.Context, oracles []string, send func(message)) error {
+	c, err := tso.NewClient(tso.ClientConfig{Addresses: oracles, AttemptTimeout: 300 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (sp spec) burn(ctx context.Context, send func(message)) error {
 	tick := time.NewTicker(burstPause)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		b := sp.round(ctx, c)
+		b := askAtOnce(ctx, c)
 		if len(b.Runs) > 0 {
 			send(message{Batch: &b, Timestamps: b.count()})
 		}
@@ -133,7 +133,8 @@ func (sp spec) burn(ctx context.Context, send func(message)) error {
 	return c.Close()
 }
 
-func (sp spec) round(ctx context.Context, c *tso.Client) batch {
+// askAtOnce asks for burst timestamps at the same time.
+func askAtOnce(ctx context.Context, c *tso.Client) batch {
 	given := make([]int64, burst)
 	begun := time.Now()
 	var asking sync.WaitGroup

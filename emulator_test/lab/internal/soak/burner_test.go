@@ -76,7 +76,7 @@ func TestGoals(t *testing.T) {
 	}
 	s.Faults[faultClock] = 3
 	met := map[string]bool{}
-	for _, g := range s.goals() {
+	for _, g := range goalsOf(s) {
 		met[g.Goal] = g.Met
 		if g.Goal == "transactions attempted" && g.AnHour != 1_200_000 {
 			t.Errorf("%+v", g)

@@ -24,33 +24,6 @@ import (
 // unknown outcomes.
 const stride = 100_000
 
-// A result is what came of one history.
-type result struct {
-	workload string
-	oracle   string
-	seed     uint64
-
-	mu         sync.Mutex
-	records    []history.Record
-	open       map[int]history.Record // invocations without an end
-	count      map[history.Type]int
-	faults     map[string]int
-	kills      int
-	failovers  int
-	timestamps int64
-	observed   int64
-	stranded   int // locks left in the end
-	deaths     map[string]time.Time
-	settled    int             // locks of killed clients, by other clients
-	recovery   []time.Duration // from a kill until another client had a cell
-
-	anomalies  []string
-	violations []string
-
-	batches []batch // of timestamps
-	epoch   uint64  // the last term of the oracle's leader that was seen
-}
-
 // An episode is one history while it is made.
 type episode struct {
 	*result
@@ -83,7 +56,7 @@ func runEpisode(ctx context.Context, opts *options, load *workload.Workload, ser
 	if err != nil {
 		return e.result, err
 	}
-	if err := e.disturb(ctx); err != nil {
+	if err := (&nemesis{e}).disturb(ctx); err != nil {
 		return e.result, err
 	}
 	hctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -363,5 +336,35 @@ func (e *episode) end() {
 			p.Resume()
 			p.kill()
 		}
+	}
+}
+
+// leader asks the servers which of them leads, and in which term, and counts the
+// changes; -1: none says so.
+func (e *episode) leader(ctx context.Context) (leader int) {
+	leader = -1
+	for i, address := range e.at.Oracles {
+		actx, cancel := context.WithTimeout(ctx, askLeader)
+		s, err := tso.ServerStatus(actx, tso.ClientConfig{Addresses: []string{address}})
+		cancel()
+		if err != nil || !s.Leading {
+			continue
+		}
+		leader = i
+		e.mu.Lock()
+		if e.epoch > 0 && s.Epoch > e.epoch {
+			e.failovers += int(s.Epoch - e.epoch)
+		}
+		e.epoch = max(e.epoch, s.Epoch)
+		e.mu.Unlock()
+	}
+	return leader
+}
+
+// heal ends the faults: everything that was stopped goes on, and the clients,
+// once told to end, let the requests go that they have kept.
+func (e *episode) heal() {
+	for _, p := range slices.Concat(e.clients, e.oracles, e.burners, []*process{e.emulator}) {
+		p.Resume()
 	}
 }

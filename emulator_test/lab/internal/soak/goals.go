@@ -33,8 +33,8 @@ type goal struct {
 	Met     bool    `json:"met"`
 }
 
-// goals holds a summary against the goals.
-func (s *summary) goals() []goal {
+// goalsOf compares a summary with the goals.
+func goalsOf(s *summary) []goal {
 	hour := 0.0
 	if s.Seconds > 0 {
 		hour = time.Hour.Seconds() / s.Seconds
@@ -72,11 +72,11 @@ func (s *summary) goals() []goal {
 	return all
 }
 
-func (s *summary) goalsText(w io.Writer) error {
+func writeGoals(w io.Writer, goals []goal) error {
 	fmt.Fprintln(w)
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "goal of an hour", "wanted", "reached", "an hour", "")
-	for _, g := range s.Goals {
+	for _, g := range goals {
 		sign, met := "≥", "met"
 		if g.AtMost {
 			sign = "≤"

@@ -17,45 +17,6 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
-// A role is what a process of a soak is.
-type role string
-
-const (
-	emulatorRole role = "emulator"
-	oracleRole   role = "oracle"
-	clientRole   role = "client"
-	burnerRole   role = "burner"
-)
-
-// A spec tells a process what to do. It ends when its standard input does.
-type spec struct {
-	Role role
-	// Listen is where an emulator or oracle listens.
-	Listen string
-	// Emulator, Project and Instance are where the tables are.
-	Emulator, Project, Instance string
-	// Oracles are the addresses of the served oracle; none: direct mode.
-	Oracles []string
-	Seed    uint64
-	// Clock has the process's clock run wrong, up to an hour, and jump.
-	Clock bool
-
-	// Of a client:
-
-	Workload string
-	// Process is the history's process number of the first worker; the others
-	// follow.
-	Process, Stride, Workers int
-	// Groups is how many groups the workers are in: only those of one group, each in
-	// another process, want the same keys. Began is when the history did.
-	Groups int
-	Began  time.Time
-	// Chaos is the share of requests that get a fault.
-	Chaos float64
-	// Net has connections fail.
-	Net bool
-}
-
 // A message is one line from a process.
 type message struct {
 	// Ready is the first: the address that it listens on, or the client's token.
@@ -91,30 +52,6 @@ func newProcessCmd(s *cli.Streams) *cobra.Command {
 			return sp.run(cmd.Context(), s)
 		},
 	}
-}
-
-func (sp spec) run(ctx context.Context, s *cli.Streams) error {
-	ctx, cancel := child.Attend(ctx, s.In, nil)
-	defer cancel()
-	var mu sync.Mutex
-	out := json.NewEncoder(s.Out)
-	send := func(m message) {
-		m.At = time.Now()
-		mu.Lock()
-		defer mu.Unlock()
-		_ = out.Encode(m) // fails when the parent is dead, which the input tells too
-	}
-	switch sp.Role {
-	case emulatorRole:
-		return sp.emulator(ctx, send)
-	case oracleRole:
-		return sp.oracle(ctx, send)
-	case clientRole:
-		return sp.client(ctx, send)
-	case burnerRole:
-		return sp.burn(ctx, send)
-	}
-	return fmt.Errorf("unknown role %q", sp.Role)
 }
 
 // A process is one that runs.

@@ -21,7 +21,7 @@ const probePatience = 30 * time.Second
 // transactions, and measures how long it was from the kill until the reader had
 // it. Locks that nobody comes upon are in nobody's way; so somebody comes upon
 // these at once.
-func (e *episode) probe(ctx context.Context, died time.Time, open []history.Record) {
+func probe(ctx context.Context, e *episode, died time.Time, open []history.Record) {
 	for _, r := range open {
 		i := slices.IndexFunc(r.Value, func(o history.Op) bool { return o.F != history.Read })
 		if i < 0 || r.StartTS == 0 {
@@ -31,10 +31,10 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 		e.probes.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, probePatience)
 			defer cancel()
-			if !e.isLocked(ctx, cell, r.StartTS) {
+			if !isLocked(ctx, e.client, cell, r.StartTS) {
 				return // it had sent nothing, or nothing is left
 			}
-			for e.read(ctx, cell) != nil && ctx.Err() == nil {
+			for readCell(ctx, e.client, cell) != nil && ctx.Err() == nil {
 				// A server may be stopped for longer than a request waits.
 			}
 			e.mu.Lock()
@@ -44,8 +44,8 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 	}
 }
 
-func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bool {
-	for l, err := range admin.LocksOf(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+func isLocked(ctx context.Context, c *txn.Client, cell txn.Cell, startTS int64) bool {
+	for l, err := range admin.LocksOf(ctx, c, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}
@@ -53,8 +53,8 @@ func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bo
 	return false
 }
 
-func (e *episode) read(ctx context.Context, cell txn.Cell) error {
-	s, err := e.client.Snapshot(ctx)
+func readCell(ctx context.Context, c *txn.Client, cell txn.Cell) error {
+	s, err := c.Snapshot(ctx)
 	if err != nil {
 		return err
 	}

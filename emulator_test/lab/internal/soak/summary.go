@@ -74,7 +74,7 @@ func (s *summary) finish() {
 		s.RecoveryP50 = s.recovery[s.Probes/2].Seconds()
 		s.RecoveryP99 = s.recovery[s.Probes*99/100].Seconds()
 	}
-	s.Goals = s.goals()
+	s.Goals = goalsOf(s)
 }
 
 func (s *summary) text(w io.Writer) error {
@@ -94,28 +94,5 @@ func (s *summary) text(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return s.goalsText(w)
-}
-
-// listed is how many findings of a history are told.
-const listed = 5
-
-// tell reports a history, and everything about one in which something was found.
-func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) {
-	fmt.Fprintf(w, "%8v %4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", since.Round(time.Second), number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
-	for _, found := range []struct {
-		what string
-		all  []string
-	}{{"anomaly", r.anomalies}, {"violation", r.violations}} {
-		for i, f := range found.all {
-			if i == listed {
-				fmt.Fprintf(w, "     … and %d more\n", len(found.all)-listed)
-				break
-			}
-			fmt.Fprintf(w, "%s: %s\n", found.what, cli.Line(f))
-		}
-	}
-	if len(r.anomalies)+len(r.violations) > 0 {
-		fmt.Fprintf(w, "again: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
-	}
+	return writeGoals(w, s.Goals)
 }

@@ -156,7 +156,7 @@ func (o *figure7Options) run(ctx context.Context) error {
 	}
 	r.Percent = percent(r.Saturation)
 	if o.plot != "" {
-		if err := r.plot(filepath.Join(o.plot, "figure7")); err != nil {
+		if err := plotFigure7(r, filepath.Join(o.plot, "figure7")); err != nil {
 			return err
 		}
 	}

@@ -26,7 +26,7 @@ func TestPlot(t *testing.T) {
 	if dir := os.Getenv("PLOT_DIR"); dir != "" { // to look at it
 		path = filepath.Join(dir, "figure7")
 	}
-	if err := r.plot(path); err != nil {
+	if err := plotFigure7(r, path); err != nil {
 		t.Fatal(err)
 	}
 	picture, err := os.ReadFile(path + ".png")

@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/notify"
@@ -23,6 +26,69 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
+
+// A role is what a process of a soak is.
+type role string
+
+const (
+	emulatorRole role = "emulator"
+	oracleRole   role = "oracle"
+	clientRole   role = "client"
+	burnerRole   role = "burner"
+)
+
+// A spec tells a process what to do. It ends when its standard input does.
+type spec struct {
+	Role role
+	// Listen is where an emulator or oracle listens.
+	Listen string
+	// Emulator, Project and Instance are where the tables are.
+	Emulator, Project, Instance string
+	// Oracles are the addresses of the served oracle; none: direct mode.
+	Oracles []string
+	Seed    uint64
+	// Clock has the process's clock run wrong, up to an hour, and jump.
+	Clock bool
+
+	// Of a client:
+
+	Workload string
+	// Process is the history's process number of the first worker; the others
+	// follow.
+	Process, Stride, Workers int
+	// Groups is how many groups the workers are in: only those of one group, each in
+	// another process, want the same keys. Began is when the history did.
+	Groups int
+	Began  time.Time
+	// Chaos is the share of requests that get a fault.
+	Chaos float64
+	// Net has connections fail.
+	Net bool
+}
+
+func (sp spec) run(ctx context.Context, s *cli.Streams) error {
+	ctx, cancel := child.Attend(ctx, s.In, nil)
+	defer cancel()
+	var mu sync.Mutex
+	out := json.NewEncoder(s.Out)
+	send := func(m message) {
+		m.At = time.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		_ = out.Encode(m) // fails when the parent is dead, which the input tells too
+	}
+	switch sp.Role {
+	case emulatorRole:
+		return sp.emulator(ctx, send)
+	case oracleRole:
+		return sp.oracle(ctx, send)
+	case clientRole:
+		return sp.client(ctx, send)
+	case burnerRole:
+		return burn(ctx, sp.Oracles, send)
+	}
+	return fmt.Errorf("unknown role %q", sp.Role)
+}
 
 // Short, so that what killed clients leave is settled many times in a history.
 const (

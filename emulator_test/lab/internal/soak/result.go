@@ -1,0 +1,61 @@
+package soak
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/history"
+)
+
+// A result is what came of one history.
+type result struct {
+	workload string
+	oracle   string
+	seed     uint64
+
+	mu         sync.Mutex
+	records    []history.Record
+	open       map[int]history.Record // invocations without an end
+	count      map[history.Type]int
+	faults     map[string]int
+	kills      int
+	failovers  int
+	timestamps int64
+	observed   int64
+	stranded   int // locks left in the end
+	deaths     map[string]time.Time
+	settled    int             // locks of killed clients, by other clients
+	recovery   []time.Duration // from a kill until another client had a cell
+
+	anomalies  []string
+	violations []string
+
+	batches []batch // of timestamps
+	epoch   uint64  // the last term of the oracle's leader that was seen
+}
+
+// listed is how many findings of a history are told.
+const listed = 5
+
+// tell reports a history, and everything about one in which something was found.
+func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) {
+	fmt.Fprintf(w, "%8v %4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", since.Round(time.Second), number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
+	for _, found := range []struct {
+		what string
+		all  []string
+	}{{"anomaly", r.anomalies}, {"violation", r.violations}} {
+		for i, f := range found.all {
+			if i == listed {
+				fmt.Fprintf(w, "     … and %d more\n", len(found.all)-listed)
+				break
+			}
+			fmt.Fprintf(w, "%s: %s\n", found.what, cli.Line(f))
+		}
+	}
+	if len(r.anomalies)+len(r.violations) > 0 {
+		fmt.Fprintf(w, "again: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
+	}
+}
