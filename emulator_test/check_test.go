@@ -10,8 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Check with an outdated schema reported data in a new family as violations;
-// closed by fresh (check.go).
+// A check by a client with an outdated schema reads the schema again. Before the fix it
+// reported the data of a new family as violations.
 func TestCheckAfterNewFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
@@ -32,8 +32,8 @@ func TestCheckAfterNewFamily(t *testing.T) {
 	})
 }
 
-// Check reported a request that failed as a violation; closed by telling the
-// errors that are about the data from others (primaries, check.go).
+// A check reports a failed request as an error. Before the fix it reported it as a
+// violation.
 func TestCheckThatCannotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})

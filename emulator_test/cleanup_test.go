@@ -10,9 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A commit that found its transaction committed at another timestamp removed
-// the locks of its secondaries, and half of it was lost; closed by cleaning up
-// after a conflict alone (commitPrimary, commit.go).
+// A commit whose transaction was committed at another timestamp fails with ErrCorrupt,
+// and leaves its secondaries' locks alone. Before the fix it removed them, and a part
+// of the transaction was lost.
 func TestCommittedElsewhereIsNotCleanedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
@@ -40,8 +40,8 @@ func TestCommittedElsewhereIsNotCleanedUp(t *testing.T) {
 	})
 }
 
-// A reader waited the whole ttl for a secondary whose owner aborts, which
-// leaves no trace at the primary; closed by isGone (resolve.go).
+// A reader of a secondary notices when the lock's owner rolls back, although this
+// leaves nothing at the primary. Before the fix the reader waited for the whole ttl.
 func TestReaderOfAbortedSecondary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
@@ -56,7 +56,7 @@ func TestReaderOfAbortedSecondary(t *testing.T) {
 		<-abort.Fired()
 		s := takeSnapshot(t, env.Client)
 		reader := inBackground(func() error { wantValue(t, s, "joe", ""); return nil })
-		synctest.Wait() // it has met the lock
+		synctest.Wait() // the reader waits for the lock
 		abort.Release()
 		if o := <-owner; !errors.Is(o.err, txn.ErrConflict) {
 			t.Errorf("commit: %v, want a conflict", o.err)
@@ -67,8 +67,9 @@ func TestReaderOfAbortedSecondary(t *testing.T) {
 	})
 }
 
-// Removing the locks of a transaction that others rolled back kept Commit from
-// returning, past its context; closed by doing it in the background (commit.go).
+// If another client rolled the transaction back, Commit returns at once and removes the
+// remaining locks in the background. Before the fix it waited for these requests even
+// after its context had ended.
 func TestCleanUpKeepsNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
@@ -78,7 +79,7 @@ func TestCleanUpKeepsNobodyWaiting(t *testing.T) {
 		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
 		<-slow.Fired()
 		advance(12 * time.Second)
-		wantValue(t, takeSnapshot(t, env.Client), "bob", "") // rolls it back
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "") // rolls the transaction back
 		slow.Release()
 		if o := <-owner; !errors.Is(o.err, txn.ErrConflict) || o.took > 13*time.Second {
 			t.Errorf("commit: %v after %v, want a conflict after 12s", o.err, o.took)

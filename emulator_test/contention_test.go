@@ -10,8 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Two transactions that lock the same rows in opposite orders cost a ttl each
-// time they met; closed by wait-die (resolveForWrite) and isGone (resolve.go).
+// Two transactions that lock the same rows in opposite orders do not wait for a ttl.
+// Before wait-die each such pair cost one.
 func TestOppositeOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -29,9 +29,9 @@ func TestOppositeOrders(t *testing.T) {
 		}
 		older, bobLocked := start("bob", "joe")
 		younger, joeLocked := start("joe", "bob")
-		bobLocked.Release() // the older one meets the lock on joe and waits
+		bobLocked.Release() // the older one finds the lock on joe and waits
 		synctest.Wait()
-		joeLocked.Release() // the younger one dies on bob's
+		joeLocked.Release() // the younger one finds the lock on bob and fails
 		for _, ch := range []<-chan outcome{older, younger} {
 			if o := <-ch; o.err != nil || o.took > 5*time.Second {
 				t.Errorf("commit: %v after %v", o.err, o.took)
@@ -40,7 +40,7 @@ func TestOppositeOrders(t *testing.T) {
 	})
 }
 
-// Contention over the same rows, in either order, must never cost a ttl.
+// Many transactions on the same rows, in either order, never wait for a ttl.
 func TestContention(t *testing.T) {
 	for _, orders := range [][2][2]string{{{"bob", "joe"}, {"bob", "joe"}}, {{"bob", "joe"}, {"joe", "bob"}}} {
 		synctest.Test(t, func(t *testing.T) {

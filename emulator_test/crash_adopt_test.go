@@ -15,8 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// shortStride is the distance between crash points: the race suites take every
-// third, of all kinds of them.
+// shortStride is the distance between crash points. With -short it is 3, which still
+// comes to crash points of every kind.
 func shortStride() int {
 	if testing.Short() {
 		return 3
@@ -24,8 +24,8 @@ func shortStride() int {
 	return 1
 }
 
-// killedAt runs f as an operator whose process dies before (or, with after, behind)
-// its k-th request, and reports whether there was one.
+// killedAt runs f as an operator whose process dies before its k-th request, or with
+// after set after it. It reports whether f sent k requests.
 func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.Context, *bigtable.AdminClient, *bigtable.Client) error) bool {
 	t.Helper()
 	action := txntest.Crash
@@ -40,7 +40,7 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 	ended := inBackground(func() error { return f(ctx, adminClient, bt) })
 	select {
 	case <-rule.Fired():
-		synctest.Wait() // until the request is applied
+		synctest.Wait() // the request is applied now
 		faults.Kill()
 		cancel()
 		<-ended
@@ -61,8 +61,8 @@ func adoptOnce(t *testing.T, env *txntest.Env) error {
 	return admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
 }
 
-// unlessUndone runs adopt again after an undo that is so far that it drops
-// families: adopt says so, and it has to be finished first.
+// unlessUndone runs adopt. If an undo has already begun to drop families, adopt asks to
+// complete the undo first; unlessUndone does so and runs adopt again.
 func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
 	err := adopt()
 	if !errors.Is(err, admin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
@@ -74,8 +74,8 @@ func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
 	return adopt()
 }
 
-// adoptionRecoveries are what the next operator does; adopted says what the table has to
-// be then.
+// adoptionRecoveries are what the next operator does. If adopted is set, the table has
+// to be adopted afterwards.
 var adoptionRecoveries = []struct {
 	name    string
 	adopted bool
@@ -91,7 +91,7 @@ var adoptionRecoveries = []struct {
 		return unlessUndone(t, env, func() error {
 			first := inBackground(func() error { return adoptOnce(t, env) })
 			second := inBackground(func() error { return adoptOnce(t, env) })
-			// Either may be told that the other was first.
+			// Either may fail because the other was first.
 			if a, b := (<-first).err, (<-second).err; a != nil && b != nil {
 				return errors.Join(a, b)
 			}
@@ -100,8 +100,8 @@ var adoptionRecoveries = []struct {
 	}},
 }
 
-// adoptionCrashes makes every crash of f, which needs a table that prepare has
-// made, and lets others go on in every way.
+// adoptionCrashes makes f crash at each of its requests, on a table that prepare has
+// changed, and runs every recovery after each crash.
 func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f func(context.Context, *txntest.Env, *bigtable.AdminClient, *bigtable.Client) error) {
 	t.Helper()
 	crashes, stride := 0, shortStride()
@@ -125,10 +125,10 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 					if c, _ := dumpTable(t, env, "a"); c != cells {
 						t.Errorf("plain readers see other cells")
 					}
-					advance(3 * time.Minute) // whoever waits for a dead operator has waited
+					advance(3 * time.Minute) // longer than an operator waits for a dead one
 					err := recovery.run(t, env)
 					if !recovery.adopted {
-						// Nothing is left to undo where nothing was begun, or all was undone.
+						// Nothing is left to undo if nothing was begun, or all was undone.
 						if err != nil && !errors.Is(err, txn.ErrNotInitialized) {
 							t.Errorf("undo: %v", err)
 						}
@@ -156,9 +156,9 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 	t.Logf("%d crashes", crashes)
 }
 
-// TestCrashOfAdoption kills whoever adopts a table before and after every request.
-// Plain readers notice nothing; a second adoption finishes the first, and an undo
-// takes it back with nothing left of it.
+// TestCrashOfAdoption kills an adoption before and after every request. Plain readers
+// do not notice. A second adoption completes the first, and an undo leaves nothing of
+// it.
 func TestCrashOfAdoption(t *testing.T) {
 	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
 		plan, err := admin.PlanAdoption(ctx, adminClient, bt, adoptA(env))
@@ -169,7 +169,7 @@ func TestCrashOfAdoption(t *testing.T) {
 	})
 }
 
-// TestCrashOfUndo does the same to an undo.
+// TestCrashOfUndo kills an undo before and after every request.
 func TestCrashOfUndo(t *testing.T) {
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
 		func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {

@@ -18,9 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A read that was sent before the safe point moved is answered after its row was
-// collected. The check behind the read refuses it (afterRead, safepoint.go); one
-// before the read would let it return "absent".
+// A read was sent before the safe point moved, and is answered after its row was
+// collected. The client refuses it, because it checks the safe point after the read. A
+// check before the read would let it return "absent".
 func TestReadAnsweredAfterCollection(t *testing.T) {
 	for _, scan := range []bool{false, true} {
 		t.Run(fmt.Sprintf("scan=%v", scan), func(t *testing.T) {
@@ -64,7 +64,8 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 	}
 }
 
-// A transaction whose process slept is run again, once.
+// Update runs a function again, once, if its transaction became too old because the
+// process was suspended.
 func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -92,7 +93,7 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 		if !errors.As(err, &old) || runs != 2 || !old.Write || old.TS > old.SafePoint {
 			t.Errorf("slept every time: %v after %d runs", err, runs)
 		}
-		// What some other snapshot lacks is no reason to run again.
+		// ErrTooOld of another snapshot is no reason to run the function again.
 		runs = 0
 		_, err = env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 			runs++
@@ -105,9 +106,9 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 	})
 }
 
-// A client that cannot read the safe point stops, before a collector goes by a
-// new one, and goes on when it can (current, safepoint.go). With a safe point that
-// never goes stale it reads and commits for ever.
+// A client that cannot read the safe point stops before a collector could collect by a
+// new one, and continues when it can read it again. A client that trusted an old safe
+// point would read and commit without end.
 func TestWithoutSafePointNothingGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -140,7 +141,7 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 	})
 }
 
-// A plan changes nothing, and says what the run then does.
+// A plan changes nothing, and says what the collection will do.
 func TestPlanOfCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -190,7 +191,8 @@ func TestPlanOfCollection(t *testing.T) {
 	})
 }
 
-// A run keeps to its rate, tells its progress, and remembers where it stopped.
+// A collection keeps to its rate and reports its progress. After an interruption the
+// next one continues where it stopped.
 func TestCollectionRateAndInterruption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -215,7 +217,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
-			t.Errorf("interrupted: %+v, %v", r, err)
+			t.Errorf("interrupted collection: %+v, %v", r, err)
 		}
 		if d := cmp.Diff([]gc.Phase{gc.Fence, gc.Locks, gc.Collect}, phases); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
@@ -237,12 +239,13 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		if r = runGC(t, env.Client, gc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
-			t.Errorf("again from the start: %+v", r)
+			t.Errorf("the next collection has to begin at the first row: %+v", r)
 		}
 	})
 }
 
-// A collector that does not renew its lease in time stops when it sees another.
+// A collector that does not renew its lease in time stops when it finds another
+// collector's lease.
 func TestCollectorLosesItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -277,6 +280,8 @@ func TestCollectorLosesItsLease(t *testing.T) {
 	})
 }
 
+// A collection refuses a bad configuration, and a client without a token cannot hold a
+// snapshot.
 func TestCollectionRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -291,14 +296,14 @@ func TestCollectionRefuses(t *testing.T) {
 		if _, err := env.Client.Snapshot(t.Context(), txn.Hold()); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("hold without a token: %v", err)
 		}
-		// A young deployment: nothing is older than the retention.
+		// In a new deployment nothing is older than the retention.
 		if r := runGC(t, env.Client, gc.Config{}); r.Total.Cells != 0 {
 			t.Errorf("%+v", r)
 		}
 	})
 }
 
-// A safe point of a later format keeps clients out.
+// A client refuses a safe point of a later format.
 func TestSafePointOfAnotherFormat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -318,8 +323,8 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 	})
 }
 
-// The safe point never goes back: not by a longer retention, not by a collector
-// that publishes late, and not in the mind of a client that reads a restored row.
+// The safe point never goes back: not with a longer retention, not if a collector
+// publishes late, and not in a client that reads a restored row.
 func TestSafePointNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -330,7 +335,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		if r := runGC(t, env.Client, gc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
 			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
 		}
-		// Its publication comes after another's that is higher.
+		// Its publication arrives after that of a higher safe point.
 		faults := txntest.NewFaults(t)
 		late := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...)
 		publishes := func(c txntest.Call) bool { return c.Row == "gc" && c.Method == "CheckAndMutateRow" }
@@ -362,14 +367,14 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 	})
 }
 
-// A request that commits secondaries ends within a minute, whatever RPCTimeout
-// is: the fence counts on it (applyOnce, table.go).
+// A request that commits secondaries ends within a minute, whatever RPCTimeout is. The
+// fence depends on it.
 func TestUnconditionalRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
 		hung := faults.On("secondaries", step(txntest.StepSecondaries), txntest.Hold, 2)
 		mustSet(t, c, "1", "bob", "joe")
-		<-hung.Fired() // the first request gives up sooner (freshTimeout)
+		<-hung.Fired() // the first request has a shorter timeout
 		advance(3 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
 			t.Errorf("%d requests within three seconds", n)

@@ -25,7 +25,7 @@ import (
 )
 
 // The interleavings of garbage collection are scripts (testdata/hazards, 08 to
-// 10, 17 and 35 on). Here it meets crashes, load and large tables.
+// 10, 17 and 35 to 40). The tests here are about crashes, load and large tables.
 
 const retention = 10 * time.Minute
 
@@ -41,14 +41,14 @@ func runGC(t *testing.T, c *txn.Client, cfg gc.Config) *gc.Report {
 	return r
 }
 
-// newGCEnv makes an Env whose client writes no token: renewing one would cost
-// most of what these tests do, in the hours they let pass.
+// newGCEnv makes an Env whose clients write no tokens. These tests let hours pass, and
+// renewing tokens would take most of their time.
 func newGCEnv(t *testing.T) *txntest.Env {
 	t.Helper()
 	return txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 }
 
-// closeNow ends what a killed client still does in vain.
+// closeNow ends the work that a killed client still attempts.
 func closeNow(c *txn.Client) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -73,8 +73,8 @@ func contents(t *testing.T, c *txn.Client, table string, ts tso.Timestamp) strin
 	return out
 }
 
-// garbage lists what a collection up to p must not have left: a second version
-// at or below p in a column, data that nothing names, marks and locks.
+// garbage lists what a collection up to p must have removed: a second version at or
+// below p in a column, data that no record names, marks and locks.
 func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left []string) {
 	t.Helper()
 	for _, row := range rows {
@@ -113,9 +113,9 @@ func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left 
 	return left
 }
 
-// TestCollectionsKeepHistory runs random transactions, many of which die
-// somewhere, and collects garbage now and then. Every state at or above the safe
-// point reads as before, what is below fails, and what can go is gone.
+// TestCollectionsKeepHistory runs random transactions, many of which die, and collects
+// garbage now and then. Every state at or above the safe point reads as before, reads
+// below it fail, and no garbage is left.
 func TestCollectionsKeepHistory(t *testing.T) {
 	seeds := 10
 	if testing.Short() {
@@ -163,7 +163,7 @@ func keepHistory(t *testing.T, seed uint64) {
 			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		_, _ = tx.Commit(ctx) // whatever comes of it is settled below
+		_, _ = tx.Commit(ctx) // its locks are resolved below
 		cancel()
 		if dying != nil {
 			dying.Kill()
@@ -180,10 +180,10 @@ func keepHistory(t *testing.T, seed uint64) {
 		}
 		advance(time.Duration(rnd.IntN(15)) * time.Minute)
 		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Plain: rnd.IntN(2) == 0})
-		advance(time.Minute) // until env.Client knows
+		advance(time.Minute) // until env.Client reads the safe point again
 		collected = r.SafePoint
 		for _, g := range garbage(t, env.Client, rows, collected) {
-			t.Errorf("left by the collection up to %d: %s", collected, g)
+			t.Errorf("the collection up to %d left: %s", collected, g)
 		}
 		for ts, want := range before {
 			if ts < collected {
@@ -199,8 +199,8 @@ func keepHistory(t *testing.T, seed uint64) {
 	}
 }
 
-// stranded prepares garbage, deletes, and locks of three kinds in two tables
-// whose transaction is committed.
+// stranded makes garbage in two tables: deletes, old versions, and stranded locks of
+// three kinds of committed transactions.
 func stranded(t *testing.T, env *txntest.Env) {
 	t.Helper()
 	env.CreateTable("a", "f")
@@ -232,7 +232,7 @@ func stranded(t *testing.T, env *txntest.Env) {
 	mustSet(t, env.Client, "6", "bob")
 }
 
-// afterCollector are the ways in which others go on after a collector has died.
+// afterCollector are what other clients do after a collector died.
 var afterCollector = []struct {
 	name string
 	run  func(*testing.T, *txntest.Env) *gc.Report
@@ -270,7 +270,7 @@ var afterCollector = []struct {
 			switch {
 			case newest == nil:
 				newest = r
-			case r != nil: // one after the other
+			case r != nil: // one ran after the other
 				resumed := newest.Resumed || r.Resumed
 				if r.SafePoint > newest.SafePoint {
 					newest = r
@@ -279,14 +279,14 @@ var afterCollector = []struct {
 			}
 		}
 		if newest == nil {
-			t.Fatal("neither collector got to work")
+			t.Fatal("neither collector collected")
 		}
 		return newest
 	}},
 }
 
-// TestCollectionKilledAtEveryRequest kills the collector before and after each
-// of its requests; others go on, and the result is the same.
+// TestCollectionKilledAtEveryRequest kills a collector before and after each of its
+// requests. Another collection follows, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
 	for _, after := range afterCollector {
 		t.Run(after.name, func(t *testing.T) { collectorsKilled(t, after.run) })
@@ -317,7 +317,8 @@ func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *gc.Repo
 	t.Logf("%d crashes", crashes)
 }
 
-// collectKilledAt reports whether there was a k-th request.
+// collectKilledAt kills a collector at its k-th request. It reports whether there was
+// one.
 func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *gc.Report) (r *gc.Report, fired bool) {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	stranded(t, env)
@@ -331,7 +332,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	var requests atomic.Int64
 	rule := faults.On("kill", func(c txntest.Call) bool {
 		if action == txntest.DropResponse && c.Method == "ReadRows" {
-			return false // the same as not sending it
+			return false // the same as a request that is not sent
 		}
 		requests.Add(1)
 		return requests.Load() == int64(k)
@@ -341,7 +342,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	select {
 	case <-rule.Fired():
 		fired = true
-		faults.Kill() // all that comes behind it
+		faults.Kill() // all later requests
 		synctest.Wait()
 		cancel()
 		<-ended
@@ -353,7 +354,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	}
 	cancel()
 	closeNow(c)
-	advance(time.Minute) // the lease
+	advance(time.Minute) // until the lease ends
 	r = goOn(t, env)
 	next := env.NewClient(txn.Config{TokenTTL: -1})
 	if !r.Finished {
@@ -368,14 +369,14 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	}
 	wantValue(t, takeSnapshot(t, next, txn.At(r.SafePoint)), "bob", "5")
 	for _, g := range garbage(t, next, []string{"bob", "joe", "sue"}, r.SafePoint) {
-		t.Errorf("left: %s", g)
+		t.Errorf("the collection left: %s", g)
 	}
 	return r, fired
 }
 
-// TestCollectionUnderLoad runs transfers, a long reader and a collector at the
-// same time: the sum is right in every snapshot at or above the safe point, those
-// taken before a collection read the same after it, and the held one to its end.
+// TestCollectionUnderLoad runs transfers, a long reader and collections at the same
+// time. The sum is right in every snapshot at or above the safe point. A snapshot reads
+// the same before and after a collection, and a held one until it is released.
 func TestCollectionUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -414,7 +415,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 				c := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 5 * time.Second})
 				var faults *txntest.Faults
 				for !stop.Load() {
-					if rnd.IntN(20) == 0 { // a new process; the old one died
+					if rnd.IntN(20) == 0 { // the client dies, and a new one replaces it
 						if faults != nil {
 							faults.Kill()
 							crashes.Add(1)
@@ -469,7 +470,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 				t.Errorf("at %d, after collecting up to %d:\n%swas:\n%s", past, r.SafePoint, got, want)
 			}
 			if round >= 4 && r.SafePoint >= held.ReadTS() != (round > 4) {
-				t.Errorf("round %d: safe point %d, held at %d", round, r.SafePoint, held.ReadTS())
+				t.Errorf("round %d: safe point %d, snapshot held at %d", round, r.SafePoint, held.ReadTS())
 			}
 			if r.SafePoint < opened {
 				t.Errorf("round %d: safe point %d", round, r.SafePoint)

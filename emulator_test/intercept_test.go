@@ -12,8 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// intercept shows every request to see before it is sent; an error of see is
-// its answer.
+// intercept calls see with every request before it is sent. If see returns an error,
+// the request is not sent and gets the error as its answer.
 func intercept(see func(txntest.Call) error) []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -46,8 +46,8 @@ func (s *seenStream) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// refuse answers the chosen requests as Bigtable does a client without
-// permission: nothing is applied.
+// refuse answers the matching requests as Bigtable answers a client without permission:
+// nothing is applied.
 func refuse(match func(txntest.Call) bool) []grpc.DialOption {
 	return intercept(func(c txntest.Call) error {
 		if match(c) {
@@ -57,8 +57,8 @@ func refuse(match func(txntest.Call) bool) []grpc.DialOption {
 	})
 }
 
-// An answerHold keeps the first answer to a read that match chooses until
-// release is closed; the read is done by then, and held is closed.
+// An answerHold delays the answer to the first matching read until release is closed.
+// When it closes held, Bigtable has carried the read out.
 type answerHold struct {
 	match         func(txntest.Call) bool
 	once          sync.Once

@@ -18,8 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// lateSchema is a client whose next look at the schema record, in the background, is
-// answered late.
+// lateSchema makes a client whose next read of the schema record, in the background,
+// gets a late answer.
 func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	t.Helper()
 	env.CreateTable("a", "f")
@@ -29,12 +29,13 @@ func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	wantValue(t, takeSnapshot(t, c), "bob", "")
 	advance(2 * time.Minute)
 	armed.Store(true)
-	wantValue(t, takeSnapshot(t, c), "bob", "") // has it read again
+	wantValue(t, takeSnapshot(t, c), "bob", "") // makes the client read the schema again
 	<-hold.held
 	return c, hold
 }
 
-// observeSums runs an observer of a/f:q in c and returns how to count its runs.
+// observeSums runs an observer of a/f:q with client c. It returns how to count its
+// runs.
 func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Column) {
 	t.Helper()
 	w, err := notify.NewWorker(c, notify.Config{NoHints: true})
@@ -57,18 +58,18 @@ func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Colum
 	return func() int { return int(n.Load()) }, col
 }
 
-// A late answer to a look at the schema replaced what a registration had shown since:
-// for a minute, the worker that had registered took its own observer for
-// unregistered, and removed its notifications; closed by merge (schema.go).
+// A late answer to a read of the schema record does not replace a newer registration.
+// Before the fix the worker that had registered took its own observer as unregistered
+// for a minute, and removed its notifications.
 func TestLateSchemaAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		a, hold := lateSchema(t, env)
 		runs, _ := observeSums(t, a)
-		advance(100 * time.Millisecond) // registered
+		advance(100 * time.Millisecond) // the observer is registered now
 		close(hold.release)
 		synctest.Wait()
-		mustSet(t, env.NewClient(txn.Config{TokenTTL: -1}), "1", "bob") // knows of it
+		mustSet(t, env.NewClient(txn.Config{TokenTTL: -1}), "1", "bob") // this client knows of the observer
 		advance(10 * time.Minute)
 		if runs() == 0 {
 			t.Error("the change was not observed")
@@ -76,9 +77,9 @@ func TestLateSchemaAfterRegistration(t *testing.T) {
 	})
 }
 
-// A schema counted as fresh from when its answer came, however late: a writer did not
-// know of a registration for longer than SchemaMaxAge, and what it wrote behind a
-// Backfill was not observed; closed by counting from the request (loaded, schema.go).
+// The age of a schema counts from its request, not from its answer. Before the fix a
+// writer did not know of a registration for longer than SchemaMaxAge after a late
+// answer, and what it wrote after a Backfill was not observed.
 func TestLateSchemaAfterBackfill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -99,8 +100,9 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 	})
 }
 
-// A look at the registry that came between a look at a new family and its answer kept
-// the old families, and a commit to the new one failed; closed by merge (schema.go).
+// A client reads a table's new families, and meanwhile the registry of observers. The
+// new families must not be lost. Before the fix they were, and a commit to the new
+// family failed.
 func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
