@@ -45,7 +45,7 @@ func runGC(t *testing.T, c *txn.Client, cfg gc.Config) *gc.Report {
 // renewing tokens would take most of their time.
 func newGCEnv(t *testing.T) *txntest.Env {
 	t.Helper()
-	return txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+	return txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 }
 
 // closeNow ends the work that a killed client still attempts.

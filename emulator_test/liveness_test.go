@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// While one commit wrote the client's token, others waited for it past their
-// own contexts; closed by waiting for either in ensure (token.go).
+// While one commit writes the client's token, another commit waits for it only until
+// its own context ends. Before the fix it waited longer.
 func TestTokenKeepsNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: 5 * time.Second})
@@ -32,14 +32,14 @@ func TestTokenKeepsNobodyWaiting(t *testing.T) {
 		}
 		for _, ch := range []<-chan outcome{first, third} {
 			if o := <-ch; o.err != nil || o.took > 6*time.Second {
-				t.Errorf("commit: %v after %v; it is to do without a token after 5s", o.err, o.took)
+				t.Errorf("commit: %v after %v; want it to go on without a token after 5s", o.err, o.took)
 			}
 		}
 	})
 }
 
-// One renewal of the token that hung made all live locks of its client dead;
-// closed by giving a renewal up in time for the next (renewOnce, token.go).
+// If one renewal of the token hangs, the client gives it up in time for the next one.
+// Before the fix all of the client's live locks counted as dead.
 func TestHungTokenRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{})
@@ -61,8 +61,8 @@ func TestHungTokenRenewal(t *testing.T) {
 	})
 }
 
-// One heartbeat that hung let the primary lock expire; closed by giving it up
-// in time for the next (heartbeat.go).
+// If one heartbeat hangs, the client gives it up in time for the next one. Before the
+// fix the primary lock expired.
 func TestHungHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 9 * time.Second})
@@ -82,8 +82,8 @@ func TestHungHeartbeat(t *testing.T) {
 	})
 }
 
-// A lock whose owner has no token is as good as any until its ttl is over: a
-// missing token says nothing (stale, token.go).
+// A lock whose owner has no token is live until its ttl ends: a missing token says
+// nothing about the owner.
 func TestMissingToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{})

@@ -16,14 +16,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// One lock record that cannot be read does not hide those behind it.
+// Locks lists all locks, even if one record cannot be read.
 func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
 	env.CreateTable("a", "f")
 	c := env.NewClient(txn.Config{TokenTTL: -1})
-	// A dead client's locks, beside one that a later version wrote and one with
-	// a qualifier that names no column.
+	// A dead client's locks, one in a later format version, and one whose
+	// qualifier names no column.
 	faults := txntest.NewFaults(t)
 	rule := faults.On("no commit", step(txntest.StepCommit), txntest.Crash, 0)
 	dead := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
@@ -67,28 +67,28 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	<-done
 }
 
-// Resolve judged a lock by the ttl it was listed with, and rolled a live
-// transaction back; closed by reading the primary again (justRead, resolve.go).
+// Resolve reads the primary again before it decides. Before the fix it trusted the ttl
+// from the time of the listing, and rolled a live transaction back.
 func TestResolveOfOldListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
 		<-slow.Fired()
-		met := 0
+		listed := 0
 		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			met++
-			advance(15 * time.Second) // heartbeats go on
+			listed++
+			advance(15 * time.Second) // heartbeats extend the lock meanwhile
 			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != txn.StateLocked {
 				t.Errorf("resolve: %v, %v; want locked", s.State, err)
 			}
 		}
 		slow.Release()
-		if o := <-owner; o.err != nil || met != 1 {
-			t.Errorf("commit: %v; %d locks listed", o.err, met)
+		if o := <-owner; o.err != nil || listed != 1 {
+			t.Errorf("commit: %v; %d locks listed, want 1", o.err, listed)
 		}
 	})
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A request that Bigtable refuses for good was sent again until the context
-// ended; closed by permanent (errors.go) at every step.
+// A request that Bigtable refuses for good is not repeated, at any step. Before the fix
+// it was repeated until the context ended.
 func TestRefusalsAreNotRepeated(t *testing.T) {
 	for _, refused := range []txntest.Step{txntest.StepPrewrite, txntest.StepCommit, txntest.StepRollForward, txntest.StepRollPrimary} {
 		t.Run(string(refused), func(t *testing.T) {
@@ -51,8 +51,8 @@ func TestRefusalsAreNotRepeated(t *testing.T) {
 	}
 }
 
-// leaveLocks lets a client die before a step of a transaction that sets bob and
-// joe, and its locks expire.
+// leaveLocks makes a client die before a step of a transaction that sets bob and joe,
+// and waits until its locks have expired.
 func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {
 	t.Helper()
 	faults := txntest.NewFaults(t)
@@ -67,10 +67,9 @@ func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {
 	advance(time.Minute)
 }
 
-// A prewrite that was not sent because another had failed hid why that failed, a
-// conflict for example, on which Update then gave up; closed by returning the
-// failure alone (prewriteAll). It took a race of a few nanoseconds: this is tried
-// often, and would still not fail each time.
+// If one prewrite fails, Commit returns its error. Before the fix a prewrite that was
+// not sent because of it could hide the error, for example a conflict, and Update gave
+// up. The race lasted a few nanoseconds; the test tries often, and can still miss it.
 func TestFailureAmongManyPrewrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(step(txntest.StepPrewrite))...)

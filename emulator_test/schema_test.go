@@ -13,8 +13,9 @@ import (
 
 var observed = admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "q"}}}
 
-// A commit with an outdated schema left a newly observed column without its
-// notify cell, however old the schema was; closed by fresh (table.go).
+// A commit by a client whose schema is older than SchemaMaxAge reads it again, so that
+// it writes the notify cell of a newly observed column. Before the fix it did not,
+// however old the schema was.
 func TestNewlyObservedColumn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
@@ -23,13 +24,13 @@ func TestNewlyObservedColumn(t *testing.T) {
 		advance(24 * time.Hour)
 		mustSet(t, a, "2", "bob")
 		if n := len(stored(t, env, "bob")[format.NotifyFamily]); n != 1 {
-			t.Errorf("%d notify cells after the first commit since the column is observed, want 1", n)
+			t.Errorf("%d notify cells after the first commit since the column became observed, want 1", n)
 		}
 	})
 }
 
-// InitTable, run again to add a family, forgot which columns are observed;
-// closed by newSchema (init.go). An empty list, which is not nil, forgets them.
+// InitTable with a new family keeps the observed columns of the table. Before the fix
+// it removed them. An empty list that is not nil removes them.
 func TestInitTableKeepsObservedColumns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())

@@ -13,9 +13,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Update ran its function again after a commit whose outcome it did not know,
-// while its context was alive: that could apply it twice (update.go). And a
-// refusal after an unknown outcome is no failure (unknown, primary.go).
+// After an unknown outcome, Update does not run its function again, although its
+// context has not ended: that could apply the changes twice. And a refusal that follows
+// an unknown outcome does not make it a failure.
 func TestUndeterminedIsNotRunAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Bool
@@ -45,8 +45,8 @@ func TestUndeterminedIsNotRunAgain(t *testing.T) {
 	})
 }
 
-// A context that ended before the commit was sent made the outcome unknown;
-// closed by looking at it at the last moment (run, commit.go).
+// If the context ends before the commit request is sent, the outcome is not unknown:
+// the client checks the context at the last moment.
 func TestContextEndsBeforeTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -60,15 +60,14 @@ func TestContextEndsBeforeTheCommit(t *testing.T) {
 			t.Errorf("update: %v, want the context's error alone", err)
 		}
 		if n := faults.Count()[txntest.StepCommit]; n != 0 {
-			t.Errorf("%d commits were sent", n)
+			t.Errorf("%d commit requests were sent, want none", n)
 		}
 		synctest.Wait()
 		wantNoLocks(t, env.Client)
 	})
 }
 
-// cancellingOracle cancels the caller's context when it has handed out so many
-// timestamps.
+// A cancellingOracle cancels the caller's context after a number of timestamps.
 type cancellingOracle struct {
 	tso.Oracle
 	after  int
@@ -83,8 +82,8 @@ func (o *cancellingOracle) Timestamp(ctx context.Context) (tso.Timestamp, error)
 	return ts, err
 }
 
-// Settle that could not find out returned an error which was not undetermined,
-// so that its caller took the outcome for known; closed by because (primary.go).
+// If Settle cannot find out the outcome, it returns an UndeterminedError again. Before
+// the fix its caller took the outcome as known.
 func TestSettleThatCannotFindOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -108,7 +107,8 @@ func TestSettleThatCannotFindOut(t *testing.T) {
 	})
 }
 
-// undetermined makes a commit whose requests are lost until its context ends.
+// undetermined makes a commit whose requests are lost until its context ends, and
+// returns its error.
 func undetermined(t *testing.T, env *txntest.Env, row string) *txn.UndeterminedError {
 	t.Helper()
 	faults := txntest.NewFaults(t)
