@@ -70,7 +70,7 @@ func TestReaderOfAbortedSecondary(t *testing.T) {
 // If another client rolled the transaction back, Commit returns at once and removes the
 // remaining locks in the background. Before the fix it waited for these requests even
 // after its context had ended.
-func TestCleanUpKeepsNobodyWaiting(t *testing.T) {
+func TestCleanUpDoesNotDelayCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		faults.On("heartbeat", step(txntest.StepHeartbeat), txntest.DropRequest, 0)

@@ -89,7 +89,7 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 // A transaction that has a conflict on one row does not wait for a live younger
 // transaction on another row. Before the fix it waited, and kept its own locks alive,
 // until the younger one ended.
-func TestDoomedTransactionWaitsForNobody(t *testing.T) {
+func TestConflictingTransactionDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, y, faults := newFaultyClient(t, txn.Config{})
 		b := env.NewClient(txn.Config{})
@@ -168,7 +168,7 @@ func TestPrewriteThatFailsForLong(t *testing.T) {
 
 // A transaction that has a conflict also stops waiting for a lock whose primary it
 // cannot read.
-func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
+func TestConflictingTransactionAndUnreadablePrimary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, b, faults := newFaultyClient(t, txn.Config{})
 		others := txntest.NewFaults(t)

@@ -66,7 +66,7 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 
 // Update runs a function again, once, if its transaction became too old because the
 // process was suspended.
-func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
+func TestUpdateRetriesTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
@@ -109,7 +109,7 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 // A client that cannot read the safe point stops before a collector could collect by a
 // new one, and continues when it can read it again. A client that trusted an old safe
 // point would read and commit without end.
-func TestWithoutSafePointNothingGoes(t *testing.T) {
+func TestUnreadableSafePointStopsClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

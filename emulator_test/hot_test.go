@@ -283,7 +283,7 @@ func TestEarlyConflictNamesItsCell(t *testing.T) {
 // When Update runs its function again, the transaction keeps its latches. Other
 // transactions of the client that write the cell wait for it, but not for longer than
 // LatchWait.
-func TestRerunHasItsTurn(t *testing.T) {
+func TestRetryKeepsItsLatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Second})
 		runs := 0
@@ -379,7 +379,7 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 
 // A client whose commit request is under way does not take its transaction as committed
 // yet, when another of its goroutines finds the locks.
-func TestOwnFate(t *testing.T) {
+func TestOwnOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, c, "1", "bob", "joe")

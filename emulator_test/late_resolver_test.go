@@ -77,7 +77,7 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 // A reader finds the lock of a transaction that committed after the reader's timestamp.
 // The read returns at once. The lock is rolled forward in the background; here that
 // request does not arrive before the read ends.
-func TestWalkPastWaitsForNothing(t *testing.T) {
+func TestReadBelowCommitDoesNotWait(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		faults := txntest.NewFaults(t)
 		dead := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, faults.DialOptions()...)
@@ -115,7 +115,7 @@ func TestWalkPastWaitsForNothing(t *testing.T) {
 // before the resolver asks the oracle. The resolver has to ask the oracle for asOf
 // before it reads the primary. Otherwise it would take the commit, which is below asOf,
 // as no commit of this transaction, and a part of the transaction would be lost.
-func TestTimestampBeforeTheLook(t *testing.T) {
+func TestTimestampBeforeStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		late := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)

@@ -103,7 +103,7 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 // A client reads a table's new families, and meanwhile the registry of observers. The
 // new families must not be lost. Before the fix they were, and a commit to the new
 // family failed.
-func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
+func TestNewFamilyDuringRegistryRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")

@@ -15,7 +15,7 @@ import (
 
 // While one commit writes the client's token, another commit waits for it only until
 // its own context ends. Before the fix it waited longer.
-func TestTokenKeepsNobodyWaiting(t *testing.T) {
+func TestTokenDoesNotDelayOtherCommits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: 5 * time.Second})
 		faults.On("token", step(txntest.StepToken), txntest.Hold, 0)

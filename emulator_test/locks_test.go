@@ -17,7 +17,7 @@ import (
 )
 
 // Locks lists all locks, even if one record cannot be read.
-func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
+func TestLocksAfterAnUnreadableOne(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
 	env.CreateTable("a", "f")

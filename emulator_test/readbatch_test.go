@@ -197,7 +197,7 @@ func TestReadBatchLeavers(t *testing.T) {
 
 // If a shared request fails, each caller reads again by itself. A lock in one row does
 // not delay the reads of other rows.
-func TestReadBatchKeepsTroubleApart(t *testing.T) {
+func TestReadBatchKeepsErrorsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFanOut(t, txn.Config{RPCTimeout: time.Second})
 		f.get("row1", "1")
