@@ -31,21 +31,23 @@ func newBrokerageCmd(s *cli.Streams) *cobra.Command {
 	o := &brokerageOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "brokerage",
-		Short: "Measure the paper's brokerage workload in miniature: transactions a second against concurrency",
-		Long: `Measure a workload after the paper's (§3.3, on the lines of TPC-E): customers of a
-brokerage place orders, the market executes them, and customers look at what they
-have. Indexes are tables of their own, kept in the same transactions. As in the paper,
-brokers' commissions are left out.
+		Short: "Measure the paper's brokerage workload in miniature",
+		Long: `Measure a workload like that of the paper (§3.3, after TPC-E), and print transactions
+a second for each number of callers. Customers of a brokerage place orders, the market
+executes them, and customers look at their holdings. Indexes are tables of their own,
+which the same transactions keep up to date. As in the paper, there are no commissions
+of brokers.
 
-  place    40 %  an order, and an index entry under its customer
-  execute  40 %  reads the oldest pending order of a customer; the order's status, a
-                 trade, the customer's holding, and entries of two indexes change
+  place    40 %  writes an order, and an index entry of its customer
+  execute  40 %  reads the oldest pending order of a customer; writes the order's
+                 status, a trade, the customer's holding, and entries of two indexes
   look     20 %  reads a customer's holdings and pending orders, and writes nothing
 
-Afterwards the tables are compared with each other as of one snapshot: every index
-entry with its order, every trade with its order, and the sum of trades with the
-holdings; and the consistency check finds nothing.`,
-		Args: cli.NoArgs,
+At the end, the command compares the tables in one snapshot: every index entry and
+every trade has its order, and holdings are the sums of trades. It also runs the
+consistency check.`,
+		Example: `  lab bench brokerage --callers 16,64 --served`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.callers, err = rig.Numbers("callers", o.flag, 1, 4096); err != nil {
 				return err
@@ -57,9 +59,9 @@ holdings; and the consistency check finds nothing.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.customers, "customers", 1000, "customers of the brokerage")
-	f.StringVar(&o.flag, "callers", "1,2,4,8,16,32,64", "customers and market makers at a time, separated by commas")
-	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long each concurrency is measured")
+	f.IntVar(&o.customers, "customers", 1000, "number of customers")
+	f.StringVar(&o.flag, "callers", "1,2,4,8,16,32,64", "numbers of concurrent callers, separated by commas")
+	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long to measure each number of callers")
 	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)

@@ -27,10 +27,10 @@ type shared struct {
 
 func (o *shared) flags(cmd *cobra.Command, callers, rounds int, length time.Duration) {
 	f := cmd.Flags()
-	f.IntVar(&o.callers, "callers", callers, "callers that go on at a time, in one client process")
-	f.IntVar(&o.rounds, "rounds", rounds, "rounds; each measures everything once, in turn")
-	f.DurationVar(&o.length, "round", length, "how long each operation is measured in a round")
-	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
+	f.IntVar(&o.callers, "callers", callers, "concurrent callers, in one client process")
+	f.IntVar(&o.rounds, "rounds", rounds, "number of rounds; each measures everything once")
+	f.DurationVar(&o.length, "round", length, "how long to measure each operation in a round")
+	f.BoolVar(&o.served, "served", false, "take timestamps from a served oracle in another process, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 }
@@ -86,25 +86,26 @@ func newCompareCmd(s *cli.Streams) *cobra.Command {
 	o := &compareOptions{shared: shared{streams: s}}
 	cmd := &cobra.Command{
 		Use:   "compare",
-		Short: "Measure what transactions cost over raw Bigtable: the paper's Figure 8, and more",
-		Long: `Measure what transactions cost over raw Bigtable, within a minute: the paper's
-Figure 8 (single-cell reads and writes), reads of rows, batches and scans, and
-transactions of ten rows. An emulator and a client process are started; short
-rounds of raw operations and of transactions take turns, and each ratio is the
-median of those of single rounds, with the middle half of them as the spread.
+		Short: "Measure what transactions cost, compared with raw Bigtable (Figure 8 of the paper)",
+		Long: `Measure what transactions cost, compared with raw Bigtable, within a minute: the
+paper's Figure 8 (reads and writes of one cell), reads of rows, batches and scans, and
+transactions of ten rows. The command starts an emulator and a client process. Short
+rounds of raw operations and of transactions take turns. A ratio is the median of the
+ratios of single rounds; its spread is their middle half.
 
-What is raw is the best use of the same emulator: one ColumnRange filter with
+A raw operation is the best use of the same emulator: one ColumnRange filter with
 LatestN(1) for a cell, LatestN(1) alone for rows, a one-cell Apply for a write,
 ApplyBulk for many rows, and one CheckAndMutateRow for a conditional write. Raw
-tables hold the same data. What is left to the background belongs to the round.
+tables contain the same data. A round includes the work that it leaves to the
+background.
 
-The read figures take a snapshot, so a timestamp, for each read, as the paper's
-transactions do; callers who ask at the same time share a request to the oracle.
-Those with _shared in their names read from one snapshot, those with _stale from
-snapshots that may be 100 ms old. Those with _floor in their
-names are raw requests of the kinds that a transaction in two phases needs at least,
-with the simplest filters, over the raw operation: what the ratio could be at most on
-this emulator.`,
+Each read takes a snapshot, and so a timestamp, as the paper's transactions do.
+Concurrent callers share requests to the oracle. Figures with _shared in their names
+read from one snapshot, those with _stale from snapshots that may be 100 ms old. Figures
+with _floor send the least raw requests that a transaction in two phases needs, with
+the simplest filters: their ratio is the best that is possible on this emulator.`,
+		Example: `  lab bench compare
+  lab bench compare --served -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(o.check(), rig.Between("rows", o.rows, 1000, 1_000_000), rig.Between("value-bytes", o.size, 0, 1<<20)); err != nil {

@@ -22,17 +22,18 @@ func newCPUCmd(s *cli.Streams) *cobra.Command {
 	o := &cpuOptions{shared{streams: s}}
 	cmd := &cobra.Command{
 		Use:   "cpu",
-		Short: "Measure the client's own CPU time and allocations, against a stub that answers at once",
-		Long: `Measure what transactions cost in the client's process, beyond what the Bigtable
-client itself takes for as many requests: CPU time and allocations. A stub, in a
-process of its own, answers requests at once and stores nothing, and timestamps come
-from memory, so that neither the emulator nor the oracle is in the figures. Raw and
+		Short: "Measure the client's own CPU time and allocations, with a stub of Bigtable",
+		Long: `Measure the CPU time and allocations of transactions in the client's process, compared
+with those of the Bigtable client for the same number of requests. A stub in another
+process answers requests at once and stores nothing, and timestamps come from memory,
+so that the figures include neither the emulator nor the oracle. Raw operations and
 ours take turns, as in bench compare.
 
-A read is one ReadRows; a transaction that writes one cell is two CheckAndMutateRow,
-and one that writes ten rows eleven and a MutateRows. The raw operations send the
+A read is one ReadRows. A transaction that writes one cell is two CheckAndMutateRow;
+one that writes ten rows is eleven, and one MutateRows. The raw operations send the
 same kinds of requests, with one cell and the simplest filter each.`,
-		Args: cli.NoArgs,
+		Example: `  lab bench cpu`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err

@@ -29,17 +29,17 @@ func newDelayCmd(s *cli.Streams) *cobra.Command {
 	o := &delayOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "delay",
-		Short: "Measure latency when each request takes a while: how many round trips follow each other",
-		Long: `Measure the latency of single operations, one after the other, when each request takes
-a while: what the client process sends to the emulator and to the oracle
-arrives after a delay. Latency over the delay is the number of round trips that
-follow each other, and a little more. With a direct oracle timestamps come from
-Bigtable, with a served one from a process of its own; both are behind the
-delay.
+		Short: "Measure latency with slow requests: how many round trips are sequential",
+		Long: `Measure the latency of single operations when each request takes longer: requests of
+the client process to the emulator and to the oracle arrive after a delay. The latency
+divided by the delay is the number of sequential round trips, plus the time for the
+work itself. A direct oracle takes timestamps from Bigtable, a served one runs in
+another process; the delay applies to both.
 
-A write transaction has four: start_ts, prewrite, commit_ts, primary; its reads come on
-top. With a served oracle and 5 ms the goal is 4.3.`,
-		Args: cli.NoArgs,
+A write transaction has four round trips: start_ts, prewrite, commit_ts, primary. Its
+reads come in addition. The goal with a served oracle and 5 ms is 4.3.`,
+		Example: `  lab bench delay --delays 5ms`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			for _, part := range strings.Split(o.flag, ",") {
 				d, err := time.ParseDuration(strings.TrimSpace(part))
@@ -55,8 +55,8 @@ top. With a served oracle and 5 ms the goal is 4.3.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.flag, "delays", "1ms,5ms,20ms", "how long each request takes, separated by commas")
-	f.IntVar(&o.count, "count", 30, "operations of each kind")
+	f.StringVar(&o.flag, "delays", "1ms,5ms,20ms", "delays of each request, separated by commas")
+	f.IntVar(&o.count, "count", 30, "number of operations of each kind")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd

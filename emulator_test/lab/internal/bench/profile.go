@@ -27,13 +27,14 @@ func newProfileCmd(s *cli.Streams) *cobra.Command {
 	o := &profileOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "profile",
-		Short: "Show whose an operation's CPU time is: the library, the clients below it, the store",
-		Long: `Show which part of an operation's CPU time is whose, raw and ours, from CPU profiles
-of the client process and of the emulator: this library's, the Bigtable client's, that
-of gRPC, protobuf and the network, the emulator's rows and filters, and the Go runtime's
-garbage collection and scheduling. What the standard library takes, and memory, counts
-for whoever called it.`,
-		Args: cli.NoArgs,
+		Short: "Show which part of an operation's CPU time goes to which library",
+		Long: `Show, from CPU profiles of the client process and of the emulator, which part of an
+operation's CPU time goes where, raw and ours: to this library, the Bigtable client,
+gRPC, protobuf and the network, the emulator's rows and filters, and the Go runtime's
+garbage collection and scheduling. Time in the standard library and for memory counts
+for its caller.`,
+		Example: `  lab bench profile --keep /tmp/profiles`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(rig.Between("callers", o.callers, 1, 4096), rig.CheckDuration("duration", o.duration)); err != nil {
 				return err
@@ -45,8 +46,8 @@ for whoever called it.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.callers, "callers", 32, "callers that go on at a time, in one client process")
-	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long each operation is profiled")
+	f.IntVar(&o.callers, "callers", 32, "concurrent callers, in one client process")
+	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long to profile each operation")
 	f.StringVar(&o.keep, "keep", "", "keep the profiles in this directory, for go tool pprof")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd

@@ -42,20 +42,23 @@ func newReportCmd(s *cli.Streams) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "report --docs DIR",
-		Short: "Measure everything and write docs/performance.md's tables and plots again",
+		Short: "Measure everything, and write the tables and plots of docs/performance.md",
 		Long: `Measure everything that docs/reference/performance.md shows, in less than ten minutes.
-The command writes DIR/performance.json with all results, DIR/images/performance-*.svg,
-and, in DIR/performance.md and DIR/reference/performance.md, the tables between the lines
+Run it on a machine that does nothing else. The command writes DIR/performance.json with
+all results, the plots DIR/images/performance-*.svg, and the tables in DIR/performance.md
+and DIR/reference/performance.md that stand between the lines
 
   <!-- measured: NAME -->
   <!-- end -->
 
-NAME is a part, or "PART, short" for a table with fewer columns. Other text in the pages
-stays. With --only, other parts keep what is in
-performance.json; with --replot nothing is measured, and all is written from there.
-Run it on a machine that does nothing else.
+NAME is a part, or "PART, short" for a table with fewer columns. The command changes no
+other text. With --only, the other parts keep their results from performance.json. With
+--replot the command measures nothing, and writes plots and tables from performance.json.
 
 The parts are ` + strings.Join(names, ", ") + `.`,
+		Example: `  lab bench report --docs docs
+  lab bench report --docs docs --only compare,trips
+  lab bench report --docs docs --replot`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range o.only {
@@ -82,7 +85,7 @@ The parts are ` + strings.Join(names, ", ") + `.`,
 	f.StringVar(&o.docs, "docs", "", "the folder with performance.md")
 	f.StringSliceVar(&o.only, "only", nil, "measure these parts only, separated by commas")
 	f.BoolVar(&o.replot, "replot", false, "measure nothing; write tables and plots from performance.json")
-	f.BoolVar(&o.short, "short", false, "measure for a moment only: to try the command, not for numbers")
+	f.BoolVar(&o.short, "short", false, "measure for a moment only, to try the command; the numbers mean nothing")
 	f.StringVar(&o.png, "png", "", "write the plots as PNG too, into this directory")
 	return cmd
 }

@@ -23,14 +23,15 @@ func newRowsCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rows",
 		Short: "Measure how cost grows with rows, value sizes, columns and versions",
-		Long: `Measure how the cost of transactions over raw Bigtable grows: transactions of 2, 10
-and 100 rows, reads of batches of 10 and 100 rows, scans of 1,000 and 100,000 rows,
-values of 1 KB to 1 MB, rows of 100 columns, and cells with 1, 10 and 100 versions
-that no garbage collection has removed. It measures as bench compare does.
+		Long: `Measure how the cost of transactions, compared with raw Bigtable, grows: transactions
+of 2, 10 and 100 rows, reads of batches of 10 and 100 rows, scans of 1,000 and 100,000
+rows, values of 1 KB to 1 MB, rows of 100 columns, and cells with 1, 10 and 100
+versions, without garbage collection. It measures as bench compare does.
 
-With --small, scans of 2,000 rows, values of 1 KB and cells with 2 versions are the
-largest.`,
-		Args: cli.NoArgs,
+With --small, the largest are scans of 2,000 rows, values of 1 KB and cells with 2
+versions.`,
+		Example: `  lab bench rows --small`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -39,7 +40,7 @@ largest.`,
 		},
 	}
 	o.flags(cmd, 32, 5, 250*time.Millisecond)
-	cmd.Flags().BoolVar(&o.quick, "small", false, "leave out what needs large tables")
+	cmd.Flags().BoolVar(&o.quick, "small", false, "measure only what small tables allow")
 	return cmd
 }
 

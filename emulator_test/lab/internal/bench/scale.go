@@ -27,11 +27,12 @@ func newScaleCmd(s *cli.Streams) *cobra.Command {
 		Use:   "scale",
 		Short: "Measure reads and transactions with several client processes",
 		Long: `Measure reads of one cell and transactions that write one cell, raw and ours, with
-several client processes on one emulator. On one machine all of them share its
-processors, so what it shows is whether processes stand in each other's way, the
-oracle included, and not how fast more machines are. lab bench observers
-throughput does the same for observers.`,
-		Args: cli.NoArgs,
+several client processes on one emulator. All of them share the processors of one
+machine. So the figures show whether processes delay each other, for example at the
+oracle, but not how much faster more machines would be. For observers, see
+lab bench observers throughput.`,
+		Example: `  lab bench scale --processes 1,4`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.processes, err = rig.Numbers("processes", o.flag, 1, 32); err != nil {
 				return err
@@ -44,7 +45,7 @@ throughput does the same for observers.`,
 	}
 	o.flags(cmd, 16, 5, 250*time.Millisecond)
 	cmd.Flags().IntVar(&o.rows, "rows", 10_000, "rows of each table")
-	cmd.Flags().StringVar(&o.flag, "processes", "1,2,4", "client processes, separated by commas")
+	cmd.Flags().StringVar(&o.flag, "processes", "1,2,4", "numbers of client processes, separated by commas")
 	return cmd
 }
 

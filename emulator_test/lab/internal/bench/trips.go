@@ -30,17 +30,19 @@ func newTripsCmd(s *cli.Streams) *cobra.Command {
 	o := &tripsOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "trips",
-		Short: "Count the round trips and bytes of transactions, exactly",
-		Long: `Count every request of single transactions at the client's connection: in all, and
-how many follow each other before the caller has the answer (the critical path), with
-the bytes of their messages, without what gRPC and HTTP add. Answers are kept back
-until nothing more begins without them, so it does not matter how long each takes. Each
-kind of transaction is repeated until its fewest round trips came twice.
+		Short: "Count the round trips and bytes of transactions exactly",
+		Long: `Count every request of single transactions at the client's connection: all of them, and
+those of the critical path, which are the sequential ones before the caller has the
+answer. Bytes are those of messages, without those that gRPC and HTTP add. The command
+holds answers back until no other request can begin, so that the time each request
+takes does not matter. It repeats each transaction until its fewest round trips came
+twice.
 
-critical and in_all have the requests by protocol step: oracle, read, prewrite,
-commit, secondaries. What is in the second only was done in the background.`,
-		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+The JSON fields critical and in_all have the requests by protocol step: oracle, read,
+prewrite, commit, secondaries. Requests only in in_all were made in the background.`,
+		Example: `  lab bench trips -o json`,
+		Args:    cli.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd

@@ -26,11 +26,12 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &verifyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Compare the arithmetic of percctl plan with counted and measured transactions",
+		Short: "Compare the figures of percctl plan with counted and measured transactions",
 		Long: `Compare the requests and round trips that percctl plan expects of a transaction with
-counted ones, and its latency with a measured one. A difference in requests or round
-trips exits with 4.`,
-		Args: cli.NoArgs,
+counted ones, and its latency with a measured one. The exit code is 4 if requests or
+round trips differ.`,
+		Example: `  lab bench plan`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := rig.Between("count", o.count, 1, 10_000); err != nil {
 				return err
@@ -38,7 +39,7 @@ trips exits with 4.`,
 			return o.run(cmd.Context())
 		},
 	}
-	cmd.Flags().IntVar(&o.count, "count", 10, "operations of each kind whose latency is measured")
+	cmd.Flags().IntVar(&o.count, "count", 10, "number of operations of each kind to measure for the latency")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }

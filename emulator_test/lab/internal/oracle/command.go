@@ -38,21 +38,23 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	opts := &options{}
 	cmd := &cobra.Command{
 		Use:   "oracle",
-		Short: "Measure how fast timestamps are",
-		Long: `Measure how fast timestamps are, on this machine: an emulator of Bigtable, server
-processes and client processes are started, and callers in the clients ask for
-one timestamp at a time, from one caller to --callers in all. In the same run:
-a bare gRPC round trip to the leading server, and direct mode on the emulator.
+		Short: "Measure how fast the oracle hands out timestamps",
+		Long: `Measure how fast the timestamp oracle is on this machine. The command starts an emulator
+of Bigtable, server processes and client processes. Callers in the clients request
+one timestamp at a time; their number grows from one to --callers. For comparison it
+measures bare gRPC round trips to the leader, and direct mode on the emulator.
 
-timestamps_per_second of the json is the highest rate of served mode.`,
+The JSON field timestamps_per_second at the top is the highest rate of served mode.`,
+		Example: `  lab oracle
+  lab oracle --clients 2 --servers 3 -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return opts.run(cmd.Context(), s) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&opts.servers, "servers", 1, "server processes; one leads")
-	f.IntVar(&opts.clients, "clients", 1, "client processes")
-	f.IntVar(&opts.callers, "callers", 4096, "callers at the end, in all clients together")
-	f.DurationVar(&opts.duration, "duration", 2*time.Second, "how long each line of the table is measured")
+	f.IntVar(&opts.servers, "servers", 1, "number of server processes; one leads")
+	f.IntVar(&opts.clients, "clients", 1, "number of client processes")
+	f.IntVar(&opts.callers, "callers", 4096, "largest number of callers, in all clients together")
+	f.DurationVar(&opts.duration, "duration", 2*time.Second, "how long to measure each line of the table")
 	f.StringVar(&opts.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
 	cmd.AddCommand(newClientCmd(s))

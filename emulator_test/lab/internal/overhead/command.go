@@ -68,15 +68,18 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overhead",
 		Short: "Measure what telemetry costs, in about five minutes",
-		Long: `Measure what telemetry costs: CPU time and allocations of a transaction, in processes
-that are built without telemetry, have no SDK, an SDK that samples nothing, and one that
-records everything. It has to be run in the module, which it builds.`,
+		Long: `Measure what telemetry costs: the CPU time and allocations of a transaction in processes
+that are built without telemetry, have no SDK, have an SDK that samples nothing, or
+have one that records everything. The command builds the module, so run it inside the
+module's directory.`,
+		Example: `  lab overhead
+  lab overhead --sessions 2 --rounds 20   # a first impression`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.sessions, "sessions", 20, "how often programs are linked anew, in another order of their functions")
-	f.IntVar(&o.rounds, "rounds", 100, "how often each process has its turn in a session")
+	f.IntVar(&o.sessions, "sessions", 20, "number of sessions; each links the programs with another order of functions")
+	f.IntVar(&o.rounds, "rounds", 100, "turns of each process in a session")
 	f.IntVar(&o.transactions, "transactions", 8, "transactions in a turn")
 	cmd.AddCommand(&cobra.Command{
 		Use:    "process MODE STUB",

@@ -37,23 +37,23 @@ func NewFigure7Cmd(s *cli.Streams) *cobra.Command {
 	o := &figure7Options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "figure7",
-		Short: "Measure the paper's Figure 7: clustering delay against crawl rate",
-		Long: `Measure the paper's Figure 7 in miniature: how long after a document is crawled it
-is clustered by three clustering keys, incrementally by an observer, and by batches
-that read the whole repository and write all clusters, again and again, on the same
-emulator and without transactions. The crawl rate is raised until the backlog of the
-observers grows without bound.
+		Short: "Measure the paper's Figure 7: clustering delay by crawl rate",
+		Long: `Measure the paper's Figure 7 in miniature: how long after its crawl a document is
+clustered by three clustering keys. An observer does this incrementally; batches without
+transactions read the whole repository and write all clusters, again and again. The
+command raises the crawl rate until the observers' backlog grows without bound.
 
 The paper's hour is scaled: its batch takes 20 minutes, so an hour is three batches
-over the repository, as measured here. With --plot, figure7.svg and figure7.png are
-written into that directory.
+over the repository, as measured here. With --plot, the command writes figure7.svg and
+figure7.png into that directory.
 
-In json: documents, batch_seconds (over the repository, nothing crawled),
+JSON fields: documents, batch_seconds (over the repository, without a crawl),
 hour_seconds, saturation_per_second and saturation_percent_per_hour (the highest rate
-that the observers have worked off), and points with kind (incremental or batch),
+that the observers sustained), and points with kind (incremental or batch),
 documents_per_second, percent_per_hour, p5_ms, p50_ms, p95_ms, sustained, and
 backlog_growth_per_second.`,
-		Args: cli.NoArgs,
+		Example: `  lab bench observers figure7 --plot /tmp`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.rates, err = rig.Numbers("rates", o.ratesFlag, 1, 1_000_000); err != nil {
 				return err
@@ -75,8 +75,8 @@ backlog_growth_per_second.`,
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.documents, "documents", 20_000, "documents in the repository")
-	f.StringVar(&o.ratesFlag, "rates", "5,10,20,40,80,160,240,320,480,640", "documents crawled a second, separated by commas")
-	f.DurationVar(&o.duration, "duration", 8*time.Second, "how long documents are crawled at each rate")
+	f.StringVar(&o.ratesFlag, "rates", "5,10,20,40,80,160,240,320,480,640", "rates of the crawl, in documents a second, separated by commas")
+	f.DurationVar(&o.duration, "duration", 8*time.Second, "how long to crawl at each rate")
 	f.IntVar(&o.workers, "workers", 2, "worker processes, which also crawl")
 	f.StringVar(&o.plot, "plot", "", "write figure7.svg and figure7.png into this directory")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")

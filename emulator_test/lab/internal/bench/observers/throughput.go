@@ -31,19 +31,18 @@ func NewThroughputCmd(s *cli.Streams) *cobra.Command {
 	o := &throughputOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Measure how fast worker processes work off a backlog, and what they do in vain",
-		Long: `Measure how fast worker processes work off a backlog that they find by scanning,
-with advisory locks in the metadata
-table and without, and with scanners that jump elsewhere where they
-meet another worker and without. A run is in vain when another worker has committed
-for the same change first: a lost race.
+		Short: "Measure how fast worker processes work off a backlog, and how much work they waste",
+		Long: `Measure how fast worker processes work off a backlog that they find by scanning. The
+lines differ in the number of workers, in whether they use advisory locks in the metadata
+table, and in whether their scanners jump to another place when they find another worker.
+A run is wasted if another worker has committed for the same change first (a lost race).
 
-In json: lines with workers, locks, teleport, seconds, changes_per_second,
-lost_races, conflicts, vain_seconds (spent in runs that did not commit),
-vain_share of the time spent in runs, looks (at cells with nothing to do),
-left_to_others (cells that another worker had locked), teleports,
-requests_per_change to Bigtable.`,
-		Args: cli.NoArgs,
+JSON fields: lines with workers, locks, teleport, seconds, changes_per_second,
+lost_races, conflicts, vain_seconds (in runs that did not commit), vain_share of the
+time in runs, looks (at cells without a pending change), left_to_others (cells that
+another worker had locked), teleports, and requests_per_change to Bigtable.`,
+		Example: `  lab bench observers throughput --workers 1,4 --changes 1000`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.workers, err = rig.Numbers("workers", o.workersFlag, 1, 32); err != nil {
 				return err
@@ -61,10 +60,10 @@ requests_per_change to Bigtable.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.workersFlag, "workers", "1,2,4", "worker processes, separated by commas")
+	f.StringVar(&o.workersFlag, "workers", "1,2,4", "numbers of worker processes, separated by commas")
 	f.IntVar(&o.rows, "rows", 10_000, "rows of the table")
-	f.IntVar(&o.changes, "changes", 2000, "changes to work off")
-	f.DurationVar(&o.work, "work", 0, "how long an observer takes beside its reads and writes")
+	f.IntVar(&o.changes, "changes", 2000, "number of changes in the backlog")
+	f.DurationVar(&o.work, "work", 0, "how long an observer works in addition to its reads and writes")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON)
 	return cmd
