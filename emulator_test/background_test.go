@@ -319,7 +319,7 @@ func TestBackgroundGivesUpWhatIsRefused(t *testing.T) {
 		if s, n := a.Stats(), faults.Count()[txntest.StepSecondaries]; s.BackgroundCells != 0 || s.BackgroundDropped != 1 || n != 1 {
 			t.Errorf("%d changes queued, %d rows dropped, %d requests; want one row dropped after one request", s.BackgroundCells, s.BackgroundDropped, n)
 		}
-		wantValue(t, takeSnapshot(t, env.Client), "joe", "3") // whoever meets the lock
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "3") // the reader resolves the lock
 	})
 }
 

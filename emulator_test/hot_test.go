@@ -188,9 +188,9 @@ func prewrites(f *txntest.Faults, tx *txn.Txn) (n int) {
 	return n
 }
 
-// A transaction sends no prewrite if its client knows of the conflict, or learns of it
-// while the transaction waits for a latch. Its error is the same as that of a conflict
-// that Bigtable reports.
+// A transaction sends no prewrite if its client knows of the conflict, or notices it while
+// the transaction waits for a latch. Its error is the same as that of a conflict that
+// Bigtable reports.
 func TestEarlyConflict(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -32,7 +32,7 @@ func TestTokenDoesNotDelayOtherCommits(t *testing.T) {
 		}
 		for _, ch := range []<-chan outcome{first, third} {
 			if o := <-ch; o.err != nil || o.took > 6*time.Second {
-				t.Errorf("commit: %v after %v; want it to go on without a token after 5s", o.err, o.took)
+				t.Errorf("commit: %v after %v; want it to continue without a token after 5s", o.err, o.took)
 			}
 		}
 	})

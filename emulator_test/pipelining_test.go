@@ -304,7 +304,7 @@ func TestLastAttemptAsksForNothing(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 		asked := c.Stats().Timestamps
 		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			putValue(t, env.Client, "r", "in the way")
+			putValue(t, env.Client, "r", "conflict")
 			tx.Table("a").Set("r", "f", "q", nil)
 			return nil
 		}, txn.MaxAttempts(2))

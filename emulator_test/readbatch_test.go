@@ -348,8 +348,8 @@ func TestConcurrentReads(t *testing.T) {
 	}
 }
 
-// If some callers of a shared request have left and the others were answered, the
-// request ends. Before the fix only those that left were counted: the request and all
+// If some callers of a shared request have left and the remaining ones were
+// answered, the request ends. Before the fix only those that left were counted: the request and all
 // reads after it waited until Config.RPCTimeout.
 func TestReadBatchOfWhichSomeAreAnswered(t *testing.T) {
 	for name, leavesFirst := range map[string]bool{"one leaves, another is answered": true, "one is answered, another leaves": false} {

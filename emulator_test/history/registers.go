@@ -128,7 +128,7 @@ func (c *registers) order() {
 				}
 			}
 			// Of the transactions that began after this one ended, take those that
-			// began before any of the others had ended.
+			// began before any of them had ended.
 			i := sort.Search(len(versions), func(i int) bool { return versions[i].txn.Begun > v.txn.Ended })
 			for end := int64(-1); i < len(versions); i++ {
 				w := versions[i]

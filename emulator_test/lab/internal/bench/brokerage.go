@@ -74,16 +74,16 @@ type brokerageReport struct {
 	Customers int             `json:"customers"` // of the brokerage
 	Orders    int             `json:"orders"`    // placed in all
 	Trades    int             `json:"trades"`    // executed in all
-	Lines     []brokerageLine `json:"lines"`     // one for each concurrency
+	Lines     []brokerageLine `json:"lines"`     // one for each number of callers
 }
 
-// A brokerageLine is a concurrency.
+// A brokerageLine is the result for one number of callers.
 type brokerageLine struct {
-	Callers   int     `json:"callers"`                 // at a time
-	Rate      float64 `json:"transactions_per_second"` // those that look among them
-	Conflicts int64   `json:"conflicts"`               // attempts that failed with one
-	P50       float64 `json:"p50_ms"`                  // of a transaction, all its attempts included
-	P99       float64 `json:"p99_ms"`                  // the slowest hundredth begins here
+	Callers   int     `json:"callers"`                 // concurrent
+	Rate      float64 `json:"transactions_per_second"` // including those that only read
+	Conflicts int64   `json:"conflicts"`               // attempts that failed because of a conflict
+	P50       float64 `json:"p50_ms"`                  // of a transaction, with all its attempts
+	P99       float64 `json:"p99_ms"`                  // 1 % of the transactions are slower
 	CPU       float64 `json:"client_us"`               // CPU time of the client process for a transaction
 	Emulator  float64 `json:"emulator_us"`             // that of the emulator
 	Requests  float64 `json:"requests"`                // to Bigtable for a transaction
@@ -133,7 +133,7 @@ func (o *brokerageOptions) report(ctx context.Context) (rep brokerageReport, err
 	return rep, nil
 }
 
-// audit compares the tables with each other, as of one snapshot.
+// audit compares the tables with each other in one snapshot.
 func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 	s, err := c.Snapshot(ctx)
 	if err != nil {
@@ -151,10 +151,10 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		}
 		return nil
 	}
-	// Each entry is struck off where it is met again; nothing may be left.
+	// Each entry is deleted when its counterpart is found. In the end none may be left.
 	meets := func(in map[string]bool, key, what string) error {
 		if !in[key] {
-			return fmt.Errorf("the brokerage is wrong: %s %s has no counterpart", what, key)
+			return fmt.Errorf("the tables disagree: %s %s has no counterpart", what, key)
 		}
 		delete(in, key)
 		return nil
@@ -180,7 +180,7 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		each(rig.HistoryTable, rig.OrderColumn, func(key string, _ []byte) error { return meets(indexed, key, "history entry") }),
 		each(rig.HoldingsTable, rig.QuantityColumn, func(key string, value []byte) error {
 			if holdings[key] != rig.AmountOf(value) {
-				return fmt.Errorf("the brokerage is wrong: holding %s is %d, and its trades are %d", key, rig.AmountOf(value), holdings[key])
+				return fmt.Errorf("the tables disagree: holding %s is %d, but its trades add up to %d", key, rig.AmountOf(value), holdings[key])
 			}
 			delete(holdings, key)
 			return nil
@@ -188,12 +188,12 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 	for _, left := range []map[string]bool{pending, executed, indexed} {
 		for key, there := range left {
 			if there {
-				err = errors.Join(err, fmt.Errorf("the brokerage is wrong: nothing has the counterpart of %s", key))
+				err = errors.Join(err, fmt.Errorf("the tables disagree: the counterpart of %s is missing", key))
 			}
 		}
 	}
 	if len(holdings) > 0 {
-		err = errors.Join(err, fmt.Errorf("the brokerage is wrong: %d holdings are missing", len(holdings)))
+		err = errors.Join(err, fmt.Errorf("the tables disagree: %d holdings are missing", len(holdings)))
 	}
 	return orders, trades, err
 }

@@ -1,9 +1,9 @@
-// Package bench is lab bench: measurements on this machine.
+// Package bench is the command lab bench, which measures the library on this machine.
 //
-// Package rig starts the processes of a measurement and says what they do. pairs.go
-// compares operations with raw ones. Each measurement is in a file of its own, those
-// of observers in package observers; report.go runs them all and writes
-// docs/performance.md with markdown.go and package charts.
+// Each measurement has its own file; those of observers are in package observers.
+// Package rig starts the processes of a measurement. pairs.go compares operations with
+// raw ones. report.go runs all measurements, and writes docs/performance.md with
+// markdown.go and package charts.
 package bench
 
 import (

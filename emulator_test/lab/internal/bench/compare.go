@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// A shared holds the flags that the measurements of this file's kind have.
+// A shared has the flags of measurements that compare with raw operations.
 type shared struct {
 	streams  *cli.Streams
 	callers  int
@@ -68,7 +68,7 @@ func (o *shared) openAll(ctx context.Context, workers int, specs ...rig.TableSpe
 // pair compares an operation with a raw one on the same table.
 func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
 	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
-	if t.Bytes >= 100<<10 { // a few megabytes under way are enough
+	if t.Bytes >= 100<<10 { // with fewer callers, so that only a few megabytes are under way
 		for i := range p.members {
 			p.members[i].task.Callers = min(o.callers, 4)
 		}
@@ -120,11 +120,11 @@ the simplest filters: their ratio is the best that is possible on this emulator.
 	return cmd
 }
 
-// A compareReport is what lab bench compare prints. The ratios on top are
-// those of the figures.
+// A compareReport is what lab bench compare prints. The ratios at the top are those of
+// the figures.
 type compareReport struct {
 	Read          float64     `json:"read_ratio"`            // reads of one cell, each in a snapshot of its own, a second, over raw ones
-	ReadStale     float64     `json:"read_stale_ratio"`      // the same where a snapshot may be 100 ms old, which needs no timestamp of its own
+	ReadStale     float64     `json:"read_stale_ratio"`      // the same if a snapshot may be 100 ms old, and so needs no timestamp of its own
 	ReadShared    float64     `json:"read_shared_ratio"`     // the same from one snapshot
 	RowRead       float64     `json:"row_read_ratio"`        // reads of one row
 	RowReadShared float64     `json:"row_read_shared_ratio"` // the same from one snapshot
@@ -132,15 +132,15 @@ type compareReport struct {
 	Batch100      float64     `json:"batch100_read_ratio"`   // rows in reads of 100 rows
 	Scan          float64     `json:"scan_ratio"`            // rows in scans of 1000 rows
 	Write         float64     `json:"write_ratio"`           // transactions that write one cell, over raw Apply
-	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: two of them are the least
+	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: a commit needs at least two of them
 	Write10       float64     `json:"write10_ratio"`         // rows in transactions that write ten rows, over raw ApplyBulk
-	WriteFloor    float64     `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the most that write_ratio can be here
-	Write10Floor  float64     `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the most that write10_ratio can be here
+	WriteFloor    float64     `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the best possible write_ratio here
+	Write10Floor  float64     `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the best possible write10_ratio here
 	Machine       rig.Machine `json:"machine"`               // where and when
-	Seconds       float64     `json:"seconds"`               // that all of it took
-	Callers       int         `json:"callers"`               // that go on at a time
+	Seconds       float64     `json:"seconds"`               // of the whole measurement
+	Callers       int         `json:"callers"`               // concurrent
 	Oracle        string      `json:"oracle"`                // direct or served
-	Figures       []figure    `json:"figures"`               // all figures with what they are made of
+	Figures       []figure    `json:"figures"`               // all figures, with the numbers behind them
 }
 
 func (o *compareOptions) run(ctx context.Context) error {
@@ -187,7 +187,7 @@ func (o *shared) oracleMode() string {
 	return "direct"
 }
 
-// The goals for the ratios, and what the paper has.
+// The goals for the ratios, and the paper's results.
 var (
 	goals  = map[string]float64{"read": .94, "row_read": .94, "batch100_read": .9, "scan": .85, "write": .4, "write_cam": .7, "write10": .45}
 	papers = map[string]float64{"read": .94, "write": .23}
@@ -233,13 +233,13 @@ func (o *compareOptions) pairings(cells, wide, written, written10 rig.TableSpec)
 	}
 }
 
-// on is a task on a table; raw operations are on its raw one.
+// on returns a task on a table. Raw operations use its raw table.
 func (o *shared) on(t rig.TableSpec, op string, batch int) rig.Task {
 	made := rig.Task{Op: op, Table: t.Name, Callers: o.callers, Rows: t.Rows, Columns: t.Columns, Batch: batch, Bytes: t.Bytes}
 	if strings.HasPrefix(op, "raw-") {
 		made.Table = t.Raw()
 	}
-	switch { // not much more under way than in batches
+	switch { // so that large operations have about as many rows under way as batches
 	case batch >= 10_000:
 		made.Callers = 1
 	case batch >= 1000:

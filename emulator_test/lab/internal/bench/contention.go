@@ -81,19 +81,19 @@ type contentionReport struct {
 	Lines     []contentionLine `json:"lines"`     // one for each bank
 }
 
-// A contentionLine is a bank.
+// A contentionLine is the result for one bank.
 type contentionLine struct {
 	Accounts  int     `json:"accounts"`           // of the bank
-	Latches   bool    `json:"latches"`            // transactions of one process queue for the cells they write, and remember commits
+	Latches   bool    `json:"latches"`            // were latches used
 	Rate      float64 `json:"commits_per_second"` // transfers
-	Commits   int64   `json:"commits"`            // that changed something
+	Commits   int64   `json:"commits"`            // transfers that committed
 	Conflicts int64   `json:"conflicts"`          // attempts that failed with one
 	Attempts  int64   `json:"attempts"`           // transactions begun
-	Wasted    float64 `json:"wasted_share"`       // of the attempts that did not commit
-	P50       float64 `json:"p50_ms"`             // of a transfer, all its attempts and waits included
+	Wasted    float64 `json:"wasted_share"`       // share of the attempts that did not commit
+	P50       float64 `json:"p50_ms"`             // of a transfer, with all its attempts and waits
 	P99       float64 `json:"p99_ms"`             // the slowest hundredth begins here
 	Max       float64 `json:"max_ms"`             // the slowest
-	Fairness  float64 `json:"p99_over_median"`    // fairness: how much longer the unlucky wait
+	Fairness  float64 `json:"p99_over_median"`    // fairness
 	CPU       float64 `json:"client_us"`          // CPU time of the client processes for a commit
 	Emulator  float64 `json:"emulator_us"`        // that of the emulator
 }
@@ -190,7 +190,7 @@ func balances(accounts int) iter.Seq2[admin.BulkRow, error] {
 	}
 }
 
-// checkSum fails unless the bank has as much money as it began with.
+// checkSum fails if the bank has not as much money as at the beginning.
 func checkSum(ctx context.Context, r *rig.Run, accounts int) error {
 	return r.WithClient(ctx, func(c *txn.Client) error {
 		s, err := c.Snapshot(ctx)
@@ -207,7 +207,7 @@ func checkSum(ctx context.Context, r *rig.Run, accounts int) error {
 			}
 		}
 		if want := int64(accounts) * startBalance; all != want {
-			return fmt.Errorf("the bank has %d after the transfers; it had %d", all, want)
+			return fmt.Errorf("the bank has %d after the transfers, want %d as before", all, want)
 		}
 		return nil
 	})

@@ -73,25 +73,25 @@ type delayLine struct {
 	Delay   float64 `json:"delay_ms"`    // of each request
 	Oracle  string  `json:"oracle"`      // direct or served; none for raw operations
 	What    string  `json:"what"`        // the operation
-	Trips   int     `json:"round_trips"` // that the protocol has on the critical path, reads included
+	Trips   int     `json:"round_trips"` // on the protocol's critical path, including reads
 	Reads   int     `json:"reads"`       // of those
 	P50     float64 `json:"p50_ms"`      // median latency
 	P95     float64 `json:"p95_ms"`      // of the latency
 	Fastest float64 `json:"fastest_ms"`  // of the latency
-	// Measured is the latency in delays, and Net the latency in round trips as
-	// long as raw ones were, which leaves out what this machine adds to each.
+	// Measured is the latency in units of the delay. Net is the latency in units of
+	// a raw round trip, which leaves out what this machine adds to each.
 	Measured float64 `json:"p50_in_delays"`          // median latency over the delay
 	Net      float64 `json:"p50_in_raw_round_trips"` // median latency over that of the raw read: without what this machine adds
 	Goal     float64 `json:"goal,omitempty"`         // for p50_in_delays
 	Count    int     `json:"count"`                  // operations
 }
 
-// A delayed is an operation with its round trips.
+// A delayed is an operation with its number of round trips.
 type delayed struct {
 	op, what     string
 	batch        int
 	trips, reads int
-	kind         capacity.Kind // as a plan has it; none for raw operations
+	kind         capacity.Kind // the name in percctl plan; none for raw operations
 }
 
 // The operations of bench delay. The first one is a raw round trip.
@@ -105,8 +105,8 @@ var delayedOps = []delayed{
 	{"transfer", "transaction that reads two rows, one after the other, and writes them", 0, 6, 2, capacity.Kind{Reads: 2, Rows: 2}},
 }
 
-// delayGoal is the goal for write transactions with a served oracle at 5 ms,
-// beside their reads.
+// delayGoal is the goal for write transactions with a served oracle at 5 ms, without
+// their reads.
 const delayGoal = 4.3
 
 func (o *delayOptions) run(ctx context.Context) error {
@@ -147,7 +147,7 @@ func (o *delayOptions) lines(ctx context.Context, delay time.Duration, served bo
 	trip := 0.0
 	for _, op := range delayedOps {
 		t := with.on(cells, op.op, op.batch)
-		for _, t.Count = range []int{3, o.count} { // the first to warm up
+		for _, t.Count = range []int{3, o.count} { // the first round warms up
 			m, err := r.Measure(ctx, 0, t)
 			if err != nil {
 				return nil, err

@@ -56,11 +56,11 @@ for its caller.`,
 // A profileReport is what lab bench profile prints.
 type profileReport struct {
 	Machine rig.Machine   `json:"machine"` // where and when
-	Callers int           `json:"callers"` // that go on at a time
+	Callers int           `json:"callers"` // concurrent
 	Lines   []profileLine `json:"lines"`   // two for each kind of work: raw and ours
 }
 
-// A profileLine is one kind of operation; CPU time is in microseconds for an
+// A profileLine is one kind of operation. CPU time is in microseconds for each
 // operation.
 type profileLine struct {
 	Name     string  `json:"name"`                // of the kind
@@ -136,14 +136,14 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 func profileTask(ctx context.Context, r *rig.Run, t rig.Task, file string) (line profileLine, err error) {
 	t.Profile = file + "-client.pprof"
 	emulator := file + "-emulator.pprof"
-	if _, err := r.Tell("profile " + emulator); err != nil {
+	if _, err := r.Send("profile " + emulator); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	m, err := r.Measure(ctx, 0, t)
 	if err != nil {
 		return line, err
 	}
-	if _, err := r.Tell("end"); err != nil {
+	if _, err := r.Send("end"); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	client, err := shares(t.Profile)

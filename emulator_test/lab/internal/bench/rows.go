@@ -47,16 +47,16 @@ versions.`,
 // A rowsReport is what lab bench rows prints.
 type rowsReport struct {
 	Machine rig.Machine `json:"machine"` // where and when
-	Seconds float64     `json:"seconds"` // that all of it took
+	Seconds float64     `json:"seconds"` // of the whole measurement
 	Oracle  string      `json:"oracle"`  // direct or served
-	// Cells with many versions, beside those with one.
+	// Cells with many versions, compared with cells with one.
 	DeepClient   float64  `json:"deep_client_ratio"`   // CPU time of the client for a read of a cell with most versions, over one with 1
-	DeepEmulator float64  `json:"deep_emulator_ratio"` // the same of the emulator
-	Figures      []figure `json:"figures"`             // all figures; versions are those of deep cells
+	DeepEmulator float64  `json:"deep_emulator_ratio"` // the same for the emulator
+	Figures      []figure `json:"figures"`             // all figures; only those of cells with many versions have versions
 }
 
-// A rowsPart is measured with an emulator of its own, so that what the tables
-// of others take in its memory is no burden.
+// A rowsPart has an emulator of its own, so that tables of other parts do not slow it
+// down.
 type rowsPart struct {
 	name     string
 	tables   []rig.TableSpec
@@ -148,8 +148,8 @@ func (o *rowsOptions) parts() []rowsPart {
 	return append(parts, o.deepPart(deep))
 }
 
-// deepPart reads cells with few and with many versions, all in one pairing, so
-// that they can be compared with each other too.
+// deepPart reads cells with few and with many versions in one pairing, so that they can
+// be compared with each other.
 func (o *rowsOptions) deepPart(versions []int) rowsPart {
 	part := rowsPart{name: "cells with many versions"}
 	var p pairing

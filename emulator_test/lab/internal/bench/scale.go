@@ -57,12 +57,12 @@ type scaleReport struct {
 	Lines   []scaleLine `json:"lines"`   // one for each number of processes
 }
 
-// A scaleLine is a number of processes; rates are of all together, and medians
-// over the rounds.
+// A scaleLine is the result for a number of processes. Rates are of all processes
+// together, and medians over the rounds.
 type scaleLine struct {
 	Processes  int     `json:"processes"`             // client processes
 	RawRead    float64 `json:"raw_reads_per_second"`  // of one column
-	Read       float64 `json:"reads_per_second"`      // of one cell, each in a snapshot of its own
+	Read       float64 `json:"reads_per_second"`      // of one cell, each in its own snapshot
 	ReadRatio  float64 `json:"read_ratio"`            // median of the rounds' ratios
 	RawWrite   float64 `json:"raw_writes_per_second"` // Apply
 	Write      float64 `json:"writes_per_second"`     // transactions that write one cell
@@ -109,7 +109,7 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 			m, err := r.MeasureAll(ctx, func(p int) rig.Task {
 				t := tasks[i]
 				t.Duration = o.length
-				// Each process writes rows of its own.
+				// Each process writes its own rows.
 				t.First = written1 + p*cells.Rows/processes
 				return t
 			})
@@ -117,7 +117,7 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 				return line, err
 			}
 			written1 += m.Ops / processes
-			if n > 0 { // the first one warms up
+			if n > 0 { // the first round warms up
 				rates[i] = append(rates[i], m.PerSecond())
 				if i == 3 {
 					used = append(used, m.Micros(m.CPU))

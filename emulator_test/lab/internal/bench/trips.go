@@ -59,8 +59,8 @@ type tripsLine struct {
 	What     string         `json:"what"`           // the kind in words
 	Oracle   string         `json:"oracle"`         // direct or served
 	Critical int            `json:"round_trips"`    // on the critical path
-	Requests int            `json:"requests"`       // in all, the oracle's and those of the background among them
-	Bigtable int            `json:"to_bigtable"`    // of those; with a served oracle its own are not
+	Requests int            `json:"requests"`       // all requests, including the oracle's and those of the background
+	Bigtable int            `json:"to_bigtable"`    // requests to Bigtable; those to a served oracle are not
 	Sent     int            `json:"bytes_sent"`     // of the messages
 	Received int            `json:"bytes_received"` // of the messages
 	Before   map[string]int `json:"critical"`       // requests sent before the caller had the answer, by protocol step
@@ -73,11 +73,10 @@ type tripsKind struct {
 	do         func(ctx context.Context, c *txn.Client, n int) error
 }
 
-// valueBytes is how long values are whose transactions are counted.
+// valueBytes is the length of the values.
 const valueBytes = 100
 
-// tripsKinds are the transactions that are counted; capacity.Kind describes the
-// same ones by their names.
+// tripsKinds are the kinds of transactions. capacity.Kind has the same kinds by name.
 func tripsKinds() []tripsKind {
 	set := func(tables []string, rows, columns int) func(context.Context, *txn.Client, int) error {
 		return func(ctx context.Context, c *txn.Client, n int) error {
@@ -108,7 +107,7 @@ func tripsKinds() []tripsKind {
 			return nil
 		}
 	}
-	// change reads rows, at once or one after the other, and writes them.
+	// change reads rows, together or one after the other, and writes them.
 	change := func(rows int, batched bool) func(context.Context, *txn.Client, int) error {
 		return func(ctx context.Context, c *txn.Client, n int) error {
 			_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
@@ -213,7 +212,7 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 		return nil, errors.Join(err, conn.Close())
 	}
 	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
-	// Nothing of the client's own accord may fall into a count.
+	// No periodic requests of the client may be counted.
 	cfg := txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}
 	if served {
 		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}, DialOptions: rec.dialOptions()})
@@ -244,8 +243,8 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 }
 
 // fewestTrips repeats a transaction until its fewest round trips came twice. A process
-// that is stopped for a while makes more of them, never fewer: what waits for an
-// Answer cannot begin before.
+// that is stopped for a while makes more of them, never fewer, because a request that
+// needs an answer cannot begin before.
 func fewestTrips(ctx context.Context, r *recorder, client *txn.Client, kind tripsKind) (trail, error) {
 	var best trail
 	for n := range 20 {
@@ -254,7 +253,7 @@ func fewestTrips(ctx context.Context, r *recorder, client *txn.Client, kind trip
 			return best, err
 		}
 		r.answered()
-		for quiet := 0; quiet < 5; quiet++ { // the background may be about to begin
+		for quiet := 0; quiet < 5; quiet++ { // the background may begin a request soon
 			if client.Stats().BackgroundCells > 0 || !r.idle() {
 				quiet = 0
 			}
@@ -264,17 +263,17 @@ func fewestTrips(ctx context.Context, r *recorder, client *txn.Client, kind trip
 		}
 		t := r.take()
 		switch {
-		case n == 0: // it warms up
+		case n == 0: // the first run warms up
 		case n > 1 && t.equal(best):
 			return t, nil
 		case n == 1 || t.critical < best.critical || t.critical == best.critical && t.requests < best.requests:
 			best = t
 		}
 	}
-	return best, errors.New("its requests differ from one time to the next")
+	return best, errors.New("the requests of the transaction differ each time")
 }
 
-// stepsText is steps in their order in the protocol.
+// stepsText lists steps in the order of the protocol.
 func stepsText(steps map[string]int) string {
 	order := []txntest.Step{txntest.StepOracle, txntest.StepRead, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries}
 	var parts []string

@@ -48,9 +48,9 @@ round trips differ.`,
 type verification struct {
 	Agree bool           `json:"agree"` // no request and no round trip differs
 	Lines []verifiedLine `json:"lines"` // requests and round trips, planned and counted
-	// Latencies are compared, and not judged: a measured one has what this machine
+	// Latencies are only shown, because a measured one includes what this machine
 	// adds.
-	Latencies []verifiedLatency `json:"latencies"` // planned and measured, where each request takes 5 ms more; not judged
+	Latencies []verifiedLatency `json:"latencies"` // planned and measured, with 5 ms more for each request; they do not affect agree
 }
 
 // A verifiedLine is a kind of transaction, as planned and as counted.
@@ -61,22 +61,23 @@ type verifiedLine struct {
 	Counted      int    `json:"counted_requests"`    // exactly
 	RoundTrips   int    `json:"round_trips"`         // as planned
 	CountedTrips int    `json:"counted_round_trips"` // exactly
-	Bytes        int    `json:"bytes"`               // as planned, which is about
+	Bytes        int    `json:"bytes"`               // as planned, about
 	CountedBytes int    `json:"counted_bytes"`       // exactly
 	Agree        bool   `json:"agree"`               // neither requests nor round trips differ
 }
 
-// A verifiedLatency is that of a kind of transaction, as planned and measured.
+// A verifiedLatency is the latency of a kind of transaction, as planned and as
+// measured.
 type verifiedLatency struct {
 	Name     string  `json:"name"`                  // of the kind of transaction
 	Oracle   string  `json:"oracle"`                // direct or served
 	Planned  float64 `json:"planned_ms"`            // round trips × 5 ms
-	Measured float64 `json:"measured_p50_ms"`       // with what this machine adds
+	Measured float64 `json:"measured_p50_ms"`       // including what this machine adds
 	Ratio    float64 `json:"measured_over_planned"` // their ratio
 }
 
-// planned are the kinds of bench trips as a workload describes them. Scans are
-// not among them: how many requests they take depends on what they find.
+// planned are the kinds of bench trips in the form that percctl plan takes. Scans are
+// left out: their number of requests depends on what they find.
 var planned = map[string]capacity.Kind{
 	"read":             {Reads: 1},
 	"read_stale":       {Reads: 1, Stale: true},
@@ -92,7 +93,7 @@ var planned = map[string]capacity.Kind{
 	"transfer_batched": {Reads: 1, ReadRows: 2, Rows: 2},
 }
 
-// verifiedDelay is what a request takes where latency is verified.
+// verifiedDelay is the delay of each request in the comparison of latencies.
 const verifiedDelay = 5 * time.Millisecond
 
 func (o *verifyOptions) run(ctx context.Context) error {
@@ -104,7 +105,7 @@ func (o *verifyOptions) run(ctx context.Context) error {
 		return err
 	}
 	if !v.Agree {
-		return &cli.Error{Code: cli.ExitFound, Err: errors.New("the plan differs from what was counted")}
+		return &cli.Error{Code: cli.ExitFound, Err: errors.New("the plan and the counts differ")}
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package mutate is lab mutate: it runs the test suite against planted bugs and
-// says which test catches each, and how fast.
+// Package mutate is the command lab mutate. It runs the tests against planted bugs,
+// and prints which test catches each and how fast.
 package mutate
 
 import (
@@ -89,7 +89,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	if o.part {
 		if o.seed == 0 {
-			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // it changes daily
+			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // changes daily
 		}
 		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
 		fmt.Fprintf(stderr, "running a part of %d mutants; to repeat it: go run ./emulator_test/lab mutate --part --seed %d --budget %v\n", len(mutants), o.seed, o.budget)
@@ -134,7 +134,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stderr, "%d of %d caught in %v\n", len(results)-bad, len(results), time.Since(began).Round(time.Second))
 	if bad > 0 {
-		return fmt.Errorf("%d mutants were not caught", bad)
+		return fmt.Errorf("%d mutants survived or are broken", bad)
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	mod := strings.TrimSpace(string(out))
 	if err == nil && (mod == "" || mod == os.DevNull) {
-		err = errors.New("not in the module")
+		err = errors.New("lab mutate must run inside the module's directory")
 	}
 	return filepath.Dir(mod), err
 }
@@ -168,5 +168,5 @@ func print(w io.Writer, format string, results []mutant.Result) error {
 		}
 		return t.Flush()
 	}
-	return fmt.Errorf("unknown format %q; there are table, json and markdown", format)
+	return fmt.Errorf("--output %s: use table, json or markdown", format)
 }

@@ -1,5 +1,6 @@
-// Package oracle is lab oracle: how fast timestamps are. command.go starts servers
-// and clients and adds up what the clients measured; client.go is what a client does.
+// Package oracle is the command lab oracle, which measures how fast the timestamp
+// oracle is. command.go starts servers and clients, and adds up the clients' results;
+// client.go is what a client does.
 package oracle
 
 import (
@@ -61,7 +62,7 @@ The JSON field timestamps_per_second at the top is the highest rate of served mo
 	return cmd
 }
 
-// report is what bench prints.
+// A report is what lab oracle prints.
 type report struct {
 	TimestampsPerSecond float64 `json:"timestamps_per_second"`
 	IdleP50             float64 `json:"idle_p50_us"`
@@ -77,7 +78,7 @@ type report struct {
 type line struct {
 	What     string  `json:"what"` // served, direct, bare
 	Callers  int     `json:"callers"`
-	Rate     float64 `json:"timestamps_per_second"` // of bare: round trips
+	Rate     float64 `json:"timestamps_per_second"` // for bare: round trips a second
 	P50      float64 `json:"p50_us"`
 	P90      float64 `json:"p90_us"`
 	P99      float64 `json:"p99_us"`
@@ -114,7 +115,7 @@ func (opts *options) run(ctx context.Context, s *cli.Streams) (err error) {
 	return printReport(s, r)
 }
 
-// run is the processes of a benchmark.
+// A run has the processes of a measurement.
 type run struct {
 	opts     *options
 	err      io.Writer
@@ -171,7 +172,7 @@ func (b *run) start(ctx context.Context) error {
 	return b.awaitLeader(ctx, table)
 }
 
-// awaitLeader returns once somebody leads.
+// awaitLeader waits until a server leads.
 func (b *run) awaitLeader(ctx context.Context, table *bigtable.Table) error {
 	c, err := tso.NewClient(tso.ClientConfig{Addresses: b.addrs})
 	if err != nil {
@@ -192,13 +193,13 @@ func (b *run) spawn(ctx context.Context, name string, args ...string) (*child.Pr
 	return child.Start(ctx, child.Config{Name: name, Args: args})
 }
 
-// ending is how long a process has for ending once it was told to.
+// ending is how long a process may take to end.
 const ending = 30 * time.Second
 
 func (b *run) close() error {
 	var errs []error
 	for _, p := range append(b.clients, b.servers...) {
-		// After an interrupt, SIGTERM ends one that does not listen for it yet.
+		// After an interrupt, SIGTERM also ends a process that does not handle it yet.
 		if err := p.End(ending); !p.Killed() {
 			errs = append(errs, err)
 		}
@@ -248,7 +249,8 @@ func (b *run) measure(ctx context.Context) (report, error) {
 	return r, nil
 }
 
-// step is finer where the peak is.
+// step returns the distance to the next number of callers. It is smaller near the
+// highest rate.
 func step(callers int) int {
 	if callers < 64 {
 		return 4
@@ -256,8 +258,8 @@ func step(callers int) int {
 	return 2
 }
 
-// line measures one line of the table with all clients. It calls started when
-// they have their orders.
+// line measures one line of the table with all clients. It calls started when the
+// clients have their orders.
 func (b *run) line(ctx context.Context, what string, callers int, started func()) (line, error) {
 	before, err := b.writes(ctx)
 	if err != nil {
@@ -311,7 +313,7 @@ func (b *run) line(ctx context.Context, what string, callers int, started func()
 	return line, nil
 }
 
-// writes is how often the servers have written to Bigtable.
+// writes returns how often the servers have written to Bigtable.
 func (b *run) writes(ctx context.Context) (uint64, error) {
 	var n uint64
 	for _, a := range b.addrs {

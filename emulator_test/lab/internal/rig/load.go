@@ -26,20 +26,19 @@ const (
 
 // Columns of documents.
 const (
-	bodyColumn    = "body"    // what the copying observer watches
+	bodyColumn    = "body"    // the column that the copying observer observes
 	copyColumn    = "copy"    // what it writes
-	keysColumn    = "keys"    // what the clustering observer watches: the clustering keys
+	keysColumn    = "keys"    // the clustering keys, which the clustering observer observes
 	clusterColumn = "cluster" // what it writes: the cluster's first document
 )
 
 // clusteringKeys is how many keys a document has (paper §3.1).
 const clusteringKeys = 3
 
-// RowOf spreads documents over the table.
+// RowOf returns the row of the i-th document. Rows are spread over the table.
 func RowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
 
-// SetUp makes the tables and fills them with documents as they were before the
-// table was adopted: rows of plain data.
+// SetUp makes the tables and fills them with plain data, as from before an adoption.
 func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error {
 	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
@@ -51,7 +50,7 @@ func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error 
 			return err
 		}
 	}
-	// Registered before anything is loaded: writers have to know.
+	// The observer registers before the load, because writers need to know of it.
 	client, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1})
 	if err != nil {
 		return err
@@ -64,10 +63,10 @@ func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error 
 	return fill(ctx, bt, documents, observer.Observer == "cluster")
 }
 
-// plainTime is that of data from before the adoption.
+// plainTime is the timestamp of data from before the adoption.
 const plainTime = bigtable.Timestamp(1_000_000_000_000)
 
-// fill writes documents, and clusters them.
+// fill writes documents, and clusters them if clustered is set.
 func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered bool) error {
 	out := &bulk{table: bt.Open(documentsTable)}
 	index := &bulk{table: bt.Open(clustersTable)}
@@ -107,12 +106,11 @@ func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered boo
 	return errors.Join(out.flush(ctx), index.flush(ctx))
 }
 
-// body is a short document.
+// body is the text of a short document.
 func body(i int) []byte { return fmt.Appendf(nil, "%0200d", i) }
 
-// keysOf are the clustering keys of a document, chosen at random from three
-// quarters as many as there are documents (paper §3.1: 750M keys for a billion
-// documents).
+// keysOf returns the clustering keys of a document. They are chosen at random among
+// three keys for every four documents (paper §3.1: 750M keys for a billion documents).
 func keysOf(i, documents int) []string {
 	random := rand.New(rand.NewPCG(uint64(i), 7))
 	keys := make([]string, clusteringKeys)
@@ -124,7 +122,7 @@ func keysOf(i, documents int) []string {
 
 func indexRow(k int, key string) string { return fmt.Sprintf("%d/%s", k, key) }
 
-// A bulk collects mutations for large requests.
+// A bulk collects mutations into large requests.
 type bulk struct {
 	table *bigtable.Table
 	rows  []string
@@ -152,14 +150,13 @@ func (b *bulk) flush(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// A LoadOrder writes documents: every Of-th from the Index-th on of Count in
-// all.
+// A LoadOrder writes documents: of Count in all, those whose number is Index modulo Of.
 type LoadOrder struct {
-	What      string  // touch: change documents that are there; crawl: add new ones
-	Documents int     // that are there
-	Count     int     // to write, by all processes together
-	Rate      float64 // a second, of all processes together; 0: as fast as can be
-	Start     int64   // when the first is due, Unix nanoseconds
+	What      string  // touch: change existing documents; crawl: add new ones
+	Documents int     // number of existing documents
+	Count     int     // documents to write, by all processes together
+	Rate      float64 // documents a second, of all processes together; 0: as fast as possible
+	Start     int64   // when the first document is due, Unix nanoseconds
 	Index, Of int
 }
 
@@ -169,12 +166,12 @@ type Loaded struct {
 	Due, At int64 // Unix nanoseconds
 }
 
-// DueAt is when the i-th of a steady stream is due.
+// DueAt returns when the i-th document of a steady stream is due.
 func DueAt(start int64, rate float64, i int) time.Time {
 	return time.Unix(0, start).Add(time.Duration(float64(i) / rate * float64(time.Second)))
 }
 
-// Pause waits, or returns the error of a context that ends before.
+// Pause waits. If ctx ends first, it returns its error.
 func Pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -206,9 +203,9 @@ func observerOf(o RunOrder) (notify.Column, string, notify.Observer) {
 	})
 }
 
-// clusterDocument puts a document into the cluster that one of its keys leads
-// to, or begins one, and has its other keys lead there (paper §3.1, an
-// elaboration of Figure 2).
+// clusterDocument puts a document into the cluster to which one of its keys leads, or
+// begins a new cluster. Then it makes the document's other keys lead there too (paper
+// §3.1, an elaboration of Figure 2).
 func clusterDocument(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	value, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 	if err != nil || !ok {

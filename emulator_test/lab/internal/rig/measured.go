@@ -7,7 +7,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A Measured is what a task took.
+// A Measured is the result of a task.
 type Measured struct {
 	Ops      int
 	Elapsed  time.Duration
@@ -17,10 +17,10 @@ type Measured struct {
 	P50, P95 time.Duration   // of single operations
 	P99, Max time.Duration   //
 	Fastest  time.Duration   //
-	Stats    txn.Stats       // what was added to the client's counts
-	RPCs     rpcs            // that the process sent
+	Stats    txn.Stats       // what the task added to the client's counts
+	RPCs     rpcs            // requests that the process sent
 	Oracle   uint64          // requests to a served oracle
-	Emulator time.Duration   // CPU of the emulator; filled in by run.measure
+	Emulator time.Duration   // CPU time of the emulator; set by Run.Measure
 	Samples  []time.Duration // of single operations, if the task names a Count
 }
 
@@ -32,15 +32,15 @@ func (m *Measured) quantiles(sorted []time.Duration) {
 	m.Fastest, m.P50, m.P95, m.P99, m.Max = sorted[0], at(.5), at(.95), at(.99), at(1)
 }
 
-// PerSecond is the rate of a round.
+// PerSecond returns operations a second.
 func (m Measured) PerSecond() float64 { return float64(m.Ops) / m.Elapsed.Seconds() }
 
-// Micros is a duration per operation, in microseconds.
+// Micros returns a duration divided by the number of operations, in microseconds.
 func (m Measured) Micros(d time.Duration) float64 {
 	return float64(d.Nanoseconds()) / 1000 / float64(max(m.Ops, 1))
 }
 
-// Quantile of values that need not be sorted; 0 of none.
+// Quantile returns a quantile of values in any order, or 0 if there are none.
 func Quantile(q float64, values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -54,5 +54,5 @@ func Quantile(q float64, values []float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
 }
 
-// Median of values that need not be sorted; 0 of none.
+// Median returns the median of values in any order, or 0 if there are none.
 func Median(values []float64) float64 { return Quantile(.5, values) }

@@ -10,8 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// The operations: those that begin with raw are the best that Bigtable offers
-// without transactions, and what the others are compared with.
+// The operations. Those that begin with raw are the best use of Bigtable without
+// transactions, with which the other ones are compared.
 var operations = map[string]operation{
 	"raw-get":       rawGet,
 	"raw-row":       rawRow,
@@ -36,7 +36,7 @@ var operations = map[string]operation{
 	"brokerage":     brokerageStep,
 }
 
-// newest is the filter of a raw read of whole rows.
+// newest returns the filter of a raw read of whole rows.
 func newest() bigtable.ReadOption { return bigtable.RowFilter(bigtable.LatestNFilter(1)) }
 
 func rawGet(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -66,8 +66,8 @@ func rawWrite(ctx context.Context, w *worker, t *Task, i int) error {
 	return w.bt.Open(t.Table).Apply(ctx, t.turnRow(i), t.mutation())
 }
 
-// rawCondition writes unless somebody has written the cell since: the check
-// against lost updates that Bigtable itself offers.
+// rawCondition writes a cell unless another caller has written it since. This is
+// Bigtable's own check against lost updates.
 func rawCondition(ctx context.Context, w *worker, t *Task, i int) error {
 	since := bigtable.Now().TruncateToMilliseconds() + 1000
 	m := bigtable.NewCondMutation(bigtable.ChainFilters(bigtable.ColumnRangeFilter(Family, ColumnOf(0), ColumnOf(0)+"\x00"),
@@ -87,8 +87,8 @@ func rawWrites(ctx context.Context, w *worker, t *Task, i int) error {
 	return err
 }
 
-// get reads a cell in a snapshot of its own, as each transaction of the
-// paper's does; callers who ask the oracle at a time share a request.
+// get reads a cell in its own snapshot, as each transaction of the paper does.
+// Concurrent callers share requests to the oracle.
 func get(ctx context.Context, w *worker, t *Task, _ int) error {
 	s, err := w.client.Snapshot(ctx)
 	if err != nil {
@@ -105,7 +105,7 @@ func getShared(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.getFrom(ctx, s)
 }
 
-// staleness is what getStale accepts.
+// staleness is how old the snapshots of getStale may be.
 const staleness = 100 * time.Millisecond
 
 func getStale(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -164,7 +164,7 @@ func readWrite(ctx context.Context, w *worker, t *Task, i int) error {
 	return err
 }
 
-// rawPair does what is the least for a conditional write in two phases.
+// rawPair sends the least requests for a conditional write in two phases.
 func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	row := t.turnRow(i)
 	for range 2 {
@@ -175,8 +175,8 @@ func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	return nil
 }
 
-// rawTen sends the requests of a transaction of Batch rows: a conditional
-// mutation for each, one more for the first, and one for the rest.
+// rawTen sends the requests of a transaction of Batch rows: a conditional mutation for
+// each, one more for the first, and one bulk mutation for the other rows.
 func rawTen(ctx context.Context, w *worker, t *Task, i int) error {
 	var rows []string
 	var mutations []*bigtable.Mutation

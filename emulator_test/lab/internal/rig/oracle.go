@@ -14,8 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// newOracleCmd is the process of a served oracle: it prints its address, and
-// ends with its standard input.
+// newOracleCmd makes the command of a served oracle's process. It prints its address,
+// and ends when its standard input does.
 func newOracleCmd(s *cli.Streams) *cobra.Command {
 	var emulator string
 	cmd := ProcessCmd("oracle", "The oracle process of a measurement", func(ctx context.Context) error {
@@ -52,7 +52,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx, lis) }()
-	err = tellCPU(s)
+	err = answerCPU(s)
 	stop()
 	return errors.Join(err, <-ended)
 }

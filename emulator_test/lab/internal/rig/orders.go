@@ -8,8 +8,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 )
 
-// An Order is a line of json that a worker process reads; it answers each with
-// a line of json.
+// An Order is a line of JSON that a worker process reads. It answers each with a line
+// of JSON.
 type Order struct {
 	// Do is run, load, status, stop, batch or measure.
 	Do    string
@@ -25,12 +25,12 @@ type RunOrder struct {
 	Hints       bool
 	Locks       bool // advisory locks in the metadata table
 	NoTeleport  bool
-	Work        time.Duration // how long a run takes beside its requests
+	Work        time.Duration // how long a run works in addition to its requests
 	MinInterval time.Duration // of the scanner
 	MaxInterval time.Duration
 }
 
-// An Answer is what a worker process says. Lists are in answers to stop only.
+// An Answer is the reply of a worker process. Only answers to stop contain lists.
 type Answer struct {
 	Error     string
 	Committed int // runs
@@ -40,19 +40,20 @@ type Answer struct {
 	Worker    notify.Stats
 	Scanner   notify.ScannerStats
 	RPCs      rpcs
-	// Useful is the time spent in runs that committed, Vain in those that did
-	// not, and Looks in looks that found nothing to do.
-	Useful, Vain, Looks time.Duration
-	Batches             []Batch
-	Measured            Measured
+	// Useful is the time in runs that committed, Wasted in runs that did not, and
+	// Idle in visits to cells without a pending change.
+	Useful, Wasted, Idle time.Duration
+	Batches              []Batch
+	Measured             Measured
 }
 
-// done says when an observer's run for a row was committed, by the clock.
+// done says when an observer's run for a row committed, by the machine's clock.
 type done struct {
 	Row string
 	At  int64 // Unix nanoseconds
 }
 
+// add adds the answer of another worker.
 func (a *Answer) add(b Answer) {
 	a.Committed += b.Committed
 	a.Loaded += b.Loaded
@@ -60,8 +61,8 @@ func (a *Answer) add(b Answer) {
 	a.Loads = append(a.Loads, b.Loads...)
 	a.RPCs.add(b.RPCs)
 	a.Useful += b.Useful
-	a.Vain += b.Vain
-	a.Looks += b.Looks
+	a.Wasted += b.Wasted
+	a.Idle += b.Idle
 	a.Scanner.Sweeps += b.Scanner.Sweeps
 	a.Scanner.Pieces += b.Scanner.Pieces
 	a.Scanner.Teleports += b.Scanner.Teleports

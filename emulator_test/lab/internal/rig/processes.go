@@ -15,12 +15,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Commands are those that a Run starts its processes with; they are below bench.
+// Commands are the hidden commands below bench with which a Run starts its processes.
 func Commands(s *cli.Streams) []*cobra.Command {
 	return []*cobra.Command{newWorkerCmd(s), newEmulatorCmd(s), newOracleCmd(s), newStubCmd(s)}
 }
 
-// end ends a process; one that an interrupt has ended did what it should.
+// end ends a process. It is no error if an interrupt has ended it.
 func end(p *child.Process) error {
 	if err := p.End(endTimeout); !errors.Is(err, context.Canceled) {
 		return err
@@ -28,7 +28,7 @@ func end(p *child.Process) error {
 	return nil
 }
 
-// ProcessCmd is the command of one kind of process, which may be profiled.
+// ProcessCmd makes the command of one kind of process, which can write a CPU profile.
 func ProcessCmd(use, short string, run func(ctx context.Context) error) *cobra.Command {
 	var profile string
 	cmd := &cobra.Command{
@@ -49,8 +49,9 @@ func ProcessCmd(use, short string, run func(ctx context.Context) error) *cobra.C
 	return cmd
 }
 
-// newEmulatorCmd is the emulator's process: it prints its address, and for each
-// line that it reads the CPU time it has used, and ends with its standard input.
+// newEmulatorCmd makes the command of the emulator's process. It prints its address,
+// and for each line of input the CPU time that it has used. It ends when its standard
+// input does.
 func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 	return ProcessCmd("emulator", "The emulator process of a measurement", func(context.Context) error {
 		e, err := txntest.StartEmulator("127.0.0.1:0")
@@ -59,14 +60,13 @@ func newEmulatorCmd(s *cli.Streams) *cobra.Command {
 		}
 		defer e.Close()
 		fmt.Fprintln(s.Out, e.Addr())
-		return tellCPU(s)
+		return answerCPU(s)
 	})
 }
 
-// tellCPU answers each line with the CPU time that this process has used, until
-// there are no more. After the line "profile FILE" a CPU profile is taken, until
-// the line "end".
-func tellCPU(s *cli.Streams) error {
+// answerCPU answers each line of input with the CPU time that this process has used.
+// After the line "profile FILE" it writes a CPU profile, until the line "end".
+func answerCPU(s *cli.Streams) error {
 	stop := func() {}
 	defer func() { stop() }()
 	lines := bufio.NewScanner(s.In)

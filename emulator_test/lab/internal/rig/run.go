@@ -1,10 +1,12 @@
-// Package rig is the processes of a measurement, and what they do.
+// Package rig starts the processes of a measurement and sends them orders.
 //
-// A Run (processes.go) starts an emulator, or a stub of it (stub.go), an oracle
-// (oracle.go) and workers (worker.go), which count their requests (rpcs.go) and may
-// be put behind a slow network (link.go). Workers run observers (load.go, batch.go,
-// await.go) or carry out tasks (measure.go) that repeat an operation (operations.go,
-// bank.go, brokerage.go) on tables that tables.go makes.
+// A Run (run.go) starts an emulator, or a stub of it (stub.go), an oracle (oracle.go)
+// and workers (worker.go); their commands are in processes.go. It sends orders to the
+// workers (orders.go), which count their requests (rpcs.go) and can have a slow network
+// (link.go). Workers run observers (load.go), cluster in batches (batch.go), or carry
+// out tasks (task.go): they repeat an operation (operations.go, bank.go,
+// brokerageops.go) on tables that tables.go makes, and return what they measured
+// (measured.go).
 package rig
 
 import (
@@ -24,26 +26,26 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Every emulator is of one run, so that names may be the same in all.
+// Each run has its own emulator, so all of them can use the same names.
 const (
 	Project  = "bench"
 	Instance = "bench"
 )
 
-// endTimeout is how long a process has for ending once it was told to.
+// endTimeout is how long a process may take to end.
 const endTimeout = 30 * time.Second
 
 // A Run is the processes of one measurement.
 type Run struct {
-	// profiles is where processes write CPU profiles; empty for none.
+	// profiles is the directory for CPU profiles; empty for none.
 	profiles string
 
 	emulator  *child.Process
 	Address   string
-	oracle    *child.Process // of a served oracle; nil: direct mode
+	oracle    *child.Process // the server of a served oracle; nil: direct mode
 	Served    string         // its address
 	Delay     time.Duration  // of each request of the workers
-	NoLatches bool           // workers do without them
+	NoLatches bool           // workers do not use latches
 	Workers   []*child.Process
 }
 
@@ -52,7 +54,7 @@ func Start(ctx context.Context, profiles string) (*Run, error) {
 	return StartServer(ctx, profiles, "emulator")
 }
 
-// StartServer starts the emulator, or what stands in for it.
+// StartServer starts the emulator, or a process that replaces it.
 func StartServer(ctx context.Context, profiles, command string) (*Run, error) {
 	r := &Run{profiles: profiles}
 	p, err := r.spawn(ctx, "emulator", command)
@@ -66,7 +68,7 @@ func StartServer(ctx context.Context, profiles, command string) (*Run, error) {
 	return r, nil
 }
 
-// spawn starts this program as lab bench args.
+// spawn starts this program with the arguments bench and args.
 func (r *Run) spawn(ctx context.Context, name string, args ...string) (*child.Process, error) {
 	args = append([]string{"bench"}, args...)
 	if r.profiles != "" {
@@ -88,8 +90,8 @@ func (r *Run) Add(ctx context.Context, n int) error {
 	return nil
 }
 
-// Serve starts a served oracle for the workers that are added from now on. The
-// metadata table has to be there.
+// Serve starts a served oracle for the workers that are added later. The metadata table
+// must exist.
 func (r *Run) Serve(ctx context.Context) error {
 	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.Address)
 	if err != nil {
@@ -99,7 +101,7 @@ func (r *Run) Serve(ctx context.Context) error {
 	if r.Served, err = p.Line(); err != nil {
 		return err
 	}
-	// Until somebody leads.
+	// Wait until the server leads.
 	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
 	if err != nil {
 		return err
@@ -109,7 +111,7 @@ func (r *Run) Serve(ctx context.Context) error {
 	return err
 }
 
-// All sends orders to all workers at a time, and returns their answers.
+// All sends an order to each worker at the same time, and returns the answers.
 func (r *Run) All(orderOf func(i int) Order) ([]Answer, error) {
 	answers, errs := make([]Answer, len(r.Workers)), make([]error, len(r.Workers))
 	var wg sync.WaitGroup
@@ -145,7 +147,7 @@ func (r *Run) connect(ctx context.Context) (*bigtable.Client, *bigtable.AdminCli
 	return bt, adminClient, func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }, nil
 }
 
-// WithAdmin calls f with clients of this process.
+// WithAdmin calls f with Bigtable clients of this process.
 func (r *Run) WithAdmin(ctx context.Context, f func(context.Context, *bigtable.Client, *bigtable.AdminClient) error) error {
 	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
@@ -180,7 +182,7 @@ func (r *Run) MakeTables(ctx context.Context, specs ...TableSpec) (err error) {
 	return nil
 }
 
-// Check runs the consistency check over a table, and fails at a violation.
+// Check runs the consistency check over tables, and fails at a violation.
 func (r *Run) Check(ctx context.Context, tables ...string) error {
 	return r.WithClient(ctx, func(client *txn.Client) error { return checkTables(ctx, client, tables) })
 }
@@ -209,11 +211,11 @@ func (r *Run) WithClient(ctx context.Context, f func(*txn.Client) error) (err er
 	return f(client)
 }
 
-// pollEvery is how often workers are asked how far they are.
+// pollEvery is how often workers are asked for their progress.
 const pollEvery = 100 * time.Millisecond
 
-// Await asks the workers how far they are until done says so. It fails when
-// nothing more was committed for stall.
+// Await asks the workers for their progress until done returns true. It fails if there
+// was no progress for stall.
 func (r *Run) Await(ctx context.Context, stall time.Duration, done func(loaded, committed int) bool) error {
 	most, since := -1, time.Now()
 	for {
@@ -228,7 +230,7 @@ func (r *Run) Await(ctx context.Context, stall time.Duration, done func(loaded, 
 			most, since = loaded+committed, time.Now()
 		}
 		if time.Since(since) > stall {
-			return fmt.Errorf("nothing was done for %v; %d changes were loaded and %d runs committed by then", stall, loaded, committed)
+			return fmt.Errorf("no progress for %v, after %d loaded changes and %d committed runs", stall, loaded, committed)
 		}
 		if err := Pause(ctx, pollEvery); err != nil {
 			return err
@@ -236,7 +238,7 @@ func (r *Run) Await(ctx context.Context, stall time.Duration, done func(loaded, 
 	}
 }
 
-// status sums up how far the workers are.
+// status adds up the progress of the workers.
 func (r *Run) status() (loaded, committed int, err error) {
 	answers, err := r.All(func(int) Order { return Order{Do: "status"} })
 	for _, a := range answers {
@@ -245,7 +247,7 @@ func (r *Run) status() (loaded, committed int, err error) {
 	return loaded, committed, err
 }
 
-// StopAll ends what the workers do, and sums it up.
+// StopAll stops all workers, and adds up their answers.
 func (r *Run) StopAll() (Answer, error) {
 	answers, err := r.All(func(int) Order { return Order{Do: "stop"} })
 	var sum Answer
@@ -255,7 +257,8 @@ func (r *Run) StopAll() (Answer, error) {
 	return sum, err
 }
 
-// Measure has the i-th worker carry out a task, with the emulator's CPU.
+// Measure makes the i-th worker carry out a task. The result includes the emulator's
+// CPU time.
 func (r *Run) Measure(ctx context.Context, i int, t Task) (Measured, error) {
 	before, err := r.EmulatorCPU()
 	if err != nil {
@@ -270,8 +273,8 @@ func (r *Run) Measure(ctx context.Context, i int, t Task) (Measured, error) {
 	return a.Measured, err
 }
 
-// MeasureAll has all workers carry out tasks at a time and adds up what they
-// did; the longest counts.
+// MeasureAll makes all workers carry out tasks at the same time, and adds up the
+// results. Durations and latencies are the largest ones.
 func (r *Run) MeasureAll(ctx context.Context, taskOf func(i int) Task) (sum Measured, err error) {
 	before, err := r.EmulatorCPU()
 	if err != nil {
@@ -292,11 +295,11 @@ func (r *Run) MeasureAll(ctx context.Context, taskOf func(i int) Task) (sum Meas
 	return sum, err
 }
 
-// EmulatorCPU is the CPU time that the emulator has used.
-func (r *Run) EmulatorCPU() (time.Duration, error) { return r.Tell("cpu") }
+// EmulatorCPU returns the CPU time that the emulator has used.
+func (r *Run) EmulatorCPU() (time.Duration, error) { return r.Send("cpu") }
 
-// Tell sends the emulator a line, and returns the CPU time it has used.
-func (r *Run) Tell(line string) (time.Duration, error) {
+// Send sends the emulator's process a line, and returns the CPU time that it has used.
+func (r *Run) Send(line string) (time.Duration, error) {
 	if err := r.emulator.WriteLine(line); err != nil {
 		return 0, err
 	}

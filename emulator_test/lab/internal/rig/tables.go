@@ -11,8 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// A TableSpec is a pair of tables with the same data: NAME, which is
-// transactional, and NAME-raw, which is not.
+// A TableSpec is a pair of tables with the same data: NAME is transactional, NAME-raw
+// is not.
 type TableSpec struct {
 	Name     string
 	Rows     int
@@ -21,10 +21,10 @@ type TableSpec struct {
 	Versions int // of each cell; 0 is 1
 }
 
-// Raw is the name of the table without transactions.
+// Raw returns the name of the table without transactions.
 func (t TableSpec) Raw() string { return t.Name + "-raw" }
 
-// Init makes both tables, empty.
+// Init makes both tables without rows.
 func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *b
 	return adminClient.CreateColumnFamily(ctx, t.Raw(), Family)
 }
 
-// fill writes committed rows to one table, and the same cells to the other.
+// fill writes committed rows to one table, and the same cells to the other one.
 func (t TableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Client) error {
 	for v := range max(t.Versions, 1) {
 		if _, err := admin.BulkLoad(ctx, client, t.Name, t.bulkRows(), admin.BulkConfig{Idle: true}); err != nil {
@@ -78,7 +78,7 @@ func checkTables(ctx context.Context, client *txn.Client, tables []string) error
 			if err != nil {
 				return err
 			}
-			return fmt.Errorf("the consistency check of table %s: %s", name, v)
+			return fmt.Errorf("consistency check of table %s: %s", name, v)
 		}
 	}
 	return nil

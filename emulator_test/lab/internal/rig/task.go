@@ -12,13 +12,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A Task is one round of one kind of operation in a worker process: callers
-// repeat it, each one after the other, for a time or a number of operations.
+// A Task is one round of one kind of operation in a worker process. Callers repeat the
+// operation for a time, or for a number of operations.
 type Task struct {
 	Op      string // a name in operations
 	Table   string
 	Callers int
-	// Duration is how long; 0: Count operations in all.
+	// Duration is how long the round takes; 0: it ends after Count operations.
 	Duration time.Duration
 	Count    int
 
@@ -26,28 +26,28 @@ type Task struct {
 	Columns int    // that an operation reads or writes
 	Batch   int    // rows that an operation reads or writes
 	Bytes   int    // of a value
-	First   int    // of the rows that writes go over in turn; the next round goes on
-	Profile string // a file for a CPU profile; none if it is empty
+	First   int    // number of the first row to write; the next round continues from there
+	Profile string // file for a CPU profile; empty for none
 }
 
-// An operation is done by one of a task's callers; i counts those of the round.
+// An operation is carried out by one of a task's callers; i is its number in the round.
 type operation func(ctx context.Context, w *worker, t *Task, i int) error
 
-// KeyOf is the i-th row of a table, in order.
+// KeyOf returns the key of the i-th row of a table, in order.
 func KeyOf(i int) string { return fmt.Sprintf("row%08d", i) }
 
-// ColumnOf is the q-th column of the rows of measurements.
+// ColumnOf returns the name of the q-th column.
 func ColumnOf(q int) string { return fmt.Sprintf("q%03d", q) }
 
-// anyRow is a random row.
+// anyRow returns a random row.
 func (t *Task) anyRow() string { return KeyOf(rand.IntN(t.Rows)) }
 
-// stride is prime to any table size that is not a multiple of it, so that rows
-// are written in turn, and yet not one beside the other.
+// stride is coprime to any table size that is not a multiple of it. Writes with this
+// distance visit each row once, and neighbours not one after the other.
 const stride = 7919
 
-// turnRow is the row that a write goes to: each in its turn, so that no row
-// gathers more versions than others.
+// turnRow returns the row of the i-th write. Writes visit all rows in turn, so that all
+// get the same number of versions.
 func (t *Task) turnRow(i int) string {
 	return KeyOf(int((int64(t.First) + int64(i)) * stride % int64(t.Rows)))
 }
@@ -59,17 +59,17 @@ func (t *Task) hasColumns(row bigtable.Row, err error) error {
 	return err
 }
 
-// anyRows are Batch different rows, spread over the table.
+// anyRows returns Batch different rows, spread over the table.
 func (t *Task) anyRows() bigtable.RowList {
 	list, first := make(bigtable.RowList, t.Batch), rand.IntN(t.Rows)
 	for i := range list {
 		list[i] = KeyOf((first + i*(t.Rows/t.Batch)) % t.Rows)
 	}
-	slices.Sort(list) // as Bigtable answers
+	slices.Sort(list) // the order of Bigtable's answers
 	return list
 }
 
-// anyRange is a range of Batch rows.
+// anyRange returns a range of Batch rows.
 func (t *Task) anyRange() bigtable.RowRange {
 	first := rand.IntN(t.Rows - t.Batch + 1)
 	return bigtable.NewRange(KeyOf(first), KeyOf(first+t.Batch))

@@ -26,13 +26,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A worker is the process's side of a measurement.
+// A worker carries out orders in a worker process.
 type worker struct {
 	bt     *bigtable.Client
 	client *txn.Client
 	rpcs   *rpcCounter
 	config txn.Config  // of client
-	oracle *tso.Client // if it is a served one
+	oracle *tso.Client // of a served oracle; nil in direct mode
 
 	runner  *notify.Worker
 	scanner *notify.Scanner
@@ -61,7 +61,7 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// serveOrders carries out orders until there are no more.
+// serveOrders carries out orders until its input ends.
 func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, delay time.Duration, noLatches bool) error {
 	w := &worker{rpcs: &rpcCounter{table: documentsTable}}
 	conn, err := txntest.Dial(emulator, append(lateDialer(delay), grpc.WithStatsHandler(w.rpcs))...)
@@ -143,7 +143,7 @@ func (w *worker) do(ctx context.Context, o Order) (Answer, error) {
 		return Answer{Measured: m}, err
 	case "stop":
 		if w.stopLoading != nil {
-			w.stopLoading() // what is late by now is left out
+			w.stopLoading() // documents that are late are not written any more
 		}
 		w.loading.Wait()
 		err := w.end()
@@ -161,7 +161,7 @@ func (w *worker) do(ctx context.Context, o Order) (Answer, error) {
 	return Answer{}, fmt.Errorf("unknown order %q", o.Do)
 }
 
-// Run starts a worker in the background.
+// run starts an observer in the background.
 func (w *worker) run(ctx context.Context, o RunOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
@@ -187,11 +187,11 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 	return nil
 }
 
-// loadCallers bounds the transactions of one process's load.
+// loadCallers bounds the concurrent transactions of one process's load.
 const loadCallers = 32
 
-// load writes documents when they are due. One that is late is written at once:
-// what delays it counts.
+// load writes documents when they are due. A late document is written at once; its
+// delay counts.
 func (w *worker) load(ctx context.Context, o LoadOrder) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -247,8 +247,7 @@ func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
 	return nil
 }
 
-// batches runs one batch after the other until the documents have stopped
-// arriving.
+// batches runs one batch after another until no more documents arrive.
 func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
 	table := w.bt.Open(documentsTable)
 	var in arrivals
@@ -268,7 +267,7 @@ func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
 	return all, <-crawled
 }
 
-// end ends the worker.
+// end stops the observer.
 func (w *worker) end() error {
 	if w.stop == nil {
 		return nil
@@ -280,7 +279,7 @@ func (w *worker) end() error {
 
 func (w *worker) close(ctx context.Context) {
 	w.loading.Wait()
-	_ = w.end() // it was asked for by an order if anybody wants to know
+	_ = w.end() // an order to stop would have returned the error
 	if w.client != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout/3)
 		defer cancel()
@@ -288,7 +287,7 @@ func (w *worker) close(ctx context.Context) {
 	}
 }
 
-// event keeps account of runs.
+// event counts the runs of the observer.
 func (w *worker) event(e notify.Event) {
 	now := time.Now()
 	w.mu.Lock()
@@ -298,16 +297,16 @@ func (w *worker) event(e notify.Event) {
 		w.answer.Done = append(w.answer.Done, done{e.Cell.Row, now.UnixNano()})
 		w.answer.Useful += e.Duration
 	case notify.Acknowledged, notify.Waiting:
-		w.answer.Looks += e.Duration
+		w.answer.Idle += e.Duration
 	default:
-		w.answer.Vain += e.Duration
+		w.answer.Wasted += e.Duration
 	}
 }
 
-// LocalOracle stands for the address of an oracle: timestamps come from memory.
+// LocalOracle, in place of an oracle's address, means timestamps from memory.
 const LocalOracle = "local"
 
-// Measure carries out a task.
+// measure carries out a task.
 func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 	op, ok := operations[t.Op]
 	if !ok {
@@ -342,7 +341,7 @@ func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 					return
 				}
 				if errs[c] = op(ctx, w, &t, i); errs[c] != nil {
-					stop() // the others too
+					stop() // stops the other callers too
 					return
 				}
 				now := time.Now()
@@ -355,7 +354,7 @@ func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 	if err := errors.Join(errs...); err != nil {
 		return Measured{}, err
 	}
-	// What is left to the background belongs to the operations.
+	// Background work belongs to the operations.
 	if err := w.drain(ctx); err != nil {
 		return Measured{}, err
 	}
@@ -381,7 +380,7 @@ func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 	return m, nil
 }
 
-// drain waits until the client has nothing left to do in the background.
+// drain waits until the client's background has no work left.
 func (w *worker) drain(ctx context.Context) error {
 	for w.client != nil && w.client.Stats().BackgroundCells > 0 {
 		if err := Pause(ctx, 200*time.Microsecond); err != nil {
@@ -398,7 +397,7 @@ func (w *worker) oracleRequests() uint64 {
 	return w.oracle.Stats().Requests
 }
 
-// shared is a snapshot for all reads of the round.
+// shared returns a snapshot for all reads of the round.
 func (w *worker) shared(ctx context.Context) (*txn.Snapshot, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package soak is lab soak: workloads in many processes while requests are
-// lost and processes are killed, one short history after the other, each of them
-// checked.
+// Package soak is the command lab soak. It runs workloads in many processes while
+// requests are lost and processes are killed, in many short histories, and checks each
+// history.
 package soak
 
 import (
@@ -92,7 +92,7 @@ Exit status 4 means that the soak found something.`,
 	f.Float64Var(&o.share, "share", 0.02, "share of requests that get a fault")
 	f.StringVar(&o.history, "history", "", "write the history to this file as lines of JSON; the soak then makes one history of the whole duration")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	_ = cmd.MarkFlagFilename("history") // it fails only where the flag does not exist
+	_ = cmd.MarkFlagFilename("history") // fails only if the flag does not exist
 	cmd.AddCommand(newProcessCmd(s))
 	return cmd
 }
@@ -106,7 +106,7 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 		w := workload.Named(name)
 		switch {
 		case name == "all":
-			// Observers twice: they have the most left to do.
+			// Observers twice, because changes need time to be observed.
 			loads = append(loads, append(workload.All(), workload.Observers())...)
 		case w == nil:
 			return nil, cli.Usagef("--workload %s: there is none of that name; lab soak --help lists them", name)
@@ -143,8 +143,8 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 	return loads, nil
 }
 
-// seedOf is the seed of the i-th history. The first has the soak's, so that a
-// history's own seed and --histories 1 run it again.
+// seedOf returns the seed of the i-th history. The first has the soak's seed, so that a
+// history's own seed and --histories 1 repeat it.
 func (o *options) seedOf(i int) uint64 {
 	if i == 0 {
 		return o.seed
@@ -169,7 +169,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
 	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
 		sum.add(r)
-		r.tell(s.Err, i+1, o, time.Since(began))
+		r.write(s.Err, i+1, o, time.Since(began))
 		if file != nil {
 			if err := write(file, r.records); err != nil {
 				return fmt.Errorf("writing %s: %w", o.history, err)
@@ -180,7 +180,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	if ended != nil && sum.Histories == 0 {
 		return ended
 	}
-	// Also of a soak that was interrupted, or whose next history did not get going.
+	// There is a summary even if the soak was interrupted, or a history could not start.
 	sum.Seconds = time.Since(began).Seconds()
 	sum.finish()
 	if err := cli.Print(s.Out, o.format, sum, sum.text); err != nil {
@@ -192,8 +192,8 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	return ended
 }
 
-// makeAll makes the histories, several at a time, and hands each to done, one at
-// a time. The first error ends them all.
+// makeAll makes the histories, several at the same time. It calls done with each, one
+// at a time. The first error ends all of them.
 func (o *options) makeAll(ctx context.Context, loads []*workload.Workload, done func(int, *result) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -250,7 +250,7 @@ func write(w io.Writer, records []history.Record) error {
 	return nil
 }
 
-// replay is the command that makes the same choices again.
+// replay returns the command that makes the same choices again.
 func (o *options) replay(load, oracle string, seed uint64, more string) string {
 	return fmt.Sprintf("lab soak --seed %d --workload %s --oracle %s --faults %s --each %v --clients %d --workers %d --share %v%s",
 		seed, load, oracle, o.faultList, o.each, o.clients, o.workers, o.share, more)

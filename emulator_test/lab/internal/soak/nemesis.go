@@ -9,15 +9,15 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// The groups of faults that --faults chooses from, and the kinds of those that
-// are not of single requests (emulator_test/workload names those).
+// The groups of faults that --faults chooses from, and the kinds of faults. Those of
+// single requests are in emulator_test/workload.
 const (
 	faultKill   = "kill"   // SIGKILL of a client
 	faultStop   = "stop"   // SIGSTOP and SIGCONT of a client
 	faultServer = "server" // SIGSTOP and SIGCONT of the emulator
 	faultRPC    = "rpc"    // single requests
 	faultOracle = "oracle" // SIGKILL and SIGSTOP of the leader of the served oracle
-	faultClock  = "clock"  // clocks of processes that are wrong and jump
+	faultClock  = "clock"  // wrong clocks, which also jump
 	faultNet    = "net"    // connections of clients
 
 	faultDeadline   = "deadline" // callers that give up
@@ -28,15 +28,15 @@ const (
 var faultGroups = []string{faultKill, faultStop, faultServer, faultRPC, faultOracle, faultClock, faultNet}
 
 const (
-	// strikePause is how far apart faults of processes are in one history, on
-	// average, and netPause those of one client's connections.
+	// strikePause is the average time between faults of processes in one history,
+	// and netPause the time between faults of one client's connections.
 	strikePause = 700 * time.Millisecond
 	netPause    = 3 * time.Second
 	// A failover takes about two leases.
 	askLeader = 200 * time.Millisecond
 )
 
-// A faultSet is what --faults chooses.
+// A faultSet is a choice of --faults.
 type faultSet []string
 
 func (f faultSet) has(group string) bool { return slices.Contains(f, group) }
@@ -51,24 +51,24 @@ func parseFaults(s string) (faultSet, error) {
 	set := strings.Split(s, ",")
 	for _, g := range set {
 		if !slices.Contains(faultGroups, g) {
-			return nil, cli.Usagef("--faults %s: %q is none of them; they are all, none, or a list of %s", s, g, strings.Join(faultGroups, ", "))
+			return nil, cli.Usagef("--faults %s: no faults %q; use all, none, or a list of %s", s, g, strings.Join(faultGroups, ", "))
 		}
 	}
 	return set, nil
 }
 
-// A nemesis disturbs an episode.
+// A nemesis makes the faults of an episode's processes.
 type nemesis struct{ *episode }
 
-// disturb lets the clients work and does something to the processes every now
-// and then, until the history's time is over.
+// disturb makes a fault now and then while the clients work, until the history's time
+// ends.
 func (n *nemesis) disturb(ctx context.Context) error {
-	over := time.NewTimer(n.length)
-	defer over.Stop()
+	end := time.NewTimer(n.length)
+	defer end.Stop()
 	for {
 		pause := time.NewTimer(time.Duration(n.rnd.Int64N(int64(2 * strikePause))))
 		select {
-		case <-over.C:
+		case <-end.C:
 			pause.Stop()
 			return nil
 		case <-ctx.Done():
@@ -85,7 +85,7 @@ func (n *nemesis) disturb(ctx context.Context) error {
 	}
 }
 
-// reap replaces clients that ended by themselves, which none should.
+// reap replaces clients that ended by themselves, which is a violation.
 func (n *nemesis) reap(ctx context.Context) error {
 	for i, p := range n.clients {
 		select {
@@ -106,7 +106,7 @@ func (n *nemesis) fired(kind string) {
 	n.faults[kind]++
 }
 
-// strike makes one fault, if the dice choose one that is on.
+// strike makes one random fault, if --faults allows it.
 func (n *nemesis) strike(ctx context.Context) error {
 	length := func(most time.Duration) time.Duration { return time.Duration(n.rnd.Int64N(int64(most))) }
 	switch dice := n.rnd.IntN(100); {
@@ -130,7 +130,7 @@ func (n *nemesis) stopFor(p *process, kind string, d time.Duration) {
 	}
 }
 
-// killClient kills a client and starts another.
+// killClient kills a client and starts another one.
 func (n *nemesis) killClient(ctx context.Context) error {
 	i := n.rnd.IntN(len(n.clients))
 	p := n.clients[i]
@@ -138,7 +138,7 @@ func (n *nemesis) killClient(ctx context.Context) error {
 	owner := p.owner
 	p.mu.Unlock()
 	if owner == "" {
-		return nil // it has not begun
+		return nil // the client has not begun
 	}
 	p.Resume()
 	died := time.Now()
@@ -153,8 +153,8 @@ func (n *nemesis) killClient(ctx context.Context) error {
 	return n.startClient(ctx)
 }
 
-// strikeOracle kills one of the servers and starts it again, or stops it past
-// its lease: the leader, mostly.
+// strikeOracle kills a server and starts it again, or stops it for longer than its
+// lease. Mostly it chooses the leader.
 func (n *nemesis) strikeOracle(ctx context.Context, length func(time.Duration) time.Duration) error {
 	i, kill, any := n.rnd.IntN(len(n.oracles)), n.rnd.IntN(2) == 0, n.rnd.IntN(4) == 0
 	stopped := lease + length(2*lease)

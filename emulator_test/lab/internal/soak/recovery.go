@@ -13,14 +13,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// probePatience is how long a probe waits for a cell. It is far above what the
-// goals allow, so that what is slow is measured and not cut off.
+// probePatience is how long a probe waits for a cell. It is far above the goals, so
+// that slow recoveries are measured.
 const probePatience = 30 * time.Second
 
-// probe reads a cell that a killed client may have left locked, for each of its
-// transactions, and measures how long it was from the kill until the reader had
-// it. Locks that nobody comes upon are in nobody's way; so somebody comes upon
-// these at once.
+// probe reads, for each open transaction of a killed client, a cell that it may have
+// left locked. It measures the time from the kill until the reader has the cell.
+// Without a probe, a lock could stay until a worker happens to read the cell.
 func probe(ctx context.Context, e *episode, died time.Time, open []history.Record) {
 	for _, r := range open {
 		i := slices.IndexFunc(r.Value, func(o history.Op) bool { return o.F != history.Read })
@@ -32,10 +31,10 @@ func probe(ctx context.Context, e *episode, died time.Time, open []history.Recor
 			ctx, cancel := context.WithTimeout(ctx, probePatience)
 			defer cancel()
 			if !isLocked(ctx, e.client, cell, r.StartTS) {
-				return // it had sent nothing, or nothing is left
+				return // the client had not locked the cell, or the lock is gone
 			}
 			for readCell(ctx, e.client, cell) != nil && ctx.Err() == nil {
-				// A server may be stopped for longer than a request waits.
+				// A request may fail because the server is stopped.
 			}
 			e.mu.Lock()
 			defer e.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
-// A result is what came of one history.
+// A result is what one history found and counted.
 type result struct {
 	workload string
 	oracle   string
@@ -18,30 +18,31 @@ type result struct {
 
 	mu         sync.Mutex
 	records    []history.Record
-	open       map[int]history.Record // invocations without an end
+	open       map[int]history.Record // transactions without an end
 	count      map[history.Type]int
 	faults     map[string]int
 	kills      int
 	failovers  int
 	timestamps int64
 	observed   int64
-	stranded   int // locks left in the end
+	stranded   int // locks left at the end
 	deaths     map[string]time.Time
-	settled    int             // locks of killed clients, by other clients
-	recovery   []time.Duration // from a kill until another client had a cell
+	settled    int             // locks of killed clients that other clients resolved
+	recovery   []time.Duration // from a kill until another client had read the cell
 
 	anomalies  []string
 	violations []string
 
 	batches []batch // of timestamps
-	epoch   uint64  // the last term of the oracle's leader that was seen
+	epoch   uint64  // the latest known epoch of the oracle
 }
 
-// listed is how many findings of a history are told.
+// listed is how many findings of each kind of a history are printed.
 const listed = 5
 
-// tell reports a history, and everything about one in which something was found.
-func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) {
+// write writes a line about a history, its findings, and the command to repeat it if it
+// has findings.
+func (r *result) write(w io.Writer, number int, o *options, since time.Duration) {
 	fmt.Fprintf(w, "%8v %4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", since.Round(time.Second), number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
 	for _, found := range []struct {
 		what string
@@ -56,6 +57,6 @@ func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) 
 		}
 	}
 	if len(r.anomalies)+len(r.violations) > 0 {
-		fmt.Fprintf(w, "again: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
+		fmt.Fprintf(w, "to repeat: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
-// A summary is what a soak prints.
+// A summary is the output of a soak.
 type summary struct {
 	Seed         uint64         `json:"seed"`
 	Seconds      float64        `json:"seconds"`
@@ -23,23 +23,24 @@ type summary struct {
 	FaultsFired  int            `json:"faults_fired"`
 	Faults       map[string]int `json:"faults"`
 	Kills        int            `json:"kills"`
-	// OracleFailovers counts changes of the leader among the servers of timestamps.
+	// OracleFailovers counts changes of the oracle's leader.
 	OracleFailovers int   `json:"oracle_failovers"`
 	Timestamps      int64 `json:"timestamps"`
 	// Observed counts changes that observers have acknowledged.
 	Observed int64 `json:"observed"`
-	// Stranded counts locks that were left at the ends of histories.
+	// Stranded counts locks that were left when the histories ended.
 	Stranded int `json:"stranded_locks"`
 	// Recovered counts locks of killed clients that other clients settled.
 	Recovered int `json:"recovered_locks"`
-	// Probes are cells that a killed client had left locked and that a reader was
-	// sent for at once; recovery is from the kill until it had the cell.
+	// Probes counts cells that a killed client had left locked and that a reader read
+	// at once. Recovery is the time from the kill until the reader had the cell.
 	Probes      int     `json:"recovery_probes"`
 	RecoveryP50 float64 `json:"recovery_p50_seconds"`
 	RecoveryP99 float64 `json:"recovery_p99_seconds"`
 	Anomalies   int     `json:"anomalies"`
 	Violations  int     `json:"violations"`
-	// Goals of an hour with all faults on 2 cores, and what is reached at this rate.
+	// Goals are those of an hour with all faults on 2 cores, with the numbers of this
+	// soak.
 	Goals []goal `json:"goals"`
 
 	recovery []time.Duration
@@ -88,7 +89,7 @@ func (s *summary) text(w io.Writer) error {
 	}
 	row("timestamps", "%d, with %d changes of the leading server", s.Timestamps, s.OracleFailovers)
 	row("observed changes", "%d", s.Observed)
-	row("locks of killed clients", "%d settled by others; readers of %d had the cell after %.2f s (p50) and %.2f s (p99); ttl %v", s.Recovered, s.Probes, s.RecoveryP50, s.RecoveryP99, lockTTL)
+	row("locks of killed clients", "%d resolved by other clients; %d probes read the cell after %.2f s (p50) and %.2f s (p99); ttl %v", s.Recovered, s.Probes, s.RecoveryP50, s.RecoveryP99, lockTTL)
 	row("anomalies", "%d", s.Anomalies)
 	row("violations", "%d", s.Violations)
 	if err := t.Flush(); err != nil {

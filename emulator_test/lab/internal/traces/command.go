@@ -1,8 +1,8 @@
-// Package traces is lab traces: it shows, on real processes and with the
-// environment's exporters, that a trace leads where docs/observability.md says.
+// Package traces is the command lab traces. It checks, with real processes and the
+// exporters of the environment, that traces are as docs/observability.md describes them.
 //
-// run.go starts the processes, roles.go is what they do, check.go judges their
-// spans and picture.go draws them.
+// run.go starts the processes, roles.go is what they do, check.go checks their spans and
+// picture.go draws them.
 package traces
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// timeout bounds the whole run.
+// timeout bounds the whole command.
 const timeout = 2 * time.Minute
 
 // NewCmd returns the traces command.
@@ -46,7 +46,7 @@ them.`,
 	return cmd
 }
 
-// newProcessCmd is the command of the processes.
+// newProcessCmd makes the hidden command of the processes.
 func newProcessCmd(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "process ROLE EMULATOR",

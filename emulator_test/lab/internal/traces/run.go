@@ -18,7 +18,7 @@ import (
 
 type options struct{ jaeger, otlp, images string }
 
-// A backend is where spans end up.
+// A backend is where the spans arrive.
 type backend interface {
 	traces(context.Context) (spans, error)
 }
@@ -52,8 +52,8 @@ func run(ctx context.Context, o options, out, stderr io.Writer) error {
 			return fmt.Errorf("%s: %w", role, err)
 		}
 	}
-	// The processes have sent everything when they end; a back end may take a
-	// moment to answer for it.
+	// The processes have sent all spans when they end. A backend may need a moment
+	// until it returns them.
 	var found report
 	var last error
 	for {
@@ -102,8 +102,8 @@ func createTables(ctx context.Context, emulator *txntest.Emulator) error {
 	return nil
 }
 
-// runChild runs this program again in a role, to its end; a victim until it is
-// stuck, where it is killed.
+// runChild runs this program in a role until it ends. A victim runs until it is stuck,
+// and is then killed.
 func runChild(ctx context.Context, role, emulator string, env []string, stderr io.Writer) error {
 	p, err := child.Start(ctx, child.Config{Name: role, Args: []string{"traces", "process", role, emulator}, Env: env, Stderr: stderr})
 	if err != nil {
@@ -121,7 +121,7 @@ func runChild(ctx context.Context, role, emulator string, env []string, stderr i
 		return err
 	}
 	if !killed {
-		return errors.Join(errors.New("it never came to its commit point"), err)
+		return errors.Join(errors.New("the victim did not reach its commit point"), err)
 	}
 	return nil
 }

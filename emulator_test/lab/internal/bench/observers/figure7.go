@@ -102,14 +102,14 @@ const (
 	batched     = "batch"
 )
 
-// A point is one rate, incremental or batched; its quantiles are of the delays.
+// A point is one rate, incremental or in batches, with the quantiles of the delays.
 type point struct {
 	Kind    string  `json:"kind"`
 	Rate    float64 `json:"documents_per_second"`
 	Percent float64 `json:"percent_per_hour"`
 	rig.Quantiles
-	// Sustained: the backlog did not grow without bound. If it did, the delays
-	// are those of this run's length, and would grow with it.
+	// Sustained means that the backlog did not grow without bound. If it grew, the
+	// delays would grow with the duration of the measurement.
 	Sustained bool    `json:"sustained"`
 	Growth    float64 `json:"backlog_growth_per_second"`
 }
@@ -132,7 +132,7 @@ func (o *figure7Options) run(ctx context.Context) error {
 	beyond := 0
 	for _, rate := range o.rates {
 		rate := float64(rate)
-		if beyond < 2 { // two points show where it leads
+		if beyond < 2 { // measure two points with a growing backlog
 			rig.Progress(o.streams, "incremental, %g documents a second", rate)
 			p, err := o.incremental(ctx, rate)
 			if err != nil {
@@ -163,7 +163,7 @@ func (o *figure7Options) run(ctx context.Context) error {
 	return cli.Print(o.streams.Out, o.format, r, r.text)
 }
 
-// Batch clusters by batches.
+// batch clusters in batches.
 func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []rig.Batch, err error) {
 	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
@@ -184,7 +184,7 @@ func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []rig
 	return a.Batches, err
 }
 
-// batchDelays are the delays of all documents that a batch has clustered. The
+// batchDelays returns the delays of all documents that batches have clustered. The
 // first batch has none.
 func batchDelays(batches []rig.Batch) rig.Quantiles {
 	var all []time.Duration
@@ -196,9 +196,8 @@ func batchDelays(batches []rig.Batch) rig.Quantiles {
 	return rig.NewQuantiles(all)
 }
 
-// incremental clusters by an observer. Documents are crawled by the workers
-// themselves, so that they know of each other's at once or by scanning, half
-// and half with two.
+// incremental clusters by an observer. The workers themselves crawl documents, so that
+// a worker finds a document by a hint or by scanning.
 func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point, err error) {
 	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
@@ -238,17 +237,17 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 	for i := range count {
 		at, ok := clustered[rig.RowOf(o.documents+i)]
 		if !ok {
-			at = time.Now().UnixNano() // it is still waiting
+			at = time.Now().UnixNano() // not clustered yet
 		}
 		all = append(all, time.Duration(at-rig.DueAt(begin.UnixNano(), rate, i).UnixNano()))
 	}
 	return point{Kind: incremental, Rate: rate, Quantiles: rig.NewQuantiles(all), Growth: growth, Sustained: growth < rate/20 || backlog < rate}, nil
 }
 
-// watch waits until all documents are clustered, or for as long again as they
-// took to arrive. It returns how fast the backlog grew in the second half of
-// their arrival, and how large it was in the end: less than a second's arrivals
-// is no backlog.
+// watch waits until all documents are clustered, but not longer than twice the time in
+// which they arrived. It returns how fast the backlog grew in the second half of that
+// time, and how large it was at the end. A backlog of less than one second's documents
+// counts as none.
 func (o *figure7Options) watch(ctx context.Context, r *rig.Run, begin time.Time, rate float64, count int) (growth, backlog float64, err error) {
 	end := begin.Add(o.duration)
 	half := begin.Add(o.duration / 2)

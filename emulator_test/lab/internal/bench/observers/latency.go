@@ -1,5 +1,5 @@
-// Package observers is lab bench observers: latency, throughput, and the paper's
-// Figure 7.
+// Package observers is the command lab bench observers. It measures latency,
+// throughput, and the paper's Figure 7.
 package observers
 
 import (
@@ -78,8 +78,8 @@ type latencyReport struct {
 	Lines    []latencyLine `json:"lines"`
 }
 
-// A latencyLine is one size of the table, with hints or without; its quantiles
-// are of the delays.
+// A latencyLine is one size of the table, with or without hints, and the quantiles of
+// the delays.
 type latencyLine struct {
 	Rows    int  `json:"rows"`
 	Hints   bool `json:"hints"`
@@ -118,7 +118,7 @@ func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line l
 	if err := rig.SetUp(ctx, r, rows, job); err != nil {
 		return line, err
 	}
-	workers := 2 // the second only commits changes
+	workers := 2 // the second worker only commits changes
 	if hints {
 		workers = 1
 	}
@@ -129,7 +129,7 @@ func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line l
 		return line, err
 	}
 	count := min(int(o.rate*o.duration.Seconds()), rows)
-	// The worker registers and announces itself, and makes its first sweep.
+	// The worker registers, announces itself and makes its first sweep.
 	begin := time.Now().Add(500 * time.Millisecond)
 	if _, err := rig.Ask(r.Workers[workers-1], rig.Order{Do: "load", Load: rig.LoadOrder{What: "touch", Documents: rows, Count: count, Rate: o.rate, Start: begin.UnixNano(), Of: 1}}); err != nil {
 		return line, err

@@ -22,7 +22,7 @@ func plotFigure7(r figure7Report, path string) error {
 	p.Title.Padding = vg.Points(8)
 	p.X.Label.Text = fmt.Sprintf("Crawl rate (%% of the repository per hour; %d documents, an hour scaled to %d batches = %.2f s)", r.Documents, batchesPerHour, r.Hour)
 	p.Y.Label.Text = "Median clustering delay (ms; bars: 5th to 95th percentile)"
-	// The data are logarithms: gonum's own logarithmic axes make too much room
+	// The data are logarithms, because gonum's logarithmic axes leave too much room
 	// for long labels.
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Tick.Marker = charts.LogTicks{}
@@ -64,12 +64,13 @@ func plotFigure7(r figure7Report, path string) error {
 	return nil
 }
 
-// delays are points with their error bars, as gonum wants them.
+// delays are points with error bars, in gonum's form.
 type delays struct {
 	plotter.XYs
 	plotter.YErrors
 }
 
+// addLine draws the points of one kind.
 func addLine(p *plot.Plot, measured []point, kind, legend string, colour color.Color, dashes []vg.Length, shape draw.GlyphDrawer) error {
 	var d delays
 	for _, pt := range measured {
@@ -99,7 +100,7 @@ func addLine(p *plot.Plot, measured []point, kind, legend string, colour color.C
 	return nil
 }
 
-// addLimit draws where the observers do not keep up any more.
+// addLimit draws the rate at which the observers' backlog begins to grow.
 func addLimit(p *plot.Plot, r figure7Report) error {
 	grows := false
 	for _, pt := range r.Points {

@@ -88,7 +88,7 @@ type throughputLine struct {
 	Rate      float64 `json:"changes_per_second"`
 	LostRaces int64   `json:"lost_races"`
 	Conflicts int64   `json:"conflicts"`
-	Vain      float64 `json:"vain_seconds"` // of runs that lost to another or conflicted
+	Vain      float64 `json:"vain_seconds"` // in runs that lost a race or had a conflict
 	VainShare float64 `json:"vain_share"`
 	Looks     int64   `json:"looks"`
 	Left      int64   `json:"left_to_others"`
@@ -102,7 +102,7 @@ func (o *throughputOptions) run(ctx context.Context) error {
 		for _, locks := range []bool{true, false} {
 			for _, teleport := range []bool{true, false} {
 				if !teleport && workers == 1 {
-					continue // there is nobody to meet
+					continue // a single worker does not find another one
 				}
 				rig.Progress(o.streams, "%s, locks %v, teleport %v", cli.Count(workers, "worker"), locks, teleport)
 				line, err := o.line(ctx, workers, locks, teleport)
@@ -156,8 +156,8 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 	return throughputLine{
 		Workers: workers, Locks: locks, Teleport: teleport,
 		Seconds: elapsed.Seconds(), Rate: float64(o.changes) / elapsed.Seconds(),
-		LostRaces: sum.Worker.LostRaces, Conflicts: sum.Worker.Conflicts, Vain: sum.Vain.Seconds(),
-		VainShare: sum.Vain.Seconds() / (sum.Vain + sum.Useful + sum.Looks).Seconds(),
+		LostRaces: sum.Worker.LostRaces, Conflicts: sum.Worker.Conflicts, Vain: sum.Wasted.Seconds(),
+		VainShare: sum.Wasted.Seconds() / (sum.Wasted + sum.Useful + sum.Idle).Seconds(),
 		Looks:     sum.Worker.Acknowledged, Left: sum.Worker.Locked, Teleports: sum.Scanner.Teleports,
 		Requests: float64(sum.RPCs.All()) / float64(o.changes),
 	}, nil
@@ -165,7 +165,7 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 
 func (r throughputReport) text(w io.Writer) error {
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "WORKERS", "LOCKS", "TELEPORT", "CHANGES/s", "LOST RACES", "CONFLICTS", "IN VAIN", "LOOKS", "LEFT TO OTHERS", "TELEPORTS", "REQUESTS/CHANGE")
+	cli.WriteRow(t, "WORKERS", "LOCKS", "TELEPORT", "CHANGES/s", "LOST RACES", "CONFLICTS", "WASTED", "EMPTY LOOKS", "LEFT LOCKED", "TELEPORTS", "REQUESTS/CHANGE")
 	yes := map[bool]string{true: "yes", false: "no"}
 	for _, l := range r.Lines {
 		cli.WriteRow(t, strconv.Itoa(l.Workers), yes[l.Locks], yes[l.Teleport], cli.Fixed(l.Rate, 0), strconv.FormatInt(l.LostRaces, 10), strconv.FormatInt(l.Conflicts, 10),
