@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -222,7 +223,7 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 			}
 			out = append(out, strings.Join(items, " "))
 		case "stale":
-			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.WithMaxStaleness(staleness), txn.Prefetch(""))
+			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.MaxStaleness(staleness), txn.Named(""))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -260,7 +261,7 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 // later.
 func teach(ctx context.Context, t *testing.T, c *txn.Client) {
 	for _, order := range [][]string{{"q0", "q1"}, {"q1", "q0"}} {
-		s, err := c.Snapshot(ctx, txn.Prefetch(""), txn.WithMaxStaleness(time.Hour))
+		s, err := c.Snapshot(ctx, txn.Named(""), txn.MaxStaleness(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +300,7 @@ func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
-	s, err := tso.NewServer(meta, tso.ServerConfig{Address: "passthrough:///oracle"})
+	s, err := server.New(meta, server.Config{Address: "passthrough:///oracle"})
 	if err != nil {
 		t.Fatal(err)
 	}

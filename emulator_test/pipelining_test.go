@@ -350,9 +350,9 @@ func TestWriteOnlyRealTimeOrder(t *testing.T) {
 					for j, reader := range clients {
 						var opts []txn.SnapshotOption
 						if j == i {
-							opts = append(opts, txn.WithMaxStaleness(time.Hour))
+							opts = append(opts, txn.MaxStaleness(time.Hour))
 						}
-						s, err := reader.Snapshot(ctx, append(opts, txn.Prefetch("order"))...)
+						s, err := reader.Snapshot(ctx, append(opts, txn.Named("order"))...)
 						if err != nil {
 							t.Error(err)
 							return

@@ -50,7 +50,7 @@ func newPrefetchScene(t *testing.T, cfg txn.Config) *prefetchScene {
 	}
 	synctest.Wait()
 	for i := range 4 {
-		s.read(begin(t, c, txn.WithName(page)), fmt.Sprintf("row%d", i), "a", "b", "c")
+		s.read(begin(t, c, txn.Named(page)), fmt.Sprintf("row%d", i), "a", "b", "c")
 	}
 	faults.Reset()
 	return s
@@ -98,30 +98,30 @@ func (s *prefetchScene) want(got, want any) {
 func TestPrefetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(1)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "b", "d", "c"), "[a0 b0 b0 d0 c0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "b", "d", "c"), "[a0 b0 b0 d0 c0]")
 		s.reads(2)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "none", "a", "b", "c"), "[absent absent absent]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "none", "a", "b", "c"), "[absent absent absent]")
 		s.reads(1)
 		stats := s.c.Stats()
 		s.want([]int64{stats.PrefetchedCells, stats.PrefetchUsed}, "[8 8]")
 
 		// Transactions with another name, or with NoPrefetch, do not prefetch.
-		s.read(begin(t, s.c, txn.WithName("other")), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named("other")), "row9", "a", "b", "c")
 		s.reads(3)
-		s.read(begin(t, s.c, txn.WithName(page), txn.NoPrefetch()), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named(page), txn.NoPrefetch()), "row9", "a", "b", "c")
 		s.reads(3)
 		s.want(valueOf(s, takeSnapshot(t, s.c), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(3)
-		s.want(valueOf(s, takeSnapshot(t, s.c, txn.Prefetch(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
+		s.want(valueOf(s, takeSnapshot(t, s.c, txn.Named(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(1)
 
 		// Prefetched columns that are not used are counted, and no longer prefetched.
 		before := s.c.Stats()
 		for i := 0; ; i++ {
 			n := s.c.Stats().PrefetchedCells
-			s.read(begin(t, s.c, txn.WithName(page)), "row9", "a")
+			s.read(begin(t, s.c, txn.Named(page)), "row9", "a")
 			if s.c.Stats().PrefetchedCells == n {
 				t.Logf("stopped prefetching after %d rows", i)
 				break
@@ -138,7 +138,7 @@ func TestPrefetch(t *testing.T) {
 
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{PrefetchBytes: -1})
-		s.read(begin(t, s.c, txn.WithName(page)), "row9", "a", "b", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row9", "a", "b", "c")
 		s.reads(3)
 	})
 }
@@ -157,7 +157,7 @@ func valueOf(s *prefetchScene, snapshot *txn.Snapshot, row string, columns ...st
 func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
-		tx := begin(t, s.c, txn.WithName(page))
+		tx := begin(t, s.c, txn.Named(page))
 		v := &tx.Table("a").View
 		tx.Table("a").Set("row5", "f", "b", []byte("own"))
 		s.want(s.get(v, "row5", "a"), "a0")
@@ -174,10 +174,10 @@ func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 		s.want(s.get(v, "row5", "c"), "absent")
 		s.reads(0)
 		tx.Rollback()
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b", "c", "d"), "[a0 b0 c1 absent]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b", "c", "d"), "[a0 b0 c1 absent]")
 
 		// The caller may change a value that came from the cache.
-		tx = begin(t, s.c, txn.WithName(page))
+		tx = begin(t, s.c, txn.Named(page))
 		defer tx.Rollback()
 		for _, q := range []string{"a", "b", "b"} {
 			b, _, err := tx.Table("a").Get(t.Context(), "row5", "f", q)
@@ -214,7 +214,7 @@ func TestPrefetchLeavesLocks(t *testing.T) {
 				<-done
 
 				s.faults.Reset()
-				reader := begin(t, s.c, txn.WithName(page))
+				reader := begin(t, s.c, txn.Named(page))
 				defer reader.Rollback()
 				v := &reader.Table("a").View
 				s.want(s.get(v, "row5", "a"), "a0") // in no virtual time
@@ -244,7 +244,7 @@ func TestPrefetchOfOtherData(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		writer := begin(t, s.env.Client)
 		writer.Table("a").Set("row5", "f", "b", []byte("b1"))
-		reader := begin(t, s.c, txn.WithName(page))
+		reader := begin(t, s.c, txn.Named(page))
 		defer reader.Rollback()
 		if _, err := writer.Commit(t.Context()); err != nil {
 			t.Fatal(err)
@@ -262,7 +262,7 @@ func TestPrefetchSerializable(t *testing.T) {
 		t.Run(fmt.Sprintf("asked %v", asked), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newPrefetchScene(t, txn.Config{})
-				tx := begin(t, s.c, txn.WithName(page), txn.Serializable())
+				tx := begin(t, s.c, txn.Named(page), txn.Serializable())
 				v := &tx.Table("a").View
 				s.get(v, "row5", "a")
 				if asked {
@@ -295,20 +295,20 @@ func TestPrefetchOfLargeValues(t *testing.T) {
 			}
 		}
 		grow("b", 2<<20)
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c") // the client learns the size
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c") // the client learns the size
 		s.reads(1)
 		n := s.c.Stats().PrefetchedCells
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c")
 		s.reads(1)
 		if got := s.c.Stats().PrefetchedCells - n; got != 1 {
 			t.Errorf("%d cells prefetched, want that of c", got)
 		}
-		if got := s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b"); len(got[1]) != 2<<20 {
+		if got := s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b"); len(got[1]) != 2<<20 {
 			t.Errorf("%d bytes of b, want all", len(got[1]))
 		}
 		s.reads(2)
 		grow("c", 600)
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "c")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c")
 		s.reads(1)
 	})
 }
@@ -328,19 +328,19 @@ func TestPrefetchRefused(t *testing.T) {
 		}))
 		s.c = s.env.NewClient(txn.Config{TokenTTL: -1}, options...)
 		for i := range 4 {
-			s.read(begin(t, s.c, txn.WithName(page)), fmt.Sprintf("row%d", i), "a", "b")
+			s.read(begin(t, s.c, txn.Named(page)), fmt.Sprintf("row%d", i), "a", "b")
 		}
 		s.faults.Reset()
 		refuse.Store(1)
-		s.want(s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b"), "[a0 b0]")
+		s.want(s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b"), "[a0 b0]")
 		if refuse.Load() != 0 {
 			t.Error("the fault did not fire")
 		}
 		s.reads(2)
-		s.read(begin(t, s.c, txn.WithName(page)), "row6", "a", "b") // the client learns again
+		s.read(begin(t, s.c, txn.Named(page)), "row6", "a", "b") // the client learns again
 		s.reads(2)
 		refuse.Store(1)
-		tx := begin(t, s.c, txn.WithName("other"))
+		tx := begin(t, s.c, txn.Named("other"))
 		defer tx.Rollback()
 		if _, _, err := tx.Table("a").Get(t.Context(), "row5", "f", "a"); err == nil {
 			t.Error("a refused read of the requested columns returned no error")
@@ -353,7 +353,7 @@ func TestPrefetchBesideObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		for i := range 5 {
-			tx := begin(t, s.c, txn.WithName("observer"))
+			tx := begin(t, s.c, txn.Named("observer"))
 			cell := txn.Cell{Table: "a", Row: fmt.Sprintf("row%d", i), Family: "f", Qualifier: "d"}
 			if _, err := changes.Observe(t.Context(), tx, cell); err != nil {
 				t.Fatal(err)
@@ -370,14 +370,14 @@ func TestPrefetchFollowsTheWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		for range 40 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "b")
+			s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b")
 		}
 		s.faults.Reset()
 		for range 120 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "d")
+			s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "d")
 		}
 		s.faults.Reset()
-		s.read(begin(t, s.c, txn.WithName(page)), "row5", "a", "d")
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "d")
 		s.reads(1)
 		<-time.After(time.Second)
 	})
@@ -396,12 +396,12 @@ func TestPrefetchOfDataFromBefore(t *testing.T) {
 		}
 		putColumns(t, s.env.Client, "adopted", "1", "a", "c", "d")
 		for range 8 {
-			s.read(begin(t, s.c, txn.WithName(page)), "row0", "a", "b", "c", "d")
+			s.read(begin(t, s.c, txn.Named(page)), "row0", "a", "b", "c", "d")
 		}
 		// The data of column d is newer than the reader's timestamp.
 		late := begin(t, s.env.Client)
 		late.Table("a").Set("adopted", "f", "d", []byte("2"))
-		reader := begin(t, s.c, txn.WithName(page))
+		reader := begin(t, s.c, txn.Named(page))
 		if _, err := late.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -431,7 +431,7 @@ func TestPrefetchNeverReadsWholeFamilies(t *testing.T) {
 		long, next := strings.Repeat("l", 2200), strings.Repeat("n", 900)
 		for i := range 6 {
 			s.faults.Reset()
-			s.read(begin(t, s.c, txn.WithName("long")), fmt.Sprintf("row%d", i), long, next)
+			s.read(begin(t, s.c, txn.Named("long")), fmt.Sprintf("row%d", i), long, next)
 			for _, call := range s.faults.Calls() {
 				r, ok := call.Request.(*btpb.ReadRowsRequest)
 				if !ok || call.Step != txntest.StepRead {

@@ -322,7 +322,7 @@ func TestConcurrentReads(t *testing.T) {
 	for _, batch := range []int{0, 1, 3} {
 		c := env.NewClient(txn.Config{BatchReads: batch})
 		for range 6 {
-			tx := begin(t, c, txn.WithName("many"))
+			tx := begin(t, c, txn.Named("many"))
 			var wg sync.WaitGroup
 			for g := range 12 {
 				wg.Go(func() {

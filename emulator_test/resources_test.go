@@ -16,6 +16,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -215,7 +216,7 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 			if _, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"127.0.0.1:1", "\x00:://"}}); err == nil {
 				t.Log("gRPC accepts any address")
 			}
-			if _, err := tso.NewServer(env.Bigtable.OpenTable("percolator"), tso.ServerConfig{Lease: 1}); err == nil {
+			if _, err := server.New(env.Bigtable.OpenTable("percolator"), server.Config{Lease: 1}); err == nil {
 				t.Error("a server with a lease of one nanosecond; want an error")
 			}
 			return nil

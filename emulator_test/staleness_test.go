@@ -62,13 +62,13 @@ func TestMaxStaleness(t *testing.T) {
 			asked = c.Stats().Timestamps
 		}
 
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(0)), "r"); got != "1" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(0)), "r"); got != "1" {
 			t.Errorf("a snapshot that must not be stale shows %s", got)
 		}
 		count(1)
 		putValue(t, env.Client, "r", "2") // by another client
 		<-time.After(d - time.Second)
-		stale := takeSnapshot(t, c, txn.WithMaxStaleness(d))
+		stale := takeSnapshot(t, c, txn.MaxStaleness(d))
 		if got := valueAt(t, stale, "r"); got != "1" {
 			t.Errorf("a snapshot at an old timestamp shows %s, which is newer", got)
 		}
@@ -76,7 +76,7 @@ func TestMaxStaleness(t *testing.T) {
 		if n := c.Stats().ReusedTimestamps; n != 1 {
 			t.Errorf("%d timestamps reused", n)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "2" {
 			t.Errorf("a snapshot that may be a second old shows %s", got)
 		}
 		count(1)
@@ -87,7 +87,7 @@ func TestMaxStaleness(t *testing.T) {
 			committed := putValue(t, c, "r", v)
 			asked = c.Stats().Timestamps
 			faults.Reset()
-			s := takeSnapshot(t, c, txn.WithMaxStaleness(d))
+			s := takeSnapshot(t, c, txn.MaxStaleness(d))
 			if got := valueAt(t, s, "r"); got != v {
 				t.Errorf("after the client's own commit of %s, it reads %s", v, got)
 			}
@@ -100,7 +100,7 @@ func TestMaxStaleness(t *testing.T) {
 		// A timestamp also ages while the client waits.
 		<-time.After(d)
 		putValue(t, env.Client, "r", "5")
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(d)), "r"); got != "5" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(d)), "r"); got != "5" {
 			t.Errorf("a snapshot whose timestamp was %v old shows %s", d, got)
 		}
 	})
@@ -126,7 +126,7 @@ func TestStalenessFromTheRequest(t *testing.T) {
 		if err := <-asked; err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(3*time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(3*time.Second)), "r"); got != "2" {
 			t.Errorf("a snapshot that may be 3 s old shows %s, and misses a commit from 4 s ago", got)
 		}
 		if got := c.Stats().ReusedTimestamps; got != 0 {
@@ -151,7 +151,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 		}()
 		<-hold.Fired()
 		faults.Reset()
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "1" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "1" {
 			t.Errorf("the client reads %s before the commit", got)
 		}
 		if n := faults.Count()[txntest.StepRead]; n != 1 {
@@ -161,7 +161,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(time.Second)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "2" {
 			t.Errorf("the client reads %s after the commit", got)
 		}
 	})
@@ -178,14 +178,14 @@ func TestStalenessAndSafePoint(t *testing.T) {
 		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 30 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
-		if got := valueAt(t, takeSnapshot(t, c, txn.WithMaxStaleness(24*time.Hour)), "r"); got != "2" {
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(24*time.Hour)), "r"); got != "2" {
 			t.Errorf("read %s", got)
 		}
 		if got := c.Stats().ReusedTimestamps; got != 0 {
 			t.Errorf("%d timestamps reused", got)
 		}
 		// With Hold, the timestamp is checked before the first read.
-		s := takeSnapshot(t, env.Client, txn.WithMaxStaleness(time.Minute), txn.Hold())
+		s := takeSnapshot(t, env.Client, txn.MaxStaleness(time.Minute), txn.Hold())
 		defer s.Release()
 		if got := valueAt(t, s, "r"); got != "2" {
 			t.Errorf("read %s", got)
@@ -198,8 +198,8 @@ func TestMaxStalenessRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 		for _, opts := range [][]txn.SnapshotOption{
-			{txn.WithMaxStaleness(-time.Second)},
-			{txn.WithMaxStaleness(time.Second), txn.At(1e15)},
+			{txn.MaxStaleness(-time.Second)},
+			{txn.MaxStaleness(time.Second), txn.At(1e15)},
 		} {
 			if _, err := c.Snapshot(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%v", err)
@@ -231,7 +231,7 @@ func TestStalenessBehindARetry(t *testing.T) {
 		if !errors.Is(err, errStop) || c.Stats().AheadTimestamps != 1 {
 			t.Fatalf("%v, %d timestamps requested ahead", err, c.Stats().AheadTimestamps)
 		}
-		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
 		if got := valueAt(t, s, "r"); got != "1" || c.Stats().ReusedTimestamps != 1 {
 			t.Errorf("the client has seen 1, and then reads %s in a stale snapshot", got)
 		}
@@ -246,7 +246,7 @@ func TestStalenessBehindABulkLoad(t *testing.T) {
 		if _, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(3), admin.BulkConfig{Idle: true}); err != nil {
 			t.Fatal(err)
 		}
-		s := takeSnapshot(t, c, txn.WithMaxStaleness(time.Hour))
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
 		if got := valueAt(t, s, "r0001"); got != "value 1" || c.Stats().ReusedTimestamps != 1 {
 			t.Errorf("after the load the client reads %s", got)
 		}

@@ -203,7 +203,7 @@ func (r *run) do(ctx context.Context) {
 		ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
 		return ctx
 	}
-	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.WithName(h.id), changes.TraceLater(begin)}, h.txnOptions...)...)
+	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.Named(h.id), changes.TraceLater(begin)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
 		return
@@ -480,7 +480,7 @@ func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
 		}
 		changes.Acknowledge(tx, o, id)
 		return nil
-	}, txn.WithName(id))
+	}, txn.Named(id))
 	if err != nil {
 		r.err = fmt.Errorf("acknowledging a dropped change: %w", err)
 		r.worker.cfg.Logger.WarnContext(ctx, "acknowledging a dropped change failed; it is tried again", "observer", id, "cell", r.cell, "error", err)

@@ -6,12 +6,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// batch is the callers who share one reservation, in the order of their
+// batch is the callers that share one reservation, in the order of their
 // arrival. Direct's mutex guards it.
 type batch struct {
 	waiters []*waiter
-	live    int64              // waiters neither answered nor gone
-	origin  trace.SpanContext  // the span of the first of them that is recorded
+	live    int64              // waiters that were not answered and did not leave
+	origin  trace.SpanContext  // the span of the first caller, or of the first sampled one
 	cancel  context.CancelFunc // ends the reservation; nil before it is sent
 }
 
@@ -31,8 +31,8 @@ func (b *batch) add() *waiter {
 	return w
 }
 
-// remove takes w out, unless it was answered. Without anybody left to wait,
-// the reservation ends.
+// remove removes w and reports true, unless w was answered. The last waiter to
+// leave cancels the reservation.
 func (b *batch) remove(w *waiter) bool {
 	if b.live == 0 {
 		return false // answered
@@ -45,8 +45,9 @@ func (b *batch) remove(w *waiter) bool {
 	return true
 }
 
-// finish answers whoever is left: with err, or with the timestamps from first
-// on. A batch is answered once; later calls, and a nil batch, are no-ops.
+// finish answers the remaining waiters: with err, or with the timestamps from
+// first on. Only the first call answers; later calls, and calls on a nil batch,
+// do nothing.
 func (b *batch) finish(first Timestamp, err error) {
 	if b == nil || b.live == 0 {
 		return

@@ -3,7 +3,7 @@ package tso_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,71 +11,52 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
-
-// holding holds the first answer of a leader back, once.
-type holding struct {
-	held, resume chan struct{}
-	used         atomic.Bool
-}
-
-func hold(n *node) *holding {
-	h := &holding{held: make(chan struct{}), resume: make(chan struct{})}
-	n.Between(func() {
-		if !h.used.Swap(true) {
-			close(h.held)
-			<-h.resume
-		}
-	}, false)
-	return h
-}
 
 // TestLateCallerNotInBatchSent is the client's part of order in real time.
 func TestLateCallerNotInBatchSent(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		h := hold(a)
-		client, other := c.client(tso.ClientConfig{}, "a"), c.client(tso.ClientConfig{}, "a")
+		h := c.Hold(a, 0)
+		client, other := c.Client(tso.ClientConfig{}, "a"), c.Client(tso.ClientConfig{}, "a")
 		leaving, leave := context.WithCancel(t.Context())
-		gone := async(leaving, client)
-		<-h.held
+		gone := tsotest.Async(leaving, client)
+		<-h.Held
 		// It leaves, so its number is free, and below the one that another got.
 		leave()
-		if r := <-gone; !errors.Is(r.err, context.Canceled) || r.ts != 0 {
+		if r := <-gone; !errors.Is(r.Err, context.Canceled) || r.TS != 0 {
 			t.Fatalf("the caller that left: %v", r)
 		}
 		newer, err := other.Timestamp(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		late := async(t.Context(), client)
+		late := tsotest.Async(t.Context(), client)
 		synctest.Wait()
-		close(h.resume)
-		if r := <-late; r.err != nil || r.ts <= newer {
+		close(h.Resume)
+		if r := <-late; r.Err != nil || r.TS <= newer {
 			t.Errorf("asked for after %d was received, got %v", newer, r)
 		}
 	})
 }
 
 func TestCallersShareRequests(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		h := hold(a)
-		client := c.client(tso.ClientConfig{AttemptTimeout: time.Minute, Timeout: time.Hour}, "a")
-		first := async(t.Context(), client)
-		<-h.held
+		h := c.Hold(a, 0)
+		client := c.Client(tso.ClientConfig{AttemptTimeout: time.Minute, Timeout: time.Hour}, "a")
+		first := tsotest.Async(t.Context(), client)
+		<-h.Held
 		// More than one request may ask for.
 		const callers = tso.MaxCount + 10
 		seen := make([]atomic.Bool, callers)
@@ -91,10 +72,10 @@ func TestCallersShareRequests(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		base.Store(int64(now()) + 1) // time stands still: the held one has now
-		close(h.resume)
+		base.Store(int64(tsotest.Now()) + 1) // time stands still: the held one has now
+		close(h.Resume)
 		wg.Wait()
-		if r := <-first; r.err != nil || int64(r.ts) >= base.Load() {
+		if r := <-first; r.Err != nil || int64(r.TS) >= base.Load() {
 			t.Error(r)
 		}
 		if s := client.Stats(); s.Requests != 3 || s.Timestamps != callers+1 {
@@ -104,50 +85,50 @@ func TestCallersShareRequests(t *testing.T) {
 }
 
 func TestClientContexts(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		client := c.client(tso.ClientConfig{AttemptTimeout: time.Hour, Timeout: time.Hour}, "a")
+		client := c.Client(tso.ClientConfig{AttemptTimeout: time.Hour, Timeout: time.Hour}, "a")
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := client.Timestamp(ended); !errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("ended context: %v", err)
 		}
-		h := hold(a)
+		h := c.Hold(a, 0)
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		start := time.Now()
-		leaves, stays := async(short, client), async(t.Context(), client)
-		if r := <-leaves; !errors.Is(r.err, context.DeadlineExceeded) {
+		leaves, stays := tsotest.Async(short, client), tsotest.Async(t.Context(), client)
+		if r := <-leaves; !errors.Is(r.Err, context.DeadlineExceeded) {
 			t.Errorf("deadline: %v", r)
 		}
 		if d := time.Since(start); d != time.Second {
 			t.Errorf("left after %s", d)
 		}
-		close(h.resume)
-		if r := <-stays; r.err != nil {
-			t.Errorf("the caller that stayed: %v", r.err)
+		close(h.Resume)
+		if r := <-stays; r.Err != nil {
+			t.Errorf("the caller that stayed: %v", r.Err)
 		}
 	})
 }
 
 func TestClientClose(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		h := hold(a)
-		client := c.client(tso.ClientConfig{}, "a")
-		sent := async(t.Context(), client)
-		<-h.held
-		next := async(t.Context(), client)
+		h := c.Hold(a, 0)
+		client := c.Client(tso.ClientConfig{}, "a")
+		sent := tsotest.Async(t.Context(), client)
+		<-h.Held
+		next := tsotest.Async(t.Context(), client)
 		synctest.Wait()
 		for range 2 {
 			if err := client.Close(); err != nil {
 				t.Error(err)
 			}
 		}
-		for _, r := range []result{<-sent, <-next} {
-			if !errors.Is(r.err, tso.ErrClosed) {
+		for _, r := range []tsotest.Result{<-sent, <-next} {
+			if !errors.Is(r.Err, tso.ErrClosed) {
 				t.Errorf("waiting at Close: %v", r)
 			}
 		}
@@ -157,44 +138,44 @@ func TestClientClose(t *testing.T) {
 		if _, _, err := client.Locks().Acquire(t.Context(), "x", "y", time.Second); err == nil {
 			t.Error("a lock after Close")
 		}
-		close(h.resume)
+		close(h.Resume)
 	})
 }
 
 // TestClientLeavesHungServer: a server that is there and does not answer.
 func TestClientLeavesHungServer(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		c.start("b", tso.ServerConfig{})
-		client := c.client(tso.ClientConfig{}, "a", "b")
+		c.Start("b", server.Config{})
+		h := c.Hold(a, 1)
+		client := c.Client(tso.ClientConfig{}, "a", "b")
 		high, err := client.Timestamp(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.cut.Store(true)
-		h := hold(a)
+		a.Cut.Store(true)
 		start := time.Now()
 		ts, err := client.Timestamp(t.Context())
 		if err != nil || ts <= high {
 			t.Fatal(ts, err)
 		}
-		if d := time.Since(start); d < time.Second || d > lease+2*time.Second {
+		if d := time.Since(start); d < time.Second || d > tsotest.Lease+2*time.Second {
 			t.Errorf("took %s", d)
 		}
-		close(h.resume)
+		close(h.Resume)
 	})
 }
 
 func TestClientFollowsHint(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		c.start("d", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("d", server.Config{})
 		synctest.Wait()
 		for _, name := range []string{"a", "b", "c"} {
-			c.start(name, tso.ServerConfig{})
+			c.Start(name, server.Config{})
 		}
 		synctest.Wait()
-		client := c.client(tso.ClientConfig{}, "a", "b", "c", "d")
+		client := c.Client(tso.ClientConfig{}, "a", "b", "c", "d")
 		if _, err := client.Timestamp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -205,9 +186,9 @@ func TestClientFollowsHint(t *testing.T) {
 }
 
 func TestClientWithoutServers(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		c := newCluster(e)
-		client := c.client(tso.ClientConfig{Timeout: 5 * time.Second}, "nowhere", "here")
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		client := c.Client(tso.ClientConfig{Timeout: 5 * time.Second}, "nowhere", "here")
 		start := time.Now()
 		_, err := client.Timestamp(t.Context())
 		var unavailable *tso.UnavailableError
@@ -239,7 +220,7 @@ func (s *script) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequ
 		}
 		answer := s.next()
 		if answer == nil {
-			return status.Error(codes.Internal, "the script is over")
+			return status.Error(codes.Internal, "the script has ended")
 		}
 		if err := stream.Send(answer); err != nil {
 			return err
@@ -258,18 +239,18 @@ func (s *script) next() *tsopb.TimestampsResponse {
 	return answer
 }
 
-func (c *cluster) script(name string, answers ...*tsopb.TimestampsResponse) {
-	c.e.t.Helper()
-	c.serveAs(name, &script{answers: answers})
+func serveScript(c *tsotest.Cluster, name string, answers ...*tsopb.TimestampsResponse) {
+	c.E.T.Helper()
+	c.ServeAs(name, &script{answers: answers})
 }
 
 func TestClientRefusesToGoBackwards(t *testing.T) {
 	const at = 1795152600000000
 	for _, second := range []int64{at, at - 1, at - 1e9} {
-		bubble(t, func(t *testing.T, e *emulator) {
-			c := newCluster(e)
-			c.script("a", &tsopb.TimestampsResponse{First: at, Count: 1}, &tsopb.TimestampsResponse{First: second, Count: 1}, &tsopb.TimestampsResponse{First: at + 1, Count: 1})
-			client := c.client(tso.ClientConfig{}, "a")
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			c := tsotest.NewCluster(e)
+			serveScript(c, "a", &tsopb.TimestampsResponse{First: at, Count: 1}, &tsopb.TimestampsResponse{First: second, Count: 1}, &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+			client := c.Client(tso.ClientConfig{}, "a")
 			if ts, err := client.Timestamp(t.Context()); ts != at || err != nil {
 				t.Fatal(ts, err)
 			}
@@ -311,22 +292,22 @@ func TestClientLeavesServerThatWentBackwards(t *testing.T) {
 		}
 	}
 	// Another server is right.
-	bubble(t, func(t *testing.T, e *emulator) {
-		c := newCluster(e)
-		c.script("wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
-		c.script("right", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
-		client := c.client(tso.ClientConfig{}, "wrong", "right")
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		serveScript(c, "wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
+		serveScript(c, "right", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+		client := c.Client(tso.ClientConfig{}, "wrong", "right")
 		goesOn(t, client, at)
 		backwards(t, client)
 		goesOn(t, client, at+1)
 	})
 	// The same address leads to the right server by now.
-	bubble(t, func(t *testing.T, e *emulator) {
-		c := newCluster(e)
-		c.script("wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
-		client := c.client(tso.ClientConfig{}, "wrong")
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		serveScript(c, "wrong", append([]*tsopb.TimestampsResponse{{First: at, Count: 1}}, fill(below)...)...)
+		client := c.Client(tso.ClientConfig{}, "wrong")
 		goesOn(t, client, at)
-		c.script("wrong", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+		serveScript(c, "wrong", &tsopb.TimestampsResponse{First: at + 1, Count: 1})
 		backwards(t, client)
 		goesOn(t, client, at+1)
 	})
@@ -336,10 +317,10 @@ func TestClientMalformedAnswers(t *testing.T) {
 	for _, bad := range []*tsopb.TimestampsResponse{
 		{}, {First: 1, Count: 1}, {First: -5, Count: 1}, {First: 1795152600000000, Count: 2}, {First: int64(tso.Max) + 1, Count: 1},
 	} {
-		bubble(t, func(t *testing.T, e *emulator) {
-			c := newCluster(e)
-			c.script("a", bad)
-			_, err := c.client(tso.ClientConfig{Timeout: time.Second}, "a").Timestamp(t.Context())
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			c := tsotest.NewCluster(e)
+			serveScript(c, "a", bad)
+			_, err := c.Client(tso.ClientConfig{Timeout: time.Second}, "a").Timestamp(t.Context())
 			if !errors.Is(err, tso.ErrUnavailable) {
 				t.Errorf("%v: %v", bad, err)
 			}
@@ -347,40 +328,171 @@ func TestClientMalformedAnswers(t *testing.T) {
 	}
 }
 
-func TestReflectionAndTelemetry(t *testing.T) {
-	for _, on := range []bool{false, true} {
-		served(t, func(t *testing.T, c *cluster) {
-			spans := tracetest.NewInMemoryExporter()
-			provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
-			telemetry := []otelgrpc.Option{otelgrpc.WithTracerProvider(provider)}
-			c.start("a", tso.ServerConfig{Reflection: on, Telemetry: telemetry})
-			synctest.Wait()
-			ctx, cancel := context.WithCancel(t.Context())
-			stream, err := reflectionpb.NewServerReflectionClient(c.raw("a")).ServerReflectionInfo(ctx)
-			if err != nil {
-				t.Fatal(err)
+// answering is a server that answers with what f returns.
+type answering struct {
+	tsopb.UnimplementedOracleServer
+	f func(*tsopb.TimestampsRequest) *tsopb.TimestampsResponse
+}
+
+func (s *answering) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequest, tsopb.TimestampsResponse]) error {
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(s.f(req)); err != nil {
+			return err
+		}
+	}
+}
+
+// TestClientRefusesOverflow: a range that ends past the largest integer is
+// malformed, and does not lower what the client remembers.
+func TestClientRefusesOverflow(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		const at = 1795152600000000
+		c := tsotest.NewCluster(e)
+		resume := make(chan struct{})
+		requests := 0
+		c.Register("a", func(s *grpc.Server) {
+			tsopb.RegisterOracleServer(s, &answering{f: func(req *tsopb.TimestampsRequest) *tsopb.TimestampsResponse {
+				requests++
+				switch requests {
+				case 1:
+					<-resume
+					return &tsopb.TimestampsResponse{First: at, Count: req.Count}
+				case 2:
+					return &tsopb.TimestampsResponse{First: math.MaxInt64 - 1, Count: req.Count}
+				}
+				return &tsopb.TimestampsResponse{First: at - 1000, Count: req.Count}
+			}})
+		})
+		client := c.Client(tso.ClientConfig{AttemptTimeout: time.Minute, Timeout: time.Minute}, "a")
+		first := tsotest.Async(t.Context(), client)
+		synctest.Wait()
+		var rest []<-chan tsotest.Result
+		for range 5 {
+			rest = append(rest, tsotest.Async(t.Context(), client))
+		}
+		synctest.Wait()
+		close(resume)
+		if r := <-first; r.Err != nil || r.TS != at {
+			t.Fatal(r)
+		}
+		for _, c := range rest {
+			if r := <-c; !errors.Is(r.Err, tso.ErrBackwards) {
+				t.Errorf("%+v", r)
 			}
-			_ = stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
-			r, err := stream.Recv()
-			if got := err == nil && strings.Contains(fmt.Sprint(r), "percolator.tso.v1.Oracle"); got != on || !on && status.Code(err) != codes.Unimplemented {
-				t.Errorf("reflection %t: %v, %v", on, r, err)
-			}
-			cancel()
-			client := c.client(tso.ClientConfig{Telemetry: telemetry}, "a")
+		}
+		if ts, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrBackwards) {
+			t.Errorf("%d after %d, %v", ts, at, err)
+		}
+	})
+}
+
+// TestClientLeavesWrongServer: one of the addresses is no oracle. That is no
+// reason to give up while another server may lead, nor to stay there.
+func TestClientLeavesWrongServer(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Register("x", func(*grpc.Server) {})
+		b := c.Start("b", server.Config{})
+		synctest.Wait()
+		for _, order := range [][]string{{"b", "x"}, {"x", "b"}} {
+			client := c.Client(tso.ClientConfig{Timeout: 2 * tsotest.Lease}, order...)
+			locks := client.Locks()
 			if _, err := client.Timestamp(t.Context()); err != nil {
-				t.Fatal(err)
+				t.Fatalf("%v: %v", order, err)
 			}
-			_ = client.Close()
+			if ok, _, err := locks.Acquire(t.Context(), "l", "x", tsotest.Lease); err != nil || !ok {
+				t.Errorf("%v: lock: %t, %v", order, ok, err)
+			}
+			b.Cut.Store(true)
+			tsotest.Advance(2 * tsotest.Lease)
+			if _, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrUnavailable) {
+				t.Errorf("%v, without a leader: %v", order, err)
+			}
+			if _, _, err := locks.Acquire(t.Context(), "l", "x", tsotest.Lease); !errors.Is(err, tso.ErrUnavailable) {
+				t.Errorf("%v, lock without a leader: %v", order, err)
+			}
+			back := tsotest.Async(t.Context(), client) // waits for it
+			tsotest.Advance(tsotest.Lease / 2)
+			b.Cut.Store(false)
+			if r := <-back; r.Err != nil {
+				t.Errorf("%v: %v", order, r.Err)
+			}
+			tsotest.Advance(tsotest.Lease)
+			failures := client.Stats().Failures
+			if _, err := client.Timestamp(t.Context()); err != nil || client.Stats().Failures != failures {
+				t.Errorf("%v, the leader is back: %v, %+v", order, err, client.Stats())
+			}
+		}
+		only := c.Client(tso.ClientConfig{}, "x")
+		if _, err := only.Timestamp(t.Context()); status.Code(err) != codes.Unimplemented {
+			t.Errorf("no oracle at all: %v", err)
+		}
+		if _, _, err := only.Locks().Acquire(t.Context(), "l", "x", tsotest.Lease); status.Code(err) != codes.Unimplemented {
+			t.Errorf("lock: %v", err)
+		}
+	})
+}
+
+// TestClientDoesNotStayAtWrongServer: the only other server is out of reach, so
+// the request fails; the next one starts at the one that was out of reach.
+func TestClientDoesNotStayAtWrongServer(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Register("x", func(*grpc.Server) {})
+		client := c.Client(tso.ClientConfig{}, "b", "x")
+		if _, err := client.Timestamp(t.Context()); status.Code(err) != codes.Unimplemented {
+			t.Errorf("nobody else: %v", err)
+		}
+		c.Start("b", server.Config{})
+		tsotest.Advance(time.Minute)
+		failures := client.Stats().Failures
+		if _, err := client.Timestamp(t.Context()); err != nil || client.Stats().Failures != failures {
+			t.Errorf("%v, %+v", err, client.Stats())
+		}
+	})
+}
+
+// hungServer accepts requests and never answers.
+type hungServer struct {
+	tsopb.UnimplementedOracleServer
+}
+
+func (hungServer) Timestamps(s grpc.BidiStreamingServer[tsopb.TimestampsRequest, tsopb.TimestampsResponse]) error {
+	<-s.Context().Done()
+	return s.Context().Err()
+}
+
+// TestClientTimeoutBoundsAttempts: also the first one, and twice the time is
+// what a second caller waits at most.
+func TestClientTimeoutBoundsAttempts(t *testing.T) {
+	for _, timeout := range []time.Duration{100 * time.Millisecond, 1500 * time.Millisecond, 10 * time.Second} {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			c := tsotest.NewCluster(e)
+			c.Register("a", func(s *grpc.Server) { tsopb.RegisterOracleServer(s, hungServer{}) })
+			client := c.Client(tso.ClientConfig{Timeout: timeout}, "a")
+			start := time.Now()
+			first := tsotest.Async(t.Context(), client)
 			synctest.Wait()
-			kinds := map[string]bool{}
-			for _, s := range spans.GetSpans() {
-				if strings.HasSuffix(s.Name, "Oracle/Timestamps") {
-					kinds[s.SpanKind.String()] = true
+			second := tsotest.Async(t.Context(), client)
+			for i, r := range []<-chan tsotest.Result{first, second} {
+				if r := <-r; !errors.Is(r.Err, tso.ErrUnavailable) {
+					t.Errorf("timeout %s: %v", timeout, r)
+				}
+				if d, most := time.Since(start), time.Duration(i+1)*timeout; d > most || d < most-most/4 {
+					t.Errorf("timeout %s: caller %d waited %s", timeout, i+1, d)
 				}
 			}
-			if !kinds["client"] || !kinds["server"] {
-				t.Errorf("spans of Timestamps: %v", kinds)
-			}
 		})
+	}
+}
+
+// TestClientConfig refuses what cannot work.
+func TestClientConfig(t *testing.T) {
+	for _, cfg := range []tso.ClientConfig{{}, {Addresses: []string{"a"}, Timeout: -1}} {
+		if _, err := tso.NewClient(cfg); err == nil {
+			t.Errorf("accepted %+v", cfg)
+		}
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestSealedBatch: after the seal, when the request may be on its way, nobody
-// gets in any more, however late they looked up the batch.
+// TestSealedBatch: no caller joins after the seal, when the request may be under
+// way, however early it loaded the batch.
 func TestSealedBatch(t *testing.T) {
 	b := newCallers()
 	for want := range int64(3) {
@@ -24,7 +24,7 @@ func TestSealedBatch(t *testing.T) {
 	}
 }
 
-// TestSealWhileJoining: the seal counts exactly those who got in.
+// TestSealWhileJoining: the seal counts exactly the callers that joined.
 func TestSealWhileJoining(t *testing.T) {
 	for range 200 {
 		b := newCallers()

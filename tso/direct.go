@@ -11,10 +11,13 @@ import (
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
+	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 )
 
 // DirectConfig configures a [Direct] oracle. The zero value is ready to use.
-// Row and Family have to be the same in every process of a deployment.
+// Row and Family have to be the same in all processes of a deployment.
 type DirectConfig struct {
 	// Row is the oracle's row key in the metadata table.
 	// Defaults to "oracle".
@@ -24,10 +27,10 @@ type DirectConfig struct {
 	// Defaults to "tso".
 	Family string
 
-	// RPCTimeout bounds each single RPC. It does not bound Timestamp: an RPC
-	// that timed out is tried again until the caller's context ends. Since the
-	// whole process waits for one RPC, it should not be long; since tablets
-	// move and fail over within seconds, a shorter one adds load just then.
+	// RPCTimeout bounds each single RPC. It does not bound Timestamp, which
+	// retries an RPC that timed out until the caller's context ends. A long
+	// timeout is bad because the whole process waits for one RPC. A timeout
+	// shorter than a few seconds adds load while a tablet moves or fails over.
 	// Defaults to 10 seconds.
 	RPCTimeout time.Duration
 
@@ -35,9 +38,9 @@ type DirectConfig struct {
 	Clock func() time.Time
 
 	// MaxStep is how far the clock may be ahead of the highest timestamp
-	// before the step is confirmed with Bigtable's own clock, which costs two
-	// round trips: after a pause of that length, or with a wrong clock. A
-	// clock that jumps ahead moves the oracle by MaxStep at most.
+	// before the oracle confirms the step with Bigtable's own clock, in two
+	// round trips. That happens after a pause of that length, or with a wrong
+	// clock. A clock that jumps ahead moves the oracle by MaxStep at most.
 	// Defaults to 1 minute.
 	MaxStep time.Duration
 
@@ -66,12 +69,12 @@ type DirectStats struct {
 // table, and any number of processes may use it at once. See the package
 // documentation for how it works and what it costs.
 //
-// A Direct has no goroutine while nobody waits for a timestamp.
+// A Direct has no goroutine while no caller waits for a timestamp.
 type Direct struct {
 	log *slog.Logger
-	row *oracleRow
+	row *row.Row
 	res *reserver // used by the one running worker only
-	tel telemetry
+	tel telemetry.Telemetry
 
 	worker sync.WaitGroup // the running worker, if any
 
@@ -86,36 +89,30 @@ type Direct struct {
 
 var _ Oracle = (*Direct)(nil)
 
-// NewDirect returns an oracle over the metadata table. It does no I/O: that the
-// table exists, and that the row is in direct mode, is found out by the first
-// Timestamp.
+// NewDirect returns an oracle over the metadata table. It does no I/O: the first
+// Timestamp finds out whether the table exists and the row is in direct mode.
 func NewDirect(table bigtable.TableAPI, cfg DirectConfig) *Direct {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
-	row := &oracleRow{
-		table:   table,
-		key:     cmp.Or(cfg.Row, "oracle"),
-		family:  cmp.Or(cfg.Family, "tso"),
-		timeout: cmp.Or(max(cfg.RPCTimeout, 0), 10*time.Second),
-	}
+	r := row.Open(table, cfg.Row, cfg.Family, cfg.RPCTimeout)
 	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	tel := newTelemetry(roleDirect, cfg.TracerProvider, cfg.MeterProvider, log)
-	return &Direct{log: log, row: row, tel: tel, res: &reserver{
-		row:     row,
+	tel := telemetry.New(telemetry.RoleDirect, cfg.TracerProvider, cfg.MeterProvider, log, outcomes...)
+	return &Direct{log: log, row: r, tel: tel, res: &reserver{
+		row:     r,
 		clock:   cfg.Clock,
 		maxStep: Timestamp(cmp.Or(max(cfg.MaxStep, 0), time.Minute).Microseconds()),
 		log:     log,
 	}}
 }
 
-// Timestamp returns a timestamp above every one that was received, anywhere,
-// before this call. Errors that may pass are retried until ctx ends, so ctx
-// should have a deadline; the error then matches the context's and its text
-// carries the last failure. It fails at once with [ErrClosed] after Close, with
+// Timestamp returns a timestamp above every one that any process received
+// before this call. It retries temporary errors until ctx ends, so ctx should
+// have a deadline; the error then matches the context's, and its text has the
+// last failure. Timestamp fails at once with [ErrClosed] after Close, with
 // [*ModeError], [*CorruptError] or [ErrNotInitialized] for a row that cannot be
 // used, and for requests that Bigtable refuses (no permission, an app profile
-// without single-row transactions). A number may be lost, never given twice.
+// without single-row transactions). A number may be lost, but never comes twice.
 func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, d.expired(err)
@@ -135,9 +132,9 @@ func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
 	return w.ts, w.err
 }
 
-// Close ends the work in flight, answers everybody who waits with [ErrClosed]
-// and returns when nothing runs any more. It does not close the table's client.
-// Closing twice is fine; the error is always nil.
+// Close ends the work in flight, fails all waiting callers with [ErrClosed] and
+// returns when the worker has stopped. It does not close the table's client. A
+// second Close does nothing; the error is always nil.
 func (d *Direct) Close() error {
 	d.mu.Lock()
 	d.closed = true
@@ -154,13 +151,14 @@ func (d *Direct) Stats() DirectStats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.stats
-	s.RPCs = d.row.rpcs.Load()
+	s.RPCs = d.row.RPCs()
 	return s
 }
 
-// join enters the caller into the batch that forms, and sees to a worker.
-// Never into the one in flight: its range may be below timestamps which this
-// caller, or somebody who told it something, has received since it was sent.
+// join adds the caller to the batch that forms, and starts a worker if none
+// runs. It never adds to the batch in flight: since that was sent, this caller,
+// or another one that it depends on, may have received a larger timestamp than
+// those that the batch will get.
 func (d *Direct) join(ctx context.Context) (*waiter, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -171,7 +169,7 @@ func (d *Direct) join(ctx context.Context) (*waiter, error) {
 		d.forming = &batch{}
 	}
 	w := d.forming.add()
-	if sc, ok := origin(ctx); ok && (!d.forming.origin.IsValid() || sc.IsSampled() && !d.forming.origin.IsSampled()) {
+	if sc, ok := telemetry.Origin(ctx); ok && (!d.forming.origin.IsValid() || sc.IsSampled() && !d.forming.origin.IsSampled()) {
 		d.forming.origin = sc
 	}
 	if !d.running {
@@ -181,17 +179,18 @@ func (d *Direct) join(ctx context.Context) (*waiter, error) {
 	return w, nil
 }
 
-// leave takes the caller out of its batch and reports whether it was still in
-// it. The batch goes on for the others; when nobody is left, so does its RPC.
+// leave removes the caller from its batch and reports whether it was still in
+// it. The batch continues for the other callers. When the last one leaves, its RPC
+// is cancelled.
 func (d *Direct) leave(w *waiter) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return w.batch.remove(w)
 }
 
-// expired is the error for a caller whose context ended. The last failure is
-// text only: it may be a deadline of its own, and must not make a cancelled
-// caller match context.DeadlineExceeded.
+// expired is the error for a caller whose context ended. It has only the text of
+// the last failure: that may be a deadline of its own, and must not make a
+// cancelled caller's error match context.DeadlineExceeded.
 func (d *Direct) expired(ctxErr error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,16 +200,16 @@ func (d *Direct) expired(ctxErr error) error {
 	return fmt.Errorf("tso: waiting for a timestamp: %w (last error: %v)", ctxErr, d.lastErr)
 }
 
-// work serves batches, one after the other, until nobody waits.
+// work serves batches, one after the other, until no caller waits.
 func (d *Direct) work() {
 	for d.serveNext() {
 	}
 }
 
-// serveNext sends off the batch that formed and answers it. It reports whether
-// there was one.
+// serveNext sends the batch that formed and answers it. It reports whether there
+// was one.
 func (d *Direct) serveNext() bool {
-	// Not a context of any caller: callers leave, the batch goes on.
+	// No caller's context: callers may leave while the batch continues.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
@@ -229,15 +228,15 @@ func (d *Direct) serveNext() bool {
 
 	for failures := 1; n > 0; failures++ {
 		began := time.Now()
-		rctx, span := d.tel.request(ctx, "reserve timestamps", b.origin, n)
+		rctx, span := d.tel.Request(ctx, "reserve timestamps", b.origin, n)
 		last, err := d.res.reserve(rctx, n)
-		d.tel.answered(span, began, n, err)
+		d.tel.Answered(span, began, n, err)
 		if !d.answer(b, last, n, err) {
 			return true
 		}
 		d.log.WarnContext(ctx, "tso: reserving timestamps failed, trying again",
-			"row", d.row.key, "waiting", n, "failures", failures, "error", err)
-		pause := time.NewTimer(backoff(failures))
+			"row", d.row.Key, "waiting", n, "failures", failures, "error", err)
+		pause := time.NewTimer(row.Backoff(failures))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -251,7 +250,7 @@ func (d *Direct) serveNext() bool {
 }
 
 // answer gives the waiters of b the range of n that ends at last, or err. It
-// reports whether to try again instead: the error may pass, and somebody waits.
+// reports whether to try again instead: the error is temporary, and callers wait.
 func (d *Direct) answer(b *batch, last Timestamp, n int64, err error) (again bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -261,7 +260,7 @@ func (d *Direct) answer(b *batch, last Timestamp, n int64, err error) (again boo
 		d.stats.Timestamps += uint64(b.live)
 		d.lastErr = nil
 		b.finish(last-Timestamp(n)+1, nil)
-	case retryable(err) && b.live > 0:
+	case row.Retryable(err) && b.live > 0:
 		d.stats.Retries++
 		d.lastErr = err
 		return true

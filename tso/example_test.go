@@ -13,18 +13,19 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 func ExampleDirect() {
 	ctx := context.Background()
 
 	// An emulator in place of Bigtable, with a metadata table.
-	server, err := bttest.NewServer("localhost:0")
+	emulator, err := bttest.NewServer("localhost:0")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer server.Close()
-	conn, err := grpc.NewClient(server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	defer emulator.Close()
+	conn, err := grpc.NewClient(emulator.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func ExampleClient() {
 	}
 
 	// What `percctl tso serve` does:
-	server, err := tso.NewServer(metadata, tso.ServerConfig{})
+	srv, err := server.New(metadata, server.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -113,7 +114,7 @@ func ExampleClient() {
 		log.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(ctx, lis) }()
+	go func() { ended <- srv.Serve(ctx, lis) }()
 
 	// What a service does, with the addresses of all servers:
 	oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{lis.Addr().String()}})

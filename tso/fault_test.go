@@ -9,81 +9,53 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
-// Faults of one RPC, as a network makes them.
-var faults = []struct {
-	name string
-	do   func(call func() (any, error)) (any, error)
-}{
-	{"dropped before it is applied", func(func() (any, error)) (any, error) {
-		return nil, status.Error(codes.Unavailable, "dropped before")
-	}},
-	{"answer dropped after it was applied", func(call func() (any, error)) (any, error) {
-		if _, err := call(); err != nil {
-			return nil, err
-		}
-		return nil, status.Error(codes.Unavailable, "dropped after")
-	}},
-	{"applied, then aborted", func(call func() (any, error)) (any, error) {
-		_, _ = call()
-		return nil, status.Error(codes.Aborted, "aborted")
-	}},
-	{"duplicated, last answer", func(call func() (any, error)) (any, error) {
-		_, _ = call()
-		return call()
-	}},
-	{"duplicated, first answer", func(call func() (any, error)) (any, error) {
-		res, err := call()
-		_, _ = call()
-		return res, err
-	}},
-}
-
-// TestOneFaultAtEveryRPC runs a workload of two processes over and over, with
-// one fault at its k-th RPC, for all k.
+// TestOneFaultAtEveryRPC runs a workload of two processes repeatedly, with one
+// fault at its k-th RPC, for all k.
 func TestOneFaultAtEveryRPC(t *testing.T) {
-	for _, fault := range faults {
-		t.Run(fault.name, func(t *testing.T) {
+	for _, fault := range tsotest.Faults {
+		t.Run(fault.Name, func(t *testing.T) {
 			methods := map[string]int{}
 			k := 0
 			for fired := true; fired; k++ {
 				fired = false
-				bubble(t, func(t *testing.T, e *emulator) {
+				tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 					n := 0
-					e.on(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+					e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
 						n++
-						if n-1 != k || method == read && fault.name[:3] == "dup" { // a stream cannot be read twice
+						if n-1 != k || method == tsotest.ReadRows && fault.Name[:3] == "dup" { // a stream cannot be read twice
 							fired = fired || n-1 == k
 							return call()
 						}
 						fired = true
 						methods[method]++
-						return fault.do(call)
+						return fault.Do(call)
 					})
-					h := newHistory(t)
-					a, b := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
+					h := tsotest.NewHistory(t)
+					a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 					work := []*tso.Direct{a, a, b, b, a, b, a, b, a, a, a}
 					for i, d := range work {
-						h.ask(t.Context(), d)
+						h.Ask(t.Context(), d)
 						if i%3 == 0 {
-							advance(20 * time.Second)
+							tsotest.Advance(20 * time.Second)
 						}
 					}
-					advance(2 * time.Minute)
-					h.ask(t.Context(), b)
-					e.on(nil)
-					h.check(len(work) + 1)
-					if h.highest() > now()+20 {
-						t.Errorf("k=%d: overshot: %d at %d", k, h.highest(), now())
+					tsotest.Advance(2 * time.Minute)
+					h.Ask(t.Context(), b)
+					e.On(nil)
+					h.Check(len(work) + 1)
+					if h.Highest() > tsotest.Now()+20 {
+						t.Errorf("k=%d: overshot: %d at %d", k, h.Highest(), tsotest.Now())
 					}
-					e.checkRow(h.highest())
+					e.CheckRow(h.Highest())
 				})
 				if t.Failed() {
 					t.Fatalf("with the fault at RPC %d", k)
 				}
 			}
-			for _, m := range []string{cam, rmw, mutate} {
+			for _, m := range []string{tsotest.CheckAndMutate, tsotest.ReadModifyWrite, tsotest.MutateRow} {
 				if methods[m] == 0 {
 					t.Errorf("never fired at %s", m)
 				}
@@ -93,41 +65,41 @@ func TestOneFaultAtEveryRPC(t *testing.T) {
 	}
 }
 
-// TestDelayedRPC lets a write land after its caller has given up on it and
-// others have gone on.
+// TestDelayedRPC applies a write after its caller gave up on it and other callers
+// continued.
 func TestDelayedRPC(t *testing.T) {
-	for _, method := range []string{cam, rmw} {
+	for _, method := range []string{tsotest.CheckAndMutate, tsotest.ReadModifyWrite} {
 		t.Run(method, func(t *testing.T) {
-			bubble(t, func(t *testing.T, e *emulator) {
-				h := newHistory(t)
-				a, b := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
-				h.ask(t.Context(), a)
-				if method == rmw {
-					h.ask(t.Context(), b)
-					h.ask(t.Context(), a) // a notices b, and increments from now on
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+				h := tsotest.NewHistory(t)
+				a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
+				h.Ask(t.Context(), a)
+				if method == tsotest.ReadModifyWrite {
+					h.Ask(t.Context(), b)
+					h.Ask(t.Context(), a) // a notices b, and increments from now on
 				}
 				var late func() (any, error)
-				e.on(func(_ context.Context, m string, call func() (any, error)) (any, error) {
+				e.On(func(_ context.Context, m string, call func() (any, error)) (any, error) {
 					if m == method && late == nil {
 						late = call
 						return nil, status.Error(codes.DeadlineExceeded, "delayed")
 					}
 					return call()
 				})
-				h.ask(t.Context(), a)
+				h.Ask(t.Context(), a)
 				if late == nil {
 					t.Fatal("the fault did not fire")
 				}
-				h.ask(t.Context(), b)
+				h.Ask(t.Context(), b)
 				if _, err := late(); err != nil {
 					// The server may refuse to work for an ended request.
 					t.Fatalf("late: %v", err)
 				}
 				for range 3 {
-					h.ask(t.Context(), a)
-					h.ask(t.Context(), b)
+					h.Ask(t.Context(), a)
+					h.Ask(t.Context(), b)
 				}
-				e.checkRow(h.highest())
+				e.CheckRow(h.Highest())
 			})
 		})
 	}
@@ -135,30 +107,30 @@ func TestDelayedRPC(t *testing.T) {
 
 // TestStormOfFaults drops, before or after, every third RPC of a crowd.
 func TestStormOfFaults(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
 		n := make(chan int, 1)
 		n <- 0
 		fired := 0
-		e.on(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
+		e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
 			i := <-n
 			if i%3 == 0 {
 				fired++
 			}
 			n <- i + 1
 			if i%3 == 0 {
-				return faults[i/3%2].do(call)
+				return tsotest.Faults[i/3%2].Do(call)
 			}
 			return call()
 		})
 		done := make(chan struct{})
 		const processes, callers, each = 3, 5, 10
 		for range processes {
-			d := e.direct(tso.DirectConfig{})
+			d := e.Direct(tso.DirectConfig{})
 			for range callers {
 				go func() {
 					for range each {
-						h.ask(t.Context(), d)
+						h.Ask(t.Context(), d)
 					}
 					done <- struct{}{}
 				}()
@@ -167,11 +139,11 @@ func TestStormOfFaults(t *testing.T) {
 		for range processes * callers {
 			<-done
 		}
-		e.on(nil)
+		e.On(nil)
 		if fired < 10 {
 			t.Errorf("only %d faults fired", fired)
 		}
-		h.check(processes * callers * each)
-		e.checkRow(h.highest())
+		h.Check(processes * callers * each)
+		e.CheckRow(h.Highest())
 	})
 }

@@ -2,164 +2,93 @@ package tso
 
 import (
 	"context"
-	"fmt"
-	"slices"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 )
 
-// A Hint says that there may be work: for whoever looks after Topic, at Key.
-// Both are any bytes, and mean nothing to those who carry them. Topic has 1 to
-// [MaxHintTopic] bytes, Key at most [MaxHintKey].
+// A Hint says that there may be work for the subscribers of Topic, at Key. Both
+// are any bytes; implementations of [Hints] do not interpret them. Topic has 1
+// to [MaxHintTopic] bytes, Key at most [MaxHintKey].
 type Hint struct {
 	Topic string
 	Key   string
 }
 
-// Hints carry word of new work from whoever makes it to one of those who look
-// for it, so that they need not wait until they find it by themselves.
+// Hints carry messages about new work from the process that makes it to one of
+// the processes that look for it, so that these need not wait for their next
+// scan.
 //
-// They are best effort. A hint may be lost (queues are bounded and in memory),
-// may come twice, and may come when the work is done already. So whoever takes
-// hints also looks for work without them, and nothing is wrong but late when
-// all are lost.
+// Hints are best effort. A hint may be lost (queues are bounded and in memory),
+// may arrive twice, and may arrive when the work is done already. So a receiver
+// of hints must also look for work without them. If all hints are lost, work
+// starts later, and nothing else is wrong.
 //
 // Two implementations: [MemoryHints] within a process, and [Client] between
 // processes, through the memory of the leading server.
 type Hints interface {
-	// PublishHints puts hints on their way, each to one subscriber of its
-	// topic. It does not wait for that: it puts them into a bounded queue, and
-	// drops what has no room there, or is too long. A hint that is equal to one
-	// that still waits is one with it.
+	// PublishHints sends each hint to one subscriber of its topic. It does not
+	// wait for that: it adds the hints to a bounded queue. It drops a hint that
+	// is too long or for which the queue has no room. Equal hints in the queue
+	// count as one.
 	PublishHints(hints ...Hint)
 
 	// SubscribeHints calls deliver with hints of these topics, one call at a
-	// time, until ctx ends; then it returns nil. While deliver takes its time
-	// hints wait, a bounded number of them, and are dropped beyond that. Who
-	// subscribes twice has two shares. It fails for topics beyond the limits.
+	// time, until ctx ends; then it returns nil. While deliver runs, a bounded
+	// number of hints wait; any more are dropped. A process that subscribes
+	// twice receives two shares. SubscribeHints fails for topics beyond the
+	// limits.
 	SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error
 }
 
-// Limits of hints. They keep one message, of a batch or of a subscription,
-// below the 64 KiB that a server takes.
+// Limits of hints.
 const (
-	// MaxHintTopic is the length of a topic, in bytes.
-	MaxHintTopic = 2 << 10
+	// MaxHintTopic is the length of a topic, in bytes: 2 KiB.
+	MaxHintTopic = hint.MaxTopic
 
-	// MaxHintKey is the length of a key, in bytes: a Bigtable row key has up to
-	// 4 KiB, and a key may need something beside it.
-	MaxHintKey = 8 << 10
+	// MaxHintKey is the length of a key, in bytes: 8 KiB.
+	MaxHintKey = hint.MaxKey
 
-	// MaxHintTopics is how many topics one subscription may name. Their lengths
-	// may add up to 32 KiB.
-	MaxHintTopics = 1000
-
-	// maxHintBatch and maxHintBytes bound one message. A hint counts with
-	// hintOverhead beside its own bytes, which is more than its encoding adds.
-	maxHintBatch = 1000
-	maxHintBytes = 32 << 10
-	hintOverhead = 16
-
-	// maxHintsWaiting and maxHintsBytes bound a queue, of a publisher and of a
-	// subscriber: several batches. Whoever is further behind than that does not
-	// depend on hints to find work.
-	maxHintsWaiting = 4096
-	maxHintsBytes   = 256 << 10
-
-	// maxHintSubscribers bounds the subscribers of one server. Were all their
-	// queues full, they would hold 1 GiB.
-	maxHintSubscribers = 4096
+	// MaxHintTopics is how many topics one subscription may name: 1000. Their
+	// lengths may add up to 32 KiB.
+	MaxHintTopics = hint.MaxTopics
 )
 
-// check says what is wrong with a hint.
-func (h Hint) check() error {
-	switch {
-	case h.Topic == "" || len(h.Topic) > MaxHintTopic:
-		return fmt.Errorf("tso: hint with a topic of %d bytes; it has to be 1 to %d", len(h.Topic), MaxHintTopic)
-	case len(h.Key) > MaxHintKey:
-		return fmt.Errorf("tso: hint with a key of %d bytes; it has to be %d at most", len(h.Key), MaxHintKey)
-	}
-	return nil
+// HintStats counts hints since the service was started. A hint that none of the
+// counters below Received counts waits, or was equal to one that waited.
+type HintStats struct {
+	Received    uint64 // hints published
+	Delivered   uint64 // given to a subscriber
+	Dropped     uint64 // found no room, or waited when their subscribers left or the server's term ended
+	Unwanted    uint64 // had no subscriber for their topic
+	Subscribers int    // at present
 }
 
-func (h Hint) size() int { return len(h.Topic) + len(h.Key) + hintOverhead }
-
-// checkTopics returns the topics of a subscription, each once.
-func checkTopics(topics []string) ([]string, error) {
-	topics = slices.Compact(slices.Sorted(slices.Values(topics)))
-	if n := len(topics); n == 0 || n > MaxHintTopics {
-		return nil, fmt.Errorf("tso: a subscription to %d topics; it has to be 1 to %d", n, MaxHintTopics)
-	}
-	size := 0
-	for _, t := range topics {
-		if err := (Hint{Topic: t}).check(); err != nil {
-			return nil, err
-		}
-		size += len(t) + hintOverhead
-	}
-	if size > maxHintBytes {
-		return nil, fmt.Errorf("tso: a subscription to topics of %d bytes altogether, %d for each included; it has to be %d at most, so use more than one", size, hintOverhead, maxHintBytes)
-	}
-	return topics, nil
+// MemoryHints carry hints within one process. Each goes to one subscriber of
+// its topic: of two chosen at random, to the one with fewer hints waiting. If
+// the queue of that one is full, the hint goes to another. What waits for a
+// subscriber that leaves goes to the others. Make them with [NewMemoryHints].
+type MemoryHints struct {
+	router *hint.Router
 }
 
-// hintQueue is a bounded queue in which equal hints wait once. Its owner
-// guards it.
-type hintQueue struct {
-	ready chan struct{} // has an element when there is something to take
-	order []Hint
-	waits map[Hint]struct{}
-	bytes int // of all that wait
+var _ Hints = (*MemoryHints)(nil)
+
+// NewMemoryHints returns hints without subscribers.
+func NewMemoryHints() *MemoryHints { return &MemoryHints{hint.NewRouter()} }
+
+// PublishHints implements [Hints].
+func (m *MemoryHints) PublishHints(hints ...Hint) {
+	all := make([]hint.Hint, len(hints))
+	for i, h := range hints {
+		all[i] = hint.Hint(h)
+	}
+	m.router.Publish(all)
 }
 
-func newHintQueue() hintQueue {
-	return hintQueue{ready: make(chan struct{}, 1), waits: map[Hint]struct{}{}}
+// SubscribeHints implements [Hints].
+func (m *MemoryHints) SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error {
+	return m.router.Subscribe(ctx, topics, func(h hint.Hint) { deliver(Hint(h)) })
 }
 
-// add reports whether h waits now.
-func (q *hintQueue) add(h Hint) bool {
-	if _, ok := q.waits[h]; ok {
-		return true
-	}
-	if len(q.order) >= maxHintsWaiting || q.bytes+h.size() > maxHintsBytes {
-		return false
-	}
-	q.bytes += h.size()
-	q.waits[h] = struct{}{}
-	q.order = append(q.order, h)
-	q.wake()
-	return true
-}
-
-func (q *hintQueue) wake() {
-	select {
-	case q.ready <- struct{}{}:
-	default:
-	}
-}
-
-// take removes what fits into one message, the oldest first.
-func (q *hintQueue) take() []Hint {
-	n, size := 0, 0
-	for n < len(q.order) && n < maxHintBatch {
-		if size += q.order[n].size(); size > maxHintBytes {
-			break
-		}
-		q.bytes -= q.order[n].size()
-		delete(q.waits, q.order[n])
-		n++
-	}
-	batch := q.order[:n:n]
-	if q.order = q.order[n:]; len(q.order) == 0 {
-		q.order = nil // and its memory is free with the batch
-	} else {
-		q.wake()
-	}
-	return batch
-}
-
-// drain removes everything.
-func (q *hintQueue) drain() []Hint {
-	all := q.order
-	q.order, q.bytes = nil, 0
-	clear(q.waits)
-	return all
-}
+// Stats returns the counters.
+func (m *MemoryHints) Stats() HintStats { return HintStats(m.router.Stats()) }

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
 // subscriber is a subscription that keeps what it gets.
@@ -184,22 +186,22 @@ func TestFullQueuesDrop(t *testing.T) {
 		for _, topic := range []string{"0", "b", "2"} {
 			m.PublishHints(tso.Hint{Topic: topic, Key: "first"})
 		}
-		synctest.Wait()                                    // each is busy with that
-		m.PublishHints(hints("b", tso.MaxHintsWaiting)...) // one is full
+		synctest.Wait()                                // each is busy with that
+		m.PublishHints(hints("b", hint.MaxWaiting)...) // one is full
 		const more = 10
-		m.PublishHints(hints("a", 2*tso.MaxHintsWaiting+more)...) // the others take what it cannot
-		if s := m.Stats(); s.Dropped != more || s.Received != 3+3*tso.MaxHintsWaiting+more {
+		m.PublishHints(hints("a", 2*hint.MaxWaiting+more)...) // the rest is for the other queues
+		if s := m.Stats(); s.Dropped != more || s.Received != 3+3*hint.MaxWaiting+more {
 			t.Errorf("%+v", s)
 		}
 		close(gate)
 		synctest.Wait()
-		if s := m.Stats(); s.Dropped != more || s.Delivered != 3+3*tso.MaxHintsWaiting {
+		if s := m.Stats(); s.Dropped != more || s.Delivered != 3+3*hint.MaxWaiting {
 			t.Errorf("%+v", s)
 		}
 		// And there is room again.
 		m.PublishHints(tso.Hint{Topic: "a", Key: "late"})
 		synctest.Wait()
-		if got := together(all...); len(got) != 3+3*tso.MaxHintsWaiting+1 {
+		if got := together(all...); len(got) != 3+3*hint.MaxWaiting+1 {
 			t.Errorf("%d delivered", len(got))
 		}
 
@@ -211,7 +213,7 @@ func TestFullQueuesDrop(t *testing.T) {
 			m.PublishHints(tso.Hint{Topic: topic, Key: "first"})
 			synctest.Wait()
 			if topic != "z" {
-				m.PublishHints(hints(topic, tso.MaxHintsWaiting)...)
+				m.PublishHints(hints(topic, hint.MaxWaiting)...)
 			}
 		}
 		m.PublishHints(hints("any", 100)...)
@@ -286,7 +288,7 @@ func TestLeavingSubscriber(t *testing.T) {
 
 func TestHintLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, c := tso.NewMemoryHints(), newCluster(&emulator{t: t}).client(tso.ClientConfig{}, "nowhere")
+		m, c := tso.NewMemoryHints(), tsotest.NewCluster(&tsotest.Emulator{T: t}).Client(tso.ClientConfig{}, "nowhere")
 		long := strings.Repeat("t", tso.MaxHintTopic)
 		var many, big []string
 		for i := range tso.MaxHintTopics + 1 {

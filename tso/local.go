@@ -16,9 +16,9 @@ type LocalConfig struct {
 // Local is an oracle in memory, for tests: each timestamp is the larger of the
 // clock and one more than the last.
 //
-// Its order holds for the callers of one Local and nobody else: never across
-// processes, and not across restarts when the clock steps back or timestamps
-// had run ahead of it. Data that outlives the process needs [Direct].
+// Its order holds for the callers of one Local only: never across processes, and
+// not across restarts when the clock steps back or timestamps were ahead of it.
+// Data that outlives the process needs [Direct].
 //
 // The zero Local is ready to use. A Local must not be copied after first use.
 type Local struct {
@@ -46,7 +46,7 @@ func (l *Local) Timestamp(ctx context.Context) (Timestamp, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// The clock is read under the lock, so that a timestamp is never older
-	// than the moment its caller got the turn.
+	// than the moment at which its caller got the lock.
 	next := max(l.last+1, FromTime(clock()))
 	if next > Max {
 		return 0, ErrExhausted

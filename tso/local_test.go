@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
 func ExampleLocal() {
@@ -53,17 +54,17 @@ func TestLocalFollowsClock(t *testing.T) {
 
 func TestLocalZeroValueConcurrent(t *testing.T) {
 	var l tso.Local
-	h := newHistory(t)
+	h := tsotest.NewHistory(t)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for range 1000 {
-				h.ask(t.Context(), &l)
+				h.Ask(t.Context(), &l)
 			}
 		})
 	}
 	wg.Wait()
-	h.check(8000)
+	h.Check(8000)
 }
 
 func TestLocalErrors(t *testing.T) {

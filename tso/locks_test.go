@@ -2,7 +2,6 @@ package tso_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 // eachLocks runs f with every implementation.
@@ -23,26 +24,26 @@ func eachLocks(t *testing.T, f func(t *testing.T, l tso.Locks)) {
 		synctest.Test(t, func(t *testing.T) { f(t, tso.NewMemoryLocks()) })
 	})
 	t.Run("rows", func(t *testing.T) {
-		bubble(t, func(t *testing.T, e *emulator) { f(t, rowLocks(t, e)) })
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { f(t, rowLocks(t, e)) })
 	})
 	t.Run("served", func(t *testing.T) {
-		served(t, func(t *testing.T, c *cluster) {
-			c.start("a", tso.ServerConfig{})
-			advance(time.Minute) // long after it came to lead
-			f(t, c.client(tso.ClientConfig{}, "a").Locks())
+		tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+			c.Start("a", server.Config{})
+			tsotest.Advance(time.Minute) // long after it came to lead
+			f(t, c.Client(tso.ClientConfig{}, "a").Locks())
 		})
 	})
 	t.Run("fallback", func(t *testing.T) {
-		bubble(t, func(t *testing.T, e *emulator) {
-			dead := newCluster(e).client(tso.ClientConfig{Timeout: time.Millisecond}, "nowhere").Locks()
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			dead := tsotest.NewCluster(e).Client(tso.ClientConfig{Timeout: time.Millisecond}, "nowhere").Locks()
 			f(t, tso.FallbackLocks(dead, rowLocks(t, e)))
 		})
 	})
 }
 
-func rowLocks(t *testing.T, e *emulator) *tso.RowLocks {
+func rowLocks(t *testing.T, e *tsotest.Emulator) *tso.RowLocks {
 	t.Helper()
-	l, err := tso.NewRowLocks(e.table("percolator"), tso.RowLocksConfig{Oracle: e.direct(tso.DirectConfig{})})
+	l, err := tso.NewRowLocks(e.Table("percolator"), tso.RowLocksConfig{Oracle: e.Direct(tso.DirectConfig{})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,12 +71,12 @@ func TestLocks(t *testing.T) {
 		acquire("row/1", "y", false, "x")
 		acquire("row/2", "y", true, "y")
 		holder("row/1", "x")
-		advance(8 * time.Second)
+		tsotest.Advance(8 * time.Second)
 		acquire("row/1", "x", true, "x") // renewed
-		advance(8 * time.Second)
+		tsotest.Advance(8 * time.Second)
 		acquire("row/1", "y", false, "x")
 		holder("row/2", "") // ran out
-		advance(3 * time.Second)
+		tsotest.Advance(3 * time.Second)
 		acquire("row/1", "y", true, "y")
 		if err := l.Release(ctx, "row/1", "x"); err != nil { // not its own any more
 			t.Error(err)
@@ -134,7 +135,7 @@ func TestTokens(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- tso.HoldToken(ctx, l, "w1", 5*time.Second) }()
 		for range 5 {
-			advance(4 * time.Second)
+			tsotest.Advance(4 * time.Second)
 			alive(true)
 		}
 		cancel()
@@ -146,20 +147,20 @@ func TestTokens(t *testing.T) {
 }
 
 func TestRowLocksFaults(t *testing.T) {
-	for _, fault := range faults {
-		t.Run(fault.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, e *emulator) {
+	for _, fault := range tsotest.Faults {
+		t.Run(fault.Name, func(t *testing.T) {
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 				l := rowLocks(t, e)
 				if _, _, err := l.Acquire(t.Context(), "warm", "x", time.Second); err != nil {
 					t.Fatal(err)
 				}
 				fired := 0
-				e.on(func(_ context.Context, m string, call func() (any, error)) (any, error) {
+				e.On(func(_ context.Context, m string, call func() (any, error)) (any, error) {
 					// The oracle compares and sets too: leave its request alone.
-					if m == cam {
+					if m == tsotest.CheckAndMutate {
 						fired++
 						if fired == 2 {
-							return fault.do(call)
+							return fault.Do(call)
 						}
 					}
 					return call()
@@ -177,55 +178,25 @@ func TestRowLocksFaults(t *testing.T) {
 }
 
 func TestRowLocksSweep(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		l := rowLocks(t, e)
 		for i := range 5 {
 			if _, _, err := l.Acquire(t.Context(), fmt.Sprint(i), "x", time.Duration(i+1)*time.Minute); err != nil {
 				t.Fatal(err)
 			}
 		}
-		advance(3*time.Minute + 30*time.Second)
+		tsotest.Advance(3*time.Minute + 30*time.Second)
 		if n, err := l.Sweep(t.Context(), time.Minute); err != nil || n != 2 {
 			t.Errorf("swept %d, %v", n, err)
 		}
 		if by, err := l.Holder(t.Context(), "4"); err != nil || by.Owner != "x" {
 			t.Error(by, err)
 		}
-		e.on(func(context.Context, string, func() (any, error)) (any, error) {
+		e.On(func(context.Context, string, func() (any, error)) (any, error) {
 			return nil, status.Error(codes.PermissionDenied, "no")
 		})
 		if _, err := l.Sweep(t.Context(), 0); err == nil {
 			t.Error("no error")
-		}
-	})
-}
-
-// TestServedLocksAfterFailover: the memory is gone, and for a while absence
-// proves nothing.
-func TestServedLocksAfterFailover(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
-		synctest.Wait()
-		c.start("b", tso.ServerConfig{})
-		advance(time.Minute)
-		l := c.client(tso.ClientConfig{}, "a", "b").Locks()
-		if ok, _, err := l.Acquire(t.Context(), "held", "x", 30*time.Second); err != nil || !ok {
-			t.Fatal(ok, err)
-		}
-		a.stop()
-		<-a.ended
-		if _, err := l.Holder(t.Context(), "held"); !errors.Is(err, tso.ErrLockUnknown) {
-			t.Errorf("right after the change: %v", err)
-		}
-		if _, err := tso.TokenAlive(t.Context(), l, "w"); !errors.Is(err, tso.ErrLockUnknown) {
-			t.Errorf("token: %v", err)
-		}
-		if ok, _, err := l.Acquire(t.Context(), "held", "y", 30*time.Second); err != nil || !ok {
-			t.Errorf("advisory: %t, %v", ok, err)
-		}
-		advance(15 * time.Second)
-		if by, err := l.Holder(t.Context(), "other"); err != nil || by.Owner != "" {
-			t.Error(by, err)
 		}
 	})
 }

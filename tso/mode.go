@@ -1,33 +1,43 @@
 package tso
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/tso/format"
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
-// A Mode says whose the oracle's row is.
+// A Mode says which oracle may use the row: [Direct] or servers.
 type Mode string
 
 // The modes. A row that was never used has none, "", and becomes one in direct
 // mode with the first timestamp.
 const (
-	ModeDirect Mode = directMode
-	ModeServed Mode = servedMode
+	ModeDirect Mode = format.ModeDirect
+	ModeServed Mode = format.ModeServed
 )
 
-// switchSlack is how far above a value that keeps changing the switch to served
-// mode may start, per attempt, in µs of oracle time: what a busy direct mode
-// gets through in some hundred round trips.
-const switchSlack = 100_000
+const (
+	// switchTries bounds the attempts to switch to served mode while the row
+	// changes.
+	switchTries = 10
+
+	// switchSlack is how far above the value read served mode may start, per
+	// attempt, in µs of oracle time: about as much as a busy direct mode uses in
+	// a hundred round trips.
+	switchSlack = 100_000
+
+	// A lease is watched by several reads, at least minWatch apart.
+	watchReads = 3
+	minWatch   = 10 * time.Millisecond
+)
 
 // RowConfig says where the oracle's row is. The zero value is ready to use.
 type RowConfig struct {
@@ -44,16 +54,11 @@ type RowConfig struct {
 	RPCTimeout time.Duration
 }
 
-func (c RowConfig) open(table bigtable.TableAPI) *oracleRow {
-	return &oracleRow{
-		table:   table,
-		key:     cmp.Or(c.Row, "oracle"),
-		family:  cmp.Or(c.Family, "tso"),
-		timeout: cmp.Or(max(c.RPCTimeout, 0), 10*time.Second),
-	}
+func (c RowConfig) open(table bigtable.TableAPI) *row.Row {
+	return row.Open(table, c.Row, c.Family, c.RPCTimeout)
 }
 
-// RowState is what the oracle's row says.
+// RowState is the content of the oracle's row.
 type RowState struct {
 	Mode  Mode
 	Limit Timestamp // no timestamp above it was handed out
@@ -61,12 +66,12 @@ type RowState struct {
 	// In served mode:
 
 	Epoch    uint64        // how often leadership changed
-	Released bool          // nobody leads, and any server may at once
+	Released bool          // no server leads, and any server may lead at once
 	Leader   string        // name of the leader, or of the last one
 	Address  string        // where it serves
-	Lease    time.Duration // how long it may be silent
+	Lease    time.Duration // how long it may lead without renewing
 
-	lease lease
+	lease format.Lease
 }
 
 // ReadRow reads the oracle's row, and changes nothing. It fails with
@@ -76,72 +81,60 @@ func ReadRow(ctx context.Context, table bigtable.TableAPI, cfg RowConfig) (RowSt
 	return readState(ctx, cfg.open(table))
 }
 
-func readState(ctx context.Context, row *oracleRow) (RowState, error) {
-	r, err := row.readServed(ctx)
+func readState(ctx context.Context, r *row.Row) (RowState, error) {
+	read, err := r.Read(ctx)
 	if err != nil {
 		return RowState{}, err
 	}
-	s := RowState{Mode: Mode(r.mode), Limit: r.direct, Epoch: r.lease.epoch, lease: r.lease}
+	s := RowState{Mode: Mode(read.Mode), Limit: Timestamp(read.Direct), Epoch: read.Lease.Epoch, lease: read.Lease}
 	switch s.Mode {
 	case "", ModeDirect:
 	case ModeServed:
-		s.Limit = Timestamp(r.state.Limit)
-		s.Released = r.state.Released
-		s.Leader, s.Address = r.state.Leader, r.state.Address
-		s.Lease = time.Duration(r.state.LeaseUs) * time.Microsecond
+		s.Limit = Timestamp(read.Served.Limit)
+		s.Released = read.Served.Released
+		s.Leader, s.Address = read.Served.Leader, read.Served.Address
+		s.Lease = time.Duration(read.Served.LeaseUs) * time.Microsecond
 	default:
-		return s, &ModeError{Row: row.key, Mode: r.mode, Want: "any known"}
+		return s, &ModeError{Row: r.Key, Mode: read.Mode, Want: "any known"}
 	}
 	return s, nil
 }
 
-// A LeaderError says that the mode could not be changed because a server
-// leads. Nothing was changed.
-type LeaderError struct {
-	Row     string
-	Leader  string
-	Address string
-}
-
-func (e *LeaderError) Error() string {
-	return fmt.Sprintf("tso: oracle row %q is led by server %q at %s, which renews its lease: stop every `percctl tso serve` first, then change the mode", e.Row, e.Leader, e.Address)
-}
-
-// SetMode hands the oracle's row over to another mode; timestamps go on above
-// the highest one of the old mode. It reports whether it changed anything: a
-// row that is in the mode already stays as it is.
+// SetMode changes the mode of the oracle's row. Timestamps continue above
+// the highest one of the old mode. It reports whether it changed anything: a row
+// that is in the mode already stays as it is.
 //
-// To ModeServed: processes in direct mode fail with [*ModeError] from then on,
-// at their next request. To ModeDirect: it watches the row for one lease, or
-// less if a graceful stop released it, and fails with [*LeaderError] when
-// somebody renews. After an error whose errors.Is says Unavailable or deadline
-// the change may have happened: [ReadRow] tells.
+// To ModeServed: processes in direct mode fail with [*ModeError] from their next
+// request on. To ModeDirect: SetMode watches the row for one lease, or not at
+// all if a graceful stop released the lease, and fails with [*LeaderError] when
+// a server renews it. After an unavailable or deadline error the change may
+// have happened: call [ReadRow] to find out.
 func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode Mode) (changed bool, err error) {
-	row := cfg.open(table)
-	s, err := readState(ctx, row)
+	r := cfg.open(table)
+	s, err := readState(ctx, r)
 	if err != nil {
 		return false, err
 	}
-	next := lease{s.lease.epoch + 1, 0, rand.Uint64()}
+	next := nextLease(s)
 	switch {
 	case mode != ModeDirect && mode != ModeServed:
 		return false, fmt.Errorf("tso: there is no mode %q; the modes are %q and %q", mode, ModeDirect, ModeServed)
 	case s.Mode == mode:
 		return false, nil
 	case mode == ModeServed:
-		for tries := range 10 {
-			// Direct mode refuses to count below minTimestamp; so do servers.
-			// A row in heavy use has another value by the time it is compared,
-			// so after a while everything up to a little above it will do.
+		for tries := range switchTries {
+			// Direct mode and servers refuse to count below minTimestamp.
+			// A row in heavy use has another value by the time it is compared.
+			// So after three attempts any value up to a little above matches.
 			state := &tsopb.ServedState{Limit: int64(max(s.Limit, minTimestamp)), Released: true}
 			if tries > 2 && s.Limit > 0 {
 				state.Limit = min(state.Limit+int64(tries)*switchSlack, int64(Max))
 			}
-			next.epoch = s.lease.epoch + 1
-			if changed, err = row.toServed(ctx, s.Limit, next, state); changed || err != nil {
+			next.Epoch = s.lease.Epoch + 1
+			if changed, err = r.ToServed(ctx, int64(s.Limit), next, state); changed || err != nil {
 				break
 			}
-			if s, err = readState(ctx, row); err != nil || s.Mode == mode {
+			if s, err = readState(ctx, r); err != nil || s.Mode == mode {
 				break
 			}
 		}
@@ -152,7 +145,7 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		return err == nil, err
 	default:
 		if !s.Released {
-			if err := watch(ctx, row, s); err != nil {
+			if err := watch(ctx, r, s); err != nil {
 				return false, err
 			}
 		}
@@ -162,45 +155,51 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		// One more than the limit, so that no value of direct mode ever comes
 		// back: a late request to switch to served mode compares with it.
 		state := &tsopb.ServedState{Limit: int64(s.Limit), Released: true}
-		changed, err = row.toDirect(ctx, s.lease, next, state, s.Limit+1)
+		changed, err = r.ToDirect(ctx, s.lease, next, state, int64(s.Limit+1))
 	}
 	if err != nil || !changed {
-		return settleMode(ctx, row, mode, next, err)
+		return settleMode(ctx, r, mode, next, err)
 	}
 	return true, nil
 }
 
+// nextLease is the lease of a switch: of no server, and with bytes that were
+// never in the row.
+func nextLease(s RowState) format.Lease {
+	return format.Lease{Epoch: s.lease.Epoch + 1, Nonce: rand.Uint64()}
+}
+
 // watch waits for the length of a lease and fails if the lease changes. The
-// switch itself is conditional on the lease, so the end proves the whole.
-func watch(ctx context.Context, row *oracleRow, s RowState) error {
+// write after it is conditional on the lease, which proves that the lease was
+// the same all the time.
+func watch(ctx context.Context, r *row.Row, s RowState) error {
 	received := time.Now()
 	for {
 		left := s.Lease - time.Since(received)
 		if left <= 0 {
 			return nil
 		}
-		pause := time.NewTimer(min(left, max(s.Lease/renewals, minLook)))
+		pause := time.NewTimer(min(left, max(s.Lease/watchReads, minWatch)))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return fmt.Errorf("tso: watching the lease of oracle row %q: %w", row.key, ctx.Err())
+			return fmt.Errorf("tso: watching the lease of oracle row %q: %w", r.Key, ctx.Err())
 		}
-		now, err := readState(ctx, row)
+		now, err := readState(ctx, r)
 		switch {
-		case err != nil && retryable(err):
+		case err != nil && row.Retryable(err):
 		case err != nil:
 			return err
 		case now.lease != s.lease:
-			return &LeaderError{Row: row.key, Leader: now.Leader, Address: now.Address}
+			return &LeaderError{Row: r.Key, Leader: now.Leader, Address: now.Address}
 		}
 	}
 }
 
-// settleMode finds out what became of a change that did not match, or whose
-// outcome is unknown.
-func settleMode(ctx context.Context, row *oracleRow, mode Mode, next lease, err error) (bool, error) {
-	s, readErr := readState(ctx, row)
+// settleMode settles a change that did not match, or whose outcome is unknown.
+func settleMode(ctx context.Context, r *row.Row, mode Mode, next format.Lease, err error) (bool, error) {
+	s, readErr := readState(ctx, r)
 	switch {
 	case readErr != nil:
 		return false, errors.Join(err, readErr)
@@ -209,9 +208,7 @@ func settleMode(ctx context.Context, row *oracleRow, mode Mode, next lease, err 
 	case err != nil:
 		return false, err
 	case s.Mode == ModeServed:
-		return false, &LeaderError{Row: row.key, Leader: s.Leader, Address: s.Address}
+		return false, &LeaderError{Row: r.Key, Leader: s.Leader, Address: s.Address}
 	}
-	return false, fmt.Errorf("tso: the mode of oracle row %q was not changed: others changed the row at the same time, try again", row.key)
+	return false, fmt.Errorf("tso: the mode of oracle row %q was not changed: another client changed the row at the same time; try again", r.Key)
 }
-
-func discard(l *slog.Logger) *slog.Logger { return cmp.Or(l, slog.New(slog.DiscardHandler)) }

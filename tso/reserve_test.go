@@ -14,67 +14,68 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
 // TestRoundTrips is the budget of the package documentation.
 func TestRoundTrips(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
-		a, b := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
+		a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 
-		if got := h.ask(t.Context(), a); got != now() {
-			t.Errorf("first timestamp %d at %d", got, now())
+		if got := h.Ask(t.Context(), a); got != tsotest.Now() {
+			t.Errorf("first timestamp %d at %d", got, tsotest.Now())
 		}
-		e.expect("ReadRows:2 MutateRow:1 CheckAndMutateRow:2") // read, confirm clock, initialise, reserve
+		e.Expect("ReadRows:2 MutateRow:1 CheckAndMutateRow:2") // read, confirm clock, initialise, reserve
 
 		for range 10 { // a lone process, under load
-			h.ask(t.Context(), a)
-			e.expect("CheckAndMutateRow:1")
+			h.Ask(t.Context(), a)
+			e.Expect("CheckAndMutateRow:1")
 		}
 		for range 10 { // a lone process, now and then
-			advance(time.Second)
-			if got := h.ask(t.Context(), a); got != now() {
-				t.Errorf("%d at %d", got, now())
+			tsotest.Advance(time.Second)
+			if got := h.Ask(t.Context(), a); got != tsotest.Now() {
+				t.Errorf("%d at %d", got, tsotest.Now())
 			}
-			e.expect("CheckAndMutateRow:1")
+			e.Expect("CheckAndMutateRow:1")
 		}
 
-		h.ask(t.Context(), b)
-		e.expect("ReadRows:1 CheckAndMutateRow:1") // an initialised row
-		advance(time.Second)
-		h.ask(t.Context(), a)
-		e.expect("CheckAndMutateRow:2 ReadModifyWriteRow:1") // a notices b: fails, increments, catches up
-		h.ask(t.Context(), b)
-		e.expect("CheckAndMutateRow:1 ReadModifyWriteRow:1") // b notices a; no lag
+		h.Ask(t.Context(), b)
+		e.Expect("ReadRows:1 CheckAndMutateRow:1") // an initialised row
+		tsotest.Advance(time.Second)
+		h.Ask(t.Context(), a)
+		e.Expect("CheckAndMutateRow:2 ReadModifyWriteRow:1") // a notices b: fails, increments, catches up
+		h.Ask(t.Context(), b)
+		e.Expect("CheckAndMutateRow:1 ReadModifyWriteRow:1") // b notices a; no lag
 		for range 10 {                                       // shared and busy: the clock is never far
-			h.ask(t.Context(), a)
-			e.expect("ReadModifyWriteRow:1")
-			h.ask(t.Context(), b)
-			e.expect("ReadModifyWriteRow:1")
+			h.Ask(t.Context(), a)
+			e.Expect("ReadModifyWriteRow:1")
+			h.Ask(t.Context(), b)
+			e.Expect("ReadModifyWriteRow:1")
 		}
 		for range 10 { // shared and slow: increment and catch up
 			for _, d := range []*tso.Direct{a, b} {
-				advance(time.Second)
-				if got := h.ask(t.Context(), d); got != now() {
-					t.Errorf("%d at %d", got, now())
+				tsotest.Advance(time.Second)
+				if got := h.Ask(t.Context(), d); got != tsotest.Now() {
+					t.Errorf("%d at %d", got, tsotest.Now())
 				}
-				e.expect("CheckAndMutateRow:1 ReadModifyWriteRow:1")
+				e.Expect("CheckAndMutateRow:1 ReadModifyWriteRow:1")
 			}
 		}
 
 		// b falls silent: a finds out by its next increment.
-		h.ask(t.Context(), a)
-		h.ask(t.Context(), a)
-		e.counted()
-		h.ask(t.Context(), a)
-		e.expect("CheckAndMutateRow:1")
+		h.Ask(t.Context(), a)
+		h.Ask(t.Context(), a)
+		e.Counted()
+		h.Ask(t.Context(), a)
+		e.Expect("CheckAndMutateRow:1")
 
-		advance(2 * time.Minute) // longer than MaxStep: confirm the clock
-		if got := h.ask(t.Context(), a); got != now() {
-			t.Errorf("%d at %d", got, now())
+		tsotest.Advance(2 * time.Minute) // longer than MaxStep: confirm the clock
+		if got := h.Ask(t.Context(), a); got != tsotest.Now() {
+			t.Errorf("%d at %d", got, tsotest.Now())
 		}
-		e.expect("ReadRows:1 MutateRow:1 CheckAndMutateRow:1")
-		e.checkRow(h.highest())
+		e.Expect("ReadRows:1 MutateRow:1 CheckAndMutateRow:1")
+		e.CheckRow(h.Highest())
 	})
 }
 
@@ -82,11 +83,11 @@ func TestRoundTrips(t *testing.T) {
 // all with the same idea of the row: the oracle ends at the clock, not beyond.
 func TestNoOvershootAfterStall(t *testing.T) {
 	for _, stall := range []time.Duration{30 * time.Second, 30 * time.Minute} {
-		bubble(t, func(t *testing.T, e *emulator) {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 			const processes = 8
 			var ds []*tso.Direct
 			for range processes {
-				ds = append(ds, e.direct(tso.DirectConfig{}))
+				ds = append(ds, e.Direct(tso.DirectConfig{}))
 			}
 			warm(t, e, ds...)
 			// Once around more, so that each has seen the others.
@@ -94,127 +95,127 @@ func TestNoOvershootAfterStall(t *testing.T) {
 			for _, shared := range []bool{true, false} {
 				if !shared { // fresh processes compare first
 					for i := range ds {
-						ds[i] = e.direct(tso.DirectConfig{})
+						ds[i] = e.Direct(tso.DirectConfig{})
 					}
 				}
-				advance(stall)
-				// Hold everybody's first write, so that all have decided.
-				method := cam
+				tsotest.Advance(stall)
+				// Hold the first write of each process, so that all have decided.
+				method := tsotest.CheckAndMutate
 				if shared {
-					method = rmw
+					method = tsotest.ReadModifyWrite
 				}
-				g := newGate(method, false)
-				e.on(g.hook)
-				var rs []<-chan result
+				g := tsotest.NewGate(method, false)
+				e.On(g.Hook)
+				var rs []<-chan tsotest.Result
 				for _, d := range ds {
-					rs = append(rs, async(t.Context(), d))
+					rs = append(rs, tsotest.Async(t.Context(), d))
 				}
 				for range processes {
-					<-g.held
+					<-g.Held
 				}
-				close(g.open)
+				close(g.Open)
 				var highest tso.Timestamp
 				for _, c := range rs {
 					r := <-c
-					if r.err != nil {
-						t.Fatal(r.err)
+					if r.Err != nil {
+						t.Fatal(r.Err)
 					}
-					highest = max(highest, r.ts)
+					highest = max(highest, r.TS)
 				}
-				e.on(nil)
+				e.On(nil)
 				// Increments that found the row at the clock may add one each.
-				if lag := now() - highest; lag > 0 || lag < -2*processes {
-					t.Errorf("stall of %s, shared %t: highest %d at %d", stall, shared, highest, now())
+				if lag := tsotest.Now() - highest; lag > 0 || lag < -2*processes {
+					t.Errorf("stall of %s, shared %t: highest %d at %d", stall, shared, highest, tsotest.Now())
 				}
-				e.checkRow(highest)
+				e.CheckRow(highest)
 			}
 		})
 	}
 }
 
 func TestInitRace(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		const processes = 6
-		g := newGate(cam, false)
-		e.on(g.hook)
-		h := newHistory(t)
+		g := tsotest.NewGate(tsotest.CheckAndMutate, false)
+		e.On(g.Hook)
+		h := tsotest.NewHistory(t)
 		var wg sync.WaitGroup
 		for range processes {
-			d := e.direct(tso.DirectConfig{})
-			wg.Go(func() { h.ask(t.Context(), d) })
+			d := e.Direct(tso.DirectConfig{})
+			wg.Go(func() { h.Ask(t.Context(), d) })
 		}
 		for range processes {
-			<-g.held // all found the row missing
+			<-g.Held // all found the row missing
 		}
-		close(g.open)
+		close(g.Open)
 		wg.Wait()
-		e.on(nil)
-		h.check(processes)
-		if h.highest() < now() || h.highest() > now()+2*processes {
-			t.Errorf("highest %d at %d", h.highest(), now())
+		e.On(nil)
+		h.Check(processes)
+		if h.Highest() < tsotest.Now() || h.Highest() > tsotest.Now()+2*processes {
+			t.Errorf("highest %d at %d", h.Highest(), tsotest.Now())
 		}
-		e.checkRow(h.highest())
+		e.CheckRow(h.Highest())
 	})
 }
 
 func TestRowDeletedUnderUse(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
-		a, b := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
+		a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 		for range 3 {
-			h.ask(t.Context(), a)
-			h.ask(t.Context(), b)
+			h.Ask(t.Context(), a)
+			h.Ask(t.Context(), b)
 		}
-		e.deleteRow()
-		advance(time.Second)
-		h.ask(t.Context(), a) // increments a missing cell first: 1 is never handed out
-		e.checkRow(h.highest())
-		h.ask(t.Context(), b)
-		e.deleteRow()
-		advance(time.Second)
-		c := e.direct(tso.DirectConfig{}) // finds nothing at all
-		h.ask(t.Context(), c)
-		h.ask(t.Context(), a)
-		if h.highest() < now() || h.highest() > now()+10 {
-			t.Errorf("highest %d at %d", h.highest(), now())
+		e.DeleteRow()
+		tsotest.Advance(time.Second)
+		h.Ask(t.Context(), a) // increments a missing cell first: 1 is never handed out
+		e.CheckRow(h.Highest())
+		h.Ask(t.Context(), b)
+		e.DeleteRow()
+		tsotest.Advance(time.Second)
+		c := e.Direct(tso.DirectConfig{}) // finds nothing at all
+		h.Ask(t.Context(), c)
+		h.Ask(t.Context(), a)
+		if h.Highest() < tsotest.Now() || h.Highest() > tsotest.Now()+10 {
+			t.Errorf("highest %d at %d", h.Highest(), tsotest.Now())
 		}
-		e.checkRow(h.highest())
+		e.CheckRow(h.Highest())
 	})
 }
 
 // TestRowDeletedUnderUseAheadOfClock: what is known to have been handed out
 // counts, not only the clock.
 func TestRowDeletedUnderUseAheadOfClock(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
 		var off time.Duration
-		d := e.direct(tso.DirectConfig{Clock: func() time.Time { return time.Now().Add(off) }})
-		h.ask(t.Context(), d)
+		d := e.Direct(tso.DirectConfig{Clock: func() time.Time { return time.Now().Add(off) }})
+		h.Ask(t.Context(), d)
 		off = 50 * time.Second
-		ahead := h.ask(t.Context(), d)
+		ahead := h.Ask(t.Context(), d)
 		off = 0
-		e.deleteRow()
-		if got := h.ask(t.Context(), d); got <= ahead {
+		e.DeleteRow()
+		if got := h.Ask(t.Context(), d); got <= ahead {
 			t.Errorf("%d after %d", got, ahead)
 		}
-		e.checkRow(h.highest())
+		e.CheckRow(h.Highest())
 	})
 }
 
 func TestClockBackAndForward(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		var log bytes.Buffer
 		var off time.Duration
-		h := newHistory(t)
-		d := e.direct(tso.DirectConfig{
+		h := tsotest.NewHistory(t)
+		d := e.Direct(tso.DirectConfig{
 			Clock:  func() time.Time { return time.Now().Add(off) },
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
-		start := h.ask(t.Context(), d)
+		start := h.Ask(t.Context(), d)
 
-		off = -time.Hour // back: go on one by one
+		off = -time.Hour // back: continue one by one
 		for i := range tso.Timestamp(3) {
-			if got := h.ask(t.Context(), d); got != start+1+i {
+			if got := h.Ask(t.Context(), d); got != start+1+i {
 				t.Errorf("clock back: %d, want %d", got, start+1+i)
 			}
 		}
@@ -222,53 +223,53 @@ func TestClockBackAndForward(t *testing.T) {
 			t.Errorf("logged: %s", &log)
 		}
 		off = 0
-		advance(time.Minute / 2)
+		tsotest.Advance(time.Minute / 2)
 		off = time.Hour // ahead: Bigtable's clock counts
 		for range 3 {
-			advance(time.Second)
-			if got := h.ask(t.Context(), d); got != now() {
-				t.Errorf("clock ahead: %d at %d", got, now())
+			tsotest.Advance(time.Second)
+			if got := h.Ask(t.Context(), d); got != tsotest.Now() {
+				t.Errorf("clock ahead: %d at %d", got, tsotest.Now())
 			}
 		}
 		if n := strings.Count(log.String(), "clock of this machine differs"); n != 1 {
 			t.Errorf("%d warnings, want 1: %s", n, &log)
 		}
 		off = 50 * time.Second // within MaxStep: followed, as documented
-		if got := h.ask(t.Context(), d); got != now()+50e6 {
-			t.Errorf("clock ahead a little: %d at %d", got, now())
+		if got := h.Ask(t.Context(), d); got != tsotest.Now()+50e6 {
+			t.Errorf("clock ahead a little: %d at %d", got, tsotest.Now())
 		}
 		off = 0
-		if got, want := h.ask(t.Context(), d), now()+50e6+1; got != want {
+		if got, want := h.Ask(t.Context(), d), tsotest.Now()+50e6+1; got != want {
 			t.Errorf("clock right again: %d, want %d", got, want)
 		}
-		e.checkRow(h.highest())
+		e.CheckRow(h.Highest())
 	})
 }
 
 func TestClockOfAnotherProcessAhead(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
-		good := e.direct(tso.DirectConfig{})
-		bad := e.direct(tso.DirectConfig{Clock: func() time.Time { return time.Now().Add(24 * time.Hour) }})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
+		good := e.Direct(tso.DirectConfig{})
+		bad := e.Direct(tso.DirectConfig{Clock: func() time.Time { return time.Now().Add(24 * time.Hour) }})
 		for range 20 {
-			advance(10 * time.Second)
-			h.ask(t.Context(), bad)
-			h.ask(t.Context(), good)
+			tsotest.Advance(10 * time.Second)
+			h.Ask(t.Context(), bad)
+			h.Ask(t.Context(), good)
 		}
-		if h.highest() > now()+10 {
-			t.Errorf("the oracle follows the wrong clock: %d at %d", h.highest(), now())
+		if h.Highest() > tsotest.Now()+10 {
+			t.Errorf("the oracle follows the wrong clock: %d at %d", h.Highest(), tsotest.Now())
 		}
-		e.checkRow(h.highest())
+		e.CheckRow(h.Highest())
 	})
 }
 
 func TestModeError(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		inUse, fresh := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
-		other := e.direct(tso.DirectConfig{})
-		warm(t, e, inUse, other) // inUse now learns of the fence by a failing compare, other too
-		warm(t, e, inUse)        // and inUse by a failing increment
-		e.put([]byte("served"))
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		inUse, fresh := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
+		other := e.Direct(tso.DirectConfig{})
+		warm(t, e, inUse, other) // so a failing compare shows inUse and other the new mode
+		warm(t, e, inUse)        // and a failing increment shows it to inUse
+		e.Put([]byte("served"))
 		for name, d := range map[string]*tso.Direct{"in use": inUse, "compares": other, "fresh": fresh} {
 			for range 2 {
 				_, err := d.Timestamp(t.Context())
@@ -283,11 +284,11 @@ func TestModeError(t *testing.T) {
 				}
 			}
 		}
-		row, err := e.table("percolator").ReadRow(t.Context(), "oracle", bigtable.RowFilter(bigtable.ColumnFilter("direct")))
+		row, err := e.Table("percolator").ReadRow(t.Context(), "oracle", bigtable.RowFilter(bigtable.ColumnFilter("direct")))
 		if err != nil || len(row["tso"]) != 1 || string(row["tso"][0].Value) != "served" {
 			t.Errorf("the row was changed: %v, %v", row, err)
 		}
-		e.putInt(int64(now() + 100)) // back in direct mode
+		e.PutInt(int64(tsotest.Now() + 100)) // back in direct mode
 		for _, d := range []*tso.Direct{inUse, other, fresh} {
 			warm(t, e, d)
 		}
@@ -296,10 +297,10 @@ func TestModeError(t *testing.T) {
 
 func TestCorruptError(t *testing.T) {
 	for _, value := range []int64{-1 << 63, -1 << 40, int64(tso.Max) + 1, 1<<63 - 1} {
-		bubble(t, func(t *testing.T, e *emulator) {
-			inUse, fresh := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			inUse, fresh := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 			warm(t, e, inUse)
-			e.putInt(value)
+			e.PutInt(value)
 			for _, p := range []struct {
 				name string
 				*tso.Direct
@@ -317,11 +318,11 @@ func TestCorruptError(t *testing.T) {
 					t.Errorf("error does not say what to do: %v", err)
 				}
 			}
-			e.counted()
+			e.Counted()
 			if _, err := inUse.Timestamp(t.Context()); !errors.Is(err, tso.ErrCorrupt) {
 				t.Errorf("again: %v", err)
 			}
-			e.expect("ReadRows:1")
+			e.Expect("ReadRows:1")
 		})
 	}
 }
@@ -329,33 +330,33 @@ func TestCorruptError(t *testing.T) {
 // TestRowRestoredFromBackup: a row below what this process was given must not
 // hand those out again.
 func TestRowRestoredFromBackup(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		h := newHistory(t)
-		a, b := e.direct(tso.DirectConfig{}), e.direct(tso.DirectConfig{})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
+		a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})
 		for range 3 {
-			h.ask(t.Context(), a)
-			h.ask(t.Context(), b)
+			h.Ask(t.Context(), a)
+			h.Ask(t.Context(), b)
 		}
-		e.putInt(int64(now() - 1e6))
+		e.PutInt(int64(tsotest.Now() - 1e6))
 		for range 2 { // by increment, then by reading
 			if _, err := a.Timestamp(t.Context()); !errors.Is(err, tso.ErrCorrupt) || !strings.Contains(err.Error(), "handed out already") {
 				t.Fatalf("got %v", err)
 			}
 		}
-		e.putInt(int64(h.highest() - 1)) // b has the highest, by increment
+		e.PutInt(int64(h.Highest() - 1)) // b has the highest, by increment
 		if _, err := b.Timestamp(t.Context()); !errors.Is(err, tso.ErrCorrupt) {
 			t.Fatalf("got %v", err)
 		}
-		e.putInt(int64(h.highest()))
-		h.ask(t.Context(), a)
-		h.ask(t.Context(), b)
+		e.PutInt(int64(h.Highest()))
+		h.Ask(t.Context(), a)
+		h.Ask(t.Context(), b)
 	})
 }
 
 func TestTimestampsAreExhausted(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		e.putInt(int64(tso.Max) - 1)
-		d := e.direct(tso.DirectConfig{})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		e.PutInt(int64(tso.Max) - 1)
+		d := e.Direct(tso.DirectConfig{})
 		if got, err := d.Timestamp(t.Context()); err != nil || got != tso.Max {
 			t.Fatalf("got %d, %v", got, err)
 		}
@@ -367,10 +368,10 @@ func TestTimestampsAreExhausted(t *testing.T) {
 
 func TestNotInitialized(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newEmulator(t)
-		e.createTable("nofamily")
+		e := tsotest.NewEmulator(t)
+		e.CreateTable("nofamily")
 		for _, table := range []string{"nofamily", "notable"} {
-			d := tso.NewDirect(e.table(table), tso.DirectConfig{})
+			d := tso.NewDirect(e.Table(table), tso.DirectConfig{})
 			_, err := d.Timestamp(t.Context())
 			if !errors.Is(err, tso.ErrNotInitialized) {
 				t.Fatalf("%s: %v", table, err)
@@ -388,13 +389,13 @@ func TestNotInitialized(t *testing.T) {
 }
 
 func TestConfiguredRowAndFamily(t *testing.T) {
-	bubble(t, func(t *testing.T, e *emulator) {
-		e.createTable("other", "f")
-		d := tso.NewDirect(e.table("other"), tso.DirectConfig{Row: "r", Family: "f"})
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		e.CreateTable("other", "f")
+		d := tso.NewDirect(e.Table("other"), tso.DirectConfig{Row: "r", Family: "f"})
 		if _, err := d.Timestamp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		row, err := e.table("other").ReadRow(context.Background(), "r")
+		row, err := e.Table("other").ReadRow(context.Background(), "r")
 		if err != nil || len(row["f"]) != 2 {
 			t.Errorf("%v, %v", row, err)
 		}

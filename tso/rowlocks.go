@@ -10,25 +10,31 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
 )
 
 const (
 	lockRowPrefix = "lock/"
 	lockColumn    = "lock"
 
-	// A lock's cell is this byte, the oracle time at which it runs out (8
-	// bytes, big-endian), and the owner. The layout is fixed, so that a change
-	// can be conditional on the bytes.
+	// A lock's cell is this byte, the oracle time at which it expires (8 bytes,
+	// big-endian), and the owner. The layout is fixed, so that a change can be
+	// conditional on the bytes.
 	lockFormat = 1
+
+	// lockTries bounds the attempts of Acquire while other clients change the
+	// lock.
+	lockTries = 3
 )
 
 // RowLocksConfig configures [RowLocks].
 type RowLocksConfig struct {
-	// Oracle tells the time by which locks run out.
+	// Oracle gives the time by which locks expire.
 	// Defaults to none: it is required.
 	Oracle Oracle
 
-	// Family is the column family of the metadata table that locks live in.
+	// Family is the column family of locks in the metadata table.
 	// Defaults to "tso".
 	Family string
 
@@ -39,12 +45,11 @@ type RowLocksConfig struct {
 
 // RowLocks are locks in the metadata table, one row for each, for deployments
 // without a server. Taking one costs a timestamp, a read and a
-// CheckAndMutateRow. They survive every process; the rows of locks that nobody
-// released stay until the lock is taken again or [RowLocks.Sweep].
+// CheckAndMutateRow. They survive every process. The row of a lock that its owner
+// did not release stays until a client takes the lock again, or [RowLocks.Sweep].
 type RowLocks struct {
-	table  bigtable.TableAPI
-	cfg    RowLocksConfig
-	family string
+	table bigtable.TableAPI
+	cfg   RowLocksConfig
 }
 
 var _ Locks = (*RowLocks)(nil)
@@ -55,12 +60,11 @@ func NewRowLocks(table bigtable.TableAPI, cfg RowLocksConfig) (*RowLocks, error)
 	if cfg.Oracle == nil {
 		return nil, errors.New("tso: RowLocksConfig.Oracle is missing")
 	}
-	cfg.RPCTimeout = cmp.Or(max(cfg.RPCTimeout, 0), 10*time.Second)
-	return &RowLocks{table, cfg, cmp.Or(cfg.Family, "tso")}, nil
+	return &RowLocks{table, cfg}, nil
 }
 
-func (l *RowLocks) row(name string) *oracleRow {
-	return &oracleRow{table: l.table, key: lockRowPrefix + name, family: l.family, timeout: l.cfg.RPCTimeout}
+func (l *RowLocks) row(name string) *row.Row {
+	return row.Open(l.table, lockRowPrefix+name, l.cfg.Family, l.cfg.RPCTimeout)
 }
 
 // rowLock is a lock's cell.
@@ -76,19 +80,16 @@ func (k rowLock) holder(now Timestamp) Holder {
 	return Holder{k.owner, time.Duration(k.expires-now) * time.Microsecond}
 }
 
-func (r *oracleRow) readLock(ctx context.Context) (rowLock, error) {
-	ctx, cancel := r.begin(ctx)
-	defer cancel()
-	row, err := r.table.ReadRow(ctx, r.key, bigtable.RowFilter(bigtable.InterleaveFilters(
-		r.newest(lockColumn), bigtable.BlockAllFilter())))
-	if err != nil || len(row[r.family]) == 0 {
-		return rowLock{}, r.wrap("read", err)
+func readLock(ctx context.Context, r *row.Row) (rowLock, error) {
+	value, err := r.ReadColumn(ctx, lockColumn)
+	if err != nil || value == nil {
+		return rowLock{}, err
 	}
-	return decodeLock(row[r.family][0].Value), nil
+	return decodeLock(value), nil
 }
 
-// decodeLock takes what it does not know for a lock that has run out: an
-// advisory lock must not be in the way for ever.
+// decodeLock treats a value of an unknown format as an expired lock: an advisory
+// lock must not exclude other owners without end.
 func decodeLock(v []byte) rowLock {
 	if len(v) < 9 || v[0] != lockFormat {
 		return rowLock{value: append([]byte{}, v...)}
@@ -96,27 +97,12 @@ func decodeLock(v []byte) rowLock {
 	return rowLock{v, string(v[9:]), Timestamp(binary.BigEndian.Uint64(v[1:]))}
 }
 
-// replace sets the lock's cell, or removes the row, if it is still old.
-func (r *oracleRow) replaceLock(ctx context.Context, old, value []byte) (bool, error) {
-	m := bigtable.NewMutation()
-	if value == nil {
-		m.DeleteRow()
-	} else {
-		m.Set(r.family, lockColumn, servedCell, value)
-	}
-	if old != nil {
-		return r.checkAndMutate(ctx, "change lock in", r.equals(lockColumn, old), m, nil)
-	}
-	matched, err := r.checkAndMutate(ctx, "take lock in", r.newest(lockColumn), nil, m)
-	return err == nil && !matched, err
-}
-
 // Acquire implements [Locks].
 func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, Holder, error) {
 	if err := checkLock(name, owner, ttl); err != nil {
 		return false, Holder{}, err
 	}
-	row := l.row(name)
+	r := l.row(name)
 	now, err := l.cfg.Oracle.Timestamp(ctx)
 	if err != nil {
 		return false, Holder{}, err
@@ -124,26 +110,26 @@ func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Dur
 	value := binary.BigEndian.AppendUint64([]byte{lockFormat}, uint64(now)+uint64(ttl.Microseconds()))
 	value = append(value, owner...)
 	var failed error
-	for range renewals {
-		k, err := row.readLock(ctx)
+	for range lockTries {
+		k, err := readLock(ctx, r)
 		switch {
 		case err != nil:
 			return false, Holder{}, errors.Join(failed, err)
-		case bytes.Equal(k.value, value): // an attempt whose outcome was unknown
+		case bytes.Equal(k.value, value): // by an attempt with an unknown outcome
 			return true, Holder{owner, ttl}, nil
 		case k.heldAt(now) && k.owner != owner:
 			return false, k.holder(now), nil
 		}
-		ok, err := row.replaceLock(ctx, k.value, value)
+		ok, err := r.ReplaceColumn(ctx, lockColumn, k.value, value)
 		switch {
 		case ok && err == nil:
 			return true, Holder{owner, ttl}, nil
-		case err != nil && (ctx.Err() != nil || !retryable(err)):
+		case err != nil && (ctx.Err() != nil || !row.Retryable(err)):
 			return false, Holder{}, err
 		}
 		failed = err
 	}
-	return false, Holder{}, cmp.Or(failed, fmt.Errorf("tso: lock %q changes too often", name))
+	return false, Holder{}, cmp.Or(failed, fmt.Errorf("tso: lock %q was not taken: other clients changed it during each of %d attempts; try again", name, lockTries))
 }
 
 // Release implements [Locks].
@@ -151,12 +137,12 @@ func (l *RowLocks) Release(ctx context.Context, name, owner string) error {
 	if err := checkLock(name, owner, 1); err != nil {
 		return err
 	}
-	row := l.row(name)
-	k, err := row.readLock(ctx)
+	r := l.row(name)
+	k, err := readLock(ctx, r)
 	if err != nil || k.value == nil || k.owner != owner {
 		return err
 	}
-	_, err = row.replaceLock(ctx, k.value, nil)
+	_, err = r.ReplaceColumn(ctx, lockColumn, k.value, nil)
 	return err
 }
 
@@ -165,7 +151,7 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 	if err := checkLock(name, name, 1); err != nil {
 		return Holder{}, err
 	}
-	k, err := l.row(name).readLock(ctx)
+	k, err := readLock(ctx, l.row(name))
 	if err != nil || k.value == nil {
 		return Holder{}, err
 	}
@@ -176,37 +162,29 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 	return k.holder(now), nil
 }
 
-// Sweep removes the rows of locks that ran out at least age ago, and returns
-// how many. What it did before an error stays done.
+// Sweep removes the rows of locks that expired at least age ago, and returns how
+// many. After an error, the rows that it removed before stay removed.
 func (l *RowLocks) Sweep(ctx context.Context, age time.Duration) (int, error) {
 	now, err := l.cfg.Oracle.Timestamp(ctx)
 	if err != nil {
 		return 0, err
 	}
 	type stale struct {
-		row   *oracleRow
+		row   *row.Row
 		value []byte
 	}
 	var found []stale
-	any := l.row("")
-	rctx, cancel := any.begin(ctx)
-	defer cancel()
-	err = l.table.ReadRows(rctx, bigtable.PrefixRange(lockRowPrefix), func(r bigtable.Row) bool {
-		if items := r[l.family]; len(items) > 0 {
-			k := decodeLock(items[0].Value)
-			if !k.heldAt(now - Timestamp(age.Microseconds())) {
-				row := l.row(r.Key()[len(lockRowPrefix):])
-				found = append(found, stale{row, k.value})
-			}
+	err = l.row("").ReadPrefix(ctx, lockRowPrefix, lockColumn, func(key string, value []byte) {
+		if k := decodeLock(value); !k.heldAt(now - Timestamp(age.Microseconds())) {
+			found = append(found, stale{l.row(key[len(lockRowPrefix):]), k.value})
 		}
-		return true
-	}, bigtable.RowFilter(bigtable.InterleaveFilters(any.newest(lockColumn), bigtable.BlockAllFilter())))
+	})
 	if err != nil {
-		return 0, any.wrap("sweep", err)
+		return 0, err
 	}
 	n := 0
 	for _, s := range found {
-		ok, err := s.row.replaceLock(ctx, s.value, nil)
+		ok, err := s.row.ReplaceColumn(ctx, lockColumn, s.value, nil)
 		if err != nil {
 			return n, err
 		}

@@ -2,9 +2,8 @@ package tso
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,34 +13,43 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+	"github.com/percolator-bigtable/percolator/tso/internal/wire"
 )
 
 const (
-	// hintPace is the least time between two batches, so that a process that
-	// publishes all the time costs its server a few hundred requests a second,
-	// and gathers what comes meanwhile.
+	// hintPace is the least time between two batches. So a process that always
+	// publishes costs its server a few hundred requests a second, and collects
+	// the hints of the meantime in one batch.
 	hintPace = 2 * time.Millisecond
 
 	// hintFlush bounds how long Close waits for hints to be sent: a process
-	// that commits once and ends should not lose its only one.
+	// that commits once and ends should not lose its only hint.
 	hintFlush = 100 * time.Millisecond
 
-	// hintRest is the pause after servers answered that they do not know hints:
-	// until they are replaced, that is.
+	// hintRest is the pause after servers answered that they do not know hints.
+	// That lasts until they are replaced.
 	hintRest = 10 * time.Second
 
-	// hintStood is how long a subscription has to have stood for the next one
-	// to start without a pause that grows.
+	// hintStood is how long a subscription has to last so that the pause before
+	// the next one does not grow.
 	hintStood = time.Second
 )
 
-// clientHints is a client's part in carrying hints. It uses the connections of
-// the client, in requests and streams of their own.
+// clientHints publishes hints at a server, and subscribes for hints there. It
+// uses the connections of the client, in requests and streams of its own.
 type clientHints struct {
+	servers *servers
+	log     *slog.Logger
+
+	publisher sync.WaitGroup
+
 	mu      sync.Mutex
+	closed  bool
 	running bool // the publisher
-	queue   hintQueue
+	queue   hint.Queue
 
 	publishing, subscribing outage
 
@@ -49,11 +57,22 @@ type clientHints struct {
 	subscriptions           atomic.Int32
 }
 
-// outage tells the first failure of a row of them, to log that one alone. Hints
-// that do not come are no reason to warn: work is found without them.
+func newClientHints(servers *servers, log *slog.Logger) *clientHints {
+	return &clientHints{servers: servers, log: log, queue: hint.NewQueue()}
+}
+
+// seal drops all hints that are added from here on.
+func (h *clientHints) seal() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+}
+
+// outage finds the first of several failures, the only one to log. Missing hints
+// are no reason to warn: workers find work without them.
 type outage struct{ since atomic.Bool }
 
-func (t *outage) over() { t.since.Store(false) }
+func (t *outage) ends() { t.since.Store(false) }
 
 func (t *outage) begins() bool { return !t.since.Swap(true) }
 
@@ -64,115 +83,115 @@ func outageReason(err error) string {
 	return strings.TrimPrefix(err.Error(), "tso: ")
 }
 
-// PublishHints implements [Hints]. Batches are sent in the background, one at a
-// time, to the server that leads. While none does they wait; they are dropped
-// when the configured timeout is over, when the servers are of a release that
-// does not know hints, and after Close.
-func (c *Client) PublishHints(hints ...Hint) {
-	h := &c.hints
+// add queues hints, and starts the publisher.
+func (h *clientHints) add(hints []Hint) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, hint := range hints {
-		if c.closed.Load() || hint.check() != nil || !h.queue.add(hint) {
+	for _, next := range hints {
+		if next := hint.Hint(next); h.closed || next.Check() != nil || !h.queue.Add(next) {
 			h.dropped.Add(1)
 		}
 	}
-	if !h.running && len(h.queue.order) > 0 {
+	if !h.running && h.queue.Len() > 0 {
 		h.running = true
-		c.worker.Go(c.publish)
+		h.publisher.Go(h.publish)
 	}
 }
 
-// publish sends what waits, until the client is closed.
-func (c *Client) publish() {
-	h := &c.hints
+// publish sends hints that wait, until the client is closed.
+func (h *clientHints) publish() {
+	ctx, cancel := h.servers.open(context.Background())
+	defer cancel()
 	for {
 		select {
-		case <-h.queue.ready:
-		case <-c.ctx.Done():
-			c.flush(nil)
+		case <-h.queue.Ready:
+		case <-ctx.Done():
+			h.flush(nil)
 			return
 		}
-		batch := c.takeHints()
+		batch := h.take()
 		if len(batch) == 0 {
 			continue
 		}
 		pause := hintPace
-		err := c.send(batch)
+		err := h.send(ctx, batch)
 		switch {
-		case c.ctx.Err() != nil && err != nil:
-			c.flush(batch)
+		case ctx.Err() != nil && err != nil:
+			h.flush(batch)
 			return
 		case err != nil:
 			h.dropped.Add(uint64(len(batch)))
 			if h.publishing.begins() {
-				c.log.Info("tso: hints are not sent, work is found later", "reason", outageReason(err))
+				h.log.Info("tso: hints are not sent, work is found later", "reason", outageReason(err))
 			}
 			if unknownRPC(err) {
 				pause = hintRest
-				h.mu.Lock()
-				h.dropped.Add(uint64(len(h.queue.drain())))
-				h.mu.Unlock()
+				h.dropped.Add(uint64(len(h.drain())))
 			}
 		default:
-			h.publishing.over()
+			h.publishing.ends()
 			h.sent.Add(uint64(len(batch)))
 		}
-		c.rest(pause)
+		rest(ctx, pause)
 	}
 }
 
-func (c *Client) takeHints() []Hint {
-	c.hints.mu.Lock()
-	defer c.hints.mu.Unlock()
-	return c.hints.queue.take()
+func (h *clientHints) take() []hint.Hint {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.queue.Take()
 }
 
-// send has a batch taken by whoever leads, within the configured timeout.
-func (c *Client) send(batch []Hint) error {
-	ctx, cancel := context.WithTimeout(c.ctx, c.cfg.Timeout)
+func (h *clientHints) drain() []hint.Hint {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.queue.Drain()
+}
+
+// send sends a batch to the server that leads, within the configured timeout.
+func (h *clientHints) send(ctx context.Context, batch []hint.Hint) error {
+	ctx, cancel := context.WithTimeout(ctx, h.servers.timeout)
 	defer cancel()
 	for failures := 1; ; failures++ {
-		err := c.round(ctx, func(r *remote) (string, error) {
-			actx, cancel := context.WithTimeout(ctx, c.cfg.AttemptTimeout)
+		err := h.servers.round(ctx, func(r *remote) (string, error) {
+			actx, cancel := context.WithTimeout(ctx, h.servers.attempt)
 			defer cancel()
-			return r.publish(actx, batch)
+			return publishAt(actx, r, batch)
 		})
 		if err == nil || unknownRPC(err) || status.Code(err) == codes.InvalidArgument {
 			return err
 		}
-		c.restWithin(ctx, backoff(failures))
+		rest(ctx, row.Backoff(failures))
 		if ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// flush makes one attempt at the batch, and at what waits, when the client is
-// being closed.
-func (c *Client) flush(batch []Hint) {
+// flush makes one attempt to send the batch and the hints that wait. It runs
+// after the client was closed, so within a context of its own.
+func (h *clientHints) flush(batch []hint.Hint) {
 	ctx, cancel := context.WithTimeout(context.Background(), hintFlush)
 	defer cancel()
 	for {
 		if len(batch) == 0 {
-			if batch = c.takeHints(); len(batch) == 0 {
+			if batch = h.take(); len(batch) == 0 {
 				return
 			}
 		}
-		if _, err := c.servers[c.leader.Load()].publish(ctx, batch); err != nil {
-			c.hints.mu.Lock()
-			c.hints.dropped.Add(uint64(len(batch) + len(c.hints.queue.drain())))
-			c.hints.mu.Unlock()
+		if _, err := publishAt(ctx, h.servers.first(), batch); err != nil {
+			h.dropped.Add(uint64(len(batch) + len(h.drain())))
 			return
 		}
-		c.hints.sent.Add(uint64(len(batch)))
+		h.sent.Add(uint64(len(batch)))
 		batch = nil
 	}
 }
 
-// publish asks one server. pointer is the leader as that server knows it.
-func (r *remote) publish(ctx context.Context, batch []Hint) (pointer string, err error) {
-	res, err := r.service().PublishHints(ctx, &tsopb.PublishHintsRequest{FormatVersion: FormatVersion, Hints: toHintsProto(batch)})
+// publishAt sends a batch to one server. leader is the leader as that server
+// knows it.
+func publishAt(ctx context.Context, r *remote, batch []hint.Hint) (leader string, err error) {
+	res, err := r.service().PublishHints(ctx, &tsopb.PublishHintsRequest{FormatVersion: FormatVersion, Hints: wire.FromHints(batch)})
 	if err != nil {
 		return "", err
 	}
@@ -182,50 +201,69 @@ func (r *remote) publish(ctx context.Context, batch []Hint) (pointer string, err
 	return "", nil
 }
 
-// SubscribeHints implements [Hints]. It looks for the server that leads, and
-// for the next one when that stops, as long as ctx and the client live, and
-// while none does there are no hints. It fails with [ErrClosed] when the client
-// is closed, and for topics beyond the limits.
-func (c *Client) SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error {
-	topics, err := checkTopics(topics)
+// subscribe is Client.SubscribeHints.
+func (h *clientHints) subscribe(ctx context.Context, topics []string, deliver func(Hint)) error {
+	topics, err := hint.CheckTopics(topics)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := h.servers.open(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
 	for failures := 1; ; failures++ {
 		var s *hintStream
-		err := c.round(ctx, func(r *remote) (pointer string, err error) {
-			s, pointer, err = c.openHints(ctx, r, topics)
-			return pointer, err
+		err := h.servers.round(ctx, func(r *remote) (leader string, err error) {
+			s, leader, err = openHints(ctx, r, topics, h.servers.attempt)
+			return leader, err
 		})
 		if err == nil {
 			start := time.Now()
-			c.hints.subscribing.over()
-			c.hints.subscriptions.Add(1)
-			err = c.receive(ctx, s, deliver)
-			c.hints.subscriptions.Add(-1)
+			h.subscribing.ends()
+			h.subscriptions.Add(1)
+			err = h.receive(ctx, s, deliver)
+			h.subscriptions.Add(-1)
 			if time.Since(start) >= hintStood {
 				failures = 1
 			}
 		}
 		switch {
-		case c.closed.Load():
+		case h.servers.closed():
 			return ErrClosed
 		case ctx.Err() != nil:
 			return nil
 		case status.Code(err) == codes.InvalidArgument:
 			return err
 		}
-		if c.hints.subscribing.begins() {
-			c.log.Info("tso: no hints are received, work is found later", "reason", outageReason(err))
+		if h.subscribing.begins() {
+			h.log.Info("tso: no hints are received, work is found later", "reason", outageReason(err))
 		}
-		pause := backoff(failures)
+		pause := row.Backoff(failures)
 		if unknownRPC(err) {
 			pause = hintRest
 		}
-		c.restWithin(ctx, pause)
+		rest(ctx, pause)
+	}
+}
+
+// receive delivers hints until the stream ends.
+func (h *clientHints) receive(ctx context.Context, s *hintStream, deliver func(Hint)) error {
+	defer s.cancel()
+	for {
+		s.watch.Reset(wire.HintSilence)
+		res, err := s.Recv()
+		if err != nil {
+			return s.broken(err)
+		}
+		s.watch.Stop()
+		if res.NotLeader != nil {
+			return refused(res.NotLeader)
+		}
+		for _, next := range wire.ToHints(res.Hints) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			h.received.Add(1)
+			deliver(Hint(next))
+		}
 	}
 }
 
@@ -234,13 +272,13 @@ type hintStream struct {
 	grpc.ServerStreamingClient[tsopb.SubscribeHintsResponse]
 	address string
 	cancel  context.CancelFunc
-	watch   *time.Timer // cancels; stopped while nothing is awaited
+	watch   *time.Timer // cancels; stopped while no message is awaited
 }
 
-// openHints subscribes at one server.
-func (c *Client) openHints(ctx context.Context, r *remote, topics []string) (*hintStream, string, error) {
+// openHints subscribes at one server, which has to confirm within the timeout.
+func openHints(ctx context.Context, r *remote, topics []string, timeout time.Duration) (*hintStream, string, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &hintStream{address: r.address, cancel: cancel, watch: time.AfterFunc(c.cfg.AttemptTimeout, cancel)}
+	s := &hintStream{address: r.address, cancel: cancel, watch: time.AfterFunc(timeout, cancel)}
 	req := &tsopb.SubscribeHintsRequest{FormatVersion: FormatVersion}
 	for _, t := range topics {
 		req.Topics = append(req.Topics, []byte(t))
@@ -261,29 +299,7 @@ func (c *Client) openHints(ctx context.Context, r *remote, topics []string) (*hi
 	return s, "", nil
 }
 
-// receive delivers what comes, until the stream ends.
-func (c *Client) receive(ctx context.Context, s *hintStream, deliver func(Hint)) error {
-	defer s.cancel()
-	for {
-		s.watch.Reset(hintSilence)
-		res, err := s.Recv()
-		if err != nil {
-			return s.broken(err)
-		}
-		s.watch.Stop()
-		if res.NotLeader != nil {
-			return refused(res.NotLeader)
-		}
-		for _, h := range fromHintsProto(res.Hints) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			c.hints.received.Add(1)
-			deliver(h)
-		}
-	}
-}
-
+// broken ends a stream and returns the error to report for it.
 func (s *hintStream) broken(err error) error {
 	if !s.watch.Stop() {
 		err = fmt.Errorf("%w: %w", errSlow, err)
@@ -292,53 +308,5 @@ func (s *hintStream) broken(err error) error {
 	return fmt.Errorf("tso: server %s: %w", s.address, err)
 }
 
-// round asks servers, each once at most, until one takes what ask brings: first
-// the one that timestamps come from, then whom a server points to, then the
-// others. The error is the one of the server that gave the best reason.
-func (c *Client) round(ctx context.Context, ask func(*remote) (pointer string, err error)) error {
-	asked := make([]bool, len(c.servers))
-	var failed []error
-	for next := int(c.leader.Load()); ; {
-		asked[next] = true
-		pointer, err := ask(c.servers[next])
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		failed = append(failed, err)
-		next = slices.IndexFunc(c.servers, func(r *remote) bool { return r.address == pointer })
-		if next < 0 || asked[next] {
-			if next = slices.Index(asked, false); next < 0 {
-				return best(failed)
-			}
-		}
-	}
-}
-
-// best returns the error that says most about the leader: one that came from a
-// server that did not say that another leads.
-func best(failed []error) error {
-	for _, err := range failed {
-		if final(err) {
-			return err
-		}
-	}
-	for _, err := range failed {
-		if !errors.Is(err, ErrNotLeader) {
-			return err
-		}
-	}
-	return failed[0]
-}
-
 // unknownRPC reports whether a server is of a release without hints.
 func unknownRPC(err error) bool { return status.Code(err) == codes.Unimplemented }
-
-// restWithin is rest for a context that ends no later than the client.
-func (c *Client) restWithin(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}

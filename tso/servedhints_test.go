@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,38 +12,39 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 func TestServedHints(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
 		synctest.Wait()
-		c.start("b", tso.ServerConfig{}) // stands by, and points to a
+		c.Start("b", server.Config{}) // stands by, and points to a
 		topics := []string{"a", "\xff\x00"}
-		s1 := subscribe(t, c.client(tso.ClientConfig{}, "b", "a"), topics...)
+		s1 := subscribe(t, c.Client(tso.ClientConfig{}, "b", "a"), topics...)
 		var logs bytes.Buffer
-		s2 := subscribe(t, c.client(tso.ClientConfig{Logger: slog.New(slog.NewTextHandler(&logs, nil))}, "a", "b"), topics...)
-		other := subscribe(t, c.client(tso.ClientConfig{}, "a"), "other")
-		publisher := c.client(tso.ClientConfig{}, "b", "a")
+		s2 := subscribe(t, c.Client(tso.ClientConfig{Logger: slog.New(slog.NewTextHandler(&logs, nil))}, "a", "b"), topics...)
+		other := subscribe(t, c.Client(tso.ClientConfig{}, "a"), "other")
+		publisher := c.Client(tso.ClientConfig{}, "b", "a")
 		want := append(hints("a", 1500), hints("\xff\x00", 100)...)
 		publisher.PublishHints(want...)
 		publisher.PublishHints(tso.Hint{Topic: "nobody's"})
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		wantOnce(t, want, s1, s2)
 		if s1.count() < 400 || s2.count() < 400 || other.count() != 0 {
 			t.Errorf("%d, %d and %d hints", s1.count(), s2.count(), other.count())
 		}
-		r := c.status("a")
+		r := c.Status("a")
 		if r.HintsReceived != 1601 || r.HintsDelivered != 1600 || r.HintsDropped != 0 || r.HintsUnwanted != 1 || r.HintSubscribers != 3 {
 			t.Errorf("%v", r)
 		}
-		if r := c.status("b"); r.HintsReceived != 0 || r.HintSubscribers != 0 {
+		if r := c.Status("b"); r.HintsReceived != 0 || r.HintSubscribers != 0 {
 			t.Errorf("%v", r)
 		}
 		if s := publisher.Stats(); s.HintsSent != 1601 || s.HintsDropped != 0 || s.Failovers != 0 {
@@ -53,14 +53,14 @@ func TestServedHints(t *testing.T) {
 		s1.leave()
 		synctest.Wait()
 		publisher.PublishHints(hints("a", 10)...)
-		advance(time.Minute) // and nothing but signs of life
+		tsotest.Advance(time.Minute) // and nothing but signs of life
 		if got := together(s2)[tso.Hint{Topic: "a", Key: "9"}]; got < 1 {
 			t.Error("it does not get what would have been the other's")
 		}
 		if logs.Len() != 0 {
 			t.Errorf("the subscription did not stand:\n%s", logs.String())
 		}
-		if r := c.status("a"); r.HintsDelivered != 1610 || r.HintSubscribers != 2 {
+		if r := c.Status("a"); r.HintsDelivered != 1610 || r.HintSubscribers != 2 {
 			t.Errorf("%v", r)
 		}
 	})
@@ -68,54 +68,54 @@ func TestServedHints(t *testing.T) {
 
 // TestHintsFollowLeader hands over, cuts off, and goes back.
 func TestHintsFollowLeader(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{GraceTimeout: time.Minute})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{GraceTimeout: time.Minute})
 		synctest.Wait()
-		b := c.start("b", tso.ServerConfig{})
-		subscribing, publisher := c.client(tso.ClientConfig{}, "a", "b"), c.client(tso.ClientConfig{}, "a", "b")
+		b := c.Start("b", server.Config{})
+		subscribing, publisher := c.Client(tso.ClientConfig{}, "a", "b"), c.Client(tso.ClientConfig{}, "a", "b")
 		s := subscribe(t, subscribing, "x")
 		arrives := func(key string) {
 			t.Helper()
 			h := tso.Hint{Topic: "x", Key: key}
 			publisher.PublishHints(h)
-			advance(time.Second)
+			tsotest.Advance(time.Second)
 			if together(s)[h] != 1 {
-				t.Errorf("with %q leading, %q did not arrive: %+v, %+v", c.leader(), key, subscribing.Stats(), publisher.Stats())
+				t.Errorf("with %q leading, %q did not arrive: %+v, %+v", c.Leader(), key, subscribing.Stats(), publisher.Stats())
 			}
 		}
 		arrives("first")
 		start := time.Now()
-		a.stop()
-		if err := <-a.ended; err != nil || time.Since(start) > time.Second {
+		a.Stop()
+		if err := <-a.Ended; err != nil || time.Since(start) > time.Second {
 			t.Errorf("stopping took %s, with a subscriber: %v", time.Since(start), err)
 		}
-		advance(3 * time.Second)
+		tsotest.Advance(3 * time.Second)
 		arrives("after a handover")
 		// The leader keeps its connections, and loses its lease.
-		c.start("c", tso.ServerConfig{})
-		third := c.client(tso.ClientConfig{}, "b", "c")
+		c.Start("c", server.Config{})
+		third := c.Client(tso.ClientConfig{}, "b", "c")
 		s2 := subscribe(t, third, "y")
-		b.cut.Store(true)
-		advance(2 * lease)
-		if l := c.status("c"); !l.Leading || l.HintSubscribers != 1 || third.Stats().Subscriptions != 1 {
+		b.Cut.Store(true)
+		tsotest.Advance(2 * tsotest.Lease)
+		if l := c.Status("c"); !l.Leading || l.HintSubscribers != 1 || third.Stats().Subscriptions != 1 {
 			t.Errorf("the next leader: %v", l)
 		}
-		if r := c.status("b"); r.HintSubscribers != 0 {
+		if r := c.Status("b"); r.HintSubscribers != 0 {
 			t.Errorf("the one before: %v", r)
 		}
 		third.PublishHints(tso.Hint{Topic: "y"})
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		if s2.count() != 1 {
 			t.Error("no hint over the next leader")
 		}
 	})
 }
 
-// TestHintsWaitForLeader: hints published while nobody leads wait at
+// TestHintsWaitForLeader: hints published while no server leads wait at
 // their publishers, each once, and for no longer than the timeout.
 func TestHintsWaitForLeader(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		publisher, late := c.client(tso.ClientConfig{Timeout: time.Minute}, "a"), c.client(tso.ClientConfig{}, "a")
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		publisher, late := c.Client(tso.ClientConfig{Timeout: time.Minute}, "a"), c.Client(tso.ClientConfig{}, "a")
 		for range 100 {
 			publisher.PublishHints(tso.Hint{Topic: "x", Key: "first"})
 		}
@@ -123,19 +123,19 @@ func TestHintsWaitForLeader(t *testing.T) {
 		for range 100 {
 			publisher.PublishHints(hints("x", 3)...)
 		}
-		late.PublishHints(hints("y", tso.MaxHintsWaiting+5)...)
+		late.PublishHints(hints("y", hint.MaxWaiting+5)...)
 		if s := late.Stats(); s.HintsDropped != 5 || s.HintsSent != 0 {
 			t.Errorf("beyond the queue: %+v", s)
 		}
-		advance(15 * time.Second)
-		if s := late.Stats(); s.HintsDropped != tso.MaxHintBatch+5 {
+		tsotest.Advance(15 * time.Second)
+		if s := late.Stats(); s.HintsDropped != hint.MaxBatch+5 {
 			t.Errorf("after the timeout: %+v", s)
 		}
-		c.start("a", tso.ServerConfig{})
-		s := subscribe(t, c.client(tso.ClientConfig{}, "a"), "x")
-		advance(5 * time.Second)
+		c.Start("a", server.Config{})
+		s := subscribe(t, c.Client(tso.ClientConfig{}, "a"), "x")
+		tsotest.Advance(5 * time.Second)
 		wantOnce(t, append(hints("x", 3), tso.Hint{Topic: "x", Key: "first"}), s)
-		if r := c.status("a"); r.HintsReceived-r.HintsUnwanted != 4 {
+		if r := c.Status("a"); r.HintsReceived-r.HintsUnwanted != 4 {
 			t.Errorf("%v", r)
 		}
 	})
@@ -143,24 +143,24 @@ func TestHintsWaitForLeader(t *testing.T) {
 
 // TestSilentServer: a server that was stopped keeps its connections.
 func TestSilentServer(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		silent := &silentServer{}
-		c.serveAs("silent", silent)
-		client := c.client(tso.ClientConfig{}, "silent", "a")
+		c.ServeAs("silent", silent)
+		client := c.Client(tso.ClientConfig{}, "silent", "a")
 		s := subscribe(t, client, "x")
 		if silent.subscribed.Load() != 1 {
 			t.Fatal("not subscribed at the server that falls silent")
 		}
 		start := time.Now()
-		c.start("a", tso.ServerConfig{})
-		for c.status("a").HintSubscribers == 0 {
-			advance(100 * time.Millisecond)
+		c.Start("a", server.Config{})
+		for c.Status("a").HintSubscribers == 0 {
+			tsotest.Advance(100 * time.Millisecond)
 		}
 		if d := time.Since(start); d < 5*time.Second || d > 10*time.Second {
 			t.Errorf("left a silent server after %s", d)
 		}
-		c.client(tso.ClientConfig{}, "a").PublishHints(hints("x", 1)...)
-		advance(time.Minute)
+		c.Client(tso.ClientConfig{}, "a").PublishHints(hints("x", 1)...)
+		tsotest.Advance(time.Minute)
 		wantOnce(t, hints("x", 1), s)
 		if n := client.Stats().Failures; n != 0 {
 			t.Errorf("%d failures of timestamps", n)
@@ -184,19 +184,13 @@ func (s *silentServer) SubscribeHints(_ *tsopb.SubscribeHintsRequest, stream grp
 	return nil
 }
 
-// serveAs serves an oracle that is none of ours under a name.
-func (c *cluster) serveAs(name string, oracle tsopb.OracleServer) {
-	c.e.t.Helper()
-	c.register(name, func(s *grpc.Server) { tsopb.RegisterOracleServer(s, oracle) })
-}
-
 // TestSlowSubscriberHoldsNobodyUp: neither timestamps, its own included, nor
 // other subscribers.
 func TestSlowSubscriberHoldsNobodyUp(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
 		synctest.Wait()
-		client, quick, publisher := c.client(tso.ClientConfig{}, "a"), c.client(tso.ClientConfig{}, "a"), c.client(tso.ClientConfig{}, "a")
+		client, quick, publisher := c.Client(tso.ClientConfig{}, "a"), c.Client(tso.ClientConfig{}, "a"), c.Client(tso.ClientConfig{}, "a")
 		gate := make(chan struct{})
 		slow := subscribeBehind(t, gate, client, "x", "slow's")
 		other := subscribe(t, quick, "x")
@@ -207,9 +201,9 @@ func TestSlowSubscriberHoldsNobodyUp(t *testing.T) {
 			for _, h := range hints("slow's", each) {
 				publisher.PublishHints(tso.Hint{Topic: h.Topic, Key: key + h.Key + string(rune('a'+i))})
 			}
-			advance(time.Second)
+			tsotest.Advance(time.Second)
 		}
-		if r := c.status("a"); r.HintsReceived != rounds*each || r.HintsDropped == 0 {
+		if r := c.Status("a"); r.HintsReceived != rounds*each || r.HintsDropped == 0 {
 			t.Fatalf("%v", r)
 		}
 		start := time.Now()
@@ -222,11 +216,11 @@ func TestSlowSubscriberHoldsNobodyUp(t *testing.T) {
 			t.Errorf("timestamps took %s", d)
 		}
 		publisher.PublishHints(hints("x", 100)...)
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		wantOnce(t, hints("x", 100), other)
 		close(gate)
-		advance(time.Second)
-		r := c.status("a")
+		tsotest.Advance(time.Second)
+		r := c.Status("a")
 		if r.HintsDelivered+r.HintsDropped != r.HintsReceived {
 			t.Errorf("%v", r)
 		}
@@ -237,14 +231,14 @@ func TestSlowSubscriberHoldsNobodyUp(t *testing.T) {
 }
 
 func TestHintsAtClose(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		c.start("a", tso.ServerConfig{})
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
 		synctest.Wait()
-		s := subscribe(t, c.client(tso.ClientConfig{}, "a"), "x")
-		brief := c.client(tso.ClientConfig{}, "a")
+		s := subscribe(t, c.Client(tso.ClientConfig{}, "a"), "x")
+		brief := c.Client(tso.ClientConfig{}, "a")
 		brief.PublishHints(hints("x", 2500)...)
 		_ = brief.Close() // sends them
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		if got := together(s); len(got) != 2500 {
 			t.Errorf("%d of 2500 published right before Close arrived", len(got))
 		}
@@ -252,7 +246,7 @@ func TestHintsAtClose(t *testing.T) {
 		if st := brief.Stats(); st.HintsSent != 2500 || st.HintsDropped != 3 {
 			t.Errorf("%+v", st)
 		}
-		nowhere := c.client(tso.ClientConfig{}, "nowhere")
+		nowhere := c.Client(tso.ClientConfig{}, "nowhere")
 		nowhere.PublishHints(hints("x", 3)...)
 		start := time.Now()
 		_ = nowhere.Close()
@@ -261,7 +255,7 @@ func TestHintsAtClose(t *testing.T) {
 		}
 
 		for _, name := range []string{"a", "nowhere"} {
-			closing := c.client(tso.ClientConfig{}, name)
+			closing := c.Client(tso.ClientConfig{}, name)
 			open := subscribe(t, closing, "x")
 			_ = closing.Close()
 			if err := <-open.ended; !errors.Is(err, tso.ErrClosed) {
@@ -273,7 +267,7 @@ func TestHintsAtClose(t *testing.T) {
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := c.client(tso.ClientConfig{}, "a").SubscribeHints(ended, []string{"x"}, nil); err != nil {
+		if err := c.Client(tso.ClientConfig{}, "a").SubscribeHints(ended, []string{"x"}, nil); err != nil {
 			t.Errorf("ended before it began: %v", err)
 		}
 	})
@@ -281,18 +275,18 @@ func TestHintsAtClose(t *testing.T) {
 
 // TestHintsUnknownToServer: a server of an earlier release, replaced later.
 func TestHintsUnknownToServer(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		const at = 1795152600000000
-		c.script("a", &tsopb.TimestampsResponse{First: at, Count: 1}, &tsopb.TimestampsResponse{First: at + 1, Count: 1})
+		serveScript(c, "a", &tsopb.TimestampsResponse{First: at, Count: 1}, &tsopb.TimestampsResponse{First: at + 1, Count: 1})
 		var logs bytes.Buffer
-		client := c.client(tso.ClientConfig{Logger: slog.New(slog.NewTextHandler(&logs, nil))}, "a", "b")
+		client := c.Client(tso.ClientConfig{Logger: slog.New(slog.NewTextHandler(&logs, nil))}, "a", "b")
 		if _, err := client.Timestamp(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		s := subscribe(t, client, "x")
 		for i := range 10 {
 			client.PublishHints(hints("x", i+1)...)
-			advance(7 * time.Second)
+			tsotest.Advance(7 * time.Second)
 		}
 		if st := client.Stats(); st.HintsSent != 0 || st.HintsDropped < 30 || st.Failures != 0 || st.Subscriptions != 0 {
 			t.Errorf("%+v", st)
@@ -308,82 +302,18 @@ func TestHintsUnknownToServer(t *testing.T) {
 		if !strings.Contains(logs.String(), "release that does not know hints") || strings.Contains(logs.String(), "WARN") {
 			t.Errorf("log:\n%s", logs.String())
 		}
-		c.start("b", tso.ServerConfig{})
-		advance(30 * time.Second)
+		c.Start("b", server.Config{})
+		tsotest.Advance(30 * time.Second)
 		client.PublishHints(tso.Hint{Topic: "x", Key: "at last"})
-		advance(15 * time.Second)
+		tsotest.Advance(15 * time.Second)
 		if together(s)[tso.Hint{Topic: "x", Key: "at last"}] != 1 {
 			t.Errorf("not with the next server: %+v", client.Stats())
 		}
 	})
 }
 
-func TestHintRequests(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
-		a := c.start("a", tso.ServerConfig{})
-		synctest.Wait()
-		c.start("b", tso.ServerConfig{})
-		synctest.Wait()
-		publish := func(server string, version uint32, hints ...*tsopb.Hint) (*tsopb.PublishHintsResponse, error) {
-			return tsopb.NewOracleClient(c.raw(server)).PublishHints(t.Context(), &tsopb.PublishHintsRequest{FormatVersion: version, Hints: hints})
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		join := func(server string, version uint32, topics ...[]byte) (*tsopb.SubscribeHintsResponse, error) {
-			stream, err := tsopb.NewOracleClient(c.raw(server)).SubscribeHints(ctx, &tsopb.SubscribeHintsRequest{FormatVersion: version, Topics: topics})
-			if err != nil {
-				return nil, err
-			}
-			return stream.Recv()
-		}
-		x := &tsopb.Hint{Topic: []byte("x")}
-		var many []*tsopb.Hint
-		for range tso.MaxHintBatch + 1 {
-			many = append(many, x)
-		}
-		refused := func(what string, err error, code codes.Code, says string) {
-			t.Helper()
-			if status.Code(err) != code || !strings.Contains(err.Error(), says) {
-				t.Errorf("%s: %v", what, err)
-			}
-		}
-		_, err := publish("a", 0, x)
-		refused("version 0", err, codes.FailedPrecondition, "version 0")
-		_, err = publish("a", 1, many...)
-		refused("a large batch", err, codes.InvalidArgument, "1001 hints in one request; it has to be 1000 at most")
-		_, err = publish("a", 1, x, &tsopb.Hint{})
-		refused("no topic", err, codes.InvalidArgument, "a topic of 0 bytes")
-		_, err = publish("a", 1, &tsopb.Hint{Topic: []byte("x"), Key: make([]byte, tso.MaxHintKey+1)})
-		refused("a long key", err, codes.InvalidArgument, "a key of 8193 bytes")
-		_, err = join("a", 2, []byte("x"))
-		refused("version 2", err, codes.FailedPrecondition, "version 2")
-		_, err = join("a", 1)
-		refused("no topics", err, codes.InvalidArgument, "0 topics")
-		_, err = join("a", 1, make([]byte, tso.MaxHintTopic+1))
-		refused("a long topic", err, codes.InvalidArgument, "2049 bytes")
-
-		if r, err := publish("b", 1, x); err != nil || r.NotLeader.GetLeaderAddress() != "passthrough:a" {
-			t.Errorf("published at a standby: %v, %v", r, err)
-		}
-		if r, err := join("b", 1, []byte("x")); err != nil || r.NotLeader.GetLeaderAddress() != "passthrough:a" {
-			t.Errorf("subscribed at a standby: %v, %v", r, err)
-		}
-		if r := c.status("a"); r.HintsReceived != 0 || r.HintSubscribers != 0 {
-			t.Errorf("after refusals: %v", r)
-		}
-		a.LimitSubscribers(2)
-		for range 2 {
-			if _, err := join("a", 1, []byte("x")); err != nil {
-				t.Error(err)
-			}
-		}
-		_, err = join("a", 1, []byte("x"))
-		refused("a third subscriber", err, codes.ResourceExhausted, "there are 2")
-	})
-}
-
 func TestHintsNeedCertificate(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		dir := t.TempDir()
 		ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other-ca")
 		ca.make("a", ca)
@@ -396,18 +326,18 @@ func TestHintsNeedCertificate(t *testing.T) {
 			}
 			return c
 		}
-		c.start("a", tso.ServerConfig{Credentials: must(tso.TLSFiles{Cert: ca.path("a.crt"), Key: ca.path("a.key"), CA: ca.path("ca.crt")}.Server())})
+		c.Start("a", server.Config{Credentials: must(tso.TLSFiles{Cert: ca.path("a.crt"), Key: ca.path("a.key"), CA: ca.path("ca.crt")}.Server())})
 		synctest.Wait()
 		good := tso.TLSFiles{Cert: ca.path("client.crt"), Key: ca.path("client.key"), CA: ca.path("ca.crt"), ServerName: "a"}
 		stranger := good
 		stranger.Cert, stranger.Key = ca.path("stranger.crt"), ca.path("stranger.key")
-		mine := c.client(tso.ClientConfig{Credentials: must(good.Client())}, "a")
+		mine := c.Client(tso.ClientConfig{Credentials: must(good.Client())}, "a")
 		s := subscribe(t, mine, "x")
 		for name, creds := range map[string]credentials.TransportCredentials{"stranger": must(stranger.Client()), "plain text": nil} {
-			bad := c.client(tso.ClientConfig{Credentials: creds, Timeout: time.Second}, "a")
+			bad := c.Client(tso.ClientConfig{Credentials: creds, Timeout: time.Second}, "a")
 			theirs := subscribe(t, bad, "x")
 			bad.PublishHints(hints("x", 5)...)
-			advance(10 * time.Second)
+			tsotest.Advance(10 * time.Second)
 			if st := bad.Stats(); st.HintsSent != 0 || st.HintsDropped != 5 || st.Subscriptions != 0 {
 				t.Errorf("%s: %+v", name, st)
 			}
@@ -416,59 +346,7 @@ func TestHintsNeedCertificate(t *testing.T) {
 			}
 		}
 		mine.PublishHints(hints("x", 1)...)
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		wantOnce(t, hints("x", 1), s)
 	})
-}
-
-// TestHintsAfterKill: the leading process is killed.
-func TestHintsAfterKill(t *testing.T) {
-	const length = 300 * time.Millisecond
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := newEmulatorOn(t, lis)
-	e.createTable("percolator", "tso")
-	e.setMode(tso.ModeServed)
-	a := newProcess(t, e, "a", length)
-	first := newClient(t, tso.ClientConfig{Addresses: []string{a.address}, Timeout: 30 * time.Second})
-	if _, err := first.Timestamp(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	b := newProcess(t, e, "b", length)
-	both := tso.ClientConfig{Addresses: []string{a.address, b.address}, Timeout: 30 * time.Second}
-	subscribing, publisher := newClient(t, both), newClient(t, both)
-	ctx, cancel := context.WithCancel(t.Context())
-	got, ended := make(chan tso.Hint, 10), make(chan error, 1)
-	go func() { ended <- subscribing.SubscribeHints(ctx, []string{"x"}, func(h tso.Hint) { got <- h }) }()
-	// Until a hint arrives nobody may have subscribed.
-	arrives := func(key string) {
-		t.Helper()
-		retry := time.NewTicker(20 * time.Millisecond)
-		defer retry.Stop()
-		end := time.After(30 * time.Second)
-		for {
-			publisher.PublishHints(tso.Hint{Topic: "x", Key: key})
-			select {
-			case h := <-got:
-				if h.Key == key {
-					return
-				}
-			case <-retry.C:
-			case <-end:
-				t.Fatalf("%q does not arrive: %+v, %+v", key, subscribing.Stats(), publisher.Stats())
-			}
-		}
-	}
-	arrives("before")
-	a.kill()
-	arrives("after")
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	if s, err := tso.ServerStatus(t.Context(), tso.ClientConfig{Addresses: []string{b.address}}); err != nil || !s.Leading || s.Hints.Delivered == 0 {
-		t.Errorf("%+v, %v", s, err)
-	}
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
-// Status is how one server is doing.
+// Status is the state of one server.
 type Status struct {
 	Server    string // its name
 	Address   string // where clients reach it
 	Leading   bool
-	Leader    string // address of the leader, as this server knows it
+	Leader    string // address of the leader, if this server knows it
 	Reason    string // why it does not lead
 	Epoch     uint64 // of its present or last term
 	Next      Timestamp
-	Limit     Timestamp // the end of the range reserved
+	Limit     Timestamp // the end of the reserved range
 	Clock     Timestamp // its clock
 	Lease     time.Duration
 	LeaseLeft time.Duration
@@ -34,13 +34,14 @@ type Status struct {
 	Hints          HintStats
 }
 
-// Lag is how far oracle time is behind the server's clock; negative when it
-// runs ahead, after a clock was set back, or at more than a million a second.
+// Lag is how far oracle time is behind the server's clock. It is negative when
+// oracle time runs ahead: after a clock was set back, or at more than a million
+// timestamps a second.
 func (s Status) Lag() time.Duration {
 	return time.Duration(s.Clock-s.Next) * time.Microsecond
 }
 
-// ServerStatus asks the first of the configured servers how it is doing,
+// ServerStatus returns the status of the first of the configured servers,
 // whether it leads or not. It changes nothing. It fails when that server does
 // not answer before ctx ends.
 func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
@@ -49,7 +50,7 @@ func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
 		return Status{}, err
 	}
 	defer func() { _ = c.Close() }()
-	r, err := c.servers[0].service().Status(ctx, &tsopb.StatusRequest{FormatVersion: FormatVersion})
+	r, err := c.servers.all[0].service().Status(ctx, &tsopb.StatusRequest{FormatVersion: FormatVersion})
 	if err != nil {
 		return Status{}, err
 	}

@@ -2,11 +2,12 @@ package tso
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso/format"
 )
 
 // Timestamp is a point in the order of all transactions: microseconds since
@@ -19,9 +20,12 @@ type Timestamp int64
 
 // Max is the largest timestamp, in the year 2262. Bigtable keeps cell
 // timestamps as int64 microseconds and cuts them to milliseconds, so a
-// Timestamp takes the place of the milliseconds. One less than what fits,
+// Timestamp takes the place of the milliseconds. Max is one less than what fits,
 // because the half-open range of exactly one cell ends at (Max+1).Cell().
-const Max Timestamp = math.MaxInt64/1000 - 1
+const Max = Timestamp(format.MaxTimestamp)
+
+// minTimestamp is the smallest timestamp that an oracle hands out.
+const minTimestamp = Timestamp(format.MinTimestamp)
 
 // cellScale is the number of Bigtable timestamp units per Timestamp.
 const cellScale = 1000

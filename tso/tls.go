@@ -1,6 +1,7 @@
 package tso
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,19 +17,18 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// TLSFiles names PEM files for TLS. They are read again, for each new
-// connection, when they have changed, so certificates can be renewed without a
-// restart; files that cannot be read then are reported, and the certificates
-// read before stay in use. Replace files by renaming, certificate and key in
-// any order.
+// TLSFiles names PEM files for TLS. If the files changed, the next new connection
+// reads them again, so certificates can be renewed without a restart. If that
+// fails, the failure is logged and the certificates read before stay in use.
+// Replace files by renaming, certificate and key in any order.
 type TLSFiles struct {
 	// Cert and Key are the certificate chain and key to show to the other side.
 	// A server needs them; a client needs them for mutual TLS.
 	// Default to none.
 	Cert, Key string
 
-	// CA holds the certificates that the other side's has to be signed by. A
-	// server that has one refuses clients without a certificate.
+	// CA has the certificates of the authorities that may sign the other side's
+	// certificate. A server with CA refuses clients without a certificate.
 	// Defaults to none for a server, and to the system's for a client.
 	CA string
 
@@ -41,8 +41,8 @@ type TLSFiles struct {
 	Logger *slog.Logger
 }
 
-// Server returns the credentials of a server. It fails when the files cannot be
-// read, or do not fit together.
+// Server returns the credentials of a server. It fails if the files cannot be
+// read, or if certificate and key do not belong together.
 func (f TLSFiles) Server() (credentials.TransportCredentials, error) {
 	if f.Cert == "" || f.Key == "" {
 		return nil, errors.New("tso: TLS for a server needs a certificate and a key")
@@ -63,8 +63,8 @@ func (f TLSFiles) Server() (credentials.TransportCredentials, error) {
 	}), nil
 }
 
-// Client returns the credentials of a client. It fails when the files cannot be
-// read, or do not fit together.
+// Client returns the credentials of a client. It fails if the files cannot be
+// read, or if certificate and key do not belong together.
 func (f TLSFiles) Client() (credentials.TransportCredentials, error) {
 	if (f.Cert == "") != (f.Key == "") {
 		return nil, errors.New("tso: TLS for a client needs a certificate and a key, or neither")
@@ -78,7 +78,7 @@ func (f TLSFiles) Client() (credentials.TransportCredentials, error) {
 	return reloading{w}, nil
 }
 
-// reloading are a client's credentials, made anew for each handshake.
+// reloading is a client's credentials, made again for each handshake.
 type reloading struct{ files *watchedFiles }
 
 func (r reloading) now() credentials.TransportCredentials {
@@ -90,7 +90,7 @@ func (r reloading) ClientHandshake(ctx context.Context, authority string, c net.
 }
 
 func (r reloading) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("tso: credentials of a client, used by a server")
+	return nil, nil, errors.New("tso: TLSFiles.Client returns credentials for clients; a server needs TLSFiles.Server")
 }
 
 func (r reloading) Info() credentials.ProtocolInfo          { return r.now().Info() }
@@ -99,7 +99,7 @@ func (r reloading) OverrideServerName(string) error {
 	return errors.New("tso: set TLSFiles.ServerName")
 }
 
-// watchedFiles is the configuration made from files, as new as they are.
+// watchedFiles is the configuration made from the present content of files.
 type watchedFiles struct {
 	files TLSFiles
 	build func([]tls.Certificate, *x509.CertPool) *tls.Config
@@ -109,7 +109,7 @@ type watchedFiles struct {
 	config *tls.Config
 }
 
-// stamp tells one content of a file from the next without reading it.
+// stamp distinguishes the contents of a file without reading it.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -117,7 +117,7 @@ type stamp struct {
 
 func (f TLSFiles) watch(build func([]tls.Certificate, *x509.CertPool) *tls.Config) (*watchedFiles, error) {
 	w := &watchedFiles{files: f, build: build}
-	w.stamps, _ = w.look()
+	w.stamps, _ = w.stat()
 	var err error
 	w.config, err = w.load()
 	return w, err
@@ -127,7 +127,7 @@ func (f TLSFiles) watch(build func([]tls.Certificate, *x509.CertPool) *tls.Confi
 func (w *watchedFiles) current() *tls.Config {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now, err := w.look()
+	now, err := w.stat()
 	if err == nil && now == w.stamps {
 		return w.config
 	}
@@ -136,15 +136,16 @@ func (w *watchedFiles) current() *tls.Config {
 		cfg, err = w.load()
 	}
 	if err != nil {
-		// Between two renames the files may not fit: the next connection tries again.
-		discard(w.files.Logger).Warn("tso: reading TLS files again failed; the certificates read before stay in use", "error", err)
+		// Between two renames the files may not belong together: the next
+		// connection tries again.
+		cmp.Or(w.files.Logger, slog.New(slog.DiscardHandler)).Warn("tso: reading TLS files again failed; the certificates read before stay in use", "error", err)
 		return w.config
 	}
 	w.config, w.stamps = cfg, now
 	return w.config
 }
 
-func (w *watchedFiles) look() (s [3]stamp, err error) {
+func (w *watchedFiles) stat() (s [3]stamp, err error) {
 	for i, path := range []string{w.files.Cert, w.files.Key, w.files.CA} {
 		if path == "" {
 			continue

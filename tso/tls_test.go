@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 // authority signs certificates into a directory.
@@ -84,7 +86,7 @@ func (a *authority) write(name string, content []byte) {
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
 func TestTLS(t *testing.T) {
-	served(t, func(t *testing.T, c *cluster) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		dir := t.TempDir()
 		ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other-ca")
 		ca.make("a", ca)
@@ -97,8 +99,8 @@ func TestTLS(t *testing.T) {
 			}
 			return c
 		}
-		server := tso.TLSFiles{Cert: ca.path("a.crt"), Key: ca.path("a.key"), CA: ca.path("ca.crt")}
-		c.start("a", tso.ServerConfig{Credentials: creds(server.Server())})
+		files := tso.TLSFiles{Cert: ca.path("a.crt"), Key: ca.path("a.key"), CA: ca.path("ca.crt")}
+		c.Start("a", server.Config{Credentials: creds(files.Server())})
 		synctest.Wait()
 		good := tso.TLSFiles{Cert: ca.path("client.crt"), Key: ca.path("client.key"), CA: ca.path("ca.crt"), ServerName: "a"}
 		ask := func(f *tso.TLSFiles) error {
@@ -106,7 +108,7 @@ func TestTLS(t *testing.T) {
 			if f != nil {
 				cfg.Credentials = creds(f.Client())
 			}
-			_, err := c.client(cfg, "a").Timestamp(t.Context())
+			_, err := c.Client(cfg, "a").Timestamp(t.Context())
 			return err
 		}
 		if err := ask(&good); err != nil {
@@ -133,7 +135,7 @@ func TestTLS(t *testing.T) {
 		}
 
 		// Both sides move to another CA without a restart.
-		advance(time.Second)
+		tsotest.Advance(time.Second)
 		for _, name := range []string{"a", "client"} {
 			other.make(name, other)
 		}
@@ -143,7 +145,7 @@ func TestTLS(t *testing.T) {
 		}
 		kept := creds(good.Client()) // made before, used after
 		ca.write("ca.crt", raw)
-		if _, err := c.client(tso.ClientConfig{Credentials: kept}, "a").Timestamp(t.Context()); err != nil {
+		if _, err := c.Client(tso.ClientConfig{Credentials: kept}, "a").Timestamp(t.Context()); err != nil {
 			t.Errorf("new certificates: %v", err)
 		}
 		// Files that cannot be read change nothing.

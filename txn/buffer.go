@@ -172,3 +172,26 @@ func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 	}
 	return out
 }
+
+// wrote reports whether the transaction itself put or deleted a cell.
+func (b *buffer) wrote(cell Cell) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.rows[cell.Table][cell.Row][cell.Column()]
+	return w != nil && w.Kind != KindLock
+}
+
+func (o *overlay) next(reverse bool) string {
+	if reverse {
+		return o.keys[len(o.keys)-1]
+	}
+	return o.keys[0]
+}
+
+func (o *overlay) drop(reverse bool) {
+	if reverse {
+		o.keys = o.keys[:len(o.keys)-1]
+	} else {
+		o.keys = o.keys[1:]
+	}
+}

@@ -401,7 +401,7 @@ func TestUpdateStops(t *testing.T) {
 	}
 	t.Run("attempts", func(t *testing.T) {
 		runs := 0
-		_, err := env.Client.Update(ctx, conflict(&runs), txn.MaxAttempts(3), txn.WithName("always loses"))
+		_, err := env.Client.Update(ctx, conflict(&runs), txn.MaxAttempts(3), txn.Named("always loses"))
 		wantError(t, err, txn.ErrConflict, "3 attempts", "always loses", "a/r/f:q")
 		if runs != 3 {
 			t.Errorf("%d runs", runs)

@@ -2,8 +2,10 @@ package txn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
@@ -14,6 +16,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 )
 
 // commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
@@ -30,44 +36,44 @@ type commit struct {
 
 	traceParent string
 	heartbeat   heartbeat
-	latch       *latch
+	latch       *latch.Latch
 
 	failed atomic.Bool // a row's prewrite has
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = format.TraceParent(ctx) // the transaction's
-	ctx, span := c.client.Trace.Begin(ctx, "commit", "")
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
 	if err := c.queue(ctx); err != nil {
-		c.client.Trace.Conflict(ctx, err)
+		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
 	defer c.unlatch()
-	if err := c.client.admit(ctx); err != nil {
+	if err := c.client.admission.Admit(ctx); err != nil {
 		return 0, err
 	}
-	defer c.client.dismiss()
-	c.client.Token.Ensure(ctx)
+	defer c.client.admission.Dismiss()
+	c.client.resolver.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
-	if err := c.prewriteAll(ctx); err != nil {
-		c.client.Trace.Conflict(ctx, err)
-		c.client.recent.conflicted(err)
-		c.txn.askAgain(ctx, err)
+	if err := prewriteAll(ctx, c); err != nil {
+		c.client.resolver.Trace.Conflict(ctx, err)
+		c.client.recent.Conflicted(err)
+		c.txn.askForNextRun(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
 	// Only now: a transaction that starts above commit_ts has to meet either
 	// the locks or the write records.
-	commitTS, asked, err := c.client.Clock.Ask(ctx)
+	commitTS, asked, err := c.client.resolver.Clock.Ask(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
 	if c.txn.opts.writeOnly {
-		c.client.askAhead()
+		askAhead(c.client)
 	}
 	if commitTS <= c.startTS {
 		c.abort(ctx)
@@ -75,7 +81,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Behind the prewrites: a collection that begins from now on meets the locks,
 	// and none that had forgotten a conflict began before (docs/gc.md).
-	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
@@ -92,15 +98,15 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	c.heartbeat.stop()
-	c.client.recent.committed(c.rows, commitTS)
+	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// Who meets a secondary's lock here need not ask the primary.
-		c.client.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
-	c.client.Clock.MadeCommit(commitTS, asked)
-	c.client.Counters.Committed.Add(1)
-	c.client.Hints.Hint(c.rows[0].Observed()...)
-	c.client.Hints.Hint(c.notified...)
+	c.client.resolver.Clock.NoteCommit(commitTS, asked)
+	c.client.resolver.Counters.Committed.Add(1)
+	c.client.resolver.Hints.Hint(c.rows[0].Observed()...)
+	c.client.resolver.Hints.Hint(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
 }
@@ -114,8 +120,8 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 	if len(c.notified) == 0 {
 		return nil
 	}
-	ctx, span := c.client.Trace.Begin(ctx, "notify", "")
-	err := store.WriteNotifications(ctx, c.client.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "notify", "")
+	err := store.WriteNotifications(ctx, c.client.resolver.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
 	span.EndWith(err)
 	return err
 }
@@ -130,7 +136,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	row := c.rows[0]
 	m := bigtable.NewMutation()
 	c.addRow(m, row, commitTS)
-	p := &recovery.PrimaryCommit{Resolver: c.client.Resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
+	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
@@ -138,17 +144,17 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 			return m, c.sendNotifications(ctx, ts)
 		}
 	}
-	ctx, span := c.client.Trace.Begin(ctx, "commit primary", row.Table.Name)
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit primary", row.Table.Name)
 	err := p.Run(ctx)
 	if err == nil && span.Recording() {
-		span.AddEvent("commit point", trace.WithAttributes(store.AttrCommitTS.Int64(int64(p.CommitTS))))
+		span.AddEvent("commit point", trace.WithAttributes(telemetry.AttrCommitTS.Int64(int64(p.CommitTS))))
 	}
 	span.EndWith(err)
 	if Retryable(err) {
 		// Rolled back, and nothing else: after any other error the commit may
 		// stand.
 		c.heartbeat.stop()
-		c.client.Background.Run(c.cleanUp)
+		c.client.resolver.Background.Run(c.cleanUp)
 	}
 	return p.CommitTS, err
 }
@@ -156,7 +162,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 // addRow adds the commit of all of a row's cells.
 func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, c.lock(w), commitTS)
+		ops += store.AddCommit(m, newLock(c, w), commitTS)
 	}
 	return ops
 }
@@ -169,26 +175,26 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		return
 	}
 	byTable := map[*store.Table][]store.RowMutation{}
-	span := c.client.Trace.Secondaries(ctx, len(c.rows)-1)
+	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRow(m, row, commitTS)
 		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
-		if !c.client.cfg.SyncSecondaries && c.client.Background.Add(t, muts) {
+		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {
 			continue
 		}
 		// The queue is full: the one who fills it helps to empty it.
 		failed, err := t.Apply(ctx, muts)
-		c.client.Background.Applied(muts, failed)
+		c.client.resolver.Background.Applied(muts, failed)
 		if err != nil {
-			if !c.client.Background.Add(t, failed) {
+			if !c.client.resolver.Background.Add(t, failed) {
 				for _, m := range failed {
 					m.Secondaries.Fail(m.Err)
 				}
 			}
-			c.client.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
+			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
 }
@@ -199,7 +205,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 // (design §4, "Abort by the owner").
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
-	ctx, span := c.client.Trace.Begin(ctx, "roll back", "")
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
 	defer span.EndWith(nil) // what fails here is somebody else's to do
 	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
@@ -215,11 +221,11 @@ func (c *commit) abort(ctx context.Context) {
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
 			// The caller is gone; so is its right to make anyone wait.
-			c.client.Background.Add(t, muts)
+			c.client.resolver.Background.Add(t, muts)
 			continue
 		}
 		if failed, err := t.Apply(ctx, muts); err != nil {
-			c.client.Background.Add(t, failed)
+			c.client.resolver.Background.Add(t, failed)
 		}
 	}
 }
@@ -229,7 +235,7 @@ func (c *commit) abort(ctx context.Context) {
 // What it leaves is removed by whoever meets it.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
-	g.SetLimit(c.client.Store.Config.Parallelism)
+	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		for _, w := range row.Writes {
 			if w.Cell == c.primary {
@@ -244,6 +250,66 @@ func (c *commit) cleanUp(ctx context.Context) {
 		}
 	}
 	if err := g.Wait(); err != nil {
-		c.client.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+		c.client.resolver.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+	}
+}
+
+// queue waits for the transactions of this client that are about to write the
+// same cells, and returns a ConflictError when one of them has already: then
+// nothing was sent. What it takes is given back by commit.unlatch.
+func (c *commit) queue(ctx context.Context) error {
+	run := c.txn.run
+	c.latch, run.latch = run.latch, nil
+	var few [4]uint16
+	slots := c.client.latches.SlotsOf(c.rows, few[:0])
+	run.slots = append(run.slots[:0], slots...)
+	err := c.knownConflict()
+	if err == nil && !c.latch.Covers(slots) {
+		// Held are those of the last run, which wrote other cells: not to wait for one
+		// while holding another, out of order.
+		c.latch.Release()
+		began := time.Now()
+		var waited bool
+		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
+			latched(ctx, c.client, began)
+		}
+		if err == nil && waited {
+			err = c.knownConflict()
+		}
+	}
+	var conflict *ConflictError
+	if run.foundEarly = errors.As(err, &conflict); run.foundEarly && run.again {
+		// Its turn for the next run.
+		run.latch, c.latch = c.latch, nil
+	}
+	if err != nil {
+		c.latch.Release()
+	}
+	return err
+}
+
+// unlatch lets the next transaction of this client have the cells: when the
+// commit is over, and when it is to wait for a lock, which may take long.
+func (c *commit) unlatch() { c.latch.Release() }
+
+// knownConflict is a conflict that needs no request.
+func (c *commit) knownConflict() error {
+	if e := c.client.recent.Conflict(c.rows, c.startTS); e != nil {
+		c.client.resolver.Counters.EarlyConflicts.Add(1)
+		return e
+	}
+	return nil
+}
+
+// askAhead asks for the start timestamp of a transaction to come, behind the
+// commit_ts of one that reads nothing.
+func askAhead(c *Client) {
+	n := c.starts.add()
+	if n == nil {
+		return
+	}
+	if !c.resolver.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.resolver.Clock) }) {
+		n.err = ErrClosed
+		close(n.done)
 	}
 }

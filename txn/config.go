@@ -18,9 +18,9 @@ import (
 
 // Config configures a [Client]. The zero value is usable.
 type Config struct {
-	// MetadataTable is the deployment's metadata table: the oracle's row, the
-	// schema of each transactional table, worker tokens. Every client of a
-	// deployment has to use the same one.
+	// MetadataTable is the deployment's metadata table. It holds the oracle's row, the
+	// schema of each transactional table, and worker tokens. Every client of a
+	// deployment must use the same one.
 	// Defaults to "percolator".
 	MetadataTable string
 
@@ -28,103 +28,105 @@ type Config struct {
 	// Defaults to a tso.Direct on the metadata table, which the client owns.
 	Oracle tso.Oracle
 
-	// Admin, when set, lets the client check families and garbage-collection
-	// policies whenever it opens a table, against the table itself.
-	// Defaults to nil: families come from the schema record that InitTable
-	// wrote, and policies are not checked.
+	// Admin, if set, lets the client check families and garbage-collection policies
+	// against the table itself whenever it opens a table.
+	// Defaults to nil: the client takes the families from the schema record that
+	// admin.InitTable wrote, and checks no policy.
 	Admin *bigtable.AdminClient
 
-	// LockTTL is how long a lock outlives the last sign of life of its
-	// transaction before others may roll it back, in oracle time. It bounds how
-	// long a crashed client holds others up, unless its worker token shows
-	// earlier that it is dead. Safety does not depend on it.
-	// Defaults to 10 seconds.
+	// LockTTL is how long a lock stays valid after the last sign of life of its
+	// transaction, in oracle time. Then other clients may roll it back. It bounds how
+	// long a crashed client blocks others, unless its worker token shows earlier
+	// that it is dead. Safety does not depend on it.
+	// Defaults to 10 seconds; at least 1 ms.
 	LockTTL time.Duration
 
-	// TokenTTL is how long this client's worker token stays fresh without being
-	// renewed; it is renewed three times as often. A lock whose owner's token
-	// has gone stale may be rolled back at once.
-	// Defaults to 5 seconds. Negative: no token is written, and only LockTTL
-	// tells others that this client is dead.
+	// TokenTTL is how long this client's worker token stays fresh without renewal.
+	// The client renews it three times as often. If the token of a lock's owner is
+	// stale, other clients may roll the lock back at once.
+	// Defaults to 5 seconds. Negative: the client writes no token. Then other clients
+	// learn only from LockTTL that it is dead, and it holds no garbage collection back.
 	TokenTTL time.Duration
 
-	// RPCTimeout bounds every single request to Bigtable. The Bigtable client
-	// retries some requests on its own, without end but for this. Requests that
-	// commit secondaries take at most one minute, whatever it says: garbage
-	// collection relies on that.
+	// RPCTimeout bounds every single request to Bigtable. Without it, the Bigtable
+	// client would retry some requests without end. Requests that commit secondaries
+	// take at most one minute, whatever this says: garbage collection relies on it.
 	// Defaults to 20 seconds.
 	RPCTimeout time.Duration
 
-	// Backoff paces waits for locks and retries of requests.
+	// Backoff paces waits for locks and retries of requests, and, up to 250 ms, the
+	// runs of Update's function after conflicts.
 	// Defaults to 2 ms growing to 1 s.
 	Backoff Backoff
 
-	// Parallelism bounds the requests that one transaction or scan has under
-	// way at a time.
+	// Parallelism bounds the concurrent requests of one transaction or scan. The
+	// client runs at most four times as many commits at a time. Further commits
+	// wait; they hold no locks yet.
 	// Defaults to 64.
 	Parallelism int
 
-	// LatchWait is how long a commit, and a run after a conflict, waits for its turn
-	// among this client's transactions that write the same cells, before it goes on
-	// without. Transactions of more than 128 cells do not queue. The latches of a run
-	// after a conflict are held while Update's function runs: one that waits for
+	// LatchWait is how long a commit, or a run after a conflict, waits for its turn
+	// among this client's transactions that write the same cells. Then it continues
+	// without its turn. Transactions of more than 128 cells do not queue. A run after a
+	// conflict keeps its turn while Update's function runs: a function that waits for
 	// another transaction of this client on the same cells waits that long.
-	// Defaults to 1 second. Negative: no latches.
+	// Defaults to 1 second. Negative: transactions of this client do not queue, and
+	// learn of conflicts with each other only from Bigtable.
 	LatchWait time.Duration
 
-	// PrefetchBytes is how many bytes of values a Get of a transaction may be
-	// expected to bring along: other columns of the row that transactions of the
-	// same name have asked for behind this one, in at least every second case. The
-	// later Gets are then answered from memory. What is kept of it is bounded by 1
-	// MiB a transaction.
-	// Defaults to 64 KiB. Negative: nothing is prefetched.
+	// PrefetchBytes is how many bytes of values a Get of a transaction may read ahead:
+	// other columns of the row that transactions of the same name ([Named]) ask for
+	// later in at least every second case. Later Gets are then answered from memory.
+	// A transaction keeps at most 1 MiB of them.
+	// Defaults to 64 KiB. Negative: no prefetching.
 	PrefetchBytes int
 
-	// BatchReads, when set, is how many point reads of a table one transaction, or
-	// one snapshot, has under way at a time; further ones wait, and share a request
-	// as soon as one of them is answered. It saves requests and CPU where many
-	// goroutines read in one transaction, and costs those that wait up to one round
-	// trip; a list of rows in one ReadRows costs neither.
+	// BatchReads, if set, is how many concurrent point reads of a table one
+	// transaction or snapshot sends as requests of their own. Further reads wait, and
+	// share a request when one of those is answered. This saves requests and CPU
+	// if many goroutines read in one transaction. It costs a waiting read up to one
+	// round trip; a list of rows in one ReadRows costs neither.
 	// Defaults to 0: each read is a request of its own, at once.
 	BatchReads int
 
-	// PassLocks lets reads pass the locks of live transactions instead of waiting
-	// for them, where the transactions' clients have it set too: a read makes sure
-	// that such a transaction commits after the read's timestamp. Every client of the
-	// deployment has to know it before one sets it: those that do not refuse the
-	// locks, with ErrFormatVersion (docs/design/2026-11-20-min-commit-ts.md).
+	// PassLocks lets reads pass the locks of live transactions instead of waiting, if
+	// the owners of the locks have it set too: the read makes sure that such a
+	// transaction commits after the read's timestamp. Before you set it on one client,
+	// every client of the deployment must run a version that knows it: older clients
+	// refuse such locks with ErrFormatVersion
+	// (docs/design/2026-11-20-min-commit-ts.md).
 	// Defaults to false.
 	PassLocks bool
 
-	// SyncSecondaries makes Commit wait until the secondaries are committed
-	// too, instead of leaving them to the background.
+	// SyncSecondaries makes Commit wait until the secondaries are committed too,
+	// instead of committing them in the background.
 	// Defaults to false.
 	SyncSecondaries bool
 
-	// BackgroundBytes bounds the memory, about, of what waits for background work,
-	// as BackgroundCells does.
+	// BackgroundBytes bounds the memory, about, of the background queue. A commit that
+	// finds the queue full commits its secondaries itself.
 	// Defaults to 64 MiB.
 	BackgroundBytes int
 
-	// BackgroundTimeout is how long background work on a row is tried before it
-	// is left to whoever meets the row's locks. Nothing of a transaction that
-	// garbage collection has passed is sent, however long that is.
+	// BackgroundTimeout is how long the client tries background work on a row. Then it
+	// leaves the row's locks to the next reader. It sends nothing of a transaction that
+	// garbage collection has passed, whatever this says.
 	// Defaults to 1 minute.
 	BackgroundTimeout time.Duration
 
-	// SchemaMaxAge is how long a table's schema is used before it is read again
-	// in the background, which is how new families and newly observed columns
-	// become known.
+	// SchemaMaxAge is how long the client uses a table's schema before it reads it
+	// again in the background. So long does it take until the client knows new
+	// families and newly observed columns.
 	// Defaults to 1 minute.
 	SchemaMaxAge time.Duration
 
-	// TracerProvider makes the spans of transactions, reads and commits; what a
-	// transaction that records none costs is one question to its tracer.
+	// TracerProvider makes the spans of transactions, reads and commits. A
+	// transaction that is not sampled costs one call of its tracer.
 	// Defaults to OpenTelemetry's global one.
 	TracerProvider trace.TracerProvider
 
-	// TraceRowKeys lets spans name row keys. Tables, families and qualifiers they
-	// always name; values never.
+	// TraceRowKeys lets spans name row keys. Spans always name tables, families and
+	// qualifiers, and never values.
 	// Defaults to false.
 	TraceRowKeys bool
 
@@ -132,10 +134,9 @@ type Config struct {
 	// Defaults to OpenTelemetry's global one.
 	MeterProvider metric.MeterProvider
 
-	// Logger receives what an operator should know, with the ids of the trace that
-	// it belongs to: errors that somebody has to act on, warnings about what the
-	// client could not do and somebody else will, and, at the debug level, every
-	// conflict with its cells.
+	// Logger receives what an operator should know, with the ids of the trace it
+	// belongs to. Errors need an operator. Warnings say what this client could not do
+	// and another client will do. The debug level logs every conflict with its cells.
 	// Defaults to a logger that drops everything.
 	Logger *slog.Logger
 }

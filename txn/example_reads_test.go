@@ -13,7 +13,7 @@ import (
 
 // A service that answers from snapshots which may be a second old: most of its reads
 // are one request. It always sees what it has committed itself.
-func ExampleWithMaxStaleness() {
+func ExampleMaxStaleness() {
 	ctx := context.Background()
 	bt, admin, stop := emulator(ctx)
 	defer stop()
@@ -36,7 +36,7 @@ func ExampleWithMaxStaleness() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	snapshot, err := client.Snapshot(ctx, txn.WithMaxStaleness(time.Second), txn.Prefetch("page"))
+	snapshot, err := client.Snapshot(ctx, txn.MaxStaleness(time.Second), txn.Named("page"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func (h *heartbeat) fire(commit context.Context) {
 	defer h.beat.Done()
 
 	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
-		h.commit.client.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
+		h.commit.client.resolver.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
 	h.mu.Lock()
@@ -80,7 +80,7 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.Table, c.lock(w))
+		return h.rewrite(ctx, row.Table, newLock(c, w))
 	}
 	return nil
 }

@@ -12,30 +12,30 @@ import (
 )
 
 func init() {
-	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).Resolver }
+	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).resolver }
 	access.Transaction = func(tx any) access.Inside { return inside{tx.(*Txn)} }
 	access.TraceLater = func(begin func(context.Context) context.Context) any {
-		return TxnOption(func(o *txnOptions) { o.traceLater = begin })
+		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
 	}
 }
 
 // inside is what the packages beside this one may do to a transaction.
 type inside struct{ t *Txn }
 
-func (i inside) Resolver() *recovery.Resolver { return i.t.client.Resolver }
+func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
 
 func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
 
-func (i inside) Alive() error { return i.t.alive() }
+func (i inside) Alive() error { return i.t.checkReadable() }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
-	ctx, span := t.client.Trace.Begin(t.within(ctx), "read", table)
-	ctx = t.later.lookBegins(ctx, table)
+	ctx, span := t.client.resolver.Trace.Begin(t.withTrace(ctx), "read", table)
+	ctx = t.deferred.readBegins(ctx, table)
 	return ctx, func(err error) error {
-		err = t.client.SafePoint.AfterRead(ctx, t.startTS, err)
+		err = t.client.resolver.SafePoint.AfterRead(ctx, t.startTS, err)
 		span.EndWith(err)
-		t.later.lookEnds(err)
+		t.deferred.readEnds(err)
 		return err
 	}
 }
@@ -53,9 +53,9 @@ func (i inside) CausedBy(hops int) {
 func (i inside) Put(cell Cell, value []byte) { i.t.buffer.set(cell, KindPut, value) }
 
 func (i inside) Trace(ctx context.Context) context.Context {
-	if i.t.later == nil {
+	if i.t.deferred == nil {
 		return ctx
 	}
-	i.t.later.start(ctx)
-	return trace.ContextWithSpan(ctx, i.t.later.parent)
+	i.t.deferred.start(ctx)
+	return trace.ContextWithSpan(ctx, i.t.deferred.parent)
 }

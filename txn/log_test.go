@@ -24,7 +24,7 @@ func TestCollisionLog(t *testing.T) {
 		env := txntest.New(t, txntest.WithConfig(txn.Config{TracerProvider: provider, Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level}))}))
 		env.CreateTable("accounts", "bal")
 		ctx, root := provider.Tracer("test").Start(t.Context(), "request")
-		tx, err := env.Client.Begin(ctx, txn.WithName("transfer"))
+		tx, err := env.Client.Begin(ctx, txn.Named("transfer"))
 		if err != nil {
 			t.Fatal(err)
 		}

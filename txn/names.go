@@ -4,7 +4,8 @@ import (
 	"log/slog"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // The names of cells, and the records that are stored about them. Package format
@@ -49,4 +50,4 @@ const DefaultMetadataTable = format.DefaultMetadataTable
 // WithTraceIDs returns a logger that adds trace_id and span_id to each record
 // whose context is in a trace. [Config.Logger] and the loggers of observers' workers
 // are wrapped already; an application may wrap its own.
-func WithTraceIDs(l *slog.Logger) *slog.Logger { return store.WithTraceIDs(l) }
+func WithTraceIDs(l *slog.Logger) *slog.Logger { return telemetry.WithTraceIDs(l) }

@@ -30,7 +30,7 @@ func TestTraceOfARetry(t *testing.T) {
 			return &txn.ConflictError{Cell: txn.Cell{Table: "accounts", Row: "bob", Family: "bal", Qualifier: "usd"}, Reason: txn.ConflictWrite}
 		}
 		return nil
-	}, txn.WithName("transfer")); err != nil {
+	}, txn.Named("transfer")); err != nil {
 		t.Fatal(err)
 	}
 	root.End()

@@ -12,7 +12,25 @@ import (
 )
 
 // A TxnOption configures one transaction.
-type TxnOption func(*txnOptions)
+type TxnOption interface{ applyTxn(*txnOptions) }
+
+type txnOption func(*txnOptions)
+
+func (f txnOption) applyTxn(o *txnOptions) { f(o) }
+
+// A SnapshotOption configures a [Snapshot].
+type SnapshotOption interface{ applySnapshot(*snapshotOptions) }
+
+type snapshotOption func(*snapshotOptions)
+
+func (f snapshotOption) applySnapshot(o *snapshotOptions) { f(o) }
+
+// A NameOption names a transaction or a snapshot: see [Named].
+type NameOption string
+
+func (n NameOption) applyTxn(o *txnOptions) { o.name = string(n) }
+
+func (n NameOption) applySnapshot(o *snapshotOptions) { o.name, o.prefetch = string(n), true }
 
 type txnOptions struct {
 	name         string
@@ -24,26 +42,23 @@ type txnOptions struct {
 	becameTooOld bool // set by Update
 }
 
-// WithName names a transaction for errors, logs and telemetry, and for what is
-// learned about its reads (Config.PrefetchBytes). A name stands for a kind of
-// transaction ("transfer"), not for one run of it.
-func WithName(name string) TxnOption { return func(o *txnOptions) { o.name = name } }
+// Named names a kind of transaction, such as "transfer": in errors, logs and telemetry,
+// and for prefetching. A Get reads along the columns of the row that transactions and
+// snapshots of the same name usually ask for next ([Config.PrefetchBytes]), and keeps
+// them for later Gets. A snapshot without a name prefetches nothing.
+func Named(name string) NameOption { return NameOption(name) }
 
-// Serializable makes every point read of the transaction a lock-only write
-// too, so that write skew is impossible: the transaction commits only if
-// nothing it read was written meanwhile. Reads have to name their columns;
-// whole rows, ranges and prefixes are refused with [ErrSerializableScan],
-// because a cell that does not exist yet cannot be found to be locked. A
-// transaction that writes nothing locks nothing: a snapshot is serializable
-// among transactions that are.
-func Serializable() TxnOption { return func(o *txnOptions) { o.serializable = true } }
+// Serializable also writes a lock-only record for every point read, which makes write skew
+// impossible: the transaction commits only if no other transaction wrote what it read.
+// Reads must name their columns. Reads of whole rows, ranges and prefixes fail with
+// [ErrSerializableScan], because nothing can lock a cell that does not exist yet. A
+// transaction that writes nothing locks nothing: a snapshot is serializable among
+// transactions that are.
+func Serializable() TxnOption { return txnOption(func(o *txnOptions) { o.serializable = true }) }
 
-// MaxAttempts bounds how often [Client.Update] runs its function; 0 is no bound:
-// until the context ends.
-func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
-
-// A SnapshotOption configures a [Snapshot].
-type SnapshotOption func(*snapshotOptions)
+// MaxAttempts bounds how often [Client.Update] runs its function. 0, the default, is no
+// bound: Update runs it until the context ends.
+func MaxAttempts(n int) TxnOption { return txnOption(func(o *txnOptions) { o.maxAttempts = n }) }
 
 type snapshotOptions struct {
 	past bool
@@ -55,18 +70,17 @@ type snapshotOptions struct {
 	name      string
 }
 
-// At makes a snapshot show the state at ts, which must be positive and not lie in the future:
-// every transaction with a commit_ts of at most ts is visible, and no other.
+// At makes a snapshot show the state at ts: every transaction with a commit_ts of at most
+// ts, and no other. ts must be positive and not lie in the future.
 func At(ts tso.Timestamp) SnapshotOption {
-	return func(o *snapshotOptions) { o.past, o.at = true, ts }
+	return snapshotOption(func(o *snapshotOptions) { o.past, o.at = true, ts })
 }
 
-// Hold keeps garbage collection below the snapshot until [Snapshot.Release], or
-// until Config.MaxHold is over: for reads that take longer than versions are
-// kept. It costs a question to the oracle and a write of the worker token, and
-// needs one (Config.TokenTTL). Snapshots without it hold nothing: they can be
-// read for as long as garbage collection keeps versions.
-func Hold() SnapshotOption { return func(o *snapshotOptions) { o.hold = true } }
+// Hold keeps garbage collection below the snapshot until [Snapshot.Release], for at most 24
+// hours: for reads that take longer than versions are kept. It costs a question to the
+// oracle and a write of the worker token, so it needs one (Config.TokenTTL). A snapshot
+// without it can be read as long as garbage collection keeps its versions.
+func Hold() SnapshotOption { return snapshotOption(func(o *snapshotOptions) { o.hold = true }) }
 
 // A ReadOption narrows a read of rows.
 type ReadOption func(*readOptions)
@@ -77,8 +91,7 @@ type readOptions struct {
 	reverse bool
 }
 
-// Columns limits a read to the named columns. Given with [Families], it adds
-// to them.
+// Columns limits a read to the named columns. Together with [Families], it adds to them.
 func Columns(cols ...Column) ReadOption {
 	return func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) }
 }
@@ -92,8 +105,8 @@ func Families(families ...string) ReadOption {
 // columns. 0 is no limit.
 func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
 
-// Reverse returns rows in descending order of their keys. The row set is still
-// given with its smaller key first.
+// Reverse returns rows in descending order of their keys. A row range still names its
+// smaller key first.
 func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
 
 func newReadOptions(opts []ReadOption) (readOptions, error) {
@@ -123,4 +136,35 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	}
 	o.sel.Columns = columns
 	return o, nil
+}
+
+// WriteOnly declares that the transaction reads nothing: Get, ReadRow, ReadRows, DeleteRow
+// and GetForUpdate fail with ErrInvalid. While one such transaction commits, the client
+// asks for the start timestamp of the next one. If they follow each other, each waits for
+// three round trips instead of four.
+//
+// The transaction may conflict with a transaction that another client committed up to
+// 100 ms before it began, but never with one of this client.
+func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly = true }) }
+
+// NoPrefetch makes a transaction read only what it asks for, and learn nothing for later
+// transactions of its name.
+func NoPrefetch() TxnOption { return txnOption(func(o *txnOptions) { o.noPrefetch = true }) }
+
+// MaxStaleness lets a snapshot reuse a timestamp that this client has received before,
+// instead of asking the oracle, if the client asked for it less than d ago. The snapshot
+// then costs no request, and each read of it one. It shows
+//
+//   - a consistent state, as every snapshot does: all or nothing of each transaction;
+//   - every transaction whose Commit returned, in any process, at least d before the
+//     call of Snapshot, and perhaps later ones;
+//   - every transaction that this Client committed or settled before the call;
+//   - everything that an earlier snapshot or transaction of this Client has shown: time
+//     does not go back within a client.
+//
+// Transactions that other clients committed less than d ago may be missing. If the client
+// has no timestamp as young as that, or garbage collection has passed it, the client asks
+// the oracle as usual. 0 always asks. It cannot be combined with [At].
+func MaxStaleness(d time.Duration) SnapshotOption {
+	return snapshotOption(func(o *snapshotOptions) { o.staleness = &d })
 }

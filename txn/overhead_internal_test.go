@@ -11,13 +11,15 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // BenchmarkWithoutSDK is what the telemetry of a transaction costs where there
 // is no SDK: every call that one with two reads and two rows makes, without the
 // rest. The rest takes a millisecond where Bigtable is near.
 func BenchmarkWithoutSDK(b *testing.B) {
-	m, err := store.NewMetrics(store.Config{})
+	m, err := telemetry.NewMetrics(nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -26,28 +28,28 @@ func BenchmarkWithoutSDK(b *testing.B) {
 		b.Fatal(err)
 	}
 	log := WithTraceIDs(slog.New(slog.DiscardHandler))
-	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{Trace: store.NewTracing(store.Config{}), Metrics: m, Log: log}}, measure: measure}
+	c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Trace: telemetry.NewTracing(nil, false), Metrics: m, Log: log}}, measure: measure}
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		t := &Txn{client: c, begun: time.Now(), opts: txnOptions{name: "transfer"}}
-		t.span, t.carried = c.Trace.Transaction(ctx, t.opts.name, 1, new(trace.SpanContext))
+		t := &Txn{client: c, began: time.Now(), opts: txnOptions{name: "transfer"}}
+		t.span, t.carried = c.resolver.Trace.Transaction(ctx, t.opts.name, 1, new(trace.SpanContext))
 		step := func(ctx context.Context, operation string, requests int) {
-			ctx, s := c.Trace.Begin(t.within(ctx), operation, "accounts")
+			ctx, s := c.resolver.Trace.Begin(t.withTrace(ctx), operation, "accounts")
 			for range requests {
-				c.Metrics.Operation(ctx, operation, "accounts", time.Now(), nil)
+				c.resolver.Metrics.Operation(ctx, operation, "accounts", time.Now(), nil)
 			}
 			s.EndWith(nil)
 		}
 		for range 2 { // timestamps
 			step(ctx, "timestamp", 0)
-			c.Metrics.Timestamp(ctx, time.Now(), nil)
+			c.resolver.Metrics.Timestamp(ctx, time.Now(), nil)
 		}
 		for _, operation := range []string{"read", "read", "commit", "prewrite", "prewrite", "commit primary"} {
 			step(ctx, operation, 1)
 		}
-		c.Trace.Secondaries(ctx, 1).Done(1)
+		c.resolver.Trace.Secondaries(ctx, 1).Done(1)
 		format.TraceParent(ctx)
-		t.over(ctx, outcomeCommitted, 2, nil)
+		t.measureEnd(ctx, outcomeCommitted, 2, nil)
 	}
 }

@@ -166,25 +166,3 @@ func (p *pattern) size(c Column, bytes int) {
 		}
 	}
 }
-
-// NoPrefetch makes a transaction read what it asks for and nothing else, and
-// teach the client nothing.
-func NoPrefetch() TxnOption { return func(o *txnOptions) { o.noPrefetch = true } }
-
-// Prefetch gives a snapshot a read cache, as transactions have one: a Get reads
-// along what those of the same name, transactions or snapshots, have asked for
-// behind it (Config.PrefetchBytes), and keeps it for later Gets. It is for
-// snapshots that do not live long.
-func Prefetch(name string) SnapshotOption {
-	return func(o *snapshotOptions) { o.prefetch, o.name = true, name }
-}
-
-// describe adds to a transaction's span what was read ahead.
-func (r *reads) describe(s store.Span) {
-	if r == nil {
-		return
-	}
-	if n := r.ahead.Load(); n > 0 {
-		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
-	}
-}

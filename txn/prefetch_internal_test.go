@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -62,7 +61,7 @@ func TestPatternBudgets(t *testing.T) {
 
 // A read cache is bounded too.
 func TestReadCacheIsBounded(t *testing.T) {
-	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	r := new(reads)
 	r.init(c, "", true)
 	for i := range 3 * maxCachedRows {
@@ -71,7 +70,7 @@ func TestReadCacheIsBounded(t *testing.T) {
 			t.Fatalf("%d rows", len(r.rows))
 		}
 	}
-	if c.cfg.PrefetchBytes = -1; new(reads).init(c, "", true) {
+	if c.prefetchBytes = -1; new(reads).init(c, "", true) {
 		t.Error("a cache without a budget")
 	}
 }
@@ -79,7 +78,7 @@ func TestReadCacheIsBounded(t *testing.T) {
 // A transaction that asks for any number of columns of a row remembered each, and
 // compared each with all; a client kept names of any length.
 func TestAskedColumnsAreBounded(t *testing.T) {
-	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	r := new(reads)
 	r.init(c, "", true)
 	for i := range 10_000 {
@@ -121,7 +120,7 @@ func TestAskedColumnsAreBounded(t *testing.T) {
 // BenchmarkPattern is what learning costs a row of two columns, by many
 // transactions of one kind at once.
 func BenchmarkPattern(b *testing.B) {
-	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	var wg sync.WaitGroup
 	b.ReportAllocs()
 	for b.Loop() {
@@ -151,7 +150,7 @@ var keys = func() (k [100]string) {
 
 // A transaction that reads one cell pays for learning with no allocation.
 func TestReadOfOneCellAllocatesNothing(t *testing.T) {
-	c := &Client{Resolver: &recovery.Resolver{Store: &store.Store{}}, cfg: Config{PrefetchBytes: 1000}}
+	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	var own reads
 	cell := Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
 	if n := testing.AllocsPerRun(100, func() {

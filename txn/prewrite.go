@@ -12,6 +12,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // prewriteAll locks every cell, all rows in parallel, the primary's included
@@ -19,35 +21,39 @@ import (
 // the first failure no further row is sent and no lock waited for, but requests
 // under way are awaited rather than cancelled: a cancelled prewrite may still land
 // after the abort, and would hold others up until its ttl.
-func (c *commit) prewriteAll(ctx context.Context) error {
+func prewriteAll(ctx context.Context, c *commit) error {
 	for _, row := range c.rows {
 		row.Touched = true
 	}
 	if len(c.rows) == 1 {
-		return c.prewriteTraced(ctx, ctx, c.rows[0])
+		return prewriteTraced(ctx, c, ctx, c.rows[0])
 	}
-	return c.prewriteRows(ctx)
+	return prewriteRows(ctx, c)
 }
 
-func (c *commit) prewriteRows(ctx context.Context) (err error) {
-	prewrite := c.prewriteTraced
-	if len(c.rows) > maxPrewriteSpans {
-		var all store.Span
-		ctx, all = c.client.Trace.Begin(ctx, "prewrite", "")
-		all.Set(store.AttrRows.Int(len(c.rows)))
+func prewriteRows(ctx context.Context, c *commit) (err error) {
+	traced := len(c.rows) <= maxPrewriteSpans
+	if !traced {
+		var all telemetry.Span
+		ctx, all = c.client.resolver.Trace.Begin(ctx, "prewrite", "")
+		all.Set(telemetry.AttrRows.Int(len(c.rows)))
 		defer func() { all.EndWith(err) }()
-		prewrite = c.prewriteRow
 	}
 	waiting, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
 	var g errgroup.Group
-	g.SetLimit(c.client.Store.Config.Parallelism)
+	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
 			if c.failed.Load() {
 				return nil // the one that failed returns its error
 			}
-			err := prewrite(ctx, waiting, row)
+			var err error
+			if traced {
+				err = prewriteTraced(ctx, c, waiting, row)
+			} else {
+				err = prewriteRow(ctx, c, waiting, row)
+			}
 			if err != nil {
 				c.failed.Store(true)
 				stopWaiting()
@@ -61,12 +67,12 @@ func (c *commit) prewriteRows(ctx context.Context) (err error) {
 // maxPrewriteSpans is how many rows of a commit get a span each.
 const maxPrewriteSpans = 16
 
-func (c *commit) prewriteTraced(ctx, waiting context.Context, row *store.RowWrites) error {
-	ctx, span := c.client.Trace.Begin(ctx, "prewrite", row.Table.Name)
+func prewriteTraced(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "prewrite", row.Table.Name)
 	if span.Recording() {
-		span.Set(store.AttrCells.Int(len(row.Writes)))
+		span.Set(telemetry.AttrCells.Int(len(row.Writes)))
 	}
-	err := c.prewriteRow(ctx, waiting, row)
+	err := prewriteRow(ctx, c, waiting, row)
 	span.EndWith(err)
 	return err
 }
@@ -75,15 +81,15 @@ func (c *commit) prewriteTraced(ctx, waiting context.Context, row *store.RowWrit
 // another row has failed. A predicate that names many columns costs
 // Bigtable much and may not fit into its limit, so a wide row is first tried with one
 // that names none.
-func (c *commit) prewriteRow(ctx, waiting context.Context, row *store.RowWrites) error {
+func prewriteRow(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
 	if !row.Wide() {
-		return c.prewriteCells(ctx, waiting, row)
+		return prewriteCells(ctx, c, waiting, row)
 	}
-	if locked, err := c.prewriteWholeRow(ctx, row); locked || err != nil {
+	if locked, err := prewriteWholeRow(ctx, c, row); locked || err != nil {
 		return err
 	}
 	for _, part := range row.Split() {
-		if err := c.prewriteCells(ctx, waiting, part); err != nil || c.failed.Load() {
+		if err := prewriteCells(ctx, c, waiting, part); err != nil || c.failed.Load() {
 			return err
 		}
 	}
@@ -93,11 +99,11 @@ func (c *commit) prewriteRow(ctx, waiting context.Context, row *store.RowWrites)
 // prewriteWholeRow locks the cells of one row unless any column of it has a lock, or
 // a write record or mark at or above start_ts: then, and when the outcome is not
 // known, it is not locked and says no more, and the cells have to be tried by name.
-func (c *commit) prewriteWholeRow(ctx context.Context, row *store.RowWrites) (locked bool, err error) {
-	if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
+	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
-	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.InTheWayOfRow(c.startTS), nil, c.lockMutation(row))
+	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.InTheWayOfRow(c.startTS), nil, lockMutation(c, row))
 	if store.Permanent(err) {
 		return false, err
 	}
@@ -107,7 +113,7 @@ func (c *commit) prewriteWholeRow(ctx context.Context, row *store.RowWrites) (lo
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
 // start_ts.
-func (c *commit) prewriteCells(ctx, waiting context.Context, row *store.RowWrites) error {
+func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
 	cols := row.Columns()
 	predicate := store.InTheWay(cols, c.startTS)
 	var last error
@@ -118,11 +124,11 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *store.RowWrite
 		}
 		last = err
 	}
-	for pause := c.client.Store.Config.Backoff.Start(); ; {
-		if err := c.client.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+	for pause := c.client.resolver.Store.Config.Backoff.Start(); ; {
+		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
-		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate, nil, c.lockMutation(row))
+		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate, nil, lockMutation(c, row))
 		if err == nil && !matched {
 			return nil
 		}
@@ -136,7 +142,7 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *store.RowWrite
 		// Something was in the way, or the outcome is unknown: look.
 		if ctx.Err() == nil {
 			var locked bool
-			locked, err = c.inspect(ctx, waiting, row)
+			locked, err = inspect(ctx, c, waiting, row)
 			if c.failed.Load() {
 				return nil // as in prewriteRows
 			}
@@ -161,27 +167,27 @@ func (c *commit) prewriteCells(ctx, waiting context.Context, row *store.RowWrite
 }
 
 // lockMutation writes data and lock of each cell at start_ts.
-func (c *commit) lockMutation(row *store.RowWrites) *bigtable.Mutation {
+func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
 	for _, w := range row.Writes {
 		if w.Kind == KindPut {
 			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
-		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(c.lock(w)))
+		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(newLock(c, w)))
 	}
 	return m
 }
 
 // lock is the lock of one cell. Its ttl is counted from start_ts, so the time
 // that the transaction has taken so far comes on top of Config.LockTTL.
-func (c *commit) lock(w *store.Write) *Lock {
+func newLock(c *commit, w *store.Write) *Lock {
 	return &Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.Kind,
-		TTL:         time.Since(c.txn.begun) + c.txn.early + c.client.cfg.LockTTL,
-		Owner:       c.client.Token.Name,
+		TTL:         time.Since(c.txn.began) + c.txn.early + c.client.cfg.LockTTL,
+		Owner:       c.client.resolver.Token.Name,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,
@@ -198,7 +204,7 @@ func (c *commit) lock(w *store.Write) *Lock {
 //     alive and older.
 //
 // No error and not locked: the way is free now, send again.
-func (c *commit) inspect(ctx, waiting context.Context, row *store.RowWrites) (locked bool, err error) {
+func inspect(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) (locked bool, err error) {
 	raw, err := row.Table.ReadRow(ctx, row.Row, store.Conflicts(row.Columns(), c.startTS))
 	if err != nil {
 		return false, err
@@ -220,7 +226,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *store.RowWrites) (lo
 			others = append(others, l)
 		}
 	}
-	if err := c.findConflict(row, raw); err != nil {
+	if err := findConflict(c, row, raw); err != nil {
 		return false, err
 	}
 	switch {
@@ -236,7 +242,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *store.RowWrites) (lo
 		defer context.AfterFunc(waiting, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
 		if err != nil {
 			return false, err
 		}
@@ -249,7 +255,7 @@ func (c *commit) inspect(ctx, waiting context.Context, row *store.RowWrites) (lo
 
 // findConflict looks for write records and marks at or above start_ts. The
 // transaction's own rollback marker says more than what came after it.
-func (c *commit) findConflict(row *store.RowWrites, raw bigtable.Row) error {
+func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
 	var found *ConflictError
 	for _, family := range []string{format.WriteFamily, format.MarkFamily} {
 		for _, item := range raw[family] {

@@ -11,8 +11,9 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Read batching (paper §2.5): point reads that goroutines of one transaction, or
@@ -35,9 +36,9 @@ const (
 
 // A readBatcher joins reads of a table at one timestamp.
 type readBatcher struct {
-	client *Client
-	table  *store.Table
-	ts     tso.Timestamp
+	of    *readSharing
+	table *store.Table
+	ts    tso.Timestamp
 
 	mu      sync.Mutex
 	running int // requests
@@ -68,30 +69,10 @@ type readBatch struct {
 	cancel  context.CancelFunc // nil: not started yet
 }
 
-// batched returns how a row's first read is made; nil: by a request of its own.
-func (r *reads) batched(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
-	if r == nil || r.client.cfg.BatchReads == 0 || len(sel.Columns) > maxBatchedColumns {
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	b := r.batchers[t]
-	if b == nil {
-		b = &readBatcher{client: r.client, table: t, ts: ts}
-		if r.batchers == nil {
-			r.batchers = map[*store.Table]*readBatcher{}
-		}
-		r.batchers[t] = b
-	}
-	return func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
-		return b.read(ctx, row, sel.Columns, f)
-	}
-}
-
 // read reads columns of a row; f is the filter that does so.
 func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
 	b.mu.Lock()
-	if b.running < b.client.cfg.BatchReads {
+	if b.running < b.of.batchReads {
 		b.running++
 		b.mu.Unlock()
 		defer b.next()
@@ -235,10 +216,10 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 			w.span.AddLink(link)
 		}
 	}
-	trace.SpanFromContext(ctx).SetAttributes(store.AttrRows.Int(len(rows)))
-	b.client.Counters.Batches.Add(1)
-	b.client.Counters.Batched.Add(int64(len(batch.members)))
-	b.client.measure.reads.joined(ctx, b.table.Name, len(batch.members))
+	trace.SpanFromContext(ctx).SetAttributes(telemetry.AttrRows.Int(len(rows)))
+	b.of.counters.Batches.Add(1)
+	b.of.counters.Batched.Add(int64(len(batch.members)))
+	b.of.measure.joined(ctx, b.table.Name, len(batch.members))
 	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
 	err := b.table.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]

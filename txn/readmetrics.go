@@ -9,7 +9,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 const (
@@ -25,18 +25,20 @@ type readMetrics struct {
 	oracle metric.Int64Counter
 }
 
-func newReadMetrics(in *instrument.Set) readMetrics {
-	return readMetrics{
+func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
+	in := instrument.New(provider, telemetry.Scope)
+	m := readMetrics{
 		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were read ahead, and those of them that were asked for later."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
 		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
 	}
+	return m, in.Err()
 }
 
 // prefetched counts cells that were read ahead, or used.
 func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
-		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), store.AttrOutcome.String(outcome)))
+		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), telemetry.AttrOutcome.String(outcome)))
 	}
 }
 

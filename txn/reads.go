@@ -13,6 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // This file is what the point reads of one transaction, or one snapshot, have in
@@ -29,10 +31,19 @@ const (
 	maxAskedColumns = 4 * maxPatternColumns
 )
 
+// A readSharing is what the reads of all transactions of a client share.
+type readSharing struct {
+	patterns patterns
+	counters *store.Counters
+	measure  readMetrics
+	// prefetchBytes and batchReads are as in Config.
+	prefetchBytes, batchReads int
+}
+
 // reads are the point reads of one transaction or snapshot.
 type reads struct {
-	client *Client
-	name   string // of the transaction
+	of   *readSharing
+	name string // of the transaction
 	// budget of bytes that a read may be expected to bring along; 0: no
 	// prefetching.
 	budget int
@@ -71,12 +82,12 @@ type cachedCell struct {
 }
 
 // init makes r ready, and reports whether reads share anything.
-func (r *reads) init(c *Client, name string, prefetch bool) (shared bool) {
-	r.client, r.name = c, name
+func (r *reads) init(of *readSharing, name string, prefetch bool) (shared bool) {
+	r.of, r.name = of, name
 	if prefetch {
-		r.budget = max(c.cfg.PrefetchBytes, 0)
+		r.budget = max(of.prefetchBytes, 0)
 	}
-	return r.budget > 0 || c.cfg.BatchReads > 0
+	return r.budget > 0 || of.batchReads > 0
 }
 
 // row returns what was asked for in a row; nil: nothing yet.
@@ -124,8 +135,8 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 		if !c.used {
 			c.used = true
 			r.used.Add(1)
-			r.client.Counters.PrefetchUsed.Add(1)
-			r.client.measure.reads.prefetched(cell.Table, "used", 1)
+			r.of.counters.PrefetchUsed.Add(1)
+			r.of.measure.prefetched(cell.Table, "used", 1)
 			r.note(cell, row, len(c.value))
 		}
 		if !c.present {
@@ -167,7 +178,7 @@ func (r *reads) begin(cell Cell) []Column {
 	case row.begun:
 		return nil
 	}
-	row.begun, row.first, row.pattern = true, cell.Column(), r.client.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
+	row.begun, row.first, row.pattern = true, cell.Column(), r.of.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}
@@ -197,7 +208,7 @@ func (r *reads) note(cell Cell, row *rowReads, size int) {
 	}
 	row.asked = append(row.asked, cell.Column())
 	if row.pattern == nil {
-		row.pattern = r.client.patterns.make(patternKey{cell.Table, r.name, row.first})
+		row.pattern = r.of.patterns.make(patternKey{cell.Table, r.name, row.first})
 	}
 	row.pattern.follow(cell.Column(), size)
 }
@@ -265,74 +276,40 @@ func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Colum
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
 	r.ahead.Add(n)
-	r.client.Counters.Prefetched.Add(n)
-	r.client.measure.reads.prefetched(t.Name, "read", n)
-}
-
-// readCell reads one cell for Get, in one request with what is likely to be asked
-// for next, or finds it in the cache.
-func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
-	if value, present, known := v.reads.recall(cell); known {
-		return value, present, nil
-	}
-	sel := store.Selection{Columns: []Column{cell.Column()}}
-	var ahead []Column
-	for _, c := range v.reads.begin(cell) {
-		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
-			ahead = append(ahead, c)
-		}
-	}
-	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
-	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
-		// It may be because of what was to be read along: a family that is gone, a
-		// value that is too large for an answer.
-		v.reads.forget(cell)
-		row, err = v.readColumns(ctx, cell.Row, sel, nil)
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	if items := row[cell.Family]; len(items) > 0 {
-		present = true
-		if value = items[0].Value; value == nil {
-			value = []byte{}
-		}
-	}
-	v.reads.answered(cell, len(value))
-	return value, present, nil
+	r.of.counters.Prefetched.Add(n)
+	r.of.measure.prefetched(t.Name, "read", n)
 }
 
 func (r *reads) forget(cell Cell) {
-	r.client.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
+	r.of.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
 }
 
-// readColumns reads some columns of a row, and puts others along into the cache.
-func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
-	t, err := v.open(ctx)
-	if err != nil {
-		return nil, err
+// describe adds to a transaction's span what was read ahead.
+func (r *reads) describe(s telemetry.Span) {
+	if r == nil {
+		return
 	}
-	ctx, span := v.traced(ctx)
-	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.SettledRow(ctx, v.client.Resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
-	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
-	span.EndWith(err)
-	if err != nil {
-		return nil, err
+	if n := r.ahead.Load(); n > 0 {
+		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
 	}
-	if len(ahead) > 0 {
-		v.reads.keep(t, key, raw, ahead, v.ts)
-	}
-	if v.txn == nil {
-		return row, nil
-	}
-	return v.txn.overlayRow(v.name, key, sel, row), nil
 }
 
-// wrote reports whether the transaction itself put or deleted a cell.
-func (b *buffer) wrote(cell Cell) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	return w != nil && w.Kind != KindLock
+// batched returns how a row's first read is made; nil: by a request of its own.
+func (r *reads) batched(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
+	if r == nil || r.of.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := r.batchers[t]
+	if b == nil {
+		b = &readBatcher{of: r.of, table: t, ts: ts}
+		if r.batchers == nil {
+			r.batchers = map[*store.Table]*readBatcher{}
+		}
+		r.batchers[t] = b
+	}
+	return func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+		return b.read(ctx, row, sel.Columns, f)
+	}
 }

@@ -112,7 +112,7 @@ func BenchmarkPrefetch(b *testing.B) {
 				}
 			}
 			return nil
-		}, txn.WithName("page"))
+		}, txn.Named("page"))
 		return err
 	}
 	compare(b, 1, &side{name: "no-prefetch", do: do}, &side{name: "prefetch", do: do})
@@ -125,7 +125,7 @@ func BenchmarkPrefetchNothing(b *testing.B) {
 		_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 			_, _, err := tx.Table("t").Get(ctx, "row1", "f", "c1")
 			return err
-		}, txn.WithName("page"))
+		}, txn.Named("page"))
 		return err
 	}
 	compare(b, 1, &side{name: "no-prefetch", do: do}, &side{name: "prefetch", do: do})
@@ -136,7 +136,7 @@ func BenchmarkPrefetchNothing(b *testing.B) {
 func BenchmarkReadBatch(b *testing.B) {
 	for _, callers := range []int{16, 32} {
 		do := func(ctx context.Context, c *txn.Client) error {
-			s, err := c.Snapshot(ctx, txn.WithMaxStaleness(time.Hour))
+			s, err := c.Snapshot(ctx, txn.MaxStaleness(time.Hour))
 			if err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func BenchmarkStaleness(b *testing.B) {
 			return err
 		}
 	}
-	compare(b, 1, &side{name: "fresh", do: do()}, &side{name: "stale", do: do(txn.WithMaxStaleness(time.Hour))})
+	compare(b, 1, &side{name: "fresh", do: do()}, &side{name: "stale", do: do(txn.MaxStaleness(time.Hour))})
 }
 
 // BenchmarkWriteOnly is a transaction that writes a cell. What it saves is time on

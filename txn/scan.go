@@ -84,7 +84,7 @@ func (s *scan) request(ctx context.Context) error {
 		opts = append(opts, bigtable.ReverseScan())
 	}
 	began, read, stopped := time.Now(), 0, false
-	late := func() bool { return time.Since(began) > s.view.client.Store.Config.RPCTimeout/2 }
+	late := func() bool { return time.Since(began) > s.view.client.resolver.Store.Config.RPCTimeout/2 }
 	var failed error
 	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
 		read++
@@ -103,7 +103,7 @@ func (s *scan) request(ctx context.Context) error {
 		if read > 0 && store.TookTooLong(ctx, err) {
 			return s.turn(ctx)
 		}
-		failed = s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err)
+		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
 	if failed != nil || s.done || stopped {
 		return failed
@@ -121,7 +121,7 @@ func (s *scan) request(ctx context.Context) error {
 func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
-		return s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err)
+		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
 	for _, items := range raw {
 		for _, it := range items {
@@ -136,7 +136,7 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 func (s *scan) turn(ctx context.Context) error {
 	err := s.settle(ctx, s.page)
 	// Also where there are no rows: they may have been there.
-	if err := s.view.client.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
+	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
 		return err
 	}
 	if len(s.page) == 0 {
@@ -173,7 +173,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		if len(locks) == 0 {
 			break
 		}
-		again, err := recovery.ClearForRead(ctx, s.view.client.Resolver, locks, s.view.ts, passed)
+		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
 		if err != nil {
 			return err
 		}
@@ -191,11 +191,11 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(s.view.client.Store.Config.Parallelism)
+	g.SetLimit(s.view.client.resolver.Store.Config.Parallelism)
 	for i := range page {
 		r := &page[i]
 		r.raw = nil
-		recovery.ClearBehind(s.view.client.Resolver, r.row.Stranded, s.view.ts)
+		recovery.ResolveInBackground(s.view.client.resolver, r.row.Stranded, s.view.ts)
 		if len(r.row.Exact) > 0 {
 			g.Go(func() error { return r.row.ReadExact(gctx, s.table, r.key) })
 		}
@@ -266,20 +266,5 @@ func (s *scan) give(row bigtable.Row) {
 	if len(row) > 0 {
 		s.given++
 		s.done = !s.yield(row, nil) || s.given == s.options.limit
-	}
-}
-
-func (o *overlay) next(reverse bool) string {
-	if reverse {
-		return o.keys[len(o.keys)-1]
-	}
-	return o.keys[0]
-}
-
-func (o *overlay) drop(reverse bool) {
-	if reverse {
-		o.keys = o.keys[:len(o.keys)-1]
-	} else {
-		o.keys = o.keys[1:]
 	}
 }

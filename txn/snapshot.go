@@ -10,10 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
-// A Snapshot reads a consistent state of all tables at one timestamp. It holds
-// nothing in Bigtable and needs no end, unless it was taken with [Hold]. Its
-// reads fail with ErrTooOld once garbage collection has passed it. Its methods
-// may be called concurrently.
+// A Snapshot reads a consistent state of all tables at one timestamp. It holds nothing in
+// Bigtable and needs no end, unless it was taken with [Hold]. Once garbage collection has
+// passed it, its reads fail with ErrTooOld. Its methods may be called concurrently.
 type Snapshot struct {
 	client *Client
 	ts     tso.Timestamp
@@ -21,20 +20,17 @@ type Snapshot struct {
 	reads  *reads
 }
 
-// Snapshot returns the state as of now, or, with [At], as of an earlier
-// timestamp. It sees every transaction that committed before the call, unless
-// [WithMaxStaleness] lets it be older. A timestamp that garbage collection has
-// passed is refused with ErrTooOld.
-func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapshot, error) {
-	if err := c.Enter(); err != nil {
+// newSnapshot does the work of Client.Snapshot.
+func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapshot, error) {
+	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
-	defer c.Leave()
+	defer c.resolver.Leave()
 	var o snapshotOptions
 	for _, opt := range opts {
-		opt(&o)
+		opt.applySnapshot(&o)
 	}
-	now, err := c.snapshotTS(ctx, &o)
+	now, err := presentFor(ctx, c, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -48,18 +44,18 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 		return nil, format.Invalidf("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
 	s := &Snapshot{client: c, ts: o.at}
-	if shared := new(reads); shared.init(c, o.name, o.prefetch) {
+	if shared := new(reads); shared.init(&c.reads, o.name, o.prefetch) {
 		s.reads = shared
 	}
 	if o.hold {
-		s.hold = c.Holds.Add(s.ts)
-		if err := c.Token.Publish(ctx); err != nil {
+		s.hold = c.resolver.Holds.Add(s.ts)
+		if err := c.resolver.Token.Publish(ctx); err != nil {
 			s.Release()
 			return nil, err
 		}
 	}
 	if o.past || o.staleness != nil && o.hold {
-		if err := c.SafePoint.CheckRead(ctx, s.ts); err != nil {
+		if err := c.resolver.SafePoint.CheckRead(ctx, s.ts); err != nil {
 			s.Release()
 			return nil, err
 		}
@@ -67,12 +63,11 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	return s, nil
 }
 
-// Release ends the hold of a snapshot that was taken with [Hold], and does
-// nothing otherwise. The snapshot can still be read, as far as its versions are
-// there.
+// Release ends the hold of a snapshot that was taken with [Hold], and does nothing
+// otherwise. Reads of the snapshot still work as long as its versions are kept.
 func (s *Snapshot) Release() {
 	if s.hold != nil {
-		s.client.Holds.Remove(s.hold)
+		s.client.resolver.Holds.Remove(s.hold)
 	}
 }
 
@@ -82,4 +77,26 @@ func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 // Table returns the snapshot's view of a table.
 func (s *Snapshot) Table(name string) *View {
 	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
+}
+
+// snapshotTS returns the present for a snapshot, or what the options accept for
+// it.
+func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
+	if o.staleness == nil {
+		return c.Timestamp(ctx)
+	}
+	switch d := *o.staleness; {
+	case o.past:
+		return 0, format.Invalidf("a snapshot with At and MaxStaleness; At says exactly which state")
+	case d < 0:
+		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
+	}
+	ts, ok := c.resolver.Clock.Within(*o.staleness)
+	// A safe point above it would refuse every read.
+	if !ok || ts < c.resolver.SafePoint.View.Load().TS {
+		return c.Timestamp(ctx)
+	}
+	c.resolver.Counters.Reused.Add(1)
+	c.reads.measure.saved(ctx, "snapshot")
+	return ts, nil
 }

@@ -1,5 +1,7 @@
 package txn
 
+import "github.com/percolator-bigtable/percolator/txn/internal/store"
+
 // Stats are counts since the client was made.
 type Stats struct {
 	// Begun counts read-write transactions, each attempt of Update included.
@@ -42,27 +44,53 @@ type Stats struct {
 	ReadStats
 }
 
-// Stats returns the client's counts.
-func (c *Client) Stats() Stats {
-	cells, bytes := c.Background.Queued()
+func newStats(c *store.Counters, cells, bytes int) Stats {
 	return Stats{
-		ReadStats: readStats(&c.Counters.ReadCounters),
+		ReadStats: readStats(&c.ReadCounters),
 
-		Begun:              c.Counters.Begun.Load(),
-		Committed:          c.Counters.Committed.Load(),
-		Conflicts:          c.Counters.Conflicts.Load(),
-		EarlyConflicts:     c.Counters.EarlyConflicts.Load(),
-		LatchWaits:         c.Counters.LatchWaits.Load(),
-		Raises:             c.Counters.Raises.Load(),
-		Retries:            c.Counters.Retries.Load(),
-		Undetermined:       c.Counters.Undetermined.Load(),
-		Timestamps:         c.Counters.Timestamps.Load(),
-		LocksMet:           c.Counters.LocksMet.Load(),
-		RolledForward:      c.Counters.RolledForward.Load(),
-		RolledBack:         c.Counters.RolledBack.Load(),
+		Begun:              c.Begun.Load(),
+		Committed:          c.Committed.Load(),
+		Conflicts:          c.Conflicts.Load(),
+		EarlyConflicts:     c.EarlyConflicts.Load(),
+		LatchWaits:         c.LatchWaits.Load(),
+		Raises:             c.Raises.Load(),
+		Retries:            c.Retries.Load(),
+		Undetermined:       c.Undetermined.Load(),
+		Timestamps:         c.Timestamps.Load(),
+		LocksMet:           c.LocksMet.Load(),
+		RolledForward:      c.RolledForward.Load(),
+		RolledBack:         c.RolledBack.Load(),
 		BackgroundCells:    int64(cells),
 		BackgroundBytes:    int64(bytes),
-		BackgroundRequests: c.Counters.BackgroundRequests.Load(),
-		BackgroundDropped:  c.Counters.BackgroundDropped.Load(),
+		BackgroundRequests: c.BackgroundRequests.Load(),
+		BackgroundDropped:  c.BackgroundDropped.Load(),
+	}
+}
+
+// ReadStats are counts of what saved requests.
+type ReadStats struct {
+	// PrefetchedCells counts cells that were read ahead, PrefetchUsed those of
+	// them that were asked for later. The rest was in vain.
+	PrefetchedCells int64 `json:"prefetched_cells"`
+	PrefetchUsed    int64 `json:"prefetch_used"`
+	// ReadBatches counts requests that point reads shared, BatchedReads the reads.
+	ReadBatches  int64 `json:"read_batches"`
+	BatchedReads int64 `json:"batched_reads"`
+	// ReusedTimestamps counts snapshots that did not ask the oracle
+	// ([MaxStaleness]).
+	ReusedTimestamps int64 `json:"reused_timestamps"`
+	// AheadTimestamps counts transactions whose start timestamp was asked for
+	// before they began ([WriteOnly], retries).
+	AheadTimestamps int64 `json:"ahead_timestamps"`
+}
+
+func readStats(c *store.ReadCounters) ReadStats {
+	return ReadStats{
+		PrefetchedCells:  c.Prefetched.Load(),
+		PrefetchUsed:     c.PrefetchUsed.Load(),
+		ReadBatches:      c.Batches.Load(),
+		BatchedReads:     c.Batched.Load(),
+		ReusedTimestamps: c.Reused.Load(),
+		AheadTimestamps:  c.Asked.Load(),
 	}
 }

@@ -78,7 +78,7 @@ func TestTraceOfACommit(t *testing.T) {
 		accounts.Set("bob", "bal", "usd", []byte("secret value"))
 		accounts.Set("joe", "bal", "usd", []byte("secret value"))
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	root.End()
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ func benchTransfer(ctx context.Context, c *txn.Client) error {
 			accounts.Set(row, "bal", "usd", []byte("1"))
 		}
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	return err
 }
 

@@ -18,174 +18,168 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// A Txn is a read-write transaction with snapshot isolation: it reads the
-// state as of its start timestamp and its own writes, and commits all of its
-// writes at one later timestamp, or none. Its methods and those of its Tables
-// may be called concurrently, but not after Commit or Rollback.
+// A Txn is a read-write transaction with snapshot isolation. It reads the state as of its
+// start timestamp and its own writes, and commits all of its writes at one later
+// timestamp, or none. Its methods and those of its Tables may be called concurrently, but
+// not after Commit or Rollback.
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
 	client  *Client
 	opts    txnOptions
 	startTS tso.Timestamp
-	begun   time.Time     // for the part of the locks' ttl that is over at commit
+	began   time.Time     // for the part of the locks' ttl that is over at commit
 	early   time.Duration // how long before begun startTS was asked for
 	buffer  buffer
 	run     *attempt
 	hold    *recovery.Hold // keeps garbage collection below startTS
 	reads   reads
 
-	span       store.Span // not on where nothing records
-	carried    trace.Span // the span, also one that does not record; nil without an SDK
+	span       telemetry.Span // not on where nothing records
+	carried    trace.Span     // the span, also one that does not record; nil without an SDK
 	parentSpan trace.SpanID
-	later      *later       // until the trace begins; nil where it began with the transaction
-	requests   atomic.Int64 // to Bigtable
+	deferred   *deferredTrace // until the trace begins; nil where it began with the transaction
+	requests   atomic.Int64   // to Bigtable
 
-	mu   sync.Mutex
-	done bool
+	mu    sync.Mutex
+	ended bool
 	// hops counts the observers' runs that led here; see [Txn.Observe].
 	hops int
 }
 
-// Begin starts a transaction, which has to be ended by Commit or Rollback.
-// Rollback may be deferred. Most callers want [Client.Update], which runs a
-// transaction again after a conflict.
-func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
-	return c.begin(ctx, &attempt{number: 1}, opts)
-}
-
-func (c *Client) begin(ctx context.Context, a *attempt, opts []TxnOption) (*Txn, error) {
-	if err := c.Enter(); err != nil {
+func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
+	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
-	t := &Txn{client: c, run: a, begun: time.Now()}
+	t := &Txn{client: c, run: a, began: time.Now()}
 	for _, o := range opts {
-		o(&t.opts)
+		o.applyTxn(&t.opts)
 	}
-	t.trace(ctx, a)
-	if err := t.begins(t.within(ctx)); err != nil {
-		t.over(ctx, OutcomeFailed, 0, err)
-		c.Leave()
+	t.beginTrace(ctx, a)
+	if err := t.takeStart(t.withTrace(ctx)); err != nil {
+		t.measureEnd(ctx, outcomeFailed, 0, err)
+		c.resolver.Leave()
 		return nil, err
 	}
-	t.started(t.startTS)
-	t.hold = c.Holds.Add(t.startTS)
-	t.reads.init(c, t.opts.name, !t.opts.noPrefetch)
-	c.Counters.Begun.Add(1)
+	t.noteStart(t.startTS)
+	t.hold = c.resolver.Holds.Add(t.startTS)
+	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
+	c.resolver.Counters.Begun.Add(1)
 	return t, nil
 }
 
 // StartTS is the timestamp the transaction reads at.
 func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 
-// Table returns the transaction's view of a table. The table is opened and
-// verified by the first read, or by Commit.
+// Table returns the transaction's view of a table. The first read, or Commit, opens the table
+// and checks its schema.
 func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
-// finish moves the transaction to its end; only the first call does.
-func (t *Txn) finish() error {
+// markEnded moves the transaction to its end; only the first call does.
+func (t *Txn) markEnded() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.done {
+	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
-	t.done = true
+	t.ended = true
 	t.buffer.mu.Lock()
 	t.buffer.sealed = true
 	t.buffer.mu.Unlock()
 	return nil
 }
 
-// alive fails when the transaction may not read any more, or not at all.
-func (t *Txn) alive() error {
+// checkReadable fails when the transaction may not read any more, or not at all.
+func (t *Txn) checkReadable() error {
 	if t.opts.writeOnly {
 		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.done {
+	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
 	return nil
 }
 
-// Rollback drops the transaction's writes. Nothing of them was sent, so it
-// cannot fail; after Commit or Rollback it does nothing.
+// Rollback drops the transaction's writes. None of them was sent, so it cannot fail. After
+// Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
-	if t.finish() == nil {
-		t.over(context.Background(), outcomeRolledBack, 0, nil)
-		t.end()
+	if t.markEnded() == nil {
+		t.measureEnd(context.Background(), outcomeRolledBack, 0, nil)
+		t.release()
 	}
 }
 
-// end is the last thing of a transaction.
-func (t *Txn) end() {
-	t.client.Holds.Remove(t.hold)
-	t.client.Leave()
+// release is the last thing of a transaction.
+func (t *Txn) release() {
+	t.client.resolver.Holds.Remove(t.hold)
+	t.client.resolver.Leave()
 }
 
-// Commit makes the transaction's writes visible, all at the timestamp it
-// returns, or none:
+// Commit makes the transaction's writes visible, all at the timestamp it returns, or none:
 //
-//   - nil: committed. Secondaries may still be committed in the background;
-//     every later transaction sees them all the same.
-//   - ErrConflict ([ConflictError]): rolled back, nothing is or will be visible.
-//   - ErrUndetermined ([UndeterminedError]): the commit of the primary was sent,
-//     and its outcome could not be found out, mostly because ctx ended.
-//     [Client.Settle] finds it out.
-//   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has
-//     passed the transaction's start timestamp.
-//   - ErrCorrupt: the transaction's records contradict it, it is committed at
-//     another timestamp.
-//   - any other error: rolled back. Locks that could not be removed any more
-//     are removed by whoever meets them, after Config.LockTTL.
+//   - nil: committed. Secondaries may still be committed in the background; every later
+//     transaction sees them all the same.
+//   - ErrConflict ([ConflictError]): rolled back. Nothing is or will be visible.
+//   - ErrUndetermined ([UndeterminedError]): the commit of the primary was sent and its
+//     outcome is unknown, mostly because ctx ended. [Client.Settle] finds it out.
+//   - ErrTooOld ([TooOldError]): rolled back, because garbage collection has passed the
+//     transaction's start timestamp.
+//   - ErrCorrupt: the stored records contradict this commit: they say that the
+//     transaction committed at another timestamp.
+//   - any other error: rolled back. If locks could not be removed, the next reader
+//     resolves them after Config.LockTTL.
 //
-// A transaction without writes commits without a request and returns its start
-// timestamp. (Paper §2.2, Figure 6; design §4.)
+// A transaction without writes commits without a request and returns its start timestamp.
+// (Paper §2.2, Figure 6; design §4.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
-	if err := t.finish(); err != nil {
+	if err := t.markEnded(); err != nil {
 		return 0, err
 	}
-	defer t.end()
-	ctx = t.within(ctx)
+	defer t.release()
+	ctx = t.withTrace(ctx)
 	ts, rows, err := t.commit(ctx)
-	outcome := OutcomeFailed
+	outcome := outcomeFailed
 	switch {
 	case err == nil && rows == 0:
 		outcome = outcomeReadOnly
 	case err == nil:
 		outcome = outcomeCommitted
 		if t.span.Recording() {
-			t.span.Set(store.AttrCommitTS.Int64(int64(ts)))
+			t.span.Set(telemetry.AttrCommitTS.Int64(int64(ts)))
 		}
 	case Retryable(err):
 		outcome = outcomeConflict
-		t.client.Counters.Conflicts.Add(1)
-		t.client.conflicted(ctx, t.opts.name, err)
+		t.client.resolver.Counters.Conflicts.Add(1)
+		t.client.measure.conflict(ctx, err)
+		logConflict(ctx, t.client.resolver.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
-		t.client.Counters.Undetermined.Add(1)
+		t.client.resolver.Counters.Undetermined.Add(1)
 	}
-	t.over(ctx, outcome, rows, err)
+	t.measureEnd(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
 		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
 	}
 	return ts, err
 }
 
-// over ends the transaction's span and measures it.
-func (t *Txn) over(ctx context.Context, outcome string, rows int, err error) {
+// measureEnd ends the transaction's span and measures it.
+func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
-		t.span.Set(store.AttrOutcome.String(outcome), store.AttrRows.Int(rows))
+		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
 		t.reads.describe(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.measure.transaction(ctx, t, outcome, rows)
+	t.client.measure.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
 // commit returns how many rows are written as well.
@@ -193,12 +187,12 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if t.buffer.err != nil {
 		return 0, 0, t.buffer.err
 	}
-	notified, err := t.notifications(ctx)
+	notified, err := weakNotifications(ctx, t)
 	if err != nil {
 		return 0, 0, err
 	}
 	if t.onlyReads() {
-		ts, err = t.onlyNotify(ctx, notified)
+		ts, err = onlyNotify(ctx, t, notified)
 		return ts, 0, err
 	}
 	rows, err := t.collect(ctx)
@@ -233,7 +227,7 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
 	for name, rows := range t.buffer.rows {
-		tbl, err := t.client.Table(ctx, name)
+		tbl, err := t.client.resolver.Table(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -280,81 +274,16 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 	return all, nil
 }
 
-// A Table is a transaction's view of one table, for reading and writing.
-type Table struct {
-	View
-}
-
-// Set buffers a value for a cell; nil and empty are the same, and differ from
-// absent. The value is copied. A wrong argument (empty row key, value over
-// Bigtable's limit, …) is reported by Commit, which then sends nothing.
-func (t *Table) Set(row, family, qualifier string, value []byte) {
-	if value == nil {
-		value = []byte{}
-	}
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindPut, value)
-}
-
-// Delete buffers the deletion of a cell, whether it exists or not.
-func (t *Table) Delete(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindDelete, nil)
-}
-
-// Lock buffers a lock-only write of a cell: nothing of it changes, but the
-// transaction commits only if no other wrote or locked the cell since this
-// one's start. It guards against write skew: lock what a decision was based
-// on. A cell that does not exist can be locked too.
-func (t *Table) Lock(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindLock, nil)
-}
-
-// Notify buffers a weak notification of a cell: the observers of its column run
-// once the transaction is committed, and may run although it is not. The column
-// has to be registered for weak notifications and cannot be written, and
-// notifying it never makes transactions conflict (paper §2.4). It costs one
-// round trip more, between commit_ts and the commit.
-func (t *Table) Notify(row, family, qualifier string) {
-	t.txn.buffer.addNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
-}
-
-// GetForUpdate is Get and Lock.
-func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
-	value, ok, err = t.Get(ctx, row, family, qualifier)
-	if err == nil {
-		t.Lock(row, family, qualifier)
-	}
-	return value, ok, err
-}
-
-// DeleteRow reads a row and buffers the deletion of every cell in it that the
-// transaction sees. Cells that others add meanwhile are not deleted, and a
-// serializable transaction, which would have to notice them, refuses it with
-// ErrSerializableScan.
-func (t *Table) DeleteRow(ctx context.Context, row string) error {
-	r, err := t.ReadRow(ctx, row)
-	if err != nil {
-		return err
-	}
-	for _, items := range r {
-		for _, item := range items {
-			if c, ok := format.SplitColumn(item.Column); ok {
-				t.Delete(row, c.Family, c.Qualifier)
-			}
-		}
-	}
-	return nil
-}
-
 // overlayRow is the overlay of a single row.
 func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
 }
 
-// within returns ctx with the transaction's span in it, unless the caller has
+// withTrace returns ctx with the transaction's span in it, unless the caller has
 // begun spans below it, and with the count of its requests.
-func (t *Txn) within(ctx context.Context) context.Context {
+func (t *Txn) withTrace(ctx context.Context) context.Context {
 	if t.client.measure.requests.Enabled(ctx) {
-		ctx = store.CountRequests(ctx, &t.requests)
+		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
 	if t.carried == nil {
 		return ctx
@@ -364,4 +293,72 @@ func (t *Txn) within(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.carried)
+}
+
+// askForNextRun asks for the start timestamp of the next attempt while this one is
+// rolled back. Not behind a lock: its transaction is going to commit above a
+// timestamp of now.
+func (t *Txn) askForNextRun(ctx context.Context, err error) {
+	var conflict *ConflictError
+	a := t.run
+	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
+		return
+	}
+	if !a.again || a.number > maxAttemptsAhead {
+		return
+	}
+	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
+		return
+	}
+	a.next = &startAhead{done: make(chan struct{})}
+	go a.next.ask(ctx, &t.client.resolver.Clock)
+}
+
+// takeStart gives the transaction its start timestamp.
+func (t *Txn) takeStart(ctx context.Context) (err error) {
+	c, n, why := t.client, t.run.next, "retry"
+	t.run.next = nil
+	// A retry takes none from before its conflict.
+	if n == nil && t.opts.writeOnly && t.run.number == 1 {
+		n, why = c.starts.take(), "write only"
+	}
+	if n != nil {
+		answered := n.answered(ctx)
+		if ctx.Err() != nil {
+			return store.Ended(ctx, "waiting for a timestamp", nil)
+		}
+		if answered && n.usable(&c.resolver.Clock) {
+			// The age of its locks is counted from the question.
+			t.startTS, t.early = n.ts, t.began.Sub(n.asked)
+			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.resolver.Counters.Asked.Add(1)
+			c.reads.measure.saved(ctx, why)
+			return nil
+		}
+	}
+	t.startTS, err = c.Timestamp(ctx)
+	return err
+}
+
+// beginTrace begins the transaction's span, or puts it off.
+func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
+	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
+	if t.opts.traceLater == nil {
+		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
+		return
+	}
+	t.deferred = &deferredTrace{t: t, attempt: a}
+	if !t.client.resolver.Trace.Off() {
+		t.carried = telemetry.Quiet
+	}
+}
+
+// noteStart notes the start timestamp in the transaction's span.
+func (t *Txn) noteStart(ts tso.Timestamp) {
+	if t.startTS = ts; t.deferred != nil {
+		t.deferred.got = time.Now()
+	}
+	if t.span.Recording() {
+		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))
+	}
 }

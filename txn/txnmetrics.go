@@ -11,7 +11,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // The outcomes of a transaction.
@@ -21,7 +21,7 @@ const (
 	outcomeRolledBack   = "rolled back"
 	outcomeConflict     = "conflict"
 	outcomeUndetermined = "undetermined"
-	OutcomeFailed       = "failed"
+	outcomeFailed       = "failed"
 )
 
 // transactionMetrics are the instruments of transactions (docs/observability.md lists
@@ -33,11 +33,10 @@ type transactionMetrics struct {
 	retries   metric.Int64Counter
 	conflicts metric.Int64Counter
 	latchWait metric.Float64Histogram
-	reads     readMetrics
 }
 
 func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, error) {
-	in := instrument.New(provider, store.Scope)
+	in := instrument.New(provider, telemetry.Scope)
 	m := transactionMetrics{
 		duration:  in.Seconds("percolator.transaction.duration", "Duration of read-write transactions, from start_ts to outcome; each attempt is one."),
 		rows:      in.Sizes("percolator.transaction.rows", "{row}", "Rows that a transaction wrote."),
@@ -45,21 +44,20 @@ func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, e
 		retries:   in.Counter("percolator.transaction.retries", "{retry}", "Reruns of functions given to Update."),
 		conflicts: in.Counter("percolator.transaction.conflicts", "{conflict}", "Transactions that failed because of a conflict with another one."),
 		latchWait: in.Seconds("percolator.latch.wait.duration", "How long a commit, or a run after a conflict, waited for another transaction of its client that writes the same cells."),
-		reads:     newReadMetrics(in),
 	}
 	return m, in.Err()
 }
 
 // transaction measures one attempt of a transaction.
-func (m *transactionMetrics) transaction(ctx context.Context, t *Txn, outcome string, rows int) {
+func (m *transactionMetrics) transaction(ctx context.Context, name string, begun time.Time, requests int64, outcome string, rows int) {
 	if m.duration.Enabled(ctx) {
-		m.duration.Record(ctx, time.Since(t.begun).Seconds(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
+		m.duration.Record(ctx, time.Since(begun).Seconds(), metric.WithAttributes(telemetry.AttrName.String(name), telemetry.AttrOutcome.String(outcome)))
 	}
 	if rows > 0 && m.rows.Enabled(ctx) {
-		m.rows.Record(ctx, int64(rows), metric.WithAttributes(store.AttrName.String(t.opts.name)))
+		m.rows.Record(ctx, int64(rows), metric.WithAttributes(telemetry.AttrName.String(name)))
 	}
 	if m.requests.Enabled(ctx) {
-		m.requests.Record(ctx, t.requests.Load(), metric.WithAttributes(store.AttrName.String(t.opts.name), store.AttrOutcome.String(outcome)))
+		m.requests.Record(ctx, requests, metric.WithAttributes(telemetry.AttrName.String(name), telemetry.AttrOutcome.String(outcome)))
 	}
 }
 
@@ -68,13 +66,13 @@ func (m *transactionMetrics) conflict(ctx context.Context, err error) {
 	if !m.conflicts.Enabled(ctx) || !errors.As(err, &c) {
 		return
 	}
-	m.conflicts.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(c.Cell.Table), store.AttrFamily.String(c.Cell.Family),
-		store.AttrQualifier.String(strings.ToValidUTF8(c.Cell.Qualifier, "\uFFFD")), store.AttrReason.String(string(c.Reason))))
+	m.conflicts.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(c.Cell.Table), telemetry.AttrFamily.String(c.Cell.Family),
+		telemetry.AttrQualifier.String(strings.ToValidUTF8(c.Cell.Qualifier, "\uFFFD")), telemetry.AttrReason.String(string(c.Reason))))
 }
 
 func (m *transactionMetrics) retry(ctx context.Context, name string) {
 	if m.retries.Enabled(ctx) {
-		m.retries.Add(ctx, 1, metric.WithAttributes(store.AttrName.String(name)))
+		m.retries.Add(ctx, 1, metric.WithAttributes(telemetry.AttrName.String(name)))
 	}
 }
 

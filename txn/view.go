@@ -12,17 +12,33 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// A View reads one table at one timestamp; in a transaction, with the
-// transaction's own writes laid over. Reads of locked cells wait while the
-// lock's owner is alive, and settle what dead owners left.
+// A Reader reads one table: a [Table] of a transaction, or a [View] of a snapshot.
+type Reader interface {
+	// Get reads one cell, as [View.Get] does.
+	Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error)
+	// ReadRow reads one row, as [View.ReadRow] does.
+	ReadRow(ctx context.Context, row string, opts ...ReadOption) (bigtable.Row, error)
+	// ReadRows reads rows, as [View.ReadRows] does.
+	ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...ReadOption) iter.Seq2[bigtable.Row, error]
+}
+
+var (
+	_ Reader = (*View)(nil)
+	_ Reader = (*Table)(nil)
+)
+
+// A View reads one table at one timestamp. In a transaction it also shows the transaction's
+// own writes. A read of a locked cell waits while the lock's owner is alive, and resolves
+// the lock if the owner is dead.
 //
-// Rows come back as Bigtable's own: families with their cells in order of the
-// columns, one cell a column. ReadItem.Timestamp is the commit timestamp, in
-// microseconds since the epoch, of the transaction that wrote the value; for
-// data from before the table was adopted, the cell's own timestamp; and 0 for
-// the transaction's own writes.
+// Rows have Bigtable's type: families with their cells in order of the columns, one cell
+// for each column. ReadItem.Timestamp is the commit timestamp, in microseconds since the
+// epoch, of the transaction that wrote the value. For data from before the table was
+// adopted it is the cell's own timestamp, and for the transaction's own writes it is 0.
 type View struct {
 	client *Client
 	name   string
@@ -31,15 +47,15 @@ type View struct {
 	reads  *reads // nil: nothing is shared between reads
 }
 
-// Get reads one cell. ok is false when the cell is absent; a value that is
-// present may be empty, and is never nil. The slice is the caller's.
+// Get reads one cell. ok is false if the cell is absent. A value that is present may be
+// empty, and is never nil. The caller owns the slice.
 func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
 	cell := Cell{Table: v.name, Row: row, Family: family, Qualifier: qualifier}
 	if err := format.CheckCell(cell); err != nil {
 		return nil, false, err
 	}
 	if v.txn != nil {
-		if err := v.txn.alive(); err != nil {
+		if err := v.txn.checkReadable(); err != nil {
 			return nil, false, err
 		}
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
@@ -80,8 +96,8 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		return nil, err
 	}
 	ctx, span := v.traced(ctx)
-	r, err := recovery.VisibleRow(ctx, v.client.Resolver, t, row, o.sel, v.ts)
-	err = v.client.SafePoint.AfterRead(ctx, v.ts, err)
+	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, o.sel, v.ts)
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil || v.txn == nil {
 		return r, err
@@ -89,17 +105,15 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	return v.txn.overlayRow(v.name, row, o.sel, r), nil
 }
 
-// ReadRows reads the rows of rs that have a visible cell in the chosen
-// columns, in ascending order of their keys, each once: a bigtable.RowList,
-// RowRange (bigtable.PrefixRange makes one from a prefix) or RowRangeList; nil
-// is the whole table. A row list is read in one request, as far as Bigtable's
-// limits allow; other rows arrive while the loop runs. In a transaction, the scan sees the
-// writes that were buffered when the iteration began.
+// ReadRows reads the rows of rs that have a visible cell in the chosen columns, in ascending
+// order of their keys, each once. rs is a bigtable.RowList, a RowRange
+// (bigtable.PrefixRange makes one from a prefix) or a RowRangeList; nil is the whole table.
+// A row list is read in one request, as far as Bigtable's limits allow; other rows arrive
+// while the loop runs. In a transaction, the scan sees the writes that were buffered when
+// the iteration began.
 //
-// A read at a timestamp that garbage collection has passed fails with ErrTooOld,
-// also in the middle of an iteration.
-//
-// After an error, which comes with a nil row, the iteration is over. Breaking
+// If garbage collection passes the timestamp, the read fails with ErrTooOld, also in the
+// middle of an iteration. An error comes with a nil row and ends the iteration. Breaking
 // out of the loop ends the read.
 func (v *View) ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...ReadOption) iter.Seq2[bigtable.Row, error] {
 	return func(yield func(bigtable.Row, error) bool) {
@@ -131,7 +145,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
-	span.Set(store.AttrRows.Int(s.given))
+	span.Set(telemetry.AttrRows.Int(s.given))
 	span.EndWith(err)
 	return err
 }
@@ -154,18 +168,74 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 }
 
 // traced begins the span of a read.
-func (v *View) traced(ctx context.Context) (context.Context, store.Span) {
+func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	if v.txn != nil {
-		return v.client.Trace.Begin(v.txn.within(ctx), "read", v.name)
+		return v.client.resolver.Trace.Begin(v.txn.withTrace(ctx), "read", v.name)
 	}
-	return v.client.Trace.Read(ctx, v.name, v.ts)
+	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
 }
 
 func (v *View) open(ctx context.Context) (*store.Table, error) {
 	if v.txn != nil {
-		if err := v.txn.alive(); err != nil {
+		if err := v.txn.checkReadable(); err != nil {
 			return nil, err
 		}
 	}
-	return v.client.Table(ctx, v.name)
+	return v.client.resolver.Table(ctx, v.name)
+}
+
+// readCell reads one cell for Get, in one request with what is likely to be asked
+// for next, or finds it in the cache.
+func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
+	if value, present, known := v.reads.recall(cell); known {
+		return value, present, nil
+	}
+	sel := store.Selection{Columns: []Column{cell.Column()}}
+	var ahead []Column
+	for _, c := range v.reads.begin(cell) {
+		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
+			ahead = append(ahead, c)
+		}
+	}
+	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
+	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
+		// It may be because of what was to be read along: a family that is gone, a
+		// value that is too large for an answer.
+		v.reads.forget(cell)
+		row, err = v.readColumns(ctx, cell.Row, sel, nil)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if items := row[cell.Family]; len(items) > 0 {
+		present = true
+		if value = items[0].Value; value == nil {
+			value = []byte{}
+		}
+	}
+	v.reads.answered(cell, len(value))
+	return value, present, nil
+}
+
+// readColumns reads some columns of a row, and puts others along into the cache.
+func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
+	t, err := v.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, span := v.traced(ctx)
+	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
+	span.EndWith(err)
+	if err != nil {
+		return nil, err
+	}
+	if len(ahead) > 0 {
+		v.reads.keep(t, key, raw, ahead, v.ts)
+	}
+	if v.txn == nil {
+		return row, nil
+	}
+	return v.txn.overlayRow(v.name, key, sel, row), nil
 }

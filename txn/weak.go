@@ -12,10 +12,10 @@ import (
 )
 
 // notifications are the transaction's weak notifications, checked.
-func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
+func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
-		if err := store.CheckNotifiable(ctx, t.client.Store, cell, true); err != nil {
+		if err := store.CheckNotifiable(ctx, t.client.resolver.Store, cell, true); err != nil {
 			return nil, err
 		}
 		cells = append(cells, cell)
@@ -27,7 +27,7 @@ func (t *Txn) notifications(ctx context.Context) ([]Cell, error) {
 // onlyNotify ends a transaction that writes nothing: its weak notifications are
 // set at a timestamp of their own, so that whatever was committed before is
 // seen by the observers.
-func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
+func onlyNotify(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
 	if len(cells) == 0 {
 		return t.startTS, nil
 	}
@@ -35,9 +35,9 @@ func (t *Txn) onlyNotify(ctx context.Context, cells []Cell) (tso.Timestamp, erro
 	if err != nil {
 		return 0, err
 	}
-	if err := store.WriteNotifications(ctx, t.client.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
+	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
-	t.client.Hints.Hint(cells...)
+	t.client.resolver.Hints.Hint(cells...)
 	return ts, nil
 }

@@ -17,9 +17,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestImportInterrupted: Ctrl-C in the middle of an import ends it with what to

@@ -76,7 +76,7 @@ func TestInterrupt(t *testing.T) {
 	if code != 130 {
 		t.Errorf("exit code %d, want 130", code)
 	}
-	last := regexp.MustCompile(`percctl demo: interrupted: \d+ of 406 documents are loaded, all workers have ended\n$`)
+	last := regexp.MustCompile(`percctl demo: interrupted: \d+ of 406 documents were loaded; all workers have ended\n$`)
 	if !last.MatchString(stderr) {
 		t.Errorf("it ended with other words:\n%s", stderr)
 	}

@@ -8,15 +8,14 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 var (

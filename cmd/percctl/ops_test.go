@@ -8,7 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -72,7 +73,7 @@ func TestServedOracleWithTLS(t *testing.T) {
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
-	server, err := tso.NewServer(meta, tso.ServerConfig{Credentials: credentials})
+	srv, err := server.New(meta, server.Config{Credentials: credentials})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestServedOracleWithTLS(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(ctx, lis) }()
+	go func() { served <- srv.Serve(ctx, lis) }()
 	defer func() {
 		stop()
 		if err := <-served; err != nil {

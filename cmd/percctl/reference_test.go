@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
@@ -31,20 +30,9 @@ const (
 // generated is the first line of every page.
 const generated = "<!-- Generated from the commands: go test ./cmd/percctl -run TestReference -update. Do not edit. -->\n\n"
 
-// declaredHere are outputs of commands whose package declares none itself.
-var declaredHere = map[string][]cli.Output{
-	"percctl plan":       {cli.ObjectOf[capacity.Plan]()},
-	"percctl bench plan": {cli.ObjectOf[capacity.Plan]()},
-}
-
-// undeclared are commands, with all below them, that may lack examples and a
-// description of their output: tools of this project's developers, and the demo,
-// whose help explains its report.
-var undeclared = []string{"percctl bench", "percctl soak", "percctl tso bench", "percctl demo"}
-
-// notOutput are folders and files whose JSON no command of the reference prints:
-// those of the commands above, and index, which stores its own in cells.
-var notOutput = []string{"benchcmd", "soak", "tracecheck", "demo", "index", "tsocmd/bench.go", "tsocmd/benchclient.go"}
+// notOutput are files whose JSON no command prints for people: the demo's process.go is
+// what its processes send each other.
+var notOutput = []string{"demo/process.go"}
 
 // TestReference: docs/reference is what the commands say of themselves, with a
 // description of every field that they print.
@@ -140,10 +128,6 @@ func (g *generator) pages() map[string]string {
 	return all
 }
 
-func isUndeclared(c *cobra.Command) bool {
-	return slices.ContainsFunc(undeclared, func(path string) bool { return strings.HasPrefix(c.CommandPath()+" ", path+" ") })
-}
-
 // shown: the command is for people.
 func shown(c *cobra.Command) bool {
 	return !c.Hidden && c.Name() != "help" && c.Name() != "completion" && c.IsAvailableCommand()
@@ -236,7 +220,7 @@ func (p *objects) command(out *strings.Builder, c *cobra.Command, level string) 
 		out.WriteString(p.text(c.Long))
 		return
 	}
-	if (c.Long == "" || c.Example == "") && !isUndeclared(c) {
+	if c.Long == "" || c.Example == "" {
 		p.t.Errorf("%s has no long help or no example", c.CommandPath())
 	}
 	fmt.Fprintf(out, "%s.\n\n    %s\n\n%s", p.inline(strings.TrimSuffix(c.Short, ".")), c.UseLine(), p.text(c.Long))
@@ -282,12 +266,9 @@ func (g *generator) flags(out *strings.Builder, c *cobra.Command) {
 // output says what a command prints.
 func (p *objects) output(out *strings.Builder, c *cobra.Command) {
 	all := cli.Outputs(c)
-	if len(all) == 0 {
-		all = declaredHere[c.CommandPath()]
-	}
 	f := c.Flag("output")
 	if len(all) == 0 {
-		if f != nil && !isUndeclared(c) {
+		if f != nil {
 			p.t.Errorf("%s has -o json: say with cli.Prints what it prints", c.CommandPath())
 		}
 		return

@@ -141,18 +141,18 @@ func (s *source) values(t reflect.Type) (all []string) {
 // import path and name.
 func (s *source) jsonTypes(t *testing.T) (all []string) {
 	t.Helper()
-	paths, err := filepath.Glob("*/*.go")
+	own, err := filepath.Glob(moduleRoot + "cmd/percctl/internal/*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	inside, err := filepath.Glob("internal/*/*.go")
+	shared, err := filepath.Glob(moduleRoot + "internal/*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range append(paths, inside...) {
-		path = filepath.ToSlash(path)
-		dir, file := filepath.ToSlash(filepath.Dir(path)), filepath.Base(path)
-		if short := strings.TrimPrefix(dir, "internal/"); strings.HasSuffix(file, "_test.go") || slices.Contains(notOutput, short) || slices.Contains(notOutput, short+"/"+file) {
+	for _, path := range append(own, shared...) {
+		dir, file := filepath.Split(strings.TrimPrefix(filepath.ToSlash(path), moduleRoot))
+		dir = strings.TrimSuffix(dir, "/")
+		if strings.HasSuffix(file, "_test.go") || slices.Contains(notOutput, filepath.Base(dir)+"/"+file) {
 			continue
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
@@ -165,7 +165,7 @@ func (s *source) jsonTypes(t *testing.T) (all []string) {
 				return true
 			}
 			if st, ok := spec.Type.(*ast.StructType); ok && hasJSON(st) {
-				all = append(all, s.module+"/cmd/percctl/"+dir+"."+spec.Name.Name)
+				all = append(all, s.module+"/"+dir+"."+spec.Name.Name)
 			}
 			return true
 		})

@@ -8,6 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/fleet"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/mutate"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/overhead"
@@ -27,9 +28,10 @@ it needs, and stops them; it connects to no other deployment.
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 4 something was found, 130 interrupted.`,
 	Example: `  go run ./emulator_test/lab bench compare
   go run ./emulator_test/lab soak --duration 60m --faults all
+  go run ./emulator_test/lab fleet --duration 10m
   go run ./emulator_test/lab oracle
   go run ./emulator_test/lab overhead
   go run ./emulator_test/lab traces --images docs/images
   go run ./emulator_test/lab mutate --part --budget 60s`,
-	Commands: []cli.Command{bench.NewCmd, mutate.NewCmd, oracle.NewCmd, overhead.NewCmd, soak.NewCmd, traces.NewCmd},
+	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, overhead.NewCmd, soak.NewCmd, traces.NewCmd},
 }

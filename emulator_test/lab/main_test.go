@@ -10,7 +10,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli/clitest"
+	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
 )
 
 // TestMain makes the test binary run as the command lab in scripts and tests.

@@ -337,7 +337,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 func (a *adopter) now(ctx context.Context) (tso.Timestamp, error) {
 	oracle := a.cfg.Oracle
 	if oracle == nil {
-		direct := tso.NewDirect(a.meta.Api, tso.DirectConfig{RPCTimeout: a.requests.Config.RPCTimeout, Logger: a.requests.Log})
+		direct := tso.NewDirect(a.meta.API, tso.DirectConfig{RPCTimeout: a.requests.Config.RPCTimeout, Logger: a.requests.Log})
 		defer func() { _ = direct.Close() }()
 		oracle = direct
 	}

@@ -148,7 +148,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 		err = b.prove(ctx)
 	}
 	if err == nil {
-		c.Clock.MadeCommit(r.CommitTS, time.Time{})
+		c.Clock.NoteCommit(r.CommitTS, time.Time{})
 	}
 	return r, err
 }

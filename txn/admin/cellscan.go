@@ -63,7 +63,7 @@ func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
 func split(ctx context.Context, t *store.Table) []store.KeyRange {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
-	keys, err := t.Api.SampleRowKeys(rctx)
+	keys, err := t.API.SampleRowKeys(rctx)
 	if err != nil {
 		return []store.KeyRange{{}}
 	}

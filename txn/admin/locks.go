@@ -13,6 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Locks iterates over the locks in rows of a table (nil: all rows), live and
@@ -60,7 +62,7 @@ func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtab
 			}
 			return true, nil
 		})
-		span.Set(store.AttrLocks.Int(met))
+		span.Set(telemetry.AttrLocks.Int(met))
 		span.EndWith(err)
 		if err != nil {
 			yield(format.Lock{}, err)
@@ -86,7 +88,7 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 	c := access.Resolver(client)
 	ctx, span := c.Trace.Call(ctx, "resolve transaction", "")
 	defer func() {
-		span.Set(store.AttrStartTS.Int64(int64(startTS)), store.AttrLocks.Int(locks), store.AttrAction.String(recovery.Resolution(recovery.Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrStartTS.Int64(int64(startTS)), telemetry.AttrLocks.Int(locks), telemetry.AttrAction.String(recovery.Resolution(recovery.Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	tables, err := c.TableNames(ctx)

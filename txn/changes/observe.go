@@ -120,7 +120,7 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	key := o.Cell.Column().Key()
 	notify := store.Chain(o.notifyColumns(), store.UpTo(o.StartTS), bigtable.LatestNFilter(format.MaxTriggers))
 	f := store.Interleave(notify, sel.VisibleAt(o.StartTS, nil))
-	row, raw, err := recovery.SettledRow(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
+	row, raw, err := recovery.ReadResolved(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
 		return nil, false, err
 	}

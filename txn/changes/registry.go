@@ -137,7 +137,7 @@ func editObserved(ctx context.Context, c *recovery.Resolver, table string, edit 
 	if err != nil {
 		return err
 	}
-	err = store.ReplaceSchema(ctx, c.Metadata.Api, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
+	err = store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
 		if m.FormatVersion == 0 {
 			return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q any more", table, format.ErrNotInitialized, c.Metadata.Name)
 		}

@@ -49,7 +49,7 @@ func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool, err error) 
 	if served, ok := c.Clock.Oracle.(interface{ Locks() tso.Locks }); ok {
 		return served.Locks(), true, nil
 	}
-	locks, err = tso.NewRowLocks(c.Metadata.Api, tso.RowLocksConfig{Oracle: c.Clock.Oracle, Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout})
+	locks, err = tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout})
 	return locks, false, err
 }
 
@@ -71,6 +71,6 @@ func SampleRowKeys(ctx context.Context, client *txn.Client, name string) ([]stri
 	}
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
-	keys, err := t.Api.SampleRowKeys(rctx)
+	keys, err := t.API.SampleRowKeys(rctx)
 	return keys, store.WrapRPC(ctx, "sample of row keys", name, err)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // DefaultRetention is how long garbage collection keeps versions where GCConfig
@@ -266,7 +267,7 @@ func Run(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) {
 	return report, err
 }
 
-func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s store.Span) (*Report, error) {
+func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s telemetry.Span) (*Report, error) {
 	begun := time.Now()
 	lease, ctx, err := takeLease(ctx, c)
 	if err != nil {

@@ -106,10 +106,10 @@ func (r *run) settle(ctx context.Context, l *format.Lock) (live bool, err error)
 		if err != nil {
 			return err
 		}
-		if s, err = r.client.Decide(ctx, l, now, false, recovery.WaitNever); err != nil || !s.Final() {
+		if s, err = r.client.FindOutcome(ctx, l, now, false, recovery.WaitNever); err != nil || !s.Final() {
 			return err
 		}
-		return r.client.Finish(ctx, l, s)
+		return r.client.ResolveCell(ctx, l, s)
 	})
 	if err != nil {
 		return false, err

@@ -171,7 +171,7 @@ type lease struct {
 }
 
 func leaseLocks(c *recovery.Resolver) (*tso.RowLocks, error) {
-	return tso.NewRowLocks(c.Metadata.Api, tso.RowLocksConfig{Oracle: c.Clock.Oracle, RPCTimeout: c.Store.Config.RPCTimeout})
+	return tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, RPCTimeout: c.Store.Config.RPCTimeout})
 }
 
 // takeLease takes the lease and renews it until release. The context it

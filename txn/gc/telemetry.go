@@ -11,8 +11,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
-	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // This file holds the metrics and spans of garbage collection.
@@ -20,9 +19,10 @@ import (
 // attrSafePoint is the safe point that a run collects up to.
 const attrSafePoint = attribute.Key("percolator.safe_point")
 
-// The outcomes of a run, besides outcomeFailed.
+// The outcomes of a run.
 const (
 	outcomeDone        = "done"
+	outcomeFailed      = "failed"
 	outcomeNothing     = "nothing to do"
 	outcomeBlocked     = "blocked"
 	outcomeLost        = "lease lost"
@@ -39,7 +39,7 @@ type metrics struct {
 }
 
 func newMetrics(provider metric.MeterProvider) (metrics, error) {
-	in := instrument.New(provider, store.Scope)
+	in := instrument.New(provider, telemetry.Scope)
 	m := metrics{
 		versions: in.Counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
 		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
@@ -67,18 +67,18 @@ func (m *metrics) page(ctx context.Context, table string, done Table) {
 
 func (m *metrics) lock(ctx context.Context, action string, n int64) {
 	if ctx = context.WithoutCancel(ctx); n > 0 && m.locks.Enabled(ctx) {
-		m.locks.Add(ctx, n, metric.WithAttributes(store.AttrAction.String(action)))
+		m.locks.Add(ctx, n, metric.WithAttributes(telemetry.AttrAction.String(action)))
 	}
 }
 
 // end tells how a run ended.
-func (m *metrics) end(ctx context.Context, s store.Span, report *Report, err error) {
+func (m *metrics) end(ctx context.Context, s telemetry.Span, report *Report, err error) {
 	outcome := outcome(report, err)
 	if s.Recording() {
-		s.Set(store.AttrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), store.AttrRows.Int64(report.Total.Rows))
+		s.Set(telemetry.AttrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), telemetry.AttrRows.Int64(report.Total.Rows))
 	}
 	if ctx = context.WithoutCancel(ctx); m.duration.Enabled(ctx) {
-		m.duration.Record(ctx, report.Elapsed.Seconds(), metric.WithAttributes(store.AttrOutcome.String(outcome)))
+		m.duration.Record(ctx, report.Elapsed.Seconds(), metric.WithAttributes(telemetry.AttrOutcome.String(outcome)))
 	}
 }
 
@@ -97,7 +97,7 @@ func outcome(report *Report, err error) string {
 	case errors.As(err, &blocked):
 		return outcomeBlocked
 	}
-	return txn.OutcomeFailed
+	return outcomeFailed
 }
 
 // phase traces a part of a run as one span. What is below it is no span of its
@@ -110,7 +110,7 @@ func (r *run) phase(ctx context.Context, name, table string, do func(context.Con
 	before := r.report.Total.Rows
 	err := do(ctx)
 	if table != "" {
-		s.Set(store.AttrRows.Int64(r.report.Total.Rows - before))
+		s.Set(telemetry.AttrRows.Int64(r.report.Total.Rows - before))
 	}
 	s.EndWith(err)
 	return err

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -33,7 +32,7 @@ func TestGCOutcome(t *testing.T) {
 		{false, store.Ended(canceled, "waiting", blocked), outcomeInterrupted},
 		{false, store.Ended(late, "waiting", nil), outcomeInterrupted},
 		{false, &BusyError{Lost: true}, outcomeLost},
-		{false, errors.New("refused"), txn.OutcomeFailed},
+		{false, errors.New("refused"), outcomeFailed},
 	} {
 		if got := outcome(&Report{Nothing: test.nothing}, test.err); got != test.want {
 			t.Errorf("%v: %q, want %q", test.err, got, test.want)

@@ -41,7 +41,7 @@ type Kind struct {
 	Bytes     float64 `json:"value_bytes"`           // length of a written value; defaults to 100
 	Tables    int     `json:"tables"`                // tables of the written rows; defaults to 1
 	Observed  int     `json:"observed"`              // written cells in observed columns, in the whole transaction
-	Stale     bool    `json:"stale"`                 // whether reads may be stale (txn.WithMaxStaleness), and take no timestamp
+	Stale     bool    `json:"stale"`                 // whether reads may be stale (txn.MaxStaleness), and take no timestamp
 	Hot       int     `json:"hot_rows"`              // number of rows of which every transaction writes one; defaults to 0: so many that transactions hardly conflict
 }
 

@@ -40,6 +40,14 @@ func Print(out io.Writer, f Format, v any, text func(io.Writer) error) error {
 	return err
 }
 
+// Textf is a text for Print.
+func Textf(format string, args ...any) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, format, args...)
+		return err
+	}
+}
+
 // tableBatch is how many rows of a table are aligned together. A list may be
 // long, and its first rows should not wait for its last.
 const tableBatch = 200
@@ -59,114 +67,144 @@ type List[T any] struct {
 	// Text prints an item for people. Defaults to lines of a table.
 	Text func(io.Writer, T) error
 
-	n     int
-	table *tabwriter.Writer
-	lines int
-	csv   *csv.Writer
+	printer printer
 }
 
 // Add prints an item.
 func (l *List[T]) Add(item T) error {
-	l.n++
-	switch l.Format {
-	case JSON, JSONL:
-		b, err := marshalJSON(item)
-		if err != nil {
-			return err
-		}
-		before, after := "", "\n"
-		if l.Format == JSON {
-			var indented bytes.Buffer
-			if err := json.Indent(&indented, b, "  ", "  "); err != nil {
-				return err
-			}
-			b, before, after = indented.Bytes(), "[\n  ", ""
-			if l.n > 1 {
-				before = ",\n  "
-			}
-		}
-		_, err = fmt.Fprintf(l.Out, "%s%s%s", before, b, after)
-		return err
-	case YAML:
-		b, err := marshalYAML([]T{item})
-		if err != nil {
-			return err
-		}
-		_, err = l.Out.Write(b)
-		return err
-	case CSV:
-		l.startCSV()
-		for _, row := range l.Rows(item) {
-			if err := l.csv.Write(row); err != nil {
-				return err
-			}
-		}
-		l.csv.Flush()
-		return l.csv.Error()
+	p := l.start()
+	p.n++
+	switch {
+	case l.Format == CSV:
+		return p.addCSV(l.Header, l.Rows(item))
+	case l.Format != Table:
+		return p.addValue(item)
+	case l.Text != nil:
+		return p.addText(func(w io.Writer) error { return l.Text(w, item) })
+	case l.TableRows != nil:
+		return p.addRows(l.TableHeader, l.TableRows(item))
 	}
-	if l.Text != nil {
-		if l.n > 1 {
-			if _, err := fmt.Fprintln(l.Out); err != nil {
-				return err
-			}
-		}
-		var b bytes.Buffer
-		if err := l.Text(&b, item); err != nil {
-			return err
-		}
-		_, err := l.Out.Write(b.Bytes())
-		return err
-	}
-	return l.addRows(item)
+	return p.addRows(l.Header, l.Rows(item))
 }
 
-func (l *List[T]) startCSV() {
-	if l.csv == nil {
-		l.csv = csv.NewWriter(l.Out)
-		_ = l.csv.Write(l.Header) // its error is kept
+// All prints a whole list.
+func (l *List[T]) All(items []T) error {
+	for _, item := range items {
+		if err := l.Add(item); err != nil {
+			return err
+		}
 	}
-}
-
-func (l *List[T]) addRows(item T) error {
-	header, rows := l.Header, l.Rows
-	if l.TableRows != nil {
-		header, rows = l.TableHeader, l.TableRows
-	}
-	if l.table == nil {
-		l.table = NewTable(l.Out)
-		WriteRow(l.table, header...)
-	}
-	for _, row := range rows(item) {
-		WriteRow(l.table, row...)
-		l.lines++
-	}
-	if l.lines >= tableBatch {
-		l.lines = 0
-		return l.table.Flush()
-	}
-	return nil
+	return l.End()
 }
 
 // End ends the list.
-func (l *List[T]) End() error {
-	switch {
-	case l.Format == JSON && l.n == 0:
-		_, err := fmt.Fprintln(l.Out, "[]")
+func (l *List[T]) End() error { return l.start().end(l.Header) }
+
+func (l *List[T]) start() *printer {
+	l.printer.out, l.printer.format = l.Out, l.Format
+	return &l.printer
+}
+
+// A printer is the part of a List that does not depend on the type of its items, so
+// that a program has it once.
+type printer struct {
+	out    io.Writer
+	format Format
+	n      int // items so far
+	table  *tabwriter.Writer
+	lines  int // of the table, since it was last aligned
+	csv    *csv.Writer
+}
+
+// addValue prints an item as JSON or YAML.
+func (p *printer) addValue(item any) error {
+	if p.format == YAML {
+		b, err := marshalYAML([]any{item})
+		if err != nil {
+			return err
+		}
+		_, err = p.out.Write(b)
 		return err
-	case l.Format == JSON:
-		_, err := fmt.Fprintln(l.Out, "\n]")
+	}
+	b, err := marshalJSON(item)
+	if err != nil {
 		return err
-	case l.Format == YAML && l.n == 0:
-		_, err := fmt.Fprintln(l.Out, "[]")
+	}
+	before, after := "", "\n"
+	if p.format == JSON {
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, b, "  ", "  "); err != nil {
+			return err
+		}
+		b, before, after = indented.Bytes(), "[\n  ", ""
+		if p.n > 1 {
+			before = ",\n  "
+		}
+	}
+	_, err = fmt.Fprintf(p.out, "%s%s%s", before, b, after)
+	return err
+}
+
+func (p *printer) addCSV(header []string, rows [][]string) error {
+	p.startCSV(header)
+	for _, row := range rows {
+		if err := p.csv.Write(row); err != nil {
+			return err
+		}
+	}
+	p.csv.Flush()
+	return p.csv.Error()
+}
+
+func (p *printer) startCSV(header []string) {
+	if p.csv == nil {
+		p.csv = csv.NewWriter(p.out)
+		_ = p.csv.Write(header) // its error is kept
+	}
+}
+
+func (p *printer) addText(text func(io.Writer) error) error {
+	var b bytes.Buffer
+	if p.n > 1 {
+		b.WriteString("\n")
+	}
+	if err := text(&b); err != nil {
 		return err
-	case l.Format == CSV:
-		l.startCSV()
-		l.csv.Flush()
-		return l.csv.Error()
-	case l.table != nil:
-		return l.table.Flush()
+	}
+	_, err := p.out.Write(b.Bytes())
+	return err
+}
+
+func (p *printer) addRows(header []string, rows [][]string) error {
+	if p.table == nil {
+		p.table = NewTable(p.out)
+		WriteRow(p.table, header...)
+	}
+	for _, row := range rows {
+		WriteRow(p.table, row...)
+		p.lines++
+	}
+	if p.lines >= tableBatch {
+		p.lines = 0
+		return p.table.Flush()
 	}
 	return nil
+}
+
+func (p *printer) end(header []string) error {
+	text := ""
+	switch {
+	case p.format == CSV:
+		return p.addCSV(header, nil)
+	case p.table != nil:
+		return p.table.Flush()
+	case p.n == 0 && (p.format == JSON || p.format == YAML):
+		text = "[]\n"
+	case p.format == JSON:
+		text = "\n]\n"
+	}
+	_, err := io.WriteString(p.out, text)
+	return err
 }
 
 // NewTable aligns columns that WriteRow writes.

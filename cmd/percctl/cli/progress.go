@@ -49,6 +49,17 @@ func (p *Progress) Set(format string, args ...any) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s", Shorten(line, Width(p.w)-1))
 }
 
+// Event prints a line of its own; the line of Set comes back with the next Set.
+func (p *Progress) Event(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		fmt.Fprint(p.w, "\r\x1b[K")
+		p.shown, p.next = false, time.Time{}
+	}
+	fmt.Fprintln(p.w, Line(fmt.Sprintf(format, args...)))
+}
+
 // End removes the line.
 func (p *Progress) End() {
 	p.mu.Lock()

@@ -19,19 +19,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 )
-
-// TestMain lets this program be percctl demo, and the processes that it starts.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "demo" {
-		os.Exit(telemetry.Main(cli.Program{Name: "percctl", Commands: []cli.Command{demo.NewCmd}}))
-	}
-	os.Exit(m.Run())
-}
 
 const (
 	workers  = 2
@@ -45,28 +33,21 @@ type backEnd interface {
 	query(expr string) (int, error)
 }
 
-// TestFleet has a demo run, scrapes its processes, and evaluates every expression
-// of the dashboard and the alerts: each has to have data. The demo in turn has to
-// end well. Where PERCOLATOR_PROMETHEUS names the program, a real Prometheus does
+// TestFleet runs lab fleet, scrapes its processes, and evaluates every expression of
+// the dashboard and the alerts: each has to have data. The fleet in turn has to end
+// well. Where PERCOLATOR_PROMETHEUS names the program, a real Prometheus does
 // the same; docs/observability.md has the command.
 func TestFleet(t *testing.T) {
-	dir := t.TempDir()
-	for i := range 40 {
-		name := filepath.Join(dir, fmt.Sprintf("%d.html", i))
-		if err := os.WriteFile(name, fmt.Appendf(nil, "contents %d <a href=%q>", i%17, fmt.Sprintf("/%d.html", i%11)), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+	lab := filepath.Join(t.TempDir(), "lab")
+	if out, err := exec.Command("go", "build", "-o", lab, "../../emulator_test/lab").CombinedOutput(); err != nil {
+		t.Fatalf("building lab: %v\n%s", err, out)
 	}
 	first := freePorts(t, targetsN)
 	var targets []string
 	for i := range targetsN {
 		targets = append(targets, net.JoinHostPort("127.0.0.1", strconv.Itoa(first+i)))
 	}
-	cmd := exec.Command(self, "demo", "--dir", dir, "--workers", strconv.Itoa(workers), "--duration", "30s", "--seed", "1", "-o", "json")
+	cmd := exec.Command(lab, "fleet", "--documents", "40", "--workers", strconv.Itoa(workers), "--duration", "30s", "--seed", "1", "-o", "json")
 	cmd.Env = append(os.Environ(), "OTEL_METRICS_EXPORTER=prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST=127.0.0.1", "OTEL_EXPORTER_PROMETHEUS_PORT="+strconv.Itoa(first))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -93,7 +74,7 @@ func TestFleet(t *testing.T) {
 		select {
 		case err := <-ended:
 			if running = false; err != nil {
-				t.Errorf("percctl demo: %v\n%s", err, stderr.Bytes())
+				t.Errorf("lab fleet: %v\n%s", err, stderr.Bytes())
 			}
 		case <-tick.C:
 			here.scrape(time.Now())
@@ -112,7 +93,7 @@ func TestFleet(t *testing.T) {
 	}
 	for name, left := range open {
 		for expr, where := range left {
-			t.Errorf("%s has no data of the demo for %s: %s", name, where, expr)
+			t.Errorf("%s has no data of the fleet for %s: %s", name, where, expr)
 		}
 		t.Logf("%s has data for %d of %d expressions", name, len(exprs())-len(left), len(exprs()))
 	}
@@ -120,20 +101,19 @@ func TestFleet(t *testing.T) {
 		Violations int `json:"violations"`
 		Mismatches int `json:"mismatches"`
 		Left       int `json:"notifications_left"`
-		Long       struct {
-			Rounds  int `json:"rounds"`
-			Killed  int `json:"leaders_killed"`
-			Visits  int `json:"visits"`
-			Lost    int `json:"visitors_lost"`
-			GC      int `json:"gc_runs"`
-			Letters int `json:"dead_letters"`
-		} `json:"long_run"`
+		Rounds     int `json:"rounds"`
+		Workers    int `json:"workers_killed"`
+		Killed     int `json:"leaders_killed"`
+		Visits     int `json:"visits"`
+		Lost       int `json:"visitors_lost"`
+		GC         int `json:"gc_runs"`
+		Letters    int `json:"dead_letters"`
 	}
 	if err := json.Unmarshal(stdout.Bytes(), &sum); err != nil {
 		t.Fatalf("the summary: %v\n%s\n%s", err, stdout.Bytes(), stderr.Bytes())
 	}
-	if sum.Violations+sum.Mismatches+sum.Left != 0 || slices.Contains([]int{sum.Long.Rounds, sum.Long.Killed, sum.Long.Visits, sum.Long.Lost, sum.Long.GC, sum.Long.Letters}, 0) {
-		t.Errorf("the demo found something, or left something out: %s\n%s", stdout.Bytes(), stderr.Bytes())
+	if sum.Violations+sum.Mismatches+sum.Left != 0 || slices.Contains([]int{sum.Rounds, sum.Workers, sum.Killed, sum.Visits, sum.Lost, sum.GC, sum.Letters}, 0) {
+		t.Errorf("the fleet found something, or left something out: %s\n%s", stdout.Bytes(), stderr.Bytes())
 	}
 }
 

@@ -23,10 +23,10 @@ func (s *scene) reads() {
 				}
 			}
 			return nil
-		}, txn.WithName("page"))
+		}, txn.Named("page"))
 		s.must(err)
 	}
-	_, err := c.Snapshot(ctx, txn.WithMaxStaleness(time.Hour))
+	_, err := c.Snapshot(ctx, txn.MaxStaleness(time.Hour))
 	s.must(err)
 
 	cfg := s.cfg

@@ -17,11 +17,11 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // A scene is everything that can be seen of the library at least once: what it
@@ -117,7 +117,7 @@ func (s *scene) update(c *txn.Client, rows ...string) {
 	_, err := c.Update(s.t.Context(), func(_ context.Context, tx *txn.Txn) error {
 		set(tx, rows...)
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 }
 
@@ -127,7 +127,7 @@ func (s *scene) commits() {
 		set(tx, "bob", "joe")
 		_, _, err := tx.Table("accounts").Get(ctx, "bob", "bal", "usd")
 		return err
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 	var many []string
 	for i := range 17 {
@@ -164,7 +164,7 @@ func (s *scene) conflicts() {
 			s.update(s.env.Client, "bob")
 		}
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	s.must(err)
 	// One that the client does not know before its prewrite.
 	tx, err := s.env.Client.Begin(ctx)
@@ -187,7 +187,7 @@ func (s *scene) leaveWith(cfg txn.Config, before txntest.Step, rows ...string) (
 	dying := s.env.NewClient(cfg, faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
-	tx, err := dying.Begin(ctx, txn.WithName("transfer"))
+	tx, err := dying.Begin(ctx, txn.Named("transfer"))
 	s.must(err)
 	set(tx, rows...)
 	committed := make(chan error, 1)
@@ -259,7 +259,7 @@ func (s *scene) observers() {
 			tx.Table("docs").Set("row", "d", "in", []byte("x"))
 			tx.Table("docs").Notify("row", "d", "weak")
 			return nil
-		}, txn.WithName("import"))
+		}, txn.Named("import"))
 		s.must(err)
 	}
 	ran := make(chan struct{}, 64)
@@ -297,13 +297,13 @@ func (s *scene) servers() {
 	var addresses []string
 	var stops []func()
 	for range 2 {
-		server, err := tso.NewServer(metadata, tso.ServerConfig{Row: row, TracerProvider: s.tracers, MeterProvider: s.meters})
+		srv, err := server.New(metadata, server.Config{Row: row, TracerProvider: s.tracers, MeterProvider: s.meters})
 		s.must(err)
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
 		s.must(err)
 		run, stop := context.WithCancel(ctx)
 		done := make(chan error, 1)
-		go func() { done <- server.Serve(run, lis) }()
+		go func() { done <- srv.Serve(run, lis) }()
 		stops = append(stops, func() { stop(); s.must(<-done) })
 		addresses = append([]string{lis.Addr().String()}, addresses...)
 		if len(addresses) == 1 {

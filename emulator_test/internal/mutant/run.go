@@ -56,7 +56,7 @@ type Runner struct {
 var rest = map[string][]string{
 	"txn":    {"./txn", "./notify", "./emulator_test"},
 	"notify": {"./notify", "./emulator_test"},
-	"tso":    {"./tso"},
+	"tso":    {"./tso", "./tso/server"},
 }
 
 // Run runs the tests until one fails.

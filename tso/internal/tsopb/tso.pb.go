@@ -87,13 +87,13 @@ func (Trouble) EnumDescriptor() ([]byte, []int) {
 	return file_tso_proto_rawDescGZIP(), []int{0}
 }
 
-// ServedState is the value of column "state" of the oracle's row. It is always
-// written together with the lease cell, by whoever matched the lease cell.
+// ServedState is the value of column "state" of the oracle's row. A write of it
+// also writes the lease cell, and is conditional on the lease cell.
 type ServedState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	// The highest timestamp that may have been handed out. Whoever leads next
-	// starts above it.
+	// The highest timestamp that may have been handed out. The next leader starts
+	// above it.
 	Limit int64 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	// How long a candidate has to watch the lease cell unchanged before it may
 	// take over. 0 while released.
@@ -101,10 +101,10 @@ type ServedState struct {
 	// The leader has stopped for good, or there never was one: a candidate may
 	// take over at once.
 	Released bool `protobuf:"varint,4,opt,name=released,proto3" json:"released,omitempty"`
-	// Who leads, for people and for the hint that other servers give.
+	// The leader, for people and for clients that ask another server.
 	Leader  string `protobuf:"bytes,5,opt,name=leader,proto3" json:"leader,omitempty"`
 	Address string `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`
-	// Oracle time of this write. For people; nothing is decided by it.
+	// Oracle time of this write, for people only.
 	WrittenTs     int64 `protobuf:"varint,7,opt,name=written_ts,json=writtenTs,proto3" json:"written_ts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -304,12 +304,12 @@ func (x *TimestampsResponse) GetNotLeader() *NotLeader {
 	return nil
 }
 
-// NotLeader says why a server does not answer, and who might.
+// NotLeader says why a server does not answer, and which server may.
 type NotLeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaderAddress string                 `protobuf:"bytes,1,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"` // empty when unknown
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Why that will not pass by itself, if it will not.
+	// The reason, if the server cannot recover by itself.
 	Trouble       Trouble `protobuf:"varint,3,opt,name=trouble,proto3,enum=percolator.tso.v1.Trouble" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -437,7 +437,7 @@ type StatusResponse struct {
 	HintsReceived   uint64 `protobuf:"varint,21,opt,name=hints_received,json=hintsReceived,proto3" json:"hints_received,omitempty"`
 	HintsDelivered  uint64 `protobuf:"varint,22,opt,name=hints_delivered,json=hintsDelivered,proto3" json:"hints_delivered,omitempty"` // sent to a subscriber
 	HintsDropped    uint64 `protobuf:"varint,23,opt,name=hints_dropped,json=hintsDropped,proto3" json:"hints_dropped,omitempty"`       // no queue had room, or the term ended
-	HintsUnwanted   uint64 `protobuf:"varint,24,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // nobody subscribed to their topic
+	HintsUnwanted   uint64 `protobuf:"varint,24,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // had no subscriber for their topic
 	HintSubscribers uint64 `protobuf:"varint,25,opt,name=hint_subscribers,json=hintSubscribers,proto3" json:"hint_subscribers,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -927,7 +927,7 @@ func (x *HolderRequest) GetName() []byte {
 
 type HolderResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Owner         []byte                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // empty when nobody holds it
+	Owner         []byte                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // empty if the lock is free
 	LeftUs        int64                  `protobuf:"varint,2,opt,name=left_us,json=leftUs,proto3" json:"left_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -50,9 +50,9 @@ type OracleClient interface {
 	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*AcquireResponse, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	Holder(ctx context.Context, in *HolderRequest, opts ...grpc.CallOption) (*HolderResponse, error)
-	// Hints that there may be work, from whoever makes it to one of those who
-	// look for it. They live in the leader's memory, and may be lost. Servers of
-	// older releases do not know these calls.
+	// Hints about new work, from the process that makes it to one of the processes
+	// that look for it. They live in the leader's memory, and may be lost. Servers
+	// of older releases do not know these calls.
 	PublishHints(ctx context.Context, in *PublishHintsRequest, opts ...grpc.CallOption) (*PublishHintsResponse, error)
 	// SubscribeHints answers at once, with an empty response or a refusal; then
 	// with hints, and every few seconds with an empty response.
@@ -163,9 +163,9 @@ type OracleServer interface {
 	Acquire(context.Context, *AcquireRequest) (*AcquireResponse, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	Holder(context.Context, *HolderRequest) (*HolderResponse, error)
-	// Hints that there may be work, from whoever makes it to one of those who
-	// look for it. They live in the leader's memory, and may be lost. Servers of
-	// older releases do not know these calls.
+	// Hints about new work, from the process that makes it to one of the processes
+	// that look for it. They live in the leader's memory, and may be lost. Servers
+	// of older releases do not know these calls.
 	PublishHints(context.Context, *PublishHintsRequest) (*PublishHintsResponse, error)
 	// SubscribeHints answers at once, with an empty response or a refusal; then
 	// with hints, and every few seconds with an empty response.

@@ -14,11 +14,11 @@ import (
 // there, and then fails with ErrTooOld.
 const maxHold = 24 * time.Hour
 
-// holds are the transactions, and the snapshots taken with Hold, that a client
+// Holds are the transactions, and the snapshots taken with Hold, that a client
 // has open. The oldest of them is published in the client's worker token, and
 // collectors keep the safe point below it. That is a courtesy: what is not
 // published in time fails with ErrTooOld, and nothing goes wrong.
-type holds struct {
+type Holds struct {
 	mu   sync.Mutex
 	open map[*Hold]struct{}
 }
@@ -29,9 +29,9 @@ type Hold struct {
 	begun time.Time
 }
 
-func newHolds() *holds { return &holds{open: map[*Hold]struct{}{}} }
+func newHolds() *Holds { return &Holds{open: map[*Hold]struct{}{}} }
 
-func (h *holds) Add(ts tso.Timestamp) *Hold {
+func (h *Holds) Add(ts tso.Timestamp) *Hold {
 	n := &Hold{ts, time.Now()}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +39,7 @@ func (h *holds) Add(ts tso.Timestamp) *Hold {
 	return n
 }
 
-func (h *holds) Remove(n *Hold) {
+func (h *Holds) Remove(n *Hold) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.open, n)
@@ -47,7 +47,7 @@ func (h *holds) Remove(n *Hold) {
 
 // oldest is the smallest timestamp that was held for no longer than maxHold; 0
 // when there is none. since is when the first of all was added.
-func (h *holds) oldest() (ts tso.Timestamp, since time.Time) {
+func (h *Holds) oldest() (ts tso.Timestamp, since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for n := range h.open {
@@ -66,7 +66,7 @@ func (h *holds) oldest() (ts tso.Timestamp, since time.Time) {
 
 // Announce starts the token of a client that has written nothing yet but keeps
 // something open for long. A running token is renewed by itself.
-func (h *holds) Announce(ctx context.Context, t *token) {
+func (h *Holds) Announce(ctx context.Context, t *Token) {
 	ts, since := h.oldest()
 	if ts != 0 && time.Since(since) >= gctime.SafePointMaxAge()/3 {
 		t.Ensure(ctx)

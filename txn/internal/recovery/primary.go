@@ -65,7 +65,7 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 			}
 			switch {
 			case err == nil && p.raised(p.lock):
-				if err := p.renew(ctx, p.lock); err != nil {
+				if err := p.takeNewCommitTS(ctx, p.lock); err != nil {
 					return p.undetermined(err)
 				}
 				continue
@@ -136,7 +136,7 @@ func (p *PrimaryCommit) rollBack(ctx context.Context) error {
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
 		s, err := rollBackPrimary(ctx, p.Table, p.Primary, p.StartTS, format.StateLocked, 0)
 		if s.Final() {
-			p.Resolver.resolved(p.lock, s)
+			p.Resolver.noteResolved(p.lock, s)
 		}
 		if err == nil || store.Permanent(err) {
 			return err
@@ -162,9 +162,9 @@ func (p *PrimaryCommit) raised(l *format.Lock) bool {
 	return p.Passable && l.MinCommitTS >= p.CommitTS
 }
 
-// renew takes a new commit_ts after the old one was ruled out, and whatever else
+// takeNewCommitTS takes a new commit_ts after the old one was ruled out, and whatever else
 // stands between commit_ts and the commit.
-func (p *PrimaryCommit) renew(ctx context.Context, l *format.Lock) error {
+func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) error {
 	if p.CommitAt == nil {
 		return errPassed
 	}

@@ -202,18 +202,18 @@ func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) 
 // A readFunc is table.readRow, or in its place.
 type ReadFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error)
 
-// VisibleRow reads one row at ts: one request, unless a lock or another
+// ReadVisible reads one row at ts: one request, unless a lock or another
 // transaction's prewrite is in the way.
-func VisibleRow(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, ts tso.Timestamp) (bigtable.Row, error) {
-	visible, _, err := SettledRow(ctx, r, t, row, sel, sel.VisibleAt(ts, t.Schema.Current().ReadFamilies()), ts, nil)
+func ReadVisible(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, ts tso.Timestamp) (bigtable.Row, error) {
+	visible, _, err := ReadResolved(ctx, r, t, row, sel, sel.VisibleAt(ts, t.Schema.Current().ReadFamilies()), ts, nil)
 	return visible, err
 }
 
-// SettledRow is visibleRow with a filter that may read more than
+// ReadResolved is visibleRow with a filter that may read more than
 // sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
 // lock stood in the way then. The first read is made by first, where that is not
 // nil.
-func SettledRow(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, f bigtable.Filter, ts tso.Timestamp, first ReadFunc) (visible, raw bigtable.Row, err error) {
+func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, f bigtable.Filter, ts tso.Timestamp, first ReadFunc) (visible, raw bigtable.Row, err error) {
 	var passed Ignored
 	read := first
 	if read == nil {
@@ -232,7 +232,7 @@ func SettledRow(ctx context.Context, r *Resolver, t *store.Table, row string, se
 			if passed == nil {
 				passed = map[tso.Timestamp]bool{}
 			}
-			again, err := ClearForRead(ctx, r, e.Locks, ts, passed)
+			again, err := ResolveForRead(ctx, r, e.Locks, ts, passed)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -243,7 +243,7 @@ func SettledRow(ctx context.Context, r *Resolver, t *store.Table, row string, se
 				return nil, nil, err
 			}
 		}
-		ClearBehind(r, e.Stranded, ts)
+		ResolveInBackground(r, e.Stranded, ts)
 		if err := e.ReadExact(ctx, t, row); err != nil {
 			return nil, nil, err
 		}
@@ -251,8 +251,8 @@ func SettledRow(ctx context.Context, r *Resolver, t *store.Table, row string, se
 	}
 }
 
-// ClearBehind settles stranded locks in the background.
-func ClearBehind(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {
+// ResolveInBackground settles stranded locks in the background.
+func ResolveInBackground(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {
 	for _, l := range stranded {
 		r.Background.Run(func(ctx context.Context) {
 			if _, err := r.ResolveForWrite(ctx, l, ts, func() {}); err != nil {
@@ -262,10 +262,10 @@ func ClearBehind(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {
 	}
 }
 
-// ClearForRead settles the locks that a read at ts met. Those of transactions
+// ResolveForRead settles the locks that a read at ts met. Those of transactions
 // that committed after ts are added to passed; again says that others were
 // cleared away, so that the row has to be read again.
-func ClearForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts tso.Timestamp, passed Ignored) (again bool, err error) {
+func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts tso.Timestamp, passed Ignored) (again bool, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.Store.Config.Parallelism)
 	walkPast := make([]bool, len(locks))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Settle brings a commit whose outcome was unknown to its end: it sends the
@@ -22,7 +24,7 @@ import (
 // commit is not sent any more. It may be
 // called from another process than the one that committed, with the exported
 // fields of the UndeterminedError alone.
-func (r *Resolver) Settle(ctx context.Context, u *format.UndeterminedError) (s format.Status, err error) {
+func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s format.Status, err error) {
 	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
 		return format.Status{}, format.Invalidf("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
 	}
@@ -35,7 +37,7 @@ func (r *Resolver) Settle(ctx context.Context, u *format.UndeterminedError) (s f
 	defer r.Leave()
 	ctx, span := r.Trace.Call(ctx, "settle", u.Primary.Table)
 	defer func() {
-		span.Set(store.AttrStartTS.Int64(int64(u.StartTS)), store.AttrCommitTS.Int64(int64(u.CommitTS)), store.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrStartTS.Int64(int64(u.StartTS)), telemetry.AttrCommitTS.Int64(int64(u.CommitTS)), telemetry.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	t, err := r.Table(ctx, u.Primary.Table)
@@ -66,7 +68,7 @@ func (r *Resolver) Settle(ctx context.Context, u *format.UndeterminedError) (s f
 	}
 	switch s.State {
 	case format.StateCommitted:
-		r.Clock.MadeCommit(s.CommitTS, time.Time{})
+		r.Clock.NoteCommit(s.CommitTS, time.Time{})
 		return s, nil
 	case format.StateRolledBack:
 		if forgotten, err := r.SafePoint.Forgotten(ctx, u.StartTS); err != nil {

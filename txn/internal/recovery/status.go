@@ -48,11 +48,11 @@ func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startT
 	return s, nil
 }
 
-// outcomeCache remembers settled transactions by start_ts, which no two
+// OutcomeCache remembers settled transactions by start_ts, which no two
 // transactions share, so that many locks of one dead transaction cost one look
 // at its primary. Outcomes are final, so entries never go stale; the oldest make
 // room.
-type outcomeCache struct {
+type OutcomeCache struct {
 	mu    sync.Mutex
 	known map[tso.Timestamp]format.Status
 	order []tso.Timestamp
@@ -61,16 +61,16 @@ type outcomeCache struct {
 
 const outcomeCacheSize = 4096
 
-func newOutcomeCache() *outcomeCache { return &outcomeCache{known: map[tso.Timestamp]format.Status{}} }
+func newOutcomeCache() *OutcomeCache { return &OutcomeCache{known: map[tso.Timestamp]format.Status{}} }
 
-func (c *outcomeCache) get(startTS tso.Timestamp) (format.Status, bool) {
+func (c *OutcomeCache) get(startTS tso.Timestamp) (format.Status, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, ok := c.known[startTS]
 	return s, ok
 }
 
-func (c *outcomeCache) Put(startTS tso.Timestamp, s format.Status) {
+func (c *OutcomeCache) Put(startTS tso.Timestamp, s format.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.known[startTS]; ok || !s.Final() {

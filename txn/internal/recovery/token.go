@@ -16,6 +16,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 const (
@@ -26,13 +28,13 @@ const (
 	staleTokenAge = time.Hour
 )
 
-// token is this client's sign of life in the metadata table, and what it knows
+// Token is this client's sign of life in the metadata table, and what it knows
 // of those of others (paper §2.2: workers write a token into the lock service;
 // a lock whose owner's token is gone may be cleaned up). Tokens are advisory:
 // to misjudge one costs a live transaction a retry and nothing else. A missing
 // token says nothing, so that locks of clients that write none live until
 // their ttl.
-type token struct {
+type Token struct {
 	resolver *Resolver
 	Name     string // empty when Config.TokenTTL is negative
 
@@ -52,8 +54,8 @@ type token struct {
 	observers []string
 }
 
-func newToken(r *Resolver) *token {
-	t := &token{resolver: r, others: map[string]tso.Timestamp{}}
+func newToken(r *Resolver) *Token {
+	t := &Token{resolver: r, others: map[string]tso.Timestamp{}}
 	if r.Config.TokenTTL > 0 {
 		t.Name = rand.Text()
 	}
@@ -63,7 +65,7 @@ func newToken(r *Resolver) *token {
 // Ensure writes the token before the client's first prewrite and keeps it
 // fresh until close. Failure is no reason not to commit: the locks' ttl
 // remains, and another attempt is made after Config.TokenTTL.
-func (t *token) Ensure(ctx context.Context) {
+func (t *Token) Ensure(ctx context.Context) {
 	t.mu.Lock()
 	if t.Name == "" || t.running || t.closed || time.Now().Before(t.retryAt) {
 		t.mu.Unlock()
@@ -73,7 +75,7 @@ func (t *token) Ensure(ctx context.Context) {
 		t.starting = make(chan struct{})
 		// The token outlives the transaction that is the first to need it, and is no
 		// part of its trace.
-		go t.start(store.Untraced, t.starting)
+		go t.start(telemetry.Untraced, t.starting)
 	}
 	starting := t.starting
 	t.mu.Unlock()
@@ -83,7 +85,7 @@ func (t *token) Ensure(ctx context.Context) {
 	}
 }
 
-func (t *token) start(ctx context.Context, done chan struct{}) {
+func (t *Token) start(ctx context.Context, done chan struct{}) {
 	defer close(done)
 	wctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL)
 	defer cancel()
@@ -110,7 +112,7 @@ func (t *token) start(ctx context.Context, done chan struct{}) {
 	}
 }
 
-func (t *token) write(ctx context.Context, now tso.Timestamp) error {
+func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	// One at a time: a renewal must not take back what a hold has just announced.
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -133,7 +135,7 @@ func (t *token) write(ctx context.Context, now tso.Timestamp) error {
 	return err
 }
 
-func (t *token) renew(ctx context.Context) {
+func (t *Token) renew(ctx context.Context) {
 	defer close(t.stopped)
 	t.sweep(ctx, t.started)
 	tick := time.NewTicker(t.resolver.Config.TokenTTL / 3)
@@ -153,7 +155,7 @@ func (t *token) renew(ctx context.Context) {
 
 // renewOnce gives up in time for the next try: one request that hangs must not
 // make the client look dead.
-func (t *token) renewOnce(ctx context.Context) error {
+func (t *Token) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL/3)
 	defer cancel()
 	now, err := t.resolver.Clock.Timestamp(ctx)
@@ -164,7 +166,7 @@ func (t *token) renewOnce(ctx context.Context) error {
 }
 
 // Publish makes sure that the token says what is held now.
-func (t *token) Publish(ctx context.Context) error {
+func (t *Token) Publish(ctx context.Context) error {
 	if t.Name == "" {
 		return format.Invalidf("Hold needs a worker token; Config.TokenTTL is negative")
 	}
@@ -183,7 +185,7 @@ func (t *token) Publish(ctx context.Context) error {
 }
 
 // sweep removes the tokens of clients that died long ago.
-func (t *token) sweep(ctx context.Context, now tso.Timestamp) {
+func (t *Token) sweep(ctx context.Context, now tso.Timestamp) {
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
 		if w, ok := DecodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
@@ -210,9 +212,9 @@ func DecodeToken(r bigtable.Row) (*recordpb.WorkerToken, bool) {
 	return &w, err == nil && w.FormatVersion == format.Version
 }
 
-// stale reports whether owner's token was there and has not been renewed in
+// isStale reports whether owner's token was there and has not been renewed in
 // time.
-func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool {
+func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bool {
 	if owner == "" || owner == t.Name {
 		return false
 	}
@@ -242,7 +244,7 @@ func (t *token) stale(ctx context.Context, owner string, now tso.Timestamp) bool
 
 // Close ends the renewal and removes the token: every lock of this client is
 // settled by then, or is left to its ttl.
-func (t *token) Close(ctx context.Context) {
+func (t *Token) Close(ctx context.Context) {
 	t.mu.Lock()
 	t.closed = true
 	starting, running := t.starting, t.running
@@ -266,7 +268,7 @@ func (t *token) Close(ctx context.Context) {
 
 // Announce says which observers this client runs, and writes the token if it is not
 // there yet.
-func (t *token) Announce(ctx context.Context, observers []string) error {
+func (t *Token) Announce(ctx context.Context, observers []string) error {
 	t.mu.Lock()
 	t.observers = observers
 	running := t.running

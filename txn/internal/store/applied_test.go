@@ -10,13 +10,15 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // A background batch may hold mutations of one row by several transactions, and
 // some of them may fail: the others are done.
 func TestAppliedByMutation(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
-	tracing := NewTracing(Config{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))})
+	tracing := telemetry.NewTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)), false)
 	ctx, root := tracing.Root(context.Background(), "commit")
 	defer root.EndWith(nil)
 	s := &Store{}

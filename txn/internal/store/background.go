@@ -10,13 +10,15 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// background does work that no caller waits for: it commits secondaries, in
+// Background does work that no caller waits for: it commits secondaries, in
 // batches shared across transactions, removes what aborted transactions left,
 // and clears locks behind reads. Its memory is bounded: what does not fit is
 // refused, and the caller does it or leaves it to lazy lock resolution.
-type background struct {
+type Background struct {
 	store *Store
 
 	mu     sync.Mutex
@@ -59,14 +61,14 @@ const (
 	freshTimeout = 2 * time.Second
 )
 
-func newBackground(s *Store) *background {
-	return &background{store: s, queues: map[*Table]*bulkQueue{}, idle: make(chan struct{}), working: map[int]context.CancelFunc{}}
+func newBackground(s *Store) *Background {
+	return &Background{store: s, queues: map[*Table]*bulkQueue{}, idle: make(chan struct{}), working: map[int]context.CancelFunc{}}
 }
 
 // work returns a context for one goroutine, which ends when close gives up; release
 // has to be called, without b.mu. b.mu is held.
-func (b *background) work() (ctx context.Context, release func()) {
-	ctx, cancel := context.WithCancel(Untraced)
+func (b *Background) work() (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancel(telemetry.Untraced)
 	if b.abandoned {
 		cancel()
 	}
@@ -85,7 +87,7 @@ func (b *background) work() (ctx context.Context, release func()) {
 // They are tried until Config.BackgroundTimeout is over and then given up: a
 // roll-forward that is applied very late could bring a collected version back
 // (design §5, hazard 9), and whoever meets the lock rolls it forward as well.
-func (b *background) Add(t *Table, muts []RowMutation) bool {
+func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	deadline := time.Now().Add(b.store.Config.BackgroundTimeout)
 	for i := range muts {
 		muts[i].deadline = deadline
@@ -109,7 +111,7 @@ func (b *background) Add(t *Table, muts []RowMutation) bool {
 }
 
 // put adds mutations to a lane and sees that somebody sends them. b.mu is held.
-func (b *background) put(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
+func (b *Background) put(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
 	l.pending = append(l.pending, muts...)
 	most := 1
 	if l.retries {
@@ -126,7 +128,7 @@ func (b *background) put(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
 }
 
 // send empties one lane of a table's queue.
-func (b *background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) {
+func (b *Background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) {
 	pause := b.store.Config.Backoff.Start()
 	for {
 		if l.retries {
@@ -166,7 +168,7 @@ func (b *background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) 
 
 // try sends a batch and returns the rows to send again. No request outlives
 // the first deadline in its batch.
-func (b *background) try(ctx context.Context, t *Table, l *lane, batch []RowMutation) (again []RowMutation) {
+func (b *Background) try(ctx context.Context, t *Table, l *lane, batch []RowMutation) (again []RowMutation) {
 	first := batch[0].deadline
 	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
 		first = soon
@@ -179,7 +181,7 @@ func (b *background) try(ctx context.Context, t *Table, l *lane, batch []RowMuta
 	ctx, cancel := context.WithDeadline(ctx, first)
 	defer cancel()
 	b.store.Counters.BackgroundRequests.Add(1)
-	b.store.Metrics.batch(len(batch))
+	b.store.Metrics.Batch(len(batch))
 	again, _ = t.Apply(ctx, batch) // each carries its own error
 	return again
 }
@@ -187,7 +189,7 @@ func (b *background) try(ctx context.Context, t *Table, l *lane, batch []RowMuta
 // drop takes the rows out of a lane that are not to be tried any more: their
 // deadline is over, their error is one that will not pass, and of a request that
 // no other transaction had a part in, or close has given up. b.mu is held.
-func (b *background) drop(t *Table, l *lane) {
+func (b *Background) drop(t *Table, l *lane) {
 	now := time.Now()
 	var last error
 	var dropped []RowMutation
@@ -210,12 +212,12 @@ func (b *background) drop(t *Table, l *lane) {
 	b.remove(dropped)
 	b.checkIdle()
 	b.store.Counters.BackgroundDropped.Add(int64(len(dropped)))
-	b.store.Metrics.gaveUp(len(dropped))
+	b.store.Metrics.GaveUp(len(dropped))
 	b.store.Log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.Name, "rows", len(dropped), "error", last)
 }
 
 // remove counts mutations out. b.mu is held.
-func (b *background) remove(muts []RowMutation) {
+func (b *Background) remove(muts []RowMutation) {
 	cells, bytes := size(muts)
 	b.cells -= cells
 	b.bytes -= bytes
@@ -241,12 +243,6 @@ func (l *lane) take() []RowMutation {
 	return batch
 }
 
-// size bounds the memory that a mutation takes.
-func (m *RowMutation) size() int {
-	const opBytes = 256 // with its messages, short names and a record
-	return opBytes*m.Ops + len(m.Row) + m.Names
-}
-
 func size(muts []RowMutation) (cells, bytes int) {
 	for i := range muts {
 		cells += muts[i].Ops
@@ -258,7 +254,7 @@ func size(muts []RowMutation) (cells, bytes int) {
 // Run starts f in the background unless too much is running already, and
 // reports whether it did. f gets a context that ends when Close gives up, or
 // after Config.BackgroundTimeout.
-func (b *background) Run(f func(context.Context)) bool {
+func (b *Background) Run(f func(context.Context)) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed || b.tasks >= maxTasks {
@@ -279,7 +275,7 @@ func (b *background) Run(f func(context.Context)) bool {
 	return true
 }
 
-func (b *background) checkIdle() {
+func (b *Background) checkIdle() {
 	if b.closed && b.cells == 0 && b.tasks == 0 {
 		select {
 		case <-b.idle:
@@ -290,7 +286,7 @@ func (b *background) checkIdle() {
 }
 
 // close waits until all work is done, or abandons it when ctx ends.
-func (b *background) close(ctx context.Context) error {
+func (b *Background) close(ctx context.Context) error {
 	b.mu.Lock()
 	b.closed = true
 	b.checkIdle()
@@ -307,7 +303,7 @@ func (b *background) close(ctx context.Context) error {
 }
 
 // abandon ends every goroutine's context, and says how much was left.
-func (b *background) abandon() (cells, tasks int) {
+func (b *Background) abandon() (cells, tasks int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.abandoned = true
@@ -319,7 +315,7 @@ func (b *background) abandon() (cells, tasks int) {
 
 // Queued is the number of changes of cells that wait or are being sent, and
 // about how many bytes they take.
-func (b *background) Queued() (cells, bytes int) {
+func (b *Background) Queued() (cells, bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cells, b.bytes
@@ -327,7 +323,7 @@ func (b *background) Queued() (cells, bytes int) {
 
 // Applied tells the watchers of the cells in muts, but for those that failed, and
 // the spans of their commits.
-func (b *background) Applied(muts, failed []RowMutation) {
+func (b *Background) Applied(muts, failed []RowMutation) {
 	// Not by row: a batch holds those of several transactions.
 	skip := map[*bigtable.Mutation]bool{}
 	for _, m := range failed {

@@ -92,9 +92,9 @@ func (c *Clock) raise(ts tso.Timestamp, asked time.Time) {
 	}
 }
 
-// MadeCommit takes in a commit of this client, whose timestamp was asked for at asked
+// NoteCommit takes in a commit of this client, whose timestamp was asked for at asked
 // (zero: not known): stale snapshots show it, and what begins from now on is above it.
-func (c *Clock) MadeCommit(ts tso.Timestamp, asked time.Time) {
+func (c *Clock) NoteCommit(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.raise(ts, asked)

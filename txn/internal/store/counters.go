@@ -2,8 +2,8 @@ package store
 
 import "sync/atomic"
 
-// counters are what Stats reports.
-type counters struct {
+// Counters are what Stats reports.
+type Counters struct {
 	Begun, Committed, Conflicts, Retries, Undetermined atomic.Int64
 	Timestamps, LocksMet                               atomic.Int64
 	EarlyConflicts, LatchWaits, Raises                 atomic.Int64

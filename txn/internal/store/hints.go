@@ -10,11 +10,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// hints tell workers of notifications as soon as they are there, so that latency
+// Hints tell workers of notifications as soon as they are there, so that latency
 // does not wait for the scan: in this process, and, through a timestamp oracle
 // that carries hints (tso.Client does), in one other. They are best effort:
 // a worker that needs to know for certain scans.
-type hints struct {
+type Hints struct {
 	mu       sync.RWMutex
 	next     int
 	watchers map[int]func(format.Cell) bool
@@ -24,7 +24,7 @@ type hints struct {
 // Watch has f called with each cell that this client has notified, once its notify
 // cell is there. f reports whether it takes care of the cell, and has to return at
 // once. stop ends it; f may still be running then.
-func (h *hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
+func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers == nil {
@@ -41,7 +41,7 @@ func (h *hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 }
 
 // Hint tells the watchers of cells whose notify cells are there.
-func (h *hints) Hint(cells ...format.Cell) {
+func (h *Hints) Hint(cells ...format.Cell) {
 	if len(cells) == 0 {
 		return
 	}
@@ -55,7 +55,7 @@ func (h *hints) Hint(cells ...format.Cell) {
 }
 
 // take offers a cell to the watchers. h.mu is held.
-func (h *hints) take(cell format.Cell) bool {
+func (h *Hints) take(cell format.Cell) bool {
 	for _, f := range h.watchers {
 		if f(cell) {
 			return true
@@ -67,7 +67,7 @@ func (h *hints) take(cell format.Cell) bool {
 // Subscribe has f called with cells of the columns of tables that other processes have
 // notified and hinted, until ctx ends. Each hint reaches one of all subscribers.
 // Where the oracle carries no hints it returns nil at once.
-func (h *hints) Subscribe(ctx context.Context, columns map[string][]format.Column, f func(format.Cell)) error {
+func (h *Hints) Subscribe(ctx context.Context, columns map[string][]format.Column, f func(format.Cell)) error {
 	if h.Carrier == nil || len(columns) == 0 {
 		return nil
 	}

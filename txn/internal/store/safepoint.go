@@ -16,6 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // The safe point P is the oldest timestamp that may be read: below it, garbage
@@ -35,38 +37,38 @@ const (
 	safePointQualifier = "safe-point"
 )
 
-// safePoint is what a client knows of the deployment's safe point.
-type safePoint struct {
+// SafePoint is what a client knows of the deployment's safe point.
+type SafePoint struct {
 	store *Store
-	View  atomic.Pointer[safePointView]
+	View  atomic.Pointer[SafePointView]
 	// reading holds one token while the safe point is read.
 	reading chan struct{}
 	stop    context.CancelFunc
 	stopped chan struct{}
 }
 
-// safePointView is one answer: P was at most ts when it was asked for.
-type safePointView struct {
-	Ts    tso.Timestamp
+// SafePointView is one answer: P was at most ts when it was asked for.
+type SafePointView struct {
+	TS    tso.Timestamp
 	asked time.Time
 	wall  time.Time // asked, by the wall clock alone
 }
 
-func newSafePointView(ts tso.Timestamp, asked time.Time) *safePointView {
-	return &safePointView{ts, asked, asked.Round(0)}
+func newSafePointView(ts tso.Timestamp, asked time.Time) *SafePointView {
+	return &SafePointView{ts, asked, asked.Round(0)}
 }
 
 // fresh reports whether the view may still be gone by. The wall clock counts
 // besides the monotonic one, which stands still while a machine sleeps.
-func (v *safePointView) fresh() bool {
+func (v *SafePointView) fresh() bool {
 	return max(time.Since(v.asked), time.Since(v.wall)) <= gctime.SafePointMaxAge()
 }
 
 // newSafePoint reads the safe point, which is also the first request of a
 // client, and keeps it fresh until close.
-func newSafePoint(ctx context.Context, st *Store) (*safePoint, error) {
-	s := &safePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
-	s.View.Store(&safePointView{})
+func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
+	s := &SafePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
+	s.View.Store(&SafePointView{})
 	if err := s.read(ctx); err != nil {
 		return nil, err
 	}
@@ -75,9 +77,9 @@ func newSafePoint(ctx context.Context, st *Store) (*safePoint, error) {
 
 // Keep starts to keep the safe point fresh, and calls also each time, with a context
 // that ends when the next time comes.
-func (s *safePoint) Keep(also func(context.Context)) {
+func (s *SafePoint) Keep(also func(context.Context)) {
 	var ctx context.Context
-	ctx, s.stop = context.WithCancel(Untraced)
+	ctx, s.stop = context.WithCancel(telemetry.Untraced)
 	go func() {
 		defer close(s.stopped)
 		interval := gctime.SafePointMaxAge() / 3
@@ -100,13 +102,13 @@ func (s *safePoint) Keep(also func(context.Context)) {
 	}()
 }
 
-func (s *safePoint) Close() {
+func (s *SafePoint) Close() {
 	s.stop()
 	<-s.stopped
 }
 
 // read asks for the safe point once.
-func (s *safePoint) read(ctx context.Context) error {
+func (s *SafePoint) read(ctx context.Context) error {
 	asked := time.Now() // before the request: what is published later may be missed
 	record, _, err := s.ReadRecord(ctx)
 	if err != nil {
@@ -118,13 +120,13 @@ func (s *safePoint) read(ctx context.Context) error {
 
 // learn takes in an answer. A safe point never decreases; a smaller one comes of
 // a restored backup, and what was collected stays collected.
-func (s *safePoint) learn(ts tso.Timestamp, asked time.Time) {
+func (s *SafePoint) learn(ts tso.Timestamp, asked time.Time) {
 	for {
 		old := s.View.Load()
 		if asked.Before(old.asked) {
 			asked = old.asked
 		}
-		next := newSafePointView(max(ts, old.Ts), asked)
+		next := newSafePointView(max(ts, old.TS), asked)
 		if s.View.CompareAndSwap(old, next) {
 			return
 		}
@@ -132,7 +134,7 @@ func (s *safePoint) learn(ts tso.Timestamp, asked time.Time) {
 }
 
 // readAgain returns once a view newer than old is there, whoever reads it.
-func (s *safePoint) readAgain(ctx context.Context, old *safePointView) error {
+func (s *SafePoint) readAgain(ctx context.Context, old *SafePointView) error {
 	select {
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
@@ -148,12 +150,12 @@ func (s *safePoint) readAgain(ctx context.Context, old *safePointView) error {
 // Current returns a safe point that every collection that has begun by now is
 // at or below. It costs nothing as long as the background keeps up, and fails
 // when the safe point cannot be read: then nothing is sure.
-func (s *safePoint) Current(ctx context.Context) (tso.Timestamp, error) {
+func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
 		v := s.View.Load()
 		if v.fresh() {
-			return v.Ts, nil
+			return v.TS, nil
 		}
 		err := s.readAgain(ctx, v)
 		switch {
@@ -171,7 +173,7 @@ func (s *safePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 // CheckRead fails with a TooOldError when what was read at ts may lack versions.
 // It belongs behind a read: then no collection that could have hidden something
 // from it had begun when it was answered.
-func (s *safePoint) CheckRead(ctx context.Context, ts tso.Timestamp) error {
+func (s *SafePoint) CheckRead(ctx context.Context, ts tso.Timestamp) error {
 	p, err := s.Current(ctx)
 	if err == nil && ts < p {
 		return &format.TooOldError{TS: ts, SafePoint: p}
@@ -182,7 +184,7 @@ func (s *safePoint) CheckRead(ctx context.Context, ts tso.Timestamp) error {
 // AfterRead is the outcome of a read at ts that ended with err: records that
 // contradict each other are what a collection leaves for those who come too
 // late.
-func (s *safePoint) AfterRead(ctx context.Context, ts tso.Timestamp, err error) error {
+func (s *SafePoint) AfterRead(ctx context.Context, ts tso.Timestamp, err error) error {
 	if err != nil && !errors.Is(err, format.ErrCorrupt) {
 		return err
 	}
@@ -195,7 +197,7 @@ func (s *safePoint) AfterRead(ctx context.Context, ts tso.Timestamp, err error) 
 // CheckWrite fails with a TooOldError when the transaction that started at ts
 // may not write: others' commits that it conflicts with may be forgotten, and
 // its locks would be resolved.
-func (s *safePoint) CheckWrite(ctx context.Context, ts tso.Timestamp) error {
+func (s *SafePoint) CheckWrite(ctx context.Context, ts tso.Timestamp) error {
 	p, err := s.Current(ctx)
 	if err == nil && ts <= p {
 		return &format.TooOldError{TS: ts, SafePoint: p, Write: true}
@@ -207,7 +209,7 @@ func (s *safePoint) CheckWrite(ctx context.Context, ts tso.Timestamp) error {
 // may have been collected before now: what its primary lacks proves nothing
 // then, and a rollback marker does not either (design §8 rule 6). It belongs
 // behind the read of the primary.
-func (s *safePoint) Forgotten(ctx context.Context, ts tso.Timestamp) (bool, error) {
+func (s *SafePoint) Forgotten(ctx context.Context, ts tso.Timestamp) (bool, error) {
 	p, err := s.Current(ctx)
 	return err != nil || ts <= p, err
 }
@@ -215,7 +217,7 @@ func (s *safePoint) Forgotten(ctx context.Context, ts tso.Timestamp) (bool, erro
 // keepAbove splits off the mutations of transactions that may not write any
 // more: they are failed, and whoever meets the locks settles them. On an
 // error, it is not known which those are, and muts is returned.
-func (s *safePoint) keepAbove(ctx context.Context, muts []RowMutation) (keep, tooOld []RowMutation, err error) {
+func (s *SafePoint) keepAbove(ctx context.Context, muts []RowMutation) (keep, tooOld []RowMutation, err error) {
 	checked := false
 	var p tso.Timestamp
 	for _, m := range muts {
@@ -242,7 +244,7 @@ func (s *safePoint) keepAbove(ctx context.Context, muts []RowMutation) (keep, to
 
 // ReadRecord reads the record; a deployment that never collected garbage has
 // none, and an empty one is returned. raw is its stored form.
-func (s *safePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
+func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
 	row, err := s.store.Metadata.ReadRow(ctx, GcRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
 	if err != nil {
 		return nil, nil, err
@@ -265,7 +267,7 @@ func (s *safePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 // stands there afterwards is returned, and it may be higher. Only an exact
 // match of what was read is replaced, so of two collectors the higher wins,
 // in whatever order they come.
-func (s *safePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
+func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
 		asked := time.Now()

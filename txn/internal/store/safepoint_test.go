@@ -15,7 +15,7 @@ import (
 // Readers need S ≥ P, writers S > P, and so do those who judge by what is
 // missing.
 func TestSafePointBounds(t *testing.T) {
-	s := &safePoint{store: &Store{}}
+	s := &SafePoint{store: &Store{}}
 	s.View.Store(newSafePointView(100, time.Now()))
 	for _, tt := range []struct {
 		ts          tso.Timestamp
@@ -61,13 +61,13 @@ func TestSafePointViewGoesStale(t *testing.T) {
 // What was learned is never forgotten, and an older answer never makes a view
 // look younger.
 func TestSafePointOnlyRises(t *testing.T) {
-	s := &safePoint{}
+	s := &SafePoint{}
 	now := time.Now()
-	s.View.Store(&safePointView{})
+	s.View.Store(&SafePointView{})
 	for _, step := range []struct {
 		ts    tso.Timestamp
 		asked time.Time
-		want  *safePointView
+		want  *SafePointView
 	}{
 		{100, now, newSafePointView(100, now)},
 		{90, now.Add(time.Second), newSafePointView(100, now.Add(time.Second))},

@@ -33,9 +33,9 @@ type Schema struct {
 	// Families are the user's families and the acknowledgment family.
 	Families []string
 	Observed map[format.Column]registration
-	// look numbers the reads of a table's schema by when they began. What a later
+	// readNumber numbers the reads of a table's schema by when they began. What a later
 	// one has found is at least as new.
-	look uint64
+	readNumber uint64
 	// loaded: it has every change that was made by then, also of the families'
 	// policies.
 	loaded time.Time
@@ -89,7 +89,7 @@ func (s *Schema) merge(old *Schema, verified bool) *Schema {
 		return s
 	}
 	newer, families := *s, s.Families
-	if old.look > s.look {
+	if old.readNumber > s.readNumber {
 		newer = *old
 	}
 	if old.loaded.After(s.loaded) {
@@ -103,18 +103,18 @@ func (s *Schema) merge(old *Schema, verified bool) *Schema {
 	return &newer
 }
 
-// A schemaSource holds a table's schema and reads it again when it is too old.
-type schemaSource struct {
+// A SchemaSource holds a table's schema and reads it again when it is too old.
+type SchemaSource struct {
 	table *Table
 
 	latest    atomic.Pointer[Schema]
-	looks     atomic.Uint64 // how often the schema was read
+	reads     atomic.Uint64 // how often the schema was read
 	reloading chan struct{} // holds one token while the schema is read again
 }
 
 // Reload reads the schema record and, where Config.Admin is set, verifies the
 // table's families and policies.
-func (src *schemaSource) Reload(ctx context.Context) error {
+func (src *SchemaSource) Reload(ctx context.Context) error {
 	began := time.Now()
 	s, err := src.readSchema(ctx)
 	if err != nil {
@@ -132,7 +132,7 @@ func (src *schemaSource) Reload(ctx context.Context) error {
 
 // replace stores what a look has found beside what others have found meanwhile: an
 // answer may be late, and must not undo a registration, nor one of the families.
-func (src *schemaSource) replace(s *Schema) {
+func (src *SchemaSource) replace(s *Schema) {
 	for {
 		old := src.latest.Load()
 		if src.latest.CompareAndSwap(old, s.merge(old, src.table.store.Config.Admin != nil)) {
@@ -143,7 +143,7 @@ func (src *schemaSource) replace(s *Schema) {
 
 // ReloadObserved reads which columns are observed, as of now. The families were
 // verified when the table was opened, and are again when it is time to.
-func (src *schemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
+func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 	old := src.latest.Load()
 	s, err := src.readSchema(ctx)
 	if err != nil {
@@ -157,9 +157,9 @@ func (src *schemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 	return s, nil
 }
 
-func (src *schemaSource) readSchema(ctx context.Context) (*Schema, error) {
+func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	meta := src.table.store.Metadata
-	look := src.looks.Add(1)
+	look := src.reads.Add(1)
 	row, err := meta.ReadRow(ctx, SchemaRowPrefix+src.table.Name, Interleave(ExactColumn(DeployFamily, SchemaQualifier)))
 	if err != nil {
 		return nil, err
@@ -169,14 +169,14 @@ func (src *schemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	}
 	s, err := DecodeSchema(src.table.Name, row[DeployFamily][0].Value)
 	if err == nil {
-		s.look = look
+		s.readNumber = look
 	}
 	return s, err
 }
 
 // Current returns the schema for a read, and has it read again in the
 // background when it is older than Config.SchemaMaxAge.
-func (src *schemaSource) Current() *Schema {
+func (src *SchemaSource) Current() *Schema {
 	s := src.latest.Load()
 	if time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
 		return s
@@ -204,7 +204,7 @@ func (src *schemaSource) Current() *Schema {
 
 // Fresh returns a schema that is not older than Config.SchemaMaxAge, for a
 // commit: a column that became observed must get its notify cells.
-func (src *schemaSource) Fresh(ctx context.Context) (*Schema, error) {
+func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
 	if s := src.latest.Load(); time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
 		return s, nil
 	}
@@ -212,7 +212,7 @@ func (src *schemaSource) Fresh(ctx context.Context) (*Schema, error) {
 }
 
 // Newer returns a schema that was read after old.
-func (src *schemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error) {
+func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error) {
 	select {
 	case src.reloading <- struct{}{}:
 		defer func() { <-src.reloading }()

@@ -18,6 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/defaults"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // A tableOpener opens tables by name, as *bigtable.Client does.
@@ -69,12 +71,12 @@ type Store struct {
 
 	Clock      Clock
 	Metadata   *Table
-	Background *background
-	SafePoint  *safePoint
-	Counters   counters
-	Hints      hints
-	Trace      tracing
-	Metrics    metrics
+	Background *Background
+	SafePoint  *SafePoint
+	Counters   Counters
+	Hints      Hints
+	Trace      telemetry.Tracing
+	Metrics    telemetry.Metrics
 
 	mu     sync.Mutex
 	tables map[string]*Table
@@ -93,12 +95,12 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 	s := &Store{
 		opener: opener,
 		Config: cfg,
-		Log:    WithTraceIDs(cfg.Logger),
+		Log:    telemetry.WithTraceIDs(cfg.Logger),
 		tables: map[string]*Table{},
 		idle:   make(chan struct{}),
-		Trace:  NewTracing(cfg),
+		Trace:  telemetry.NewTracing(cfg.TracerProvider, cfg.TraceRowKeys),
 	}
-	if s.Metrics, err = NewMetrics(cfg); err != nil {
+	if s.Metrics, err = telemetry.NewMetrics(cfg.MeterProvider); err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
 	s.Clock.init(s)
@@ -117,7 +119,7 @@ func New(ctx context.Context, opener tableOpener, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s.Background = newBackground(s)
-	if err := s.Metrics.watch(s); err != nil {
+	if err := s.Metrics.Watch(s.queued, s.safePointAge); err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}
 	return s, nil
@@ -216,7 +218,7 @@ func (s *Store) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, Ended(ctx, "closing with transactions that were neither committed nor rolled back", nil))
 	}
-	return errors.Join(append(errs, s.Background.close(ctx), s.Metrics.close())...)
+	return errors.Join(append(errs, s.Background.close(ctx), s.Metrics.Close())...)
 }
 
 // Pages reads rows of a table as they are stored, page by page, until fn
@@ -312,4 +314,19 @@ func RowBytes(raw bigtable.Row) (n int) {
 		}
 	}
 	return n
+}
+
+// queued is how many changes of cells wait for background work.
+func (s *Store) queued() int {
+	cells, _ := s.Background.Queued()
+	return cells
+}
+
+// safePointAge is the age, in oracle time, of the safe point that this client uses; 0: it
+// is not known.
+func (s *Store) safePointAge() time.Duration {
+	if p, now := s.SafePoint.View.Load().TS, s.Clock.Now(); p > 0 && now > 0 {
+		return time.Duration(now-p) * time.Microsecond
+	}
+	return 0
 }

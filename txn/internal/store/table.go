@@ -11,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // maxPageRows and maxPageBytes bound a page of rows, so that a long read needs little
@@ -24,14 +26,14 @@ const (
 // errors that name it, and its schema.
 type Table struct {
 	Name   string
-	Api    bigtable.TableAPI
+	API    bigtable.TableAPI
 	store  *Store
-	Schema schemaSource
+	Schema SchemaSource
 }
 
 func newTable(s *Store, name string) *Table {
-	t := &Table{Name: name, Api: s.opener.OpenTable(name), store: s}
-	t.Schema = schemaSource{table: t, reloading: make(chan struct{}, 1)}
+	t := &Table{Name: name, API: s.opener.OpenTable(name), store: s}
+	t.Schema = SchemaSource{table: t, reloading: make(chan struct{}, 1)}
 	return t
 }
 
@@ -49,7 +51,7 @@ func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (big
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
-	r, err := t.Api.ReadRow(rctx, row, bigtable.RowFilter(f))
+	r, err := t.API.ReadRow(rctx, row, bigtable.RowFilter(f))
 	err = WrapRPC(ctx, "read", t.Name, err)
 	t.store.Metrics.Operation(ctx, "ReadRow", t.Name, began, err)
 	return r, err
@@ -61,7 +63,7 @@ func (t *Table) ReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
-	err := WrapRPC(ctx, "read", t.Name, t.Api.ReadRows(rctx, rows, fn, opts...))
+	err := WrapRPC(ctx, "read", t.Name, t.API.ReadRows(rctx, rows, fn, opts...))
 	t.store.Metrics.Operation(ctx, "ReadRows", t.Name, began, err)
 	return err
 }
@@ -89,7 +91,7 @@ func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bi
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
-	err := t.Api.ReadRows(rctx, rows, func(raw bigtable.Row) bool {
+	err := t.API.ReadRows(rctx, rows, func(raw bigtable.Row) bool {
 		goOn, blocked := fn(raw)
 		began = began.Add(blocked)
 		return goOn
@@ -105,7 +107,7 @@ func (t *Table) CheckAndMutate(ctx context.Context, row string, predicate bigtab
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
-	err = t.Api.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
+	err = t.API.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
 	err = WrapRPC(ctx, "conditional mutation", t.Name, err)
 	t.store.Metrics.Operation(ctx, "CheckAndMutateRow", t.Name, began, err)
 	return matched, err
@@ -128,7 +130,7 @@ type RowMutation struct {
 	// matter.
 	StartTS tso.Timestamp
 	// Secondaries is the span of the commit that it belongs to; nil: none.
-	Secondaries *secondaries
+	Secondaries *telemetry.Secondaries
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// Err is why the mutation is not known to be applied; shared: it may be because
@@ -179,7 +181,7 @@ func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []Row
 	// ApplyBulk can return an error with some entries applied: all of them
 	// count as failed then, and are done again.
 	began := time.Now()
-	errs, bulkErr := t.Api.ApplyBulk(rctx, rows, ms)
+	errs, bulkErr := t.API.ApplyBulk(rctx, rows, ms)
 	bulkErr = WrapRPC(ctx, "bulk mutation", t.Name, bulkErr)
 	t.store.Metrics.Operation(ctx, "MutateRows", t.Name, began, bulkErr)
 	if bulkErr != nil {
@@ -201,4 +203,10 @@ func failAll(muts []RowMutation, err error) []RowMutation {
 		failed[i].Err = err
 	}
 	return failed
+}
+
+// size bounds the memory that a mutation takes.
+func (m *RowMutation) size() int {
+	const opBytes = 256 // with its messages, short names and a record
+	return opBytes*m.Ops + len(m.Row) + m.Names
 }

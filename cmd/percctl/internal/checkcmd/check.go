@@ -10,21 +10,17 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
-	streams *cli.Streams
-	flags   session.Flags
-	tables  session.Tables
-	format  cli.Format
+	session.Options
+	tables session.Tables
 }
 
 // NewCmd returns the check command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s}
+	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "check TABLE… | --all",
 		Short: "Check what is stored against the invariants of the protocol",
@@ -42,14 +38,12 @@ Exit status 4: there are violations.`,
 			if err := o.tables.Check(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[violation](csvHeader))
 	o.tables.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[violation](csvHeader))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -68,7 +62,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	list := &cli.List[violation]{
-		Out: o.streams.Out, Format: o.format,
+		Out: o.Streams.Out, Format: o.Format,
 		Header: csvHeader,
 		Rows:   func(v violation) [][]string { return [][]string{{string(v.Rule), v.Cell, v.Detail}} },
 	}
@@ -88,7 +82,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		return nil
 	})
 	s.Progress.End()
-	if o.format != cli.Table {
+	if o.Format != cli.Table {
 		if eerr := list.End(); eerr != nil {
 			return eerr
 		}
@@ -96,19 +90,19 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 	in := cli.Count(len(tables), "table")
 	switch {
 	case err != nil:
-		fmt.Fprintf(o.streams.Err, "stopped after %s\n", cli.Count(count, "violation"))
+		fmt.Fprintf(o.Streams.Err, "stopped after %s\n", cli.Count(count, "violation"))
 		return err
 	case count > 0:
 		return session.Foundf("%s in %s", cli.Count(count, "violation"), in)
 	}
-	fmt.Fprintf(o.streams.Err, "0 violations in %s\n", in)
+	fmt.Fprintf(o.Streams.Err, "0 violations in %s\n", in)
 	return nil
 }
 
 func (o *options) print(list *cli.List[violation], v violation) error {
-	if o.format != cli.Table {
+	if o.Format != cli.Table {
 		return list.Add(v)
 	}
-	_, err := fmt.Fprintf(o.streams.Out, "%s: %s: %s\n", v.Cell, cli.StyleFor(o.streams.Out).Bad(string(v.Rule)), v.Detail)
+	_, err := fmt.Fprintf(o.Streams.Out, "%s: %s: %s\n", v.Cell, cli.StyleFor(o.Streams.Out).Bad(string(v.Rule)), v.Detail)
 	return err
 }

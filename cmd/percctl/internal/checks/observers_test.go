@@ -4,15 +4,14 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// TestWaitsSince: only changes that somebody has still to handle are waited for.
+// TestWaitsSince: only changes that an observer has not handled count.
 func TestWaitsSince(t *testing.T) {
 	t.Parallel()
-	changes := []format.Trigger{{TS: 10}, {TS: 20}, {TS: 30}}
+	triggers := []format.Trigger{{TS: 10}, {TS: 20}, {TS: 30}}
 	for name, test := range map[string]struct {
 		acks     map[string]tso.Timestamp
 		failures map[string]format.Failure
@@ -26,7 +25,7 @@ func TestWaitsSince(t *testing.T) {
 		"an older given up": {map[string]tso.Timestamp{"a": 35}, map[string]format.Failure{"b": {ChangeTS: 20, NotBefore: format.Never}}, 10},
 		"the newest alone":  {map[string]tso.Timestamp{"a": 29, "b": 29}, nil, 30},
 	} {
-		seen := txnchanges.Observation{ChangeTS: 30, Observers: []string{"a", "b"}, Triggers: changes, Acks: test.acks, Failures: test.failures}
+		seen := changes.Observation{ChangeTS: 30, Observers: []string{"a", "b"}, Triggers: triggers, Acks: test.acks, Failures: test.failures}
 		if got := waitsSince(&seen); got != test.want {
 			t.Errorf("%s: %d, want %d", name, got, test.want)
 		}

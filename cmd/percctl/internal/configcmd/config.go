@@ -54,10 +54,5 @@ func view(s *cli.Streams, flags *connect.Flags, format cli.Format) error {
 			return [][]string{{v.Name, value, v.Source}}
 		},
 	}
-	for _, v := range settings {
-		if err := list.Add(v); err != nil {
-			return err
-		}
-	}
-	return list.End()
+	return list.All(settings)
 }

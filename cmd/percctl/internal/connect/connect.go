@@ -127,6 +127,9 @@ func (f *Flags) Resolve() error {
 	return nil
 }
 
+// Given reports whether flags, environment or ~/.cbtrc name an instance.
+func (f *Flags) Given() bool { return f.Resolve() == nil }
+
 // readCbtrc reads ~/.cbtrc: lines of key = value. A missing file is empty.
 func readCbtrc() (map[string]string, error) {
 	home, err := os.UserHomeDir()
@@ -192,11 +195,7 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 		}
 		return bt, admin, closeAll, nil
 	}
-	bt, err := bigtable.NewClientWithConfig(ctx, f.Project, f.Instance, bigtable.ClientConfig{
-		AppProfile:      f.AppProfile,
-		MetricsProvider: bigtable.NoopMetricsProvider{},
-		DisableSession:  true,
-	}, f.options(f.endpoint)...)
+	bt, err := f.newClient(ctx)
 	if err != nil {
 		return fail(err)
 	}
@@ -208,6 +207,28 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 		_ = bt.Close()
 		_ = admin.Close()
 	}, nil
+}
+
+// newClient connects to the data service.
+func (f *Flags) newClient(ctx context.Context) (*bigtable.Client, error) {
+	return bigtable.NewClientWithConfig(ctx, f.Project, f.Instance, bigtable.ClientConfig{
+		AppProfile:      f.AppProfile,
+		MetricsProvider: bigtable.NoopMetricsProvider{},
+		DisableSession:  true,
+	}, f.options(f.endpoint)...)
+}
+
+// OpenData connects to the data service alone, which needs fewer permissions than
+// Open. The client has to be closed.
+func (f *Flags) OpenData(ctx context.Context) (*bigtable.Client, error) {
+	if err := f.Resolve(); err != nil {
+		return nil, err
+	}
+	bt, err := f.newClient(ctx)
+	if err != nil {
+		return nil, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, %v: %w", f, err)}
+	}
+	return bt, nil
 }
 
 // OpenInstance connects to the service that administers instances, which says

@@ -23,17 +23,15 @@ import (
 const pageTimeout = 30 * time.Second
 
 type options struct {
-	streams *cli.Streams
-	flags   session.Flags
+	session.Options
 	picture picture.Options
 	listen  string
 	refresh time.Duration
-	format  cli.Format
 }
 
 // NewCmd returns the console command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s}
+	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "console [TABLE…]",
 		Short: "Show a deployment as a web page on this machine",
@@ -65,15 +63,13 @@ per second: see percctl top for the cost. --timeout is per page.`,
 			return o.run(cmd.Context())
 		},
 	}
-	o.flags.Add(cmd, pageTimeout)
+	o.Setup(cmd, s, pageTimeout, cli.ObjectOf[started]())
 	o.picture.Tables.Range.Add(cmd)
 	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any free port)")
 	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "interval after which the page reloads itself (0: never)")
 	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per page")
 	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", 100, "number of transactions with locks to show, the oldest first")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[started]())
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -120,7 +116,7 @@ type started struct {
 }
 
 func (o *options) run(ctx context.Context) error {
-	k, err := picture.Keep(ctx, &o.flags)
+	k, err := picture.Keep(ctx, &o.Flags)
 	if err != nil {
 		return err
 	}
@@ -148,15 +144,12 @@ func (o *options) run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(lis) }()
 	up := started{p.Project, p.Instance, "http://" + lis.Addr().String() + "/"}
-	if err := cli.Print(o.streams.Out, o.format, up, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, up.URL)
-		return err
-	}); err != nil {
+	if err := o.Print(up, cli.Textf("%v\n", up.URL)); err != nil {
 		_ = server.Close()
 		<-ended
 		return err
 	}
-	fmt.Fprintf(o.streams.Err, "showing project %s, instance %s; stop with Ctrl-C\n", p.Project, p.Instance)
+	fmt.Fprintf(o.Streams.Err, "showing project %s, instance %s; stop with Ctrl-C\n", p.Project, p.Instance)
 	select {
 	case <-ctx.Done():
 		_ = server.Close() // it only reads: nothing is lost

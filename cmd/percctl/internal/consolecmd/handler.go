@@ -17,7 +17,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 

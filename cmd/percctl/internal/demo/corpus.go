@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
-// A corpus is the documents as they should be indexed: the files, and over them
-// what the demo has changed, added and deleted. It never writes to a file.
+// A corpus is the documents as they should be indexed: the files, and what the demo
+// has changed, added and deleted. It never writes to a file.
 type corpus struct {
 	dir     string
 	files   map[string]document
@@ -29,7 +29,7 @@ func newCorpus(dir string, docs []document) *corpus {
 	return c
 }
 
-// names are those of the documents that there are, in order.
+// names returns the names of the present documents, in order.
 func (c *corpus) names() []string {
 	var names []string
 	for name := range c.files {
@@ -46,32 +46,6 @@ func (c *corpus) names() []string {
 	return names
 }
 
-// restore takes all changes back, and returns the names of the documents
-// concerned. Those that were added are deleted, once.
-func (c *corpus) restore() (names []string) {
-	for name, d := range c.overlay {
-		names = append(names, name)
-		if _, file := c.files[name]; file || d.Deleted {
-			delete(c.overlay, name)
-		} else {
-			c.overlay[name] = index.Document{Name: name, Deleted: true}
-		}
-	}
-	return names
-}
-
-// touched are the names of documents that are not what they were when restore
-// returned before, in order.
-func (c *corpus) touched(before []string) []string {
-	names := append(slices.Collect(maps.Keys(c.overlay)), before...)
-	slices.Sort(names)
-	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
-		_, file := c.files[name]
-		_, changed := c.overlay[name]
-		return !file && !changed // deleted before
-	})
-}
-
 func (c *corpus) read(name string) (index.Document, error) {
 	if d, ok := c.overlay[name]; ok {
 		return d, nil
@@ -81,7 +55,7 @@ func (c *corpus) read(name string) (index.Document, error) {
 		return index.Document{}, err
 	}
 	if index.Digest(contents) != c.files[name].hash {
-		return index.Document{}, fmt.Errorf("%s changed while the demo was running; give it a directory at rest", name)
+		return index.Document{}, fmt.Errorf("%s changed while the demo was running; use a directory that does not change", name)
 	}
 	return index.Document{Name: name, Contents: contents}, nil
 }
@@ -97,32 +71,32 @@ func (c *corpus) documents(names []string) iter.Seq2[index.Document, error] {
 	}
 }
 
-// A change is what is done to the corpus once it is indexed.
+// A change is what the demo does to the corpus once it is indexed.
 type change struct {
 	names                   []string // of the documents concerned
 	changed, added, deleted int
 }
 
-// changes is how many changes are made for each document of the corpus, and at
-// least fewest.
+// The demo makes changeShare changes for each document of the corpus, and at least
+// fewest.
 const (
-	changes = 0.01
-	fewest  = 4
+	changeShare = 0.01
+	fewest      = 4
 )
 
 // change makes some changes of each kind, chosen by a seed:
 //
 //   - a document is deleted, the canonical one of a cluster if there is any;
-//   - a copy of a document is added, and another one with a link to the copy,
-//     which makes the copy canonical if nobody links to the original;
+//   - a copy of a document is added, and another document with a link to the copy,
+//     which makes the copy canonical if the original has no in-links;
 //   - a document gets the contents of another one;
-//   - a document is changed into one that there was none like.
+//   - a document gets contents that no other document has.
 func (c *corpus) change(seed uint64, clusters []index.Cluster) (ch change, err error) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	put := func(name string, contents []byte) { c.overlay[name] = index.Document{Name: name, Contents: contents} }
-	for i := range max(fewest, int(changes*float64(len(c.files)))) {
+	for i := range max(fewest, int(changeShare*float64(len(c.files)))) {
 		names := c.names()
-		// Nothing is changed twice.
+		// No document changes twice.
 		untouched := slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, ok := c.overlay[name]; return ok })
 		if len(untouched) == 0 {
 			break

@@ -4,19 +4,15 @@ import (
 	"sync"
 	"time"
 
-	"cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A crashPoint is a moment of an observer's run at which a worker is killed. The
-// commit of the primary, which is the acknowledgment, decides a run: what is left
-// behind before it is rolled back and run again by another worker, and after it
-// rolled forward.
+// commit of the primary, which is the acknowledgment, decides the run: before it,
+// another worker rolls the locks back and runs the observer again; after it, another
+// worker rolls them forward.
 type crashPoint string
 
 const (
@@ -36,9 +32,9 @@ var crashPoints = []crashPoint{beforePrewrite, afterCommit, beforeCommit, before
 // committed reports whether the run counts.
 func (p crashPoint) committed() bool { return p == afterCommit || p == beforeClear }
 
-// meets reports whether a request is the first that a worker killed at the
+// precedes reports whether a request is the first one that a worker killed at the
 // point does not send.
-func (p crashPoint) meets(call txntest.Call) bool {
+func (p crashPoint) precedes(call txntest.Call) bool {
 	switch step := txntest.Classify(call.Method, call.Request).Step; p {
 	case beforePrewrite:
 		return step == txntest.StepPrewrite
@@ -47,31 +43,15 @@ func (p crashPoint) meets(call txntest.Call) bool {
 	case afterCommit:
 		return step == txntest.StepSecondaries
 	case beforeClear:
-		return clears(call.Request)
+		return step == txntest.StepClear
 	}
 	return false
 }
 
-// clears reports whether a request removes notifications and does nothing else.
-func clears(req proto.Message) bool {
-	bulk, ok := req.(*bigtablepb.MutateRowsRequest)
-	if !ok {
-		return false
-	}
-	for _, e := range bulk.Entries {
-		for _, m := range e.Mutations {
-			if m.GetDeleteFromColumn().GetFamilyName() != format.NotifyFamily {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// A crasher sits between a worker and Bigtable. Once armed, it waits for the
-// request that the crash point names and holds it back, and with it every
-// request after it: as far as Bigtable can tell, the worker is dead. Then it
-// calls stopped, and the coordinator kills the process for good.
+// A crasher is between a worker and Bigtable. Once armed, it waits for the request
+// that the crash point names, and holds back this request and all later ones: for
+// Bigtable, the worker is dead. Then it calls stopped, and the coordinator kills the
+// process.
 type crasher struct {
 	stopped func(crashPoint, time.Time)
 
@@ -90,11 +70,11 @@ func (c *crasher) dialOptions() []grpc.DialOption {
 	return txntest.ChooseFaults(c.choose).DialOptions()
 }
 
-// choose lets a request pass, or keeps its caller until the context ends.
+// choose lets a request pass, or blocks its caller until the context ends.
 func (c *crasher) choose(call txntest.Call) (txntest.Action, time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.armed != "" && !c.dead && c.armed.meets(call) {
+	if c.armed != "" && !c.dead && c.armed.precedes(call) {
 		c.dead = true
 		c.stopped(c.armed, time.Now())
 	}

@@ -5,13 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestCrash kills a worker at each crash point, as far as Bigtable can tell, in
@@ -67,7 +66,7 @@ func TestCrash(t *testing.T) {
 
 			// Its rows are read without the library, which would settle them.
 			left := 0
-			for _, err := range txnchanges.Notifications(t.Context(), env.Client, index.Documents, nil) {
+			for _, err := range changes.Notifications(t.Context(), env.Client, index.Documents, nil) {
 				if left++; err != nil {
 					t.Fatal(err)
 				}
@@ -76,7 +75,7 @@ func TestCrash(t *testing.T) {
 				t.Errorf("%d notifications are left", left)
 			}
 			own := env.NewClient(clientConfig())
-			admin.OnResolve(own, strands.resolved)
+			admin.OnResolve(own, strands.onResolve)
 			strands.died(victim.Owner(), at)
 			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
 				t.Fatal(err)
@@ -99,7 +98,7 @@ func TestCrash(t *testing.T) {
 			}
 			cancel2()
 			<-done2
-			if err := recoverLocks(t.Context(), own, index.Tables); err != nil {
+			if err := recoverLocks(t.Context(), own); err != nil {
 				t.Fatal(err)
 			}
 			count := func() {
@@ -111,11 +110,11 @@ func TestCrash(t *testing.T) {
 			}
 			count()
 			// Settled by a worker that did not live to report it.
-			clear(strands.settled)
+			clear(strands.resolved)
 			count()
 			// Settled while the owner was alive: not stranded.
 			clear(strands.found)
-			strands.settle(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, settlement{txn.StateCommitted, at.Add(-time.Second)})
+			strands.add(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, resolution{txn.StateCommitted, at.Add(-time.Second)})
 			if forward, back, err := strands.count(t.Context(), own); forward+back != 0 || err != nil {
 				t.Errorf("a live worker's lock counts as stranded: %d, %d, %v", forward, back, err)
 			}
@@ -169,19 +168,6 @@ func TestKillPlan(t *testing.T) {
 				t.Errorf("seed %d: kills %d and %d at the same point", seed, i-1, i)
 			}
 		}
-	}
-
-	endless := newEndlessPlan(time.Hour, 1)
-	if _, due := endless.due(1e9, true); due || endless.over(false) || !endless.over(true) {
-		t.Error("a plan without end: a kill too early, or its end is not known")
-	}
-	endless.last = time.Now().Add(-2 * time.Hour)
-	if p, due := endless.due(0, false); !due || p != crashPoints[0] {
-		t.Errorf("a plan without end: %s, %t", p, due)
-	}
-	endless.last, endless.victim = time.Time{}, &process{}
-	if _, due := endless.due(0, false); due || endless.over(true) {
-		t.Error("two victims at a time, or an end while one is to be killed")
 	}
 
 	p := newKillPlan(2, 10, 1)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
 func TestVerdict(t *testing.T) {
@@ -147,32 +147,6 @@ func TestChange(t *testing.T) {
 	}
 	if ch, err := c.change(1, nil); err != nil || ch.deleted+ch.added+ch.changed != 0 {
 		t.Errorf("changes of nothing: %+v, %v", ch, err)
-	}
-}
-
-// TestRestore: what was changed is loaded again as it was, what was added is
-// deleted, and neither twice.
-func TestRestore(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFile(t, dir, "a", "one")
-	docs, _, err := listDocuments(t.Context(), dir, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newCorpus(dir, docs)
-	put := func(name string) { c.overlay[name] = index.Document{Name: name, Contents: []byte("changed")} }
-	put("a")
-	put("new")
-	if got := c.touched(c.restore()); !slices.Equal(got, []string{"a", "new"}) || !c.overlay["new"].Deleted {
-		t.Errorf("touched %q, %+v", got, c.overlay)
-	}
-	if d, err := c.read("a"); err != nil || string(d.Contents) != "one" {
-		t.Errorf("the file is %q, %v", d.Contents, err)
-	}
-	put("newer")
-	if got := c.touched(c.restore()); !slices.Equal(got, []string{"newer"}) {
-		t.Errorf("touched %q, want what was added since", got)
 	}
 }
 

@@ -15,31 +15,30 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Short, so that what a killed client leaves is settled while one watches. A
-// live client renews its token every half second.
+// Short, so that the locks of a killed client are resolved while one watches. A live
+// client renews its token every half second.
 const (
 	lockTTL  = 3 * time.Second
 	tokenTTL = 1500 * time.Millisecond
 )
 
-// setupTimeout bounds what should take milliseconds; the Bigtable client tries
-// without end.
+// setupTimeout bounds what should take milliseconds: the Bigtable client retries
+// without limit.
 const setupTimeout = 10 * time.Second
 
 func clientConfig() txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, BatchReads: 1}
 }
 
-// workerConfig has the fleet look for work all the time. The defaults are for
-// tables where a look costs more and somebody pays for it.
+// workerConfig has the workers look for work all the time. The defaults are for large
+// tables, where each scan costs money.
 func workerConfig() notify.Config {
 	return notify.Config{
 		Finder:       &notify.Scanner{MinInterval: 1000 * time.Millisecond, MaxInterval: 2000 * time.Millisecond},
@@ -52,45 +51,17 @@ func workerConfig() notify.Config {
 // A deployment says where the tables are.
 type deployment struct {
 	address, project, instance string
-	// oracles are the servers of timestamps of a demo that goes on; none: direct
-	// mode, and a demo that ends by itself.
-	oracles []string
-}
-
-// goesOn reports whether the demo goes on. Garbage is collected in it, with
-// durations that every process has to have the same.
-func (d *deployment) goesOn() bool { return len(d.oracles) > 0 }
-
-// clientConfig is clientConfig with the deployment's oracle. Call the function
-// it returns when the client is closed.
-func (d *deployment) clientConfig() (cfg txn.Config, closeOracle func(), err error) {
-	cfg = clientConfig()
-	if !d.goesOn() {
-		return cfg, func() {}, nil
-	}
-	txntest.ShortenGC(shorterGC)
-	oracle, err := tso.NewClient(tso.ClientConfig{Addresses: d.oracles})
-	if err != nil {
-		return cfg, nil, err
-	}
-	cfg.Oracle = oracle
-	return cfg, func() { _ = oracle.Close() }, nil
 }
 
 func (d *deployment) flags(f *pflag.FlagSet) {
 	f.StringVar(&d.address, "emulator", "", "address of the emulator")
 	f.StringVar(&d.project, "project", "", "project of the tables")
 	f.StringVar(&d.instance, "instance", "", "instance of the tables")
-	f.StringSliceVar(&d.oracles, "oracle", nil, "servers of timestamps")
 }
 
 // args are the flags for a client.
 func (d *deployment) args() []string {
-	args := []string{"--emulator", d.address, "--project", d.project, "--instance", d.instance}
-	for _, o := range d.oracles {
-		args = append(args, "--oracle", o)
-	}
-	return args
+	return []string{"--emulator", d.address, "--project", d.project, "--instance", d.instance}
 }
 
 // A connection to a deployment.
@@ -112,17 +83,16 @@ func (d *deployment) connect(ctx context.Context, opts ...grpc.DialOption) (*con
 	return c, nil
 }
 
-// close ends the connection. What fails in it concerns nobody any more.
+// close ends the connection. Its errors do not matter any more.
 func (c *connection) close() {
 	_ = c.bigtable.Close()
 	_ = c.admin.Close()
 	_ = c.grpc.Close()
 }
 
-// deploy chooses the emulator: the one in BIGTABLE_EMULATOR_HOST, or one
-// inside this process, which clients reach over the loopback interface. The
-// instance is new, so that demos on one emulator never meet. stop ends what
-// was started.
+// deploy chooses the emulator: the one that BIGTABLE_EMULATOR_HOST names, or one
+// inside this process, which workers reach over the loopback interface. The instance
+// is new, so that several demos can use one emulator. stop ends what deploy started.
 func deploy(ctx context.Context) (d deployment, external bool, stop func(), err error) {
 	d = deployment{
 		address:  os.Getenv("BIGTABLE_EMULATOR_HOST"),
@@ -130,7 +100,7 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 		instance: "demo-" + strings.ToLower(rand.Text()[:8]),
 	}
 	if d.address != "" {
-		// The Bigtable client would try for a long time what is wrong at once.
+		// The Bigtable client would retry a wrong address for a long time.
 		dialer := net.Dialer{Timeout: setupTimeout}
 		conn, err := dialer.DialContext(ctx, "tcp", d.address)
 		if err != nil {
@@ -147,10 +117,10 @@ func deploy(ctx context.Context) (d deployment, external bool, stop func(), err 
 }
 
 // createTables makes the tables transactional.
-func (d *deployment) createTables(ctx context.Context, c *connection, tables []admin.TableSpec) error {
+func (d *deployment) createTables(ctx context.Context, c *connection) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTimeout, errors.New("no answer"))
 	defer cancel()
-	for _, spec := range tables {
+	for _, spec := range index.Tables {
 		if err := admin.InitTable(ctx, c.admin, c.bigtable, "", spec); err != nil {
 			return fmt.Errorf("creating table %s on the emulator at %s: %w", spec.Name, d.address, err)
 		}

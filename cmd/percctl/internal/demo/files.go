@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 )
 
 // A document is a file as it was when the demo began.
@@ -27,8 +27,8 @@ type document struct {
 // maxSize is Bigtable's limit for the value of a cell.
 const maxSize = 100 << 20
 
-// sourceTree returns the src directory of the Go tool chain, which is a few
-// thousand real files with real duplicates.
+// sourceTree returns the src directory of the Go tool chain: a few thousand real
+// files with real duplicates.
 func sourceTree() (string, error) {
 	root := os.Getenv("GOROOT")
 	cmd := exec.Command("go", "env", "GOROOT")
@@ -47,9 +47,9 @@ func sourceTree() (string, error) {
 }
 
 // listDocuments reads every regular file under a directory and returns at most
-// limit of them (0: all), in order of their paths. Symbolic links and other
-// irregular files are passed over in silence; skipped names those that do not
-// fit into Bigtable. A file that cannot be read is an error.
+// limit of them (0: all), in order of their paths. It ignores symbolic links and other
+// irregular files; skipped names the files that do not fit into Bigtable. A file that
+// cannot be read is an error.
 func listDocuments(ctx context.Context, dir string, limit int) (docs []document, skipped []string, err error) {
 	linked := map[string]bool{}
 	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
@@ -96,9 +96,9 @@ func listDocuments(ctx context.Context, dir string, limit int) (docs []document,
 	return choose(docs, linked, limit), skipped, nil
 }
 
-// choose returns at most limit documents, in order of their paths: first of all
-// those that an index is about, which others link to or are equal to, and then
-// as chance has it, which is in order of their hashes.
+// choose returns at most limit documents, in order of their paths. It prefers those
+// that have in-links or duplicates, and takes the rest in the order of their hashes,
+// which is random.
 func choose(docs []document, linked map[string]bool, limit int) []document {
 	if limit == 0 || limit >= len(docs) {
 		return docs
@@ -121,8 +121,7 @@ func choose(docs []document, linked map[string]bool, limit int) []document {
 	return docs
 }
 
-// openDir checks --dir. A link to a directory is followed, which WalkDir would
-// not do.
+// openDir checks --dir. It follows a link to a directory, which WalkDir would not.
 func openDir(dir string) (string, error) {
 	info, err := os.Stat(dir)
 	if err != nil {

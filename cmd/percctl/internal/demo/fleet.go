@@ -11,40 +11,40 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
 const (
-	// landing is how long requests that a killed worker had sent may take to
-	// arrive. Its locks are counted after that, and long before its token is
-	// stale and others roll them back.
+	// landing is how long the last requests of a killed worker may take to arrive. Its
+	// locks are counted after that, and long before its token is stale and other
+	// workers resolve them.
 	landing = 250 * time.Millisecond
-	// leaving is how long workers may take to finish by themselves: a little
-	// longer than they give themselves.
+	// leaving is how long workers may take to end by themselves, a little longer than
+	// their own timeouts.
 	leaving = 5 * time.Second
-	// maxDeaths is how many workers may be killed by somebody else.
+	// maxDeaths is how many workers may be killed from outside.
 	maxDeaths = 50
 )
 
-// A fleet is the workers. It kills some of them and starts others in their
-// place. All of it happens in the goroutine of run, but for what strands does.
+// A fleet is the workers. It kills some of them and replaces them. All of it happens
+// in the goroutine of run, except the scans of strands.
 type fleet struct {
 	opts     *options
 	at       deployment
-	own      *txn.Client // looks for the locks of killed workers
+	own      *txn.Client // finds the locks of killed workers
 	strands  *strands
-	progress *progress
+	progress *cli.Progress
 	stderr   io.Writer
-	// documents and loaded are for the progress, and for when to kill.
+	// documents and loaded decide the progress and when to kill.
 	documents int
 	loaded    atomic.Int64
-	// hurry: everything was loaded; what is left to kill is killed now.
+	// hurry: everything is loaded, so the remaining kills are due now.
 	hurry atomic.Bool
-	// ending: kills that would go on end.
-	ending atomic.Bool
-	// spared is closed when nobody is left to be killed.
+	// spared is closed when all kills have happened.
 	spared chan struct{}
 
+	began   time.Time
 	workers []*process
 	started int
 	events  chan event
@@ -52,18 +52,15 @@ type fleet struct {
 	scans   errgroup.Group
 
 	killed map[crashPoint]int
-	died   int   // workers killed by somebody else
-	gone   stats // of workers that are gone
+	died   int   // workers killed from outside
+	gone   stats // of workers that have ended
 }
 
-// run keeps the workers running until finish is closed, and returns when every
-// one is gone, also after an error.
+// run keeps the workers running until finish is closed. It returns when all of them
+// have ended, also after an error.
 func (f *fleet) run(ctx context.Context, finish <-chan struct{}) error {
 	f.plan = newKillPlan(f.opts.kills, f.documents, f.opts.seed)
-	if f.opts.duration > 0 {
-		f.plan = newEndlessPlan(killsEvery, f.opts.seed)
-	}
-	f.events = make(chan event)
+	f.began, f.events = time.Now(), make(chan event)
 	f.killed = map[crashPoint]int{}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -85,11 +82,11 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 			return err
 		}
 	}
-	show := time.NewTicker(f.progress.interval())
+	show := time.NewTicker(reporting)
 	defer show.Stop()
 	spared := false
 	for {
-		if f.plan.over(f.ending.Load()) && !spared {
+		if f.plan.left() == 0 && !spared {
 			spared = true
 			close(f.spared)
 		}
@@ -100,13 +97,20 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 				return err
 			}
 		case <-show.C:
-			f.progress.show(f)
+			f.show()
 		case <-finish:
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// show reports how far the fleet is.
+func (f *fleet) show() {
+	total := f.totals().Worker
+	f.progress.Set("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills", min(f.loaded.Load(), int64(f.documents)), f.documents,
+		total.Committed, float64(total.Committed)/time.Since(f.began).Seconds(), total.Conflicts, f.plan.next, f.opts.kills)
 }
 
 func (f *fleet) start() error {
@@ -119,8 +123,8 @@ func (f *fleet) start() error {
 	return nil
 }
 
-// slot is the smallest number that no worker has: whoever takes a dead worker's
-// place has its slot too.
+// slot is the smallest number that no worker has, so that the worker that replaces a
+// dead one gets its slot.
 func (f *fleet) slot() int {
 	for slot := 1; ; slot++ {
 		if !slices.ContainsFunc(f.workers, func(p *process) bool { return p.slot == slot }) {
@@ -129,11 +133,8 @@ func (f *fleet) slot() int {
 	}
 }
 
-// aim tells a worker to stop when the next kill is due.
+// aim orders a worker to stop when the next kill is due.
 func (f *fleet) aim() {
-	if f.ending.Load() {
-		return
-	}
 	point, due := f.plan.due(f.totals().Worker.Committed, f.hurry.Load())
 	if !due {
 		return
@@ -141,8 +142,8 @@ func (f *fleet) aim() {
 	ready := slices.DeleteFunc(slices.Clone(f.workers), func(p *process) bool { return !p.ready() })
 	if len(ready) > 0 {
 		f.plan.victim = ready[f.plan.random.IntN(len(ready))]
-		// There are few orders: they fit into a pipe. A worker that is dead does not
-		// get it; its exit is an event of its own.
+		// The few orders fit into a pipe. A dead worker does not get its order; its exit
+		// is an event of its own.
 		_ = f.plan.victim.Send(order{Crash: point})
 	}
 }
@@ -167,8 +168,8 @@ func (f *fleet) handle(ctx context.Context, e event) error {
 	return nil
 }
 
-// exited replaces a worker that was killed. What it was at is found by the
-// others: nobody tells them.
+// exited replaces a worker that was killed. The other workers find its unfinished work
+// in the tables.
 func (f *fleet) exited(ctx context.Context, p *process, err error) error {
 	f.forget(p)
 	if !p.Killed() {
@@ -178,12 +179,12 @@ func (f *fleet) exited(ctx context.Context, p *process, err error) error {
 	if s := p.stopped; s != nil {
 		at = s.At
 		f.killed[s.Point]++
-		f.progress.event("killed worker %d (pid %d) %s", p.number, p.PID(), s.Point)
+		f.progress.Event("killed worker %d (pid %d) %s", p.number, p.PID(), s.Point)
 	} else {
 		if f.died++; f.died > maxDeaths {
-			return fmt.Errorf("worker %d was killed by somebody else, the %dth one: giving up", p.number, f.died)
+			return fmt.Errorf("worker %d was killed from outside, like %d others before: giving up", p.number, maxDeaths)
 		}
-		f.progress.event("worker %d (pid %d) was killed by somebody else", p.number, p.PID())
+		f.progress.Event("worker %d (pid %d) was killed from outside", p.number, p.PID())
 		if f.plan.victim == p {
 			f.plan.victim = nil
 		}
@@ -207,8 +208,8 @@ func (f *fleet) forget(p *process) {
 	f.gone = f.gone.plus(p.stats)
 }
 
-// stop ends the workers' input and waits until they are gone. Those that take
-// too long are killed, which is an error.
+// stop ends the workers' input and waits until they have ended. It kills those that
+// take too long, which is an error.
 func (f *fleet) stop() error {
 	for _, p := range f.workers {
 		p.CloseInput()
@@ -235,7 +236,7 @@ func (f *fleet) stop() error {
 	return err
 }
 
-// totals are what all workers have done, as far as they told.
+// totals are what all workers have done, as far as they have reported it.
 func (f *fleet) totals() stats {
 	sum := f.gone
 	for _, p := range f.workers {
@@ -244,7 +245,7 @@ func (f *fleet) totals() stats {
 	return sum
 }
 
-// plus adds what the summary tells.
+// plus adds what the summary contains.
 func (s stats) plus(o stats) stats {
 	s.Worker.Runs += o.Worker.Runs
 	s.Worker.Committed += o.Worker.Committed

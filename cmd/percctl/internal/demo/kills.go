@@ -1,34 +1,26 @@
 package demo
 
-import (
-	"math/rand/v2"
-	"time"
-)
+import "math/rand/v2"
 
-// A killPlan says when workers are killed and where in a run of an observer,
-// chosen by a seed. One worker at a time is told to stop at its next one.
+// A killPlan says when a worker is killed, and where in a run of an observer. A seed
+// decides both. One worker at a time has the order to stop.
 type killPlan struct {
 	kills  []plannedKill
 	random *rand.Rand
-	next   int      // the kill to come
-	victim *process // is told to stop and has not yet
-
-	// every, if set, is how long it is from one kill to the next, without end.
-	every time.Duration
-	last  time.Time
+	next   int      // index of the next kill
+	victim *process // has the order to stop, and has not stopped yet
 }
 
 type plannedKill struct {
-	after int64 // runs committed
+	after int64 // committed runs
 	point crashPoint
 }
 
-// runsPerDocument is a little less than how many runs a document takes, so that
-// the last kills come before the work is done.
+// runsPerDocument is a little less than the number of runs that a document causes, so
+// that the last kills come before the work ends.
 const runsPerDocument = 4
 
-// newKillPlan spreads kills evenly over the run, and takes the crash points in
-// turn.
+// newKillPlan spreads the kills evenly over the run, and takes the crash points in turn.
 func newKillPlan(kills, documents int, seed uint64) *killPlan {
 	p := &killPlan{random: rand.New(rand.NewPCG(seed, 0))}
 	first := p.random.IntN(len(crashPoints))
@@ -39,33 +31,11 @@ func newKillPlan(kills, documents int, seed uint64) *killPlan {
 	return p
 }
 
-// newEndlessPlan kills a worker every so often.
-func newEndlessPlan(every time.Duration, seed uint64) *killPlan {
-	return &killPlan{random: rand.New(rand.NewPCG(seed, 0)), every: every, last: time.Now()}
-}
-
-// left is how many workers are still to be killed.
+// left is the number of kills that have not happened.
 func (p *killPlan) left() int { return len(p.kills) - p.next }
 
-// over reports that nobody is to be killed any more. ending: what goes on
-// without end is to end.
-func (p *killPlan) over(ending bool) bool {
-	if p.every > 0 {
-		return ending && p.victim == nil
-	}
-	return p.left() == 0
-}
-
-// due returns the kill to arm now, if there is one. hurry: there is nothing left
-// to wait for.
+// due returns the kill that is due now, if there is one. With hurry every kill is due.
 func (p *killPlan) due(runs int64, hurry bool) (crashPoint, bool) {
-	if p.every > 0 {
-		if p.victim != nil || time.Since(p.last) < p.every {
-			return "", false
-		}
-		p.last = time.Now()
-		return crashPoints[p.next%len(crashPoints)], true
-	}
 	if p.left() == 0 || p.victim != nil {
 		return "", false
 	}

@@ -6,24 +6,22 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// strands keeps account of the locks that killed workers left behind, and of
-// what became of them: which of them were seen in the tables, and which were
-// settled by others, who report each one. Locks of workers that are alive are
-// settled by others too, when a reader is faster than the background commit;
-// those were never stranded.
+// strands counts the locks that killed workers left behind, by the outcome of their
+// transactions. A scan of the tables finds such locks, and the workers report each
+// lock that they resolve. They also resolve locks of live workers, when a reader is
+// faster than the commit of secondaries in the background; those do not count.
 type strands struct {
-	mu      sync.Mutex
-	deaths  map[string]time.Time             // by owner
-	found   map[string]map[lockID]txn.Lock   // by owner, after its death
-	settled map[string]map[lockID]settlement // by owner
+	mu       sync.Mutex
+	deaths   map[string]time.Time             // by owner
+	found    map[string]map[lockID]txn.Lock   // by owner, after its death
+	resolved map[string]map[lockID]resolution // by owner
 }
 
 type lockID struct {
@@ -31,33 +29,33 @@ type lockID struct {
 	startTS tso.Timestamp
 }
 
-type settlement struct {
+type resolution struct {
 	state txn.State
 	at    time.Time
 }
 
 func newStrands() *strands {
 	return &strands{
-		deaths:  map[string]time.Time{},
-		found:   map[string]map[lockID]txn.Lock{},
-		settled: map[string]map[lockID]settlement{},
+		deaths:   map[string]time.Time{},
+		found:    map[string]map[lockID]txn.Lock{},
+		resolved: map[string]map[lockID]resolution{},
 	}
 }
 
-// died records when a worker stopped for ever.
+// died records when a worker died.
 func (s *strands) died(owner string, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deaths[owner] = at
 }
 
-// find looks for the locks of a worker that died.
+// find finds the locks of a worker that died.
 func (s *strands) find(ctx context.Context, client *txn.Client, owner string) error {
 	locks := map[lockID]txn.Lock{}
 	for _, t := range index.Tables {
 		for l, err := range admin.Locks(ctx, client, t.Name, nil) {
 			if err != nil {
-				return fmt.Errorf("looking for the locks of a killed worker: %w", err)
+				return fmt.Errorf("finding the locks of a killed worker: %w", err)
 			}
 			if l.Owner == owner {
 				locks[lockID{l.Cell, l.StartTS}] = l
@@ -70,9 +68,9 @@ func (s *strands) find(ctx context.Context, client *txn.Client, owner string) er
 	return nil
 }
 
-// resolved is the coordinator's own txn.Config.OnResolve.
-func (s *strands) resolved(r txn.Resolution) {
-	s.settle(r.Lock.Owner, lockID{r.Lock.Cell, r.Lock.StartTS}, settlement{r.Status.State, time.Now()})
+// onResolve is for admin.OnResolve of the coordinator's client.
+func (s *strands) onResolve(r txn.Resolution) {
+	s.add(r.Lock.Owner, lockID{r.Lock.Cell, r.Lock.StartTS}, resolution{r.Status.State, time.Now()})
 }
 
 // reported takes a worker's report.
@@ -81,23 +79,22 @@ func (s *strands) reported(r *resolvedReport) error {
 	if err != nil {
 		return err
 	}
-	s.settle(r.Owner, lockID{cell, r.StartTS}, settlement{r.State, r.At})
+	s.add(r.Owner, lockID{cell, r.StartTS}, resolution{r.State, r.At})
 	return nil
 }
 
-func (s *strands) settle(owner string, id lockID, how settlement) {
+func (s *strands) add(owner string, id lockID, how resolution) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.settled[owner] == nil {
-		s.settled[owner] = map[lockID]settlement{}
+	if s.resolved[owner] == nil {
+		s.resolved[owner] = map[lockID]resolution{}
 	}
-	s.settled[owner][id] = how
+	s.resolved[owner][id] = how
 }
 
-// count returns how many locks of dead workers were rolled forward and back.
-// A lock that was found, and settled by a worker that was killed before it
-// could say so, is counted by its transaction's fate. It is called when no lock
-// is left.
+// count returns how many locks of dead workers were rolled forward and back. If a
+// worker resolved a lock and was killed before it could report that, the outcome of
+// the transaction decides. Call it when no lock is left.
 func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +107,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 			}
 			states[id] = status.State
 		}
-		for id, how := range s.settled[owner] {
+		for id, how := range s.resolved[owner] {
 			if !how.at.Before(died) {
 				states[id] = how.state
 			}
@@ -122,7 +119,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 			case txn.StateRolledBack:
 				back++
 			case txn.StateUnknown:
-				// The last request of its owner arrived late and removed it.
+				// The last request of its owner arrived late and removed the lock.
 			default:
 				return 0, 0, fmt.Errorf("the lock on %s at %d is gone, and its transaction is still %v", id.cell, id.startTS, state)
 			}

@@ -9,27 +9,27 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// recoverTimeout bounds the end of the recovery: killed workers' locks can be
-// settled after lockTTL at the latest.
+// recoverTimeout bounds the recovery: the locks of killed workers can be resolved
+// after lockTTL at the latest.
 const recoverTimeout = 10 * lockTTL
 
-// recoverLocks settles every lock that is left. No worker runs any more, so
-// all of them belong to workers that were killed; those killed just now are
-// taken for alive until their tokens are stale.
-func recoverLocks(ctx context.Context, client *txn.Client, tables []admin.TableSpec) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be settled"))
+// recoverLocks resolves every lock that is left. No worker runs any more, so all of
+// them belong to workers that were killed. A worker that was killed a moment ago
+// counts as alive until its token is stale.
+func recoverLocks(ctx context.Context, client *txn.Client) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, recoverTimeout, errors.New("locks are left that cannot be resolved"))
 	defer cancel()
 	for {
 		var left atomic.Int64
 		var g errgroup.Group
 		g.SetLimit(16)
-		for _, t := range tables {
+		for _, t := range index.Tables {
 			for l, err := range admin.Locks(ctx, client, t.Name, nil) {
 				if err != nil {
 					return errors.Join(err, g.Wait())
@@ -53,8 +53,8 @@ func recoverLocks(ctx context.Context, client *txn.Client, tables []admin.TableS
 }
 
 // check runs the consistency check over the tables.
-func check(ctx context.Context, client *txn.Client, tables []admin.TableSpec) (violations []string, err error) {
-	for _, t := range tables {
+func check(ctx context.Context, client *txn.Client) (violations []string, err error) {
+	for _, t := range index.Tables {
 		for v, err := range admin.Check(ctx, client, t.Name, nil) {
 			if err != nil {
 				return nil, err
@@ -65,10 +65,10 @@ func check(ctx context.Context, client *txn.Client, tables []admin.TableSpec) (v
 	return violations, nil
 }
 
-// notifications counts what is left to run.
-func notifications(ctx context.Context, client *txn.Client, tables []admin.TableSpec) (left int, err error) {
-	for _, t := range tables {
-		for _, err := range txnchanges.Notifications(ctx, client, t.Name, nil) {
+// notifications counts the notifications that are left.
+func notifications(ctx context.Context, client *txn.Client) (left int, err error) {
+	for _, t := range index.Tables {
+		for _, err := range changes.Notifications(ctx, client, t.Name, nil) {
 			if err != nil {
 				return 0, err
 			}

@@ -11,14 +11,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
+	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// newWorkerCmd is the command that the coordinator starts its workers with.
+// newWorkerCmd is the command with which the coordinator starts a worker.
 func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	var at deployment
 	cmd := &cobra.Command{
@@ -32,7 +31,7 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// reporting is how often a worker tells what it has done.
+// reporting is the time between two reports of what a worker has done.
 const reporting = 100 * time.Millisecond
 
 // A reporter writes reports.
@@ -41,16 +40,16 @@ type reporter struct {
 	out *json.Encoder
 }
 
-// report writes one line. It can fail only when the coordinator is dead, which
-// the end of the input tells as well.
+// report writes one line. It can fail only if the coordinator is dead, and then the
+// input ends, too.
 func (r *reporter) report(line report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = r.out.Encode(line)
 }
 
-// runWorker runs the observers until its input ends: the coordinator has
-// nothing left to do, or is dead.
+// runWorker runs the observers until its input ends, because the coordinator has
+// nothing left to do or is dead.
 func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	out := &reporter{out: json.NewEncoder(s.Out)}
 	var client *txn.Client
@@ -66,31 +65,21 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 		}
 	})
 	defer cancel()
-	options := crash.dialOptions()
-	if at.goesOn() {
-		options = append(options, new(losses).dialOption())
-	}
-	conn, err := at.connect(ctx, options...)
+	conn, err := at.connect(ctx, crash.dialOptions()...)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	config, closeOracle, err := at.clientConfig()
-	if err != nil {
-		return err
-	}
-	defer closeOracle()
-	if client, err = txn.NewClient(ctx, conn.bigtable, config); err != nil {
+	if client, err = txn.NewClient(ctx, conn.bigtable, clientConfig()); err != nil {
 		return err
 	}
 	admin.OnResolve(client, func(r txn.Resolution) {
-		// Told before anything that depends on it.
+		// Reported before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),
 		}})
 	})
-	// The secondaries of what is committed. A coordinator that is dead took the
-	// emulator with it.
+	// Commit the secondaries. If the coordinator is dead, the emulator is, too.
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
@@ -101,11 +90,6 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	}
 	if err := index.Handle(worker); err != nil {
 		return err
-	}
-	if at.goesOn() {
-		if err := worker.Handle(criticID, criticColumn(), notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
-			return err
-		}
 	}
 	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
 

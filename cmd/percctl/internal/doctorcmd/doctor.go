@@ -11,20 +11,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
-	streams *cli.Streams
-	flags   session.Flags
-	rows    int
-	format  cli.Format
+	session.Options
+	rows int
 }
 
 // NewCmd returns the doctor command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s}
+	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check a whole deployment, and say how to fix each problem",
@@ -51,13 +48,11 @@ Exit status 4: there are errors or warnings. 1: a check failed.`,
 			if o.rows <= 0 {
 				return cli.Usagef("--rows %d: it has to be positive", o.rows)
 			}
-			return o.flags.RunBare(cmd.Context(), s, o.run)
+			return o.RunBare(cmd.Context(), s, o.run)
 		},
 	}
-	o.flags.Add(cmd, 10*time.Minute)
+	o.Setup(cmd, s, 10*time.Minute, cli.ObjectOf[checks.Report]())
 	cmd.Flags().IntVar(&o.rows, "rows", 1000, "rows of each table to check for raw writes and violations; also the maximum of locks, notifications and dead letters to read")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[checks.Report]())
 	return cmd
 }
 
@@ -79,12 +74,12 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		return context.Cause(ctx)
 	}
 	report := checks.NewReport(env, results)
-	if err := report.Print(o.streams.Out, o.format); err != nil {
+	if err := report.Print(o.Streams.Out, o.Format); err != nil {
 		return err
 	}
 	if err := report.Verdict(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(o.streams.Err, "no errors and no warnings in %v\n", s.Where)
+	_, err = fmt.Fprintf(o.Streams.Err, "no errors and no warnings in %v\n", s.Where)
 	return err
 }

@@ -14,10 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Where percctl finds it.
@@ -38,15 +37,15 @@ func Start(ctx context.Context, metadataTable string) (*bigtable.Client, *bigtab
 		return nil, nil, nil, err
 	}
 	e := &deployment{emulator: emulator, metadataTable: metadataTable, closers: []func(){emulator.Close}}
-	bt, admin, err := e.open(ctx)
+	bt, adminClient, err := e.open(ctx)
 	if err == nil {
-		err = e.fill(ctx, bt, admin)
+		err = e.fill(ctx, bt, adminClient)
 	}
 	if err != nil {
 		e.close()
 		return nil, nil, nil, fmt.Errorf("filling the embedded emulator: %w", err)
 	}
-	return bt, admin, e.close, nil
+	return bt, adminClient, e.close, nil
 }
 
 type deployment struct {
@@ -67,16 +66,16 @@ func (d *deployment) open(ctx context.Context, opts ...grpc.DialOption) (*bigtab
 	if err != nil {
 		return nil, nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}
 	d.closers = append(d.closers, func() {
 		_ = bt.Close()
-		_ = admin.Close()
+		_ = adminClient.Close()
 		_ = conn.Close()
 	})
-	return bt, admin, nil
+	return bt, adminClient, nil
 }
 
 // past hands out timestamps of an hour ago, a second apart: what dead clients
@@ -87,15 +86,15 @@ func (p *past) Timestamp(context.Context) (tso.Timestamp, error) {
 	return tso.FromTime(time.Now().Add(-time.Hour).Truncate(time.Second)) + tso.Timestamp(p.n.Add(1)*1_000_000), nil
 }
 
-func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
-	if err := legacy(ctx, bt, admin); err != nil {
+func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	if err := legacy(ctx, bt, adminClient); err != nil {
 		return err
 	}
-	for _, spec := range []txnadmin.TableSpec{
+	for _, spec := range []admin.TableSpec{
 		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
-		if err := txnadmin.InitTable(ctx, admin, bt, d.metadataTable, spec); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, d.metadataTable, spec); err != nil {
 			return err
 		}
 	}
@@ -121,11 +120,11 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, admin *bigta
 }
 
 // legacy makes a table that is not transactional.
-func legacy(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
-	if err := admin.CreateTable(ctx, "legacy"); err != nil {
+func legacy(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	if err := adminClient.CreateTable(ctx, "legacy"); err != nil {
 		return err
 	}
-	if err := admin.CreateColumnFamily(ctx, "legacy", "cf"); err != nil {
+	if err := adminClient.CreateColumnFamily(ctx, "legacy", "cf"); err != nil {
 		return err
 	}
 	for i := range 20 {

@@ -7,12 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
-
-// statusTimeout is the default of gc status, which looks at two rows.
-const statusTimeout = time.Minute
 
 // NewCmd returns the gc command.
 func NewCmd(s *cli.Streams) *cobra.Command {

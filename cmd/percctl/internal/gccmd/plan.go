@@ -2,27 +2,22 @@ package gccmd
 
 import (
 	"context"
-	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type planOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	gc      gcFlags
-	format  cli.Format
+	session.Options
+	gc gcFlags
 }
 
 func newPlanCmd(s *cli.Streams) *cobra.Command {
-	o := &planOptions{streams: s}
+	o := &planOptions{}
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show what a collection would remove now",
@@ -43,24 +38,20 @@ The columns of its table:
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, func(ctx context.Context, s *session.Session) error {
-				return o.run(ctx, s)
-			})
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[report]())
 	o.gc.add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 
 func (o *planOptions) run(ctx context.Context, s *session.Session) error {
-	r, err := plan(ctx, s, &o.flags, o.gc.config())
+	r, err := plan(ctx, s, &o.Flags, o.gc.config())
 	if err != nil {
 		return err
 	}
-	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error { return r.text(w) })
+	return o.Print(r, r.text)
 }
 
 // plan counts what a collection would reclaim.

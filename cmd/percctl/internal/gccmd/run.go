@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,24 +11,20 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type runOptions struct {
-	streams  *cli.Streams
-	flags    session.Flags
+	session.Options
 	gc       gcFlags
 	restart  bool
 	lockWait time.Duration
 	watch    bool
 	interval time.Duration
-	consent  cli.Consent
-	format   cli.Format
 }
 
 func newRunCmd(s *cli.Streams) *cobra.Command {
-	o := &runOptions{streams: s}
+	o := &runOptions{}
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Remove old versions, once or at an interval",
@@ -58,17 +53,17 @@ were skipped because their records are damaged.`,
 			if err := o.check(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout)
 	o.gc.add(cmd)
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "start from the beginning instead of continuing an interrupted run")
 	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that block the run (0: do not wait)")
 	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch: time from the end of the last run, by any collector, to the next")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
+	o.Consent.Add(cmd)
+	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
@@ -79,7 +74,7 @@ func (o *runOptions) check() error {
 		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 to not wait", o.lockWait)
 	case o.interval <= 0:
 		return cli.Usagef("--interval %v: it has to be positive", o.interval)
-	case o.watch && o.consent.DryRun:
+	case o.watch && o.Consent.DryRun:
 		return cli.Usagef("--watch and --dry-run: use only one of them; a plan is shown once")
 	}
 	return nil
@@ -95,16 +90,16 @@ func (o *runOptions) config(s *session.Session) gc.Config {
 }
 
 func (o *runOptions) run(ctx context.Context, s *session.Session) error {
-	if o.consent.DryRun || !o.consent.Yes {
-		p, err := plan(ctx, s, &o.flags, o.config(s))
+	if o.Consent.DryRun || !o.Consent.Yes {
+		p, err := plan(ctx, s, &o.Flags, o.config(s))
 		if err != nil {
 			return err
 		}
-		if o.consent.DryRun {
+		if o.Consent.DryRun {
 			return o.print(p)
 		}
 		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(int(p.Total.Cells), "cell"), s.Where)
-		if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
+		if ok, err := o.Ask(ctx, p, p.text, question); !ok {
 			return err
 		}
 	}
@@ -121,7 +116,7 @@ func (o *runOptions) once(ctx context.Context, s *session.Session) error {
 	if r == nil {
 		return verdict(nil, err)
 	}
-	if perr := o.print(newReport(&o.flags, r, err)); perr != nil {
+	if perr := o.print(newReport(&o.Flags, r, err)); perr != nil {
 		return perr
 	}
 	if ctx.Err() != nil && r.SafePoint > 0 {
@@ -152,9 +147,9 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 			if errors.As(err, &busy) {
 				wait = min(o.interval, max(busy.Left, time.Second))
 			}
-			fmt.Fprintf(o.streams.Err, "%s; retrying in %s\n", cli.Line(err.Error()), cli.Duration(wait))
+			fmt.Fprintf(o.Streams.Err, "%s; retrying in %s\n", cli.Line(err.Error()), cli.Duration(wait))
 		}
-		fmt.Fprintf(o.streams.Err, "next run in %s\n", cli.Duration(wait))
+		fmt.Fprintf(o.Streams.Err, "next run in %s\n", cli.Duration(wait))
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -174,9 +169,9 @@ func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration
 }
 
 func (o *runOptions) print(r *report) error {
-	if o.format == cli.JSONL {
-		list := &cli.List[*report]{Out: o.streams.Out, Format: cli.JSONL}
+	if o.Format == cli.JSONL {
+		list := &cli.List[*report]{Out: o.Streams.Out, Format: cli.JSONL}
 		return errors.Join(list.Add(r), list.End())
 	}
-	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error { return r.text(w) })
+	return o.Print(r, r.text)
 }

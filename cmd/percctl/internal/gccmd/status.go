@@ -11,19 +11,15 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 type statusOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	format  cli.Format
+	session.Options
 }
 
 func newStatusCmd(s *cli.Streams) *cobra.Command {
-	o := &statusOptions{streams: s}
+	o := &statusOptions{}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the safe point, the last run, and the clients that hold it back",
@@ -36,12 +32,10 @@ Exit status 4: a run was interrupted, and no collector continues it.`,
   percctl gc status -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, statusTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[status]())
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[status]())
 	return cmd
 }
 
@@ -110,7 +104,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	if err := cli.Print(o.streams.Out, o.format, st, st.text); err != nil {
+	if err := o.Print(st, st.text); err != nil {
 		return err
 	}
 	if st.Interrupted() {

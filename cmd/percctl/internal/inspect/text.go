@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 

@@ -3,18 +3,9 @@
 package lockcmd
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-)
-
-// Defaults of --timeout: a look at one cell should not take long; a walk over
-// all tables may take as long as it takes.
-const (
-	pointTimeout = time.Minute
-	walkTimeout  = 0
 )
 
 // NewCmd returns the lock command.

@@ -16,16 +16,14 @@ import (
 )
 
 type listOptions struct {
-	streams   *cli.Streams
-	flags     session.Flags
+	session.Options
 	tables    session.Tables
 	olderThan time.Duration
 	limit     int
-	format    cli.Format
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
-	o := &listOptions{streams: s}
+	o := &listOptions{}
 	cmd := &cobra.Command{
 		Use:   "list TABLE… | --all",
 		Short: "List locks by transaction, with what resolving them would do",
@@ -47,13 +45,11 @@ Exit status 4: there are more locks than --limit, or records that cannot be read
 			return o.run(cmd.Context())
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -102,7 +98,7 @@ func (o *listOptions) run(ctx context.Context) error {
 	if err := checkLimit(o.limit); err != nil {
 		return err
 	}
-	return o.flags.Run(ctx, o.streams, session.Looks, txn.Config{}, o.list)
+	return o.Flags.Run(ctx, o.Streams, session.Looks, txn.Config{}, o.list)
 }
 
 func (o *listOptions) list(ctx context.Context, s *session.Session) error {
@@ -123,7 +119,7 @@ func (o *listOptions) list(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	s.Progress.End()
-	list := newTransactionList(o.streams.Out, o.format)
+	list := newTransactionList(o.Streams.Out, o.Format)
 	locks := 0
 	for _, t := range all {
 		locks += len(t.Locks)
@@ -134,7 +130,7 @@ func (o *listOptions) list(ctx context.Context, s *session.Session) error {
 	if err := list.End(); err != nil {
 		return err
 	}
-	fmt.Fprintf(o.streams.Err, "%s of %s in %s\n", cli.Count(locks, "lock"), cli.Count(len(all), "transaction"), cli.Count(len(tables), "table"))
+	fmt.Fprintf(o.Streams.Err, "%s of %s in %s\n", cli.Count(locks, "lock"), cli.Count(len(all), "transaction"), cli.Count(len(tables), "table"))
 	return found.Verdict()
 }
 

@@ -14,25 +14,21 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type resolveOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
+	session.Options
 	tables      session.Tables
 	olderThan   time.Duration
 	limit       int
 	transaction bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
-	consent     cli.Consent
-	format      cli.Format
 }
 
 func newResolveCmd(s *cli.Streams) *cobra.Command {
-	o := &resolveOptions{streams: s}
+	o := &resolveOptions{}
 	cmd := &cobra.Command{
 		Use:   "resolve TABLE… | --all | --transaction PRIMARY START_TS",
 		Short: "Resolve locks as the primaries of their transactions decide",
@@ -60,15 +56,13 @@ more than --limit.`,
 			return o.run(cmd.Context())
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
 	o.tables.Add(cmd)
 	addOlderThan(cmd, &o.olderThan)
 	addLimit(cmd, &o.limit)
 	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	o.Consent.Add(cmd)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -98,7 +92,7 @@ func (o *resolveOptions) parse(args []string) (err error) {
 
 func (o *resolveOptions) run(ctx context.Context) error {
 	r := newResolver()
-	return o.flags.Run(ctx, o.streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
+	return o.Flags.Run(ctx, o.Streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
 		admin.OnResolve(s.Client(), r.resolved)
 		return o.resolve(ctx, s, r)
 	})
@@ -114,7 +108,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 		return err
 	}
 	s.Progress.End()
-	p := newPlan(&o.flags.Connect, tables, all)
+	p := newPlan(&o.Connect, tables, all)
 	if o.transaction && p.Locks == 0 {
 		return o.nothing(ctx, s)
 	}
@@ -122,13 +116,13 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 	if n := p.Forward.Locks + p.Back.Locks; n > 0 {
 		question = fmt.Sprintf("Resolve %s in %s?", cli.Count(n, "lock"), s.Where)
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, question); !ok {
+	if ok, err := o.Ask(ctx, p, p.text, question); !ok {
 		return cmp.Or(err, found.Verdict())
 	}
 	err = r.run(ctx, s, all)
 	s.Progress.End()
 	done := r.result(p)
-	if perr := cli.Print(o.streams.Out, o.format, done, func(w io.Writer) error { return done.text(w, cli.StyleFor(o.streams.Out)) }); perr != nil {
+	if perr := o.Print(done, func(w io.Writer) error { return done.text(w, cli.StyleFor(o.Streams.Out)) }); perr != nil {
 		return perr
 	}
 	if err := done.verdict(err); err != nil {
@@ -168,8 +162,8 @@ func (o *resolveOptions) nothing(ctx context.Context, s *session.Session) error 
 	if !t.IsFinal() {
 		return session.NotFoundf("no lock of a transaction that started at %d with primary %s: %s", o.startTS, o.primary, t.Verdict)
 	}
-	fmt.Fprintf(o.streams.Err, "nothing to do: %s\n", t.Verdict)
-	p := newPlan(&o.flags.Connect, nil, nil)
-	p.DryRun = o.consent.DryRun
-	return cli.Print(o.streams.Out, o.format, newResolver().result(p), func(w io.Writer) error { return nil })
+	fmt.Fprintf(o.Streams.Err, "nothing to do: %s\n", t.Verdict)
+	p := newPlan(&o.Connect, nil, nil)
+	p.DryRun = o.Consent.DryRun
+	return o.Print(newResolver().result(p), func(w io.Writer) error { return nil })
 }

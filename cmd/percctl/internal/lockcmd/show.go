@@ -10,19 +10,16 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type showOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	cell    txn.Cell
-	format  cli.Format
+	session.Options
+	cell txn.Cell
 }
 
 func newShowCmd(s *cli.Streams) *cobra.Command {
-	o := &showOptions{streams: s}
+	o := &showOptions{}
 	cmd := &cobra.Command{
 		Use:   "show CELL",
 		Short: "Show the lock on a cell and its transaction",
@@ -37,12 +34,10 @@ Exit status 3: the cell is not locked.`,
 			if o.cell, err = session.ParseCell(args[0]); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
+	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
 	return cmd
 }
 
@@ -67,11 +62,6 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	list := newTransactionList(o.streams.Out, o.format)
-	for _, t := range all {
-		if err := list.Add(t); err != nil {
-			return err
-		}
-	}
-	return list.End()
+	list := newTransactionList(o.Streams.Out, o.Format)
+	return list.All(all)
 }

@@ -18,20 +18,19 @@ import (
 )
 
 type exportOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	rows    session.RangeFlags
-	table   string
-	at      string
-	to      string
-	resume  bool
+	session.Options
+	rows   session.RangeFlags
+	table  string
+	at     string
+	to     string
+	resume bool
 
 	ts tso.Timestamp
 }
 
 // NewExportCmd returns the export command.
 func NewExportCmd(s *cli.Streams) *cobra.Command {
-	o := &exportOptions{streams: s}
+	o := &exportOptions{}
 	cmd := &cobra.Command{
 		Use:   "export TABLE",
 		Short: "Write the committed data of a table, as of one timestamp, to a file",
@@ -54,16 +53,16 @@ resolves locks of dead clients as the primaries decide.`,
 			if err := o.parse(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout)
 	o.rows.Add(cmd)
 	cmd.Flags().StringVar(&o.at, "at", "", "export as of this timestamp, an integer or an RFC 3339 time (default: now)")
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write; it must not exist (default: standard output)")
 	cli.Prints(cmd, cli.LinesOf[header]().If("first line"), cli.LinesOf[rowLine]().If("then one for each row, and a trailer"))
 	cmd.Flags().BoolVar(&o.resume, "resume", false, "continue the file of --to that an earlier run left incomplete")
-	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	cmd.ValidArgsFunction = o.CompleteTables(1)
 	return cmd
 }
 
@@ -108,14 +107,14 @@ func (o *exportOptions) run(ctx context.Context, s *session.Session) error {
 
 func (o *exportOptions) write(ctx context.Context, s *session.Session, t *target, r session.Range) error {
 	if t.done {
-		fmt.Fprintf(o.streams.Err, "%s is complete: %s; nothing to do\n", o.to, cli.Count(t.rows, "row"))
+		fmt.Fprintf(o.Streams.Err, "%s is complete: %s; nothing to do\n", o.to, cli.Count(t.rows, "row"))
 		return nil
 	}
 	snapshot, err := s.Client().Snapshot(ctx, txn.At(t.header.TS))
 	if err != nil {
 		return err
 	}
-	waiting := session.NoteWaiting(o.streams, o.table)
+	waiting := session.NoteWaiting(o.Streams, o.table)
 	defer waiting.Stop()
 	for row, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(max(t.from, r.Start), r.End)) {
 		if err != nil {
@@ -131,7 +130,7 @@ func (o *exportOptions) write(ctx context.Context, s *session.Session, t *target
 		return err
 	}
 	s.Progress.End()
-	_, err = fmt.Fprintf(o.streams.Err, "%s with %s at %s\n", cli.Count(t.rows, "row"), cli.Count(t.cells, "cell"), cli.Stamp(t.header.TS))
+	_, err = fmt.Fprintf(o.Streams.Err, "%s with %s at %s\n", cli.Count(t.rows, "row"), cli.Count(t.cells, "cell"), cli.Stamp(t.header.TS))
 	return err
 }
 
@@ -160,7 +159,7 @@ func (o *exportOptions) open(ctx context.Context, s *session.Session, r session.
 	}
 	want.Time = cli.Time(want.TS)
 	if o.to == "" {
-		t := &target{writer: newWriter(o.streams.Out), header: want}
+		t := &target{writer: newWriter(o.Streams.Out), header: want}
 		t.finish = func(err error) error { return errors.Join(err, t.out.Flush()) }
 		return t, t.line(want, true)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -31,22 +30,19 @@ const (
 )
 
 type importOptions struct {
-	streams     *cli.Streams
-	flags       session.Flags
-	file        string
-	table       string
-	batch       int
-	bulk, idle  bool
-	resume      string
-	yes, dryRun bool
-	format      cli.Format
+	session.Options
+	file       string
+	table      string
+	batch      int
+	bulk, idle bool
+	resume     string
 
 	startTS, commitTS tso.Timestamp // of --resume
 }
 
 // NewImportCmd returns the import command.
 func NewImportCmd(s *cli.Streams) *cobra.Command {
-	o := &importOptions{streams: s}
+	o := &importOptions{}
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Write the rows of an exported file into a table",
@@ -81,20 +77,17 @@ With --dry-run, the command also checks the file.`,
 			if err := o.parse(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[imported]())
 	f := cmd.Flags()
 	f.StringVar(&o.table, "table", "", "table to write to (default: the table that was exported)")
 	f.IntVar(&o.batch, "batch", 200, "rows per transaction")
 	f.BoolVar(&o.bulk, "bulk", false, "write committed cells directly into an empty range")
 	f.BoolVar(&o.idle, "idle", false, "with --bulk: no client reads or writes the range during the load")
 	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to continue, as it printed them")
-	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask for confirmation")
-	f.BoolVar(&o.dryRun, "dry-run", false, "show the plan and change nothing")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[imported]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -106,7 +99,7 @@ func (o *importOptions) parse() (err error) {
 		return cli.Usagef("--idle and --resume need --bulk; without --bulk, run the command again to continue")
 	case o.file == "-" && o.bulk:
 		return cli.Usagef("--bulk: it reads the file twice, so FILE cannot be standard input")
-	case o.file == "-" && (o.dryRun || !o.yes):
+	case o.file == "-" && (o.Consent.DryRun || !o.Consent.Yes):
 		return cli.Usagef("standard input holds the rows, and cannot answer the question or be read twice: add --yes to confirm")
 	case o.resume == "":
 		return nil
@@ -165,11 +158,11 @@ func (r *imported) text(w io.Writer) error {
 }
 
 func (o *importOptions) run(ctx context.Context, s *session.Session) error {
-	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.dryRun}
+	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.Consent.DryRun}
 	var in *reader
 	var err error
 	if o.file == "-" {
-		if in, err = newReader("standard input", o.streams.In); err != nil {
+		if in, err = newReader("standard input", o.Streams.In); err != nil {
 			return err
 		}
 		o.use(r, in)
@@ -188,14 +181,14 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, r.Table); err != nil {
 		return err
 	}
-	if o.dryRun {
-		return cli.Print(o.streams.Out, o.format, r, r.plan)
+	if o.Consent.DryRun {
+		return o.Print(r, r.plan)
 	}
 	if o.file != "-" {
-		if err := r.plan(o.streams.Err); err != nil {
+		if err := r.plan(o.Streams.Err); err != nil {
 			return err
 		}
-		if err := cli.Confirm(ctx, o.streams, o.yes, fmt.Sprintf("Write %s to table %s in %s?", cli.Count(r.Rows, "row"), r.Table, s.Where)); err != nil {
+		if err := cli.Confirm(ctx, o.Streams, o.Consent.Yes, fmt.Sprintf("Write %s to table %s in %s?", cli.Count(r.Rows, "row"), r.Table, s.Where)); err != nil {
 			return err
 		}
 		file, err := os.Open(o.file)
@@ -217,7 +210,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	r.Rows, r.Cells = in.rows, in.cells
-	return cli.Print(o.streams.Out, o.format, r, r.text)
+	return o.Print(r, r.text)
 }
 
 func (o *importOptions) use(r *imported, in *reader) {
@@ -287,7 +280,7 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
 			resume = fmt.Sprintf("; to continue, run the command again with --resume %d,%d", start, commit)
-			fmt.Fprintf(o.streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
+			fmt.Fprintf(o.Streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
 		},
 		Progress: func(rows int) { s.Progress.Set("%d of %s loaded", rows, cli.Count(r.Rows, "row")) },
 	})

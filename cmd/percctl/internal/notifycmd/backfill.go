@@ -16,16 +16,13 @@ import (
 )
 
 type backfillOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	rows    session.RangeFlags
-	column  notify.Column
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	rows   session.RangeFlags
+	column notify.Column
 }
 
 func newBackfillCmd(s *cli.Streams) *cobra.Command {
-	o := &backfillOptions{streams: s}
+	o := &backfillOptions{}
 	cmd := &cobra.Command{
 		Use:   "backfill TABLE/FAMILY:QUALIFIER",
 		Short: "Notify every cell of a column that has a value",
@@ -51,15 +48,13 @@ Exit status 3: the column has no observer.`,
 			if _, err := o.rows.Range(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[backfilled]())
 	o.rows.Add(cmd)
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[backfilled]())
-	cmd.ValidArgsFunction = o.flags.CompleteColumns
+	o.Consent.Add(cmd)
+	cmd.ValidArgsFunction = o.CompleteColumns
 	return cmd
 }
 
@@ -94,17 +89,17 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	rows := bigtable.NewRange(r.Start, r.End)
 	b := &backfilled{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
+		Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun,
 		Column: o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
 	}
 	what := "all cells with a value"
-	if o.consent.DryRun {
+	if o.Consent.DryRun {
 		if b.Cells, err = o.count(ctx, s, rows); err != nil {
 			return err
 		}
 		what = cli.Count(b.Cells, "cell")
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
+	if ok, err := o.Ask(ctx, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
 	b.Cells, err = notify.Backfill(ctx, s.Client(), o.column, rows, func(cells int, row string) {
@@ -115,10 +110,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if err == nil {
 		b.LastRow = ""
 	}
-	if perr := cli.Print(o.streams.Out, o.format, b, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "notified  %d\n", b.Cells)
-		return err
-	}); perr != nil {
+	if perr := o.Print(b, cli.Textf("notified  %d\n", b.Cells)); perr != nil {
 		return perr
 	}
 	return b.verdict(ctx, r, err)

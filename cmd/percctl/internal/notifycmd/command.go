@@ -15,16 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
-)
-
-// Defaults of --timeout: a few cells should not take long; a walk over tables
-// may take as long as it takes.
-const (
-	pointTimeout = time.Minute
-	walkTimeout  = 0
 )
 
 // NewCmd returns the notify command.

@@ -8,11 +8,9 @@ import (
 	"slices"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -44,12 +42,12 @@ type lettersPlan struct {
 
 // planLetters counts the chosen dead letters and keeps the first few. It fails
 // with exit status 3 where a cell that is named has none.
-func planLetters(ctx context.Context, s *session.Session, at *connect.Flags, c choice, do string) (*lettersPlan, error) {
+func planLetters(ctx context.Context, s *session.Session, c choice, do string) (*lettersPlan, error) {
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &lettersPlan{Project: at.Project, Instance: at.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
+	p := &lettersPlan{Project: s.Connect.Project, Instance: s.Connect.Instance, DryRun: true, Observer: map[string]int{}, First: []item{}, do: do, asOf: now}
 	missing := slices.Clone(c.cells)
 	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
@@ -131,9 +129,9 @@ func (r *lettersResult) verdict(ended error) error {
 	return nil
 }
 
-// each does something to each dead letter of the plan, in one walk: those that
-// come to be meanwhile are left.
-func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, changes.DeadLetter) error) (*lettersResult, error) {
+// each does something to each dead letter of the plan, in one walk. It leaves those
+// that were parked after the plan.
+func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, done string, do func(context.Context, *txn.Client, changes.DeadLetter) error) (*lettersResult, error) {
 	r := &lettersResult{Project: p.Project, Instance: p.Instance, Letters: p.Letters, done: done}
 	var ended error
 	for d, err := range changes.DeadLetters(ctx, s.Client()) {
@@ -141,7 +139,7 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 			continue
 		}
 		if err == nil {
-			err = do(ctx, d)
+			err = do(ctx, s.Client(), d)
 		} else {
 			ended = err
 		}
@@ -168,20 +166,27 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 	return r, ended
 }
 
-// carryOut shows the plan, asks, and does it.
-func (p *lettersPlan) carryOut(ctx context.Context, s *session.Session, format cli.Format, consent cli.Consent, c choice, done string, do func(context.Context, changes.DeadLetter) error) error {
-	question := ""
-	if p.Letters > 0 {
-		question = fmt.Sprintf("%s %s in %s?", capital(p.do), cli.Count(p.Letters, "dead letter"), s.Where)
+// apply returns what a command does: it plans to do something, which was done after
+// that, to dead letters, shows the plan, asks, and does it.
+func (o *lettersOptions) apply(do, done string, f func(context.Context, *txn.Client, changes.DeadLetter) error) func(context.Context, *session.Session) error {
+	return func(ctx context.Context, s *session.Session) error {
+		p, err := planLetters(ctx, s, o.chosen, do)
+		if err != nil {
+			return err
+		}
+		question := ""
+		if p.Letters > 0 {
+			question = fmt.Sprintf("%s %s in %s?", capital(do), cli.Count(p.Letters, "dead letter"), s.Where)
+		}
+		if ok, err := o.Ask(ctx, p, p.text, question); !ok {
+			return err
+		}
+		r, ended := p.each(ctx, s, o.chosen, done, f)
+		if err := o.Print(r, r.text); err != nil {
+			return err
+		}
+		return r.verdict(ended)
 	}
-	if ok, err := consent.Ask(ctx, s.Streams, format, p, p.text, question); !ok {
-		return err
-	}
-	r, ended := p.each(ctx, s, c, done, do)
-	if err := cli.Print(s.Streams.Out, format, r, r.text); err != nil {
-		return err
-	}
-	return r.verdict(ended)
 }
 
 func capital(word string) string { return string(word[0]-'a'+'A') + word[1:] }

@@ -14,24 +14,20 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type listOptions struct {
-	streams   *cli.Streams
-	flags     session.Flags
+	session.Options
 	tables    session.Tables
 	dead      bool
 	observer  string
 	olderThan time.Duration
 	limit     int
-	format    cli.Format
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
-	o := &listOptions{streams: s}
+	o := &listOptions{}
 	cmd := &cobra.Command{
 		Use:   "list [TABLE…]",
 		Short: "List pending notifications and dead letters",
@@ -52,19 +48,17 @@ notifications.`,
 			if err := o.check(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[item](csvHeader))
 	o.tables.Range.Add(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&o.dead, "dead", false, "only dead letters")
-	observerFlag(cmd, &o.flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
+	observerFlag(cmd, &o.Flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
 	f.DurationVar(&o.olderThan, "older-than", 0, "only those at least this old, in oracle time (0: all)")
 	f.IntVar(&o.limit, "limit", 0, "maximum number to list (0: all)")
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[item](csvHeader))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -99,9 +93,9 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	style := cli.StyleFor(o.streams.Out)
+	style := cli.StyleFor(o.Streams.Out)
 	l := &lister{listOptions: o, now: now, out: &cli.List[item]{
-		Out: o.streams.Out, Format: o.format, Header: csvHeader, Rows: item.csv,
+		Out: o.Streams.Out, Format: o.Format, Header: csvHeader, Rows: item.csv,
 		Text: func(w io.Writer, it item) error { return it.text(w, style) },
 	}}
 	err = l.list(ctx, s)
@@ -115,7 +109,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return fmt.Errorf("stopped after %s and %s: %w", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"), err)
 	}
-	fmt.Fprintf(o.streams.Err, "%s, %s\n", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"))
+	fmt.Fprintf(o.Streams.Err, "%s, %s\n", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"))
 	return nil
 }
 

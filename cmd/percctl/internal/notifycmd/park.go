@@ -12,23 +12,19 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type parkOptions struct {
-	streams  *cli.Streams
-	flags    session.Flags
+	session.Options
 	cell     txn.Cell
 	observer string
 	reason   string
-	consent  cli.Consent
-	format   cli.Format
 }
 
 func newParkCmd(s *cli.Streams) *cobra.Command {
-	o := &parkOptions{streams: s}
+	o := &parkOptions{}
 	cmd := &cobra.Command{
 		Use:   "park CELL --observer ID",
 		Short: "Turn a notification that an observer keeps failing on into a dead letter",
@@ -50,15 +46,13 @@ Exit status 3: the observer has acknowledged the newest change.`,
 			if o.observer == "" {
 				return cli.Usagef("no observer: add --observer ID")
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.observer, "id of the observer; required")
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[parked]())
+	observerFlag(cmd, &o.Flags, &o.observer, "id of the observer; required")
 	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "error text of the dead letter if no run has failed yet")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[parked]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -101,19 +95,16 @@ func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	d := o.letter(seen)
 	p := &parked{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun,
+		Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun,
 		Cell: o.cell.String(), Observer: o.observer, ChangeTS: d.ChangeTS, Attempts: d.Attempts, Error: d.Error, Others: o.others(seen),
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, p, p.text, fmt.Sprintf("Park it in %s?", s.Where)); !ok {
+	if ok, err := o.Ask(ctx, p, p.text, fmt.Sprintf("Park it in %s?", s.Where)); !ok {
 		return err
 	}
 	if err := o.park(ctx, s, seen, d); err != nil {
 		return err
 	}
-	return cli.Print(o.streams.Out, o.format, p, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, "parked  1")
-		return err
-	})
+	return o.Print(p, cli.Textf("parked  1\n"))
 }
 
 // observe reads what a worker would decide by.

@@ -1,27 +1,30 @@
 package notifycmd
 
 import (
-	"context"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-type replayOptions struct {
-	flags   session.Flags
-	chosen  choice
-	all     bool
-	consent cli.Consent
-	format  cli.Format
+// lettersOptions are those of replay and drop.
+type lettersOptions struct {
+	session.Options
+	chosen choice
+	all    bool
+}
+
+func (o *lettersOptions) add(cmd *cobra.Command, s *cli.Streams, timeout time.Duration, observer string) {
+	o.Setup(cmd, s, timeout, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	observerFlag(cmd, &o.Flags, &o.chosen.observer, observer)
+	o.Consent.Add(cmd)
 }
 
 func newReplayCmd(s *cli.Streams) *cobra.Command {
-	o := &replayOptions{}
+	o := &lettersOptions{}
 	cmd := &cobra.Command{
 		Use:   "replay CELL… | --observer ID | --all",
 		Short: "Run the observers of dead letters again",
@@ -47,35 +50,16 @@ again.`,
 			case !o.all && !named:
 				return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.apply("replay", "replayed", changes.Replay))
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "only dead letters of this observer")
+	o.add(cmd, s, session.WalkTimeout, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
 	return cmd
 }
 
-func (o *replayOptions) run(ctx context.Context, s *session.Session) error {
-	p, err := planLetters(ctx, s, &o.flags.Connect, o.chosen, "replay")
-	if err != nil {
-		return err
-	}
-	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "replayed", func(ctx context.Context, d changes.DeadLetter) error { return changes.Replay(ctx, s.Client(), d) })
-}
-
-type dropOptions struct {
-	flags   session.Flags
-	chosen  choice
-	consent cli.Consent
-	format  cli.Format
-}
-
 func newDropCmd(s *cli.Streams) *cobra.Command {
-	o := &dropOptions{}
+	o := &lettersOptions{}
 	cmd := &cobra.Command{
 		Use:   "drop CELL --observer ID",
 		Short: "Delete a dead letter",
@@ -94,23 +78,9 @@ Exit status 3: the cell has no dead letter of the observer.`,
 			if o.chosen.observer == "" {
 				return cli.Usagef("no observer: add --observer ID")
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.apply("drop", "dropped", changes.DropDeadLetter))
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	observerFlag(cmd, &o.flags, &o.chosen.observer, "id of the observer; required")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[lettersResult](), cli.ObjectOf[lettersPlan]().If("with `--dry-run`"))
+	o.add(cmd, s, session.PointTimeout, "id of the observer; required")
 	return cmd
-}
-
-func (o *dropOptions) run(ctx context.Context, s *session.Session) error {
-	p, err := planLetters(ctx, s, &o.flags.Connect, o.chosen, "drop")
-	if err != nil {
-		return err
-	}
-	return p.carryOut(ctx, s, o.format, o.consent, o.chosen, "dropped", func(ctx context.Context, d changes.DeadLetter) error {
-		return changes.DropDeadLetter(ctx, s.Client(), d)
-	})
 }

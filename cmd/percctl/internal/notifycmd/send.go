@@ -11,20 +11,16 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type sendOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	cells   []txn.Cell
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	cells []txn.Cell
 }
 
 func newSendCmd(s *cli.Streams) *cobra.Command {
-	o := &sendOptions{streams: s}
+	o := &sendOptions{}
 	cmd := &cobra.Command{
 		Use:   "send CELL…",
 		Short: "Notify the observers of cells",
@@ -46,13 +42,11 @@ Exit status 3: the column of a cell has no observer.`,
 			if o.cells, err = parseCells(args); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[sent]())
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[sent]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -95,7 +89,7 @@ func toRun(observers []string, weak bool) string {
 }
 
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
-	r := &sent{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Cells: []sentCell{}}
+	r := &sent{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Cells: []sentCell{}}
 	for _, cell := range o.cells {
 		if err := s.Use(ctx, cell.Table); err != nil {
 			return err
@@ -106,14 +100,11 @@ func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		r.Cells = append(r.Cells, sentCell{cell.String(), append([]string{}, col.Observers...), col.Weak})
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.text, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); !ok {
+	if ok, err := o.Ask(ctx, r, r.text, fmt.Sprintf("Notify %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)); !ok {
 		return err
 	}
 	if err := changes.Notify(ctx, s.Client(), o.cells...); err != nil {
 		return err
 	}
-	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "notified  %d\n", len(o.cells))
-		return err
-	})
+	return o.Print(r, cli.Textf("notified  %d\n", len(o.cells)))
 }

@@ -3,7 +3,6 @@ package notifycmd
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -11,19 +10,15 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type waitOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	format  cli.Format
+	session.Options
 }
 
 func newWaitCmd(s *cli.Streams) *cobra.Command {
-	o := &waitOptions{streams: s}
+	o := &waitOptions{}
 	cmd := &cobra.Command{
 		Use:   "wait",
 		Short: "Wait until observers have acknowledged every committed change",
@@ -41,12 +36,10 @@ Exit status 5: --timeout expired; the message names what was still pending.`,
   percctl scan documents --at $(percctl notify wait)`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.run)
+			return o.Run(cmd, session.Changes, o.run)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[waited]())
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[waited]())
 	return cmd
 }
 
@@ -78,12 +71,9 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 		w.DeadLetters++
 	}
 	if w.DeadLetters > 0 {
-		fmt.Fprintf(o.streams.Err, "did not wait for %s: see percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
+		fmt.Fprintf(o.Streams.Err, "did not wait for %s: see percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
 	}
-	return cli.Print(o.streams.Out, o.format, w, func(out io.Writer) error {
-		_, err := fmt.Fprintln(out, w.TS)
-		return err
-	})
+	return o.Print(w, cli.Textf("%v\n", w.TS))
 }
 
 func pendingWords(u changes.Unfinished) string {

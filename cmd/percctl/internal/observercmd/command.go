@@ -3,17 +3,9 @@
 package observercmd
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-)
-
-// Defaults of --timeout.
-const (
-	pointTimeout = time.Minute
-	walkTimeout  = 0
 )
 
 // NewCmd returns the observer command.

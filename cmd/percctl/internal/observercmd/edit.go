@@ -14,29 +14,25 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type editOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	column  notify.Column // to add
-	table   string        // to remove
-	id      string
-	weak    bool
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	column notify.Column // to add
+	table  string        // to remove
+	id     string
+	weak   bool
 }
 
 func (o *editOptions) add(cmd *cobra.Command) {
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	o.Consent.Add(cmd)
+	cli.FormatFlag(cmd, &o.Format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[edited]())
 }
 
 func newAddCmd(s *cli.Streams) *cobra.Command {
-	o := &editOptions{streams: s}
+	o := &editOptions{}
 	cmd := &cobra.Command{
 		Use:   "add TABLE/FAMILY:QUALIFIER ID",
 		Short: "Register an observer of a column before its workers start",
@@ -56,10 +52,10 @@ values that are already there, run percctl notify backfill afterwards.
 				return err
 			}
 			o.id = args[1]
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.register)
+			return o.Run(cmd, session.Changes, o.register)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
+	o.Setup(cmd, s, session.PointTimeout)
 	cmd.Flags().BoolVar(&o.weak, "weak", false, "the column is for weak notifications: clients notify it, and cannot write it")
 	o.add(cmd)
 	return cmd
@@ -95,7 +91,7 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 	if e.Unchanged {
 		question = ""
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, e, e.text, question); !ok {
+	if ok, err := o.Ask(ctx, e, e.text, question); !ok {
 		return err
 	}
 	if !e.Unchanged {
@@ -103,17 +99,14 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 			return err
 		}
 	}
-	return cli.Print(o.streams.Out, o.format, e, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, done)
-		return err
-	})
+	return o.Print(e, cli.Textf("%v\n", done))
 }
 
 func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, o.column.Table); err != nil {
 		return err
 	}
-	e := &edited{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
+	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
 	observed, err := changes.Observed(ctx, s.Client(), o.column.Table)
 	if err != nil {
@@ -150,7 +143,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 }
 
 func newRemoveCmd(s *cli.Streams) *cobra.Command {
-	o := &editOptions{streams: s}
+	o := &editOptions{}
 	cmd := &cobra.Command{
 		Use:   "remove TABLE ID",
 		Short: "Remove the registration of an observer",
@@ -169,12 +162,12 @@ Exit status 3: the table has no such observer.`,
 		Args:    cli.ExactArgs(2, "two, TABLE and ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.table, o.id = args[0], args[1]
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, o.unregister)
+			return o.Run(cmd, session.Changes, o.unregister)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
+	o.Setup(cmd, s, session.WalkTimeout)
 	o.add(cmd)
-	tables, observers := o.flags.CompleteTables(1), o.flags.CompleteObservers(1)
+	tables, observers := o.CompleteTables(1), o.CompleteObservers(1)
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) == 0 {
 			return tables(cmd, args, word)
@@ -195,7 +188,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	col := observed[i]
 	e := &edited{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
+		Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.table + "/" + col.Column.String(), Observer: o.id, Kind: kind(col.Weak),
 		Others: slices.DeleteFunc(slices.Clone(col.Observers), func(id string) bool { return id == o.id }),
 	}
 	if err := o.survey(ctx, s, col, e); err != nil {

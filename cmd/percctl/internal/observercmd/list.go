@@ -15,17 +15,14 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	tables  session.Tables
-	format  cli.Format
+	session.Options
+	tables session.Tables
 }
 
 // Observer is an observer as list prints it.
@@ -43,7 +40,7 @@ type Want struct {
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
-	o := &listOptions{streams: s}
+	o := &listOptions{}
 	cmd := &cobra.Command{
 		Use:   "list [TABLE…]",
 		Short: "List registered observers with their backlog, lag and workers",
@@ -65,13 +62,11 @@ runs the id for another table counts, too.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.tables.Names = args
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, walkTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[observer](csvHeader))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[observer](csvHeader))
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -159,7 +154,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err := list.End(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(o.streams.Err, "%s\n", cli.Count(n, "observer"))
+	_, err = fmt.Fprintf(o.Streams.Err, "%s\n", cli.Count(n, "observer"))
 	return err
 }
 
@@ -265,7 +260,7 @@ func (b *observer) add(seen changes.Observation) {
 
 func newList(o *listOptions) *cli.List[observer] {
 	return &cli.List[observer]{
-		Out: o.streams.Out, Format: o.format,
+		Out: o.Streams.Out, Format: o.Format,
 		Header: csvHeader,
 		Rows: func(b observer) [][]string {
 			oldest := ""

@@ -37,12 +37,12 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Use:   "plan [--file WORKLOAD]",
 		Short: "Plan the capacity of Cloud Bigtable for a workload: nodes, oracle, latency, cost",
 		Long: `Plan what a workload of transactions needs of Cloud Bigtable: requests and round trips
-of a transaction, nodes, storage, the oracle's load, how often a hot row can be
-written, what sweeps for notifications cost, network, latency and monthly cost.
-Nothing is connected to.
+per transaction, nodes, storage, the load of the oracle, the maximum rate of writes to
+one row, the cost of sweeps for notifications, network, latency and monthly cost. The
+command connects to nothing.
 
-The workload comes from flags (one kind of write transactions, one of reads, one
-table) or from a file, YAML or JSON, with lists:
+Flags describe a workload of one kind of writing transactions, one kind of reading
+snapshots, and one table. A file, YAML or JSON, has lists of them:
 
   transactions:
   - {name: transfer, per_second: 2000, reads: 2, rows: 2, value_bytes: 100}
@@ -53,18 +53,21 @@ table) or from a file, YAML or JSON, with lists:
   processes: 20
   oracle: direct
 
-Fields are those of the workload in the json output (docs/reference). Observers are
-transactions too: name them as a kind, with the acknowledgment as one more cell.
+The fields are those of "workload" in the output of -o json. Observers are transactions,
+too: add a kind for them, with the acknowledgment as one more cell.
 
-Rates of a node are as Google documents them, conditional mutations count as a read and
-a write, and prices are flags; docs/performance.md has the sources and says what is
-assumed.`,
+The rates of a node are those that Google documents. A conditional mutation counts as
+one read and one write. Prices are flags. docs/performance.md lists the sources and the
+assumptions.`,
+		Example: `  percctl plan --writes-per-second 2000 --rows 2 --reads-per-second 5000
+  percctl plan --writes-per-second 500 --table-rows 1e8 --observed 1 --oracle served
+  percctl plan --file workload.yaml -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.workload.Retention, o.workload.RTT, o.workload.OracleRTT, o.workload.Sweep = retention.Hours(), rtt.Seconds()*1000, oracleRTT.Seconds()*1000, sweep.Seconds()
 			for _, f := range workloadFlags {
 				if o.file != "" && cmd.Flags().Changed(f) {
-					return cli.Usagef("--%s and --file are given; the workload comes from one of them", f)
+					return cli.Usagef("--%s and --file: use only one of them; the file describes the whole workload", f)
 				}
 			}
 			if err := o.checkRates(); err != nil {
@@ -74,33 +77,34 @@ assumed.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.file, "file", "", "workload, YAML or JSON; - is the standard input")
-	f.Float64Var(&o.writes.Rate, "writes-per-second", 0, "transactions that write, a second")
-	f.IntVar(&o.writes.Rows, "rows", 1, "rows that such a transaction writes")
+	f.StringVar(&o.file, "file", "", "file with the workload, YAML or JSON; - is standard input")
+	f.Float64Var(&o.writes.Rate, "writes-per-second", 0, "writing transactions per second")
+	f.IntVar(&o.writes.Rows, "rows", 1, "rows that a writing transaction writes")
 	f.IntVar(&o.writes.Cells, "cells", 1, "cells that it writes in each row")
-	f.Float64Var(&o.writes.Bytes, "value-bytes", 100, "bytes of a written value, and of one that is read")
-	f.IntVar(&o.writes.Tables, "tables", 1, "tables that the written rows are in")
-	f.IntVar(&o.writes.Reads, "reads-per-write", 0, "reads of one row that follow each other in such a transaction")
-	f.IntVar(&o.writes.Hot, "hot-rows", 0, "rows to which one write of each transaction goes; 0: there are none")
-	f.IntVar(&o.writes.Observed, "observed", 0, "written cells that are in observed columns, of a transaction")
-	f.Float64Var(&o.reads.Rate, "reads-per-second", 0, "snapshots that read, a second")
-	f.IntVar(&o.reads.ReadRows, "rows-per-read", 1, "rows that such a snapshot reads at once")
+	f.Float64Var(&o.writes.Bytes, "value-bytes", 100, "size of a value in bytes, written or read")
+	f.IntVar(&o.writes.Tables, "tables", 1, "number of tables that have the written rows")
+	f.IntVar(&o.writes.Reads, "reads-per-write", 0, "reads of one row, one after the other, in a writing transaction")
+	f.IntVar(&o.writes.Hot, "hot-rows", 0, "number of hot rows: each writing transaction writes one of them (0: none)")
+	f.IntVar(&o.writes.Observed, "observed", 0, "cells in observed columns that a writing transaction writes")
+	f.Float64Var(&o.reads.Rate, "reads-per-second", 0, "reading snapshots per second")
+	f.IntVar(&o.reads.ReadRows, "rows-per-read", 1, "rows that a snapshot reads in one request")
 	f.Float64Var(&o.table.Rows, "table-rows", 0, "rows of the table")
-	f.Float64Var(&o.table.Bytes, "row-bytes", 1000, "bytes of a row's newest values, with keys and columns")
+	f.Float64Var(&o.table.Bytes, "row-bytes", 1000, "size of the newest values of a row in bytes, with keys and columns")
 	f.IntVar(&o.table.Cells, "row-cells", 1, "cells of a row")
 	f.DurationVar(&retention, "retention", 24*time.Hour, "how long garbage collection keeps versions")
 	f.IntVar(&o.workload.Processes, "processes", 10, "processes that run transactions")
 	f.StringVar(&o.workload.Oracle, "oracle", capacity.Direct, "direct or served")
-	f.DurationVar(&rtt, "rtt", 5*time.Millisecond, "how long a request to Bigtable takes")
-	f.DurationVar(&oracleRTT, "oracle-rtt", time.Millisecond, "how long a request to a served oracle takes")
-	f.DurationVar(&sweep, "sweep-interval", time.Minute, "between two sweeps of an observed table for notifications")
-	f.Float64Var(&o.rates.Reads, "node-reads", o.rates.Reads, "rows that a node reads a second, at 1 KB")
-	f.Float64Var(&o.rates.Writes, "node-writes", o.rates.Writes, "rows that a node writes a second, at 1 KB")
+	f.DurationVar(&rtt, "rtt", 5*time.Millisecond, "round trip of a request to Bigtable")
+	f.DurationVar(&oracleRTT, "oracle-rtt", time.Millisecond, "round trip of a request to a served oracle")
+	f.DurationVar(&sweep, "sweep-interval", time.Minute, "time between two sweeps of an observed table for notifications")
+	f.Float64Var(&o.rates.Reads, "node-reads", o.rates.Reads, "rows of 1 KB that a node reads per second")
+	f.Float64Var(&o.rates.Writes, "node-writes", o.rates.Writes, "rows of 1 KB that a node writes per second")
 	f.Float64Var(&o.rates.CPU, "cpu-target", o.rates.CPU, "average CPU utilisation to plan for, from 0 to 1")
-	f.Float64Var(&o.rates.Storage, "node-storage", o.rates.Storage, "TiB of storage to plan for on a node")
-	f.Float64Var(&o.rates.Node, "price-node", o.rates.Node, "US dollars for a node and an hour")
-	f.Float64Var(&o.rates.GiB, "price-gib", o.rates.GiB, "US dollars for a GiB and a month")
+	f.Float64Var(&o.rates.Storage, "node-storage", o.rates.Storage, "storage per node to plan for, in TiB")
+	f.Float64Var(&o.rates.Node, "price-node", o.rates.Node, "price of a node per hour, in US dollars")
+	f.Float64Var(&o.rates.GiB, "price-gib", o.rates.GiB, "price of a GiB per month, in US dollars")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[capacity.Plan]())
 	return cmd
 }
 
@@ -151,7 +155,7 @@ func (o *planOptions) read() (capacity.Workload, error) {
 		w.Transactions = append(w.Transactions, o.reads)
 	}
 	if len(w.Transactions) == 0 {
-		return w, cli.Usagef("there is no workload: set --writes-per-second or --reads-per-second, or name a --file")
+		return w, cli.Usagef("no workload: add --writes-per-second, --reads-per-second or --file")
 	}
 	if o.table.Rows != 0 {
 		o.table.Name, o.table.Observed = "table", o.writes.Observed > 0
@@ -174,7 +178,7 @@ func (o *planOptions) run() error {
 
 func planText(out io.Writer, p capacity.Plan) error {
 	t := cli.NewTable(out)
-	cli.WriteRow(t, "TRANSACTION", "PER SECOND", "REQUESTS", "OF THEM", "ROUND TRIPS", "LATENCY", "BUSY ORACLE", "MEETS ANOTHER")
+	cli.WriteRow(t, "TRANSACTION", "PER SECOND", "REQUESTS", "OF THEM", "ROUND TRIPS", "LATENCY", "BUSY ORACLE", "CONFLICTS")
 	for _, k := range p.Transactions {
 		conflicts := "-"
 		if k.HotLimit > 0 {

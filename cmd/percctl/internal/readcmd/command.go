@@ -4,7 +4,6 @@ package readcmd
 
 import (
 	"strings"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -13,9 +12,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
-
-// pointTimeout is the default of --timeout of what reads one row.
-const pointTimeout = time.Minute
 
 // readsResolve says what get and scan may do beside reading.
 const readsResolve = `

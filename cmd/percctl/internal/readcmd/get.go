@@ -2,8 +2,6 @@ package readcmd
 
 import (
 	"context"
-	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -13,17 +11,15 @@ import (
 )
 
 type getOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	cell    txn.Cell
-	at      string
-	raw     bool
-	format  cli.Format
+	session.Options
+	cell txn.Cell
+	at   string
+	raw  bool
 }
 
 // NewGetCmd returns the get command.
 func NewGetCmd(s *cli.Streams) *cobra.Command {
-	o := &getOptions{streams: s}
+	o := &getOptions{}
 	cmd := &cobra.Command{
 		Use:   "get CELL",
 		Short: "Read one cell, now or in the past",
@@ -37,8 +33,8 @@ Exit status 3: the cell has no value.
   percctl get accounts/bob/bal:usd --at 2026-11-20T05:30:00Z -o json`,
 		Args: cli.ExactArgs(1, "one, CELL"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.raw && o.format != cli.Table {
-				return cli.Usagef("--raw does not go with --output %s", o.format)
+			if o.raw && o.Format != cli.Table {
+				return cli.Usagef("--raw does not go with --output %s", o.Format)
 			}
 			if o.cell, err = session.ParseCell(args[0]); err != nil {
 				return err
@@ -46,14 +42,12 @@ Exit status 3: the cell has no value.
 			if _, err := snapshotAt(o.at); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[value]())
 	cmd.Flags().StringVar(&o.at, "at", "", atUsage)
 	cmd.Flags().BoolVar(&o.raw, "raw", false, "write only the bytes of the value")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[value]())
 	return cmd
 }
 
@@ -69,7 +63,7 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	defer session.NoteWaiting(o.streams, o.cell.Table).Stop()
+	defer session.NoteWaiting(o.Streams, o.cell.Table).Stop()
 	row, err := snapshot.Table(o.cell.Table).ReadRow(ctx, o.cell.Row, txn.Columns(o.cell.Column()))
 	if err != nil {
 		return err
@@ -79,12 +73,9 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 		return session.NotFoundf("%s has no value at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
 	}
 	if o.raw {
-		_, err := o.streams.Out.Write(items[0].Value)
+		_, err := o.Streams.Out.Write(items[0].Value)
 		return err
 	}
 	v := newValue(o.cell.Table, o.cell.Row, items[0])
-	return cli.Print(o.streams.Out, o.format, v, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, cli.Text(v.Value))
-		return err
-	})
+	return o.Print(v, cli.Textf("%v\n", cli.Text(v.Value)))
 }

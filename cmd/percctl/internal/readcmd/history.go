@@ -12,22 +12,19 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type historyOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	table   string
-	row     string
-	format  cli.Format
+	session.Options
+	table string
+	row   string
 }
 
 // NewHistoryCmd returns the history command.
 func NewHistoryCmd(s *cli.Streams) *cobra.Command {
-	o := &historyOptions{streams: s}
+	o := &historyOptions{}
 	cmd := &cobra.Command{
 		Use:   "history TABLE ROW",
 		Short: "Show everything that is stored in a row, as a timeline",
@@ -46,13 +43,11 @@ Exit status 3: the row is empty.`,
 			if o.row, err = session.ParseRow(args[1]); err != nil {
 				return cli.Usagef("%w", err)
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[event](csvHeader))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
+	cmd.ValidArgsFunction = o.CompleteTables(1)
 	return cmd
 }
 
@@ -111,19 +106,14 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 		return session.NotFoundf("table %s has nothing stored in row %s", o.table, session.Row(o.row))
 	}
 	list := &cli.List[event]{
-		Out: o.streams.Out, Format: o.format,
+		Out: o.Streams.Out, Format: o.Format,
 		Header: csvHeader, Rows: event.csv,
 		TableHeader: []string{"TS", "TIME", "COLUMN", "WHAT HAPPENED"},
 		TableRows: func(e event) [][]string {
 			return [][]string{{e.TS.String(), e.Time, e.Column, e.Words}}
 		},
 	}
-	for _, e := range events {
-		if err := list.Add(e); err != nil {
-			return err
-		}
-	}
-	return list.End()
+	return list.All(events)
 }
 
 func newEvent(v admin.Version, f outcomes) event {

@@ -10,7 +10,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -19,8 +18,7 @@ import (
 const shownValue = 80
 
 type scanOptions struct {
-	streams  *cli.Streams
-	flags    session.Flags
+	session.Options
 	rows     session.RangeFlags
 	table    string
 	at       string
@@ -28,14 +26,13 @@ type scanOptions struct {
 	families []string
 	limit    int
 	reverse  bool
-	format   cli.Format
 
 	read []txn.ReadOption
 }
 
 // NewScanCmd returns the scan command.
 func NewScanCmd(s *cli.Streams) *cobra.Command {
-	o := &scanOptions{streams: s}
+	o := &scanOptions{}
 	cmd := &cobra.Command{
 		Use:   "scan TABLE",
 		Short: "Read rows, now or in the past",
@@ -50,10 +47,10 @@ table and csv have one line per cell, the others one item per row.
 			if err := o.parse(); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[row](scanCSV))
 	o.rows.Add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.at, "at", "", atUsage)
@@ -61,12 +58,10 @@ table and csv have one line per cell, the others one item per row.
 	f.StringArrayVar(&o.families, "families", nil, "only these families, separated by commas; with --columns, in addition to them")
 	f.IntVar(&o.limit, "limit", 0, "maximum number of rows (0: all)")
 	f.BoolVar(&o.reverse, "reverse", false, "read rows in descending order of their keys")
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[row](scanCSV))
-	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	cmd.ValidArgsFunction = o.CompleteTables(1)
 	// It fails only where the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("families", o.flags.CompleteFamilies(""))
-	_ = cmd.RegisterFlagCompletionFunc("columns", o.flags.CompleteFamilies(":"))
+	_ = cmd.RegisterFlagCompletionFunc("families", o.CompleteFamilies(""))
+	_ = cmd.RegisterFlagCompletionFunc("columns", o.CompleteFamilies(":"))
 	return cmd
 }
 
@@ -148,12 +143,12 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	out := &cli.List[row]{
-		Out: o.streams.Out, Format: o.format,
+		Out: o.Streams.Out, Format: o.Format,
 		Header: scanCSV, Rows: row.csv,
 		TableHeader: []string{"ROW", "COLUMN", "COMMIT_TS", "COMMIT_TIME", "VALUE"}, TableRows: row.table,
 	}
 	n := 0
-	waiting := session.NoteWaiting(o.streams, o.table)
+	waiting := session.NoteWaiting(o.Streams, o.table)
 	defer waiting.Stop()
 	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(r.Start, r.End), o.read...) {
 		if err != nil {
@@ -164,7 +159,7 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		n++
 		waiting.Stop()
-		if !cli.IsTerminal(o.streams.Out) { // there, the rows are the progress
+		if !cli.IsTerminal(o.Streams.Out) { // there, the rows are the progress
 			s.Progress.Set("%s of table %s", cli.Count(n, "row"), o.table)
 		}
 		if err := out.Add(newRow(o.table, raw)); err != nil {
@@ -175,6 +170,6 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	s.Progress.End()
-	fmt.Fprintf(o.streams.Err, "%s at %s\n", cli.Count(n, "row"), cli.Stamp(snapshot.ReadTS()))
+	fmt.Fprintf(o.Streams.Err, "%s at %s\n", cli.Count(n, "row"), cli.Stamp(snapshot.ReadTS()))
 	return nil
 }

@@ -14,23 +14,18 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type applyOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	file    string
-	maxAge  time.Duration
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	file   string
+	maxAge time.Duration
 }
 
 func newApplyCmd(s *cli.Streams) *cobra.Command {
-	o := &applyOptions{streams: s}
+	o := &applyOptions{}
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "Make the repairs of a plan",
@@ -57,16 +52,14 @@ again.`,
 			if err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
+			return o.Run(cmd, session.Changes, func(ctx context.Context, s *session.Session) error {
 				return o.run(ctx, s, p, repairs)
 			})
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[applied]())
 	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "maximum age of the plan, in oracle time")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[applied]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -136,12 +129,12 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 	if err := s.Use(ctx, p.Tables...); err != nil {
 		return err
 	}
-	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.consent.DryRun, Planned: len(repairs), Changed: []item{}}
+	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.Consent.DryRun, Planned: len(repairs), Changed: []item{}}
 	question := ""
 	if len(repairs) > 0 {
 		question = fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, done, p.text, question); !ok {
+	if ok, err := o.Ask(ctx, done, p.text, question); !ok {
 		return err
 	}
 	var failed error
@@ -159,7 +152,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, rep
 		s.Progress.Set("%d of %s made", done.Repaired, cli.Count(len(repairs), "repair"))
 	}
 	s.Progress.End()
-	err = errors.Join(failed, cli.Print(o.streams.Out, o.format, done, done.text))
+	err = errors.Join(failed, o.Print(done, done.text))
 	if err == nil && len(done.Changed) > 0 {
 		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
 	}

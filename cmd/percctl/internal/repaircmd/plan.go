@@ -19,7 +19,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -68,17 +67,15 @@ type left struct {
 }
 
 type planOptions struct {
-	streams   *cli.Streams
-	flags     session.Flags
+	session.Options
 	tables    session.Tables
 	to        string
 	markerAge time.Duration
 	most      int
-	format    cli.Format
 }
 
 func newPlanCmd(s *cli.Streams) *cobra.Command {
-	o := &planOptions{streams: s}
+	o := &planOptions{}
 	cmd := &cobra.Command{
 		Use:   "plan TABLE… | --all",
 		Short: "Find what can be repaired, and write a plan",
@@ -108,17 +105,15 @@ Exit status 4: there is something to repair, or left.`,
 			if o.most <= 0 {
 				return cli.Usagef("--limit %d: it has to be positive", o.most)
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[plan]())
 	o.tables.Add(cmd)
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write the plan to; it must not exist")
 	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "include rollback markers of transactions that began at least this long ago, in oracle time")
 	cmd.Flags().IntVar(&o.most, "limit", 10_000, "approximate maximum of repairs in a plan")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[plan]())
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -199,13 +194,13 @@ func (o *planOptions) print(p *plan) error {
 			return err
 		}
 	}
-	if err := cli.Print(o.streams.Out, o.format, p, p.text); err != nil {
+	if err := o.Print(p, p.text); err != nil {
 		return err
 	}
 	if n := len(p.Repairs) + len(p.Left); n > 0 {
 		return session.Foundf("%s to make, %s left to you", cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
 	}
-	_, err := fmt.Fprintf(o.streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
+	_, err := fmt.Fprintf(o.Streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
 	return err
 }
 

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -13,15 +14,12 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-const (
-	// samplingTimeout bounds a request that only makes others smaller.
-	samplingTimeout = 10 * time.Second
-)
+// samplingTimeout bounds a request that only makes later ones smaller.
+const samplingTimeout = 10 * time.Second
 
 // Tables are the tables that a command works on: its arguments, or all.
 type Tables struct {
@@ -215,4 +213,18 @@ func ParseTransaction(args []string) (primary txn.Cell, startTS tso.Timestamp, e
 		return primary, 0, cli.Usagef("START_TS: 0 is not a timestamp")
 	}
 	return primary, startTS, nil
+}
+
+// Families returns the families of a row, in order.
+func Families(r bigtable.Row) []string { return slices.Sorted(maps.Keys(r)) }
+
+// waitNotice is how long a read is silent before it says what it may wait for.
+const waitNotice = 3 * time.Second
+
+// NoteWaiting says on standard error that a read may be waiting for a lock,
+// unless it is stopped before.
+func NoteWaiting(s *cli.Streams, table string) *time.Timer {
+	return time.AfterFunc(waitNotice, func() {
+		fmt.Fprintf(s.Err, "still reading table %s; it may be waiting for the lock of a live transaction: see percctl lock list %s\n", table, table)
+	})
 }

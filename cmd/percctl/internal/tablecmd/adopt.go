@@ -13,21 +13,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type adoptOptions struct {
-	streams       *cli.Streams
-	flags         session.Flags
+	session.Options
 	table         string
 	observed      []string
 	clearPolicies bool
 	whole         bool
 	sample        int
-	consent       cli.Consent
-	format        cli.Format
 	cbt           bool
 	terraform     bool
 
@@ -35,7 +31,7 @@ type adoptOptions struct {
 }
 
 func newAdoptCmd(s *cli.Streams) *cobra.Command {
-	o := &adoptOptions{streams: s}
+	o := &adoptOptions{}
 	cmd := &cobra.Command{
 		Use:   "adopt TABLE",
 		Short: "Make a table that is in use transactional, in place",
@@ -73,10 +69,10 @@ Exit status 4: the table is refused.`,
 			if err := o.parse(); err != nil {
 				return err
 			}
-			return o.flags.RunBare(cmd.Context(), s, o.run)
+			return o.RunBare(cmd.Context(), s, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[adoption]())
 	f := cmd.Flags()
 	f.BoolVar(&o.clearPolicies, "clear-policies", false, "clear the garbage-collection policies of the families; from then on, overwritten versions stay")
 	f.BoolVar(&o.whole, "scan", false, "read all rows instead of a sample, to look for cells in the timestamp range of transactions")
@@ -84,9 +80,7 @@ Exit status 4: the table is refused.`,
 	f.StringArrayVar(&o.observed, "observed", nil, "columns to observe: commits to them leave notifications; family:qualifier, separated by commas")
 	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands for families and policies, and change nothing")
 	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table, and change nothing")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[adoption]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -96,7 +90,7 @@ func (o *adoptOptions) parse() error {
 	if o.sample <= 0 {
 		return cli.Usagef("--sample %d: it has to be positive", o.sample)
 	}
-	if err := checkPrint(o.cbt, o.terraform, o.format); err != nil {
+	if err := checkPrint(o.cbt, o.terraform, o.Format); err != nil {
 		return err
 	}
 	for _, name := range session.List(o.observed) {
@@ -136,8 +130,8 @@ type adoption struct {
 
 func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 	a := &adoption{
-		Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, Table: o.table, MetadataTable: o.flags.Connect.MetadataTable,
-		DryRun: o.consent.DryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
+		Project: o.Connect.Project, Instance: o.Connect.Instance, Table: o.table, MetadataTable: o.Connect.MetadataTable,
+		DryRun: o.Consent.DryRun, Resumes: p.Resumes, Families: []adoptedFamily{}, Create: append([]string{}, p.Create...), Refusals: []string{},
 		Rows: p.Rows, Whole: p.Whole, Adopted: p.Adopted, AdoptedTS: p.AdoptedTS, AdoptedTime: cli.Time(p.AdoptedTS),
 	}
 	for _, f := range p.Families {
@@ -209,8 +203,8 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 	if (o.cbt || o.terraform) && len(plan.Refusals) == 0 {
 		return o.print(a)
 	}
-	if o.consent.DryRun || plan.Adopted || len(plan.Refusals) > 0 {
-		if err := cli.Print(o.streams.Out, o.format, a, a.text); err != nil {
+	if o.Consent.DryRun || plan.Adopted || len(plan.Refusals) > 0 {
+		if err := o.Print(a, a.text); err != nil {
 			return err
 		}
 		if len(plan.Refusals) > 0 {
@@ -218,7 +212,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		return nil
 	}
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, a, a.text, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); !ok {
+	if ok, err := o.Ask(ctx, a, a.text, fmt.Sprintf("Adopt table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
 	if err := admin.Adopt(ctx, s.Admin, s.Bigtable, cfg, plan); err != nil {
@@ -232,7 +226,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	a.Adopted, a.AdoptedTS, a.AdoptedTime = plan.Adopted, plan.AdoptedTS, cli.Time(plan.AdoptedTS)
-	return cli.Print(o.streams.Out, o.format, a, a.text)
+	return o.Print(a, a.text)
 }
 
 // print prints what makes the table ready for its schema record.
@@ -245,9 +239,9 @@ func (o *adoptOptions) print(a *adoption) error {
 		for _, name := range a.Create {
 			d.Families = append(d.Families, describedFamily{Name: name})
 		}
-		return d.printTerraform(o.streams.Out, "adopt")
+		return d.printTerraform(o.Streams.Out, "adopt")
 	}
-	w := o.streams.Out
+	w := o.Streams.Out
 	cbt := fmt.Sprintf("cbt -project %s -instance %s", a.Project, a.Instance)
 	for _, f := range a.Families {
 		if f.Clear {

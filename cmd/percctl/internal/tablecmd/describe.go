@@ -15,22 +15,19 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type describeOptions struct {
-	streams        *cli.Streams
-	flags          session.Flags
+	session.Options
 	table          string
 	sample         int
 	cbt, terraform bool
-	format         cli.Format
 }
 
 func newDescribeCmd(s *cli.Streams) *cobra.Command {
-	o := &describeOptions{streams: s}
+	o := &describeOptions{}
 	cmd := &cobra.Command{
 		Use:   "describe TABLE",
 		Short: "Show families, policies, format, observed columns and sizes of a table",
@@ -48,19 +45,17 @@ not write its schema record: percctl table init or percctl table adopt does.`,
 			if o.sample < 0 {
 				return cli.Usagef("--sample %d: it has to be positive, or 0 for no sample", o.sample)
 			}
-			if err := checkPrint(o.cbt, o.terraform, o.format); err != nil {
+			if err := checkPrint(o.cbt, o.terraform, o.Format); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[description]())
 	cmd.Flags().IntVar(&o.sample, "sample", 1000, "rows to read, spread over the table (0: none)")
 	cmd.Flags().BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that create such a table")
 	cmd.Flags().BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of such a table")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[description]())
-	cmd.ValidArgsFunction = o.flags.CompleteTables(1)
+	cmd.ValidArgsFunction = o.CompleteTables(1)
 	return cmd
 }
 
@@ -125,7 +120,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if err != nil {
-		fmt.Fprintf(o.streams.Err, "warning: %s\n", cli.Line(err.Error()))
+		fmt.Fprintf(o.Streams.Err, "warning: %s\n", cli.Line(err.Error()))
 	}
 	info, err := s.Admin.TableInfo(ctx, o.table)
 	if err != nil {
@@ -141,16 +136,16 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	switch {
 	case o.cbt:
-		return out.printCbt(o.streams.Out)
+		return out.printCbt(o.Streams.Out)
 	case o.terraform:
-		return out.printTerraform(o.streams.Out, "init")
+		return out.printTerraform(o.Streams.Out, "init")
 	}
 	if o.sample > 0 {
 		if out.Sample, err = sampleRows(ctx, s, o.table, o.sample); err != nil {
 			return err
 		}
 	}
-	return cli.Print(o.streams.Out, o.format, out, out.text)
+	return o.Print(out, out.text)
 }
 
 func describeFamilies(info *bigtable.TableInfo) []describedFamily {

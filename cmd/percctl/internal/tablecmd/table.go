@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,9 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // NewCmd returns the table command.
@@ -37,13 +34,13 @@ type initOptions struct {
 }
 
 func newInitCmd(s *cli.Streams) *cobra.Command {
-	o := &initOptions{streams: s}
+	o := &initOptions{}
 	cmd := &cobra.Command{
 		Use:   "init TABLE",
 		Short: "Create a transactional table, or add the metadata families to one",
 		Long: `Create a transactional table, or make an existing one transactional. The command
 creates what is missing of the metadata table, the table, its data families and the
-metadata families (` + strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ") + `), checks that no family has a
+metadata families (` + metadataFamilies + `), checks that no family has a
 garbage-collection policy, and records the schema. Cells that are in the table stay
 as they are and count as committed before every transaction. To run the command
 twice is harmless. For a table that is in use, percctl table adopt checks more.`,
@@ -65,14 +62,14 @@ func (o *initOptions) run(ctx context.Context) error {
 	if o.timeout <= 0 {
 		return cli.Usagef("--timeout %v: it has to be positive", o.timeout)
 	}
-	bt, admin, closeAll, err := o.connect.Open(ctx)
+	bt, adminClient, closeAll, err := o.connect.Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	err = txnadmin.InitTable(ctx, admin, bt, o.connect.MetadataTable, txnadmin.TableSpec{Name: o.table, Families: o.families})
+	err = admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)
 	}

@@ -11,21 +11,17 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type unadoptOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	table   string
-	wait    time.Duration
-	consent cli.Consent
-	format  cli.Format
+	session.Options
+	table string
+	wait  time.Duration
 }
 
 func newUnadoptCmd(s *cli.Streams) *cobra.Command {
-	o := &unadoptOptions{streams: s}
+	o := &unadoptOptions{}
 	cmd := &cobra.Command{
 		Use:   "unadopt TABLE",
 		Short: "Undo table adopt, if no transaction has written",
@@ -54,14 +50,12 @@ Exit status 4: a transaction has written.`,
 			if o.wait <= 0 {
 				return cli.Usagef("--wait %v: it has to be positive", o.wait)
 			}
-			return o.flags.RunBare(cmd.Context(), s, o.run)
+			return o.RunBare(cmd.Context(), s, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[undoing]())
 	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[undoing]())
+	o.Consent.Add(cmd)
 	return cmd
 }
 
@@ -94,16 +88,16 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(),
 		Progress: func(rows int) { s.Progress.Set("reading table %s: %s", o.table, cli.Count(rows, "row")) },
 	}
-	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.consent.DryRun, Wait: o.wait.Seconds()}
-	print := func() error { return cli.Print(o.streams.Out, o.format, u, u.text) }
+	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.Consent.DryRun, Wait: o.wait.Seconds()}
+	print := func() error { return o.Print(u, u.text) }
 	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return o.written(u, err, print)
 	}
 	s.Progress.End()
-	if ok, err := o.consent.Ask(ctx, o.streams, o.format, u, u.text, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); !ok {
+	if ok, err := o.Ask(ctx, u, u.text, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); !ok {
 		return err
 	}
-	fmt.Fprintf(o.streams.Err, "waiting %v until no client uses its cached schema any more\n", o.wait)
+	fmt.Fprintf(o.Streams.Err, "waiting %v until no client uses its cached schema any more\n", o.wait)
 	if err := admin.UndoAdoption(ctx, s.Admin, s.Bigtable, cfg, o.wait); err != nil {
 		return o.written(u, err, print)
 	}

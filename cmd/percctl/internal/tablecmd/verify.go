@@ -10,20 +10,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type verifyOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
-	names   []string
-	all     bool
-	format  cli.Format
+	session.Options
+	names []string
+	all   bool
 }
 
 func newVerifyCmd(s *cli.Streams) *cobra.Command {
-	o := &verifyOptions{streams: s}
+	o := &verifyOptions{}
 	cmd := &cobra.Command{
 		Use:   "verify TABLE… | --all",
 		Short: "Check the families, policies and schema records of tables",
@@ -41,14 +38,12 @@ Exit status 4: there are errors or warnings.`,
 			if o.all == (len(args) > 0) {
 				return cli.Usagef("name tables or add --all, not both")
 			}
-			return o.flags.RunBare(cmd.Context(), s, o.run)
+			return o.RunBare(cmd.Context(), s, o.run)
 		},
 	}
-	o.flags.Add(cmd, 5*time.Minute)
+	o.Setup(cmd, s, 5*time.Minute, cli.ObjectOf[checks.Report]())
 	cmd.Flags().BoolVar(&o.all, "all", false, "all transactional tables of the deployment")
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[checks.Report]())
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -70,12 +65,12 @@ func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := report.Print(o.streams.Out, o.format); err != nil {
+	if err := report.Print(o.Streams.Out, o.Format); err != nil {
 		return err
 	}
 	if err := report.Verdict(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(o.streams.Err, "no errors and no warnings in %s\n", cli.Count(len(env.Tables), "table"))
+	_, err = fmt.Fprintf(o.Streams.Err, "no errors and no warnings in %s\n", cli.Count(len(env.Tables), "table"))
 	return err
 }

@@ -22,18 +22,16 @@ const frameTimeout = 30 * time.Second
 const minInterval = 100 * time.Millisecond
 
 type options struct {
-	streams  *cli.Streams
-	flags    session.Flags
+	session.Options
 	picture  picture.Options
 	interval time.Duration
 	once     bool
 	count    int
-	format   cli.Format
 }
 
 // NewCmd returns the top command.
 func NewCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s}
+	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "top [TABLE…]",
 		Short: "Watch a deployment: rates, locks, observers, the oracle, garbage collection",
@@ -69,16 +67,16 @@ frame fails at a terminal, the screen says why, and the command tries the next o
 			return o.run(cmd.Context())
 		},
 	}
-	o.flags.Add(cmd, frameTimeout)
+	o.Setup(cmd, s, frameTimeout)
 	o.picture.Tables.Range.Add(cmd)
 	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time from the start of a frame to the start of the next")
 	cmd.Flags().BoolVar(&o.once, "once", false, "print one frame")
 	cmd.Flags().IntVar(&o.count, "count", 0, "number of frames (0: at a terminal until Ctrl-C, otherwise one)")
 	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per frame")
 	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", picture.DefaultTransactions, "number of transactions with locks to show, the oldest first")
-	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
+	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[picture.Picture]())
-	cmd.ValidArgsFunction = o.flags.CompleteTables(0)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
@@ -90,8 +88,8 @@ func (o *options) check() error {
 		return cli.Usagef("--count %d: it has to be positive, or 0", o.count)
 	case o.once && o.count > 1:
 		return cli.Usagef("--once and --count %d: use only one of them", o.count)
-	case o.count > 1 && (o.format == cli.JSON || o.format == cli.YAML):
-		return cli.Usagef("--count %d: -o %s prints one frame; use -o jsonl", o.count, o.format)
+	case o.count > 1 && (o.Format == cli.JSON || o.Format == cli.YAML):
+		return cli.Usagef("--count %d: -o %s prints one frame; use -o jsonl", o.count, o.Format)
 	case o.picture.Locks <= 0:
 		return cli.Usagef("--limit %d: it has to be positive", o.picture.Locks)
 	case o.picture.Transactions <= 0:
@@ -103,18 +101,18 @@ func (o *options) check() error {
 }
 
 func (o *options) run(ctx context.Context) error {
-	live := o.format == cli.Table && !o.once && cli.IsTerminal(o.streams.Out) && os.Getenv("TERM") != "dumb"
+	live := o.Format == cli.Table && !o.once && cli.IsTerminal(o.Streams.Out) && os.Getenv("TERM") != "dumb"
 	if !live && o.count == 0 {
 		o.count = 1
 	}
-	k, err := picture.Keep(ctx, &o.flags)
+	k, err := picture.Keep(ctx, &o.Flags)
 	if err != nil {
 		return err
 	}
 	defer k.Close()
 	var show func(*picture.Picture, error) error
 	if live {
-		sc := newScreen(o.streams.Out, o.interval)
+		sc := newScreen(o.Streams.Out, o.interval)
 		defer sc.close()
 		show = sc.show
 	} else {
@@ -160,13 +158,13 @@ func (o *options) print(p *picture.Picture, err error) error {
 	if err != nil {
 		return err
 	}
-	if o.format == cli.JSONL {
-		list := cli.List[*picture.Picture]{Out: o.streams.Out, Format: cli.JSONL}
+	if o.Format == cli.JSONL {
+		list := cli.List[*picture.Picture]{Out: o.Streams.Out, Format: cli.JSONL}
 		return list.Add(p)
 	}
 	width := 0
-	if cli.IsTerminal(o.streams.Out) {
-		width = cli.Width(o.streams.Out)
+	if cli.IsTerminal(o.Streams.Out) {
+		width = cli.Width(o.Streams.Out)
 	}
-	return cli.Print(o.streams.Out, o.format, p, frame{p, width, cli.StyleFor(o.streams.Out)}.text)
+	return o.Print(p, frame{p, width, cli.StyleFor(o.Streams.Out)}.text)
 }

@@ -3,12 +3,13 @@ package tsocmd
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
@@ -18,17 +19,13 @@ import (
 const mostAhead = time.Hour
 
 type advanceOptions struct {
-	bigtable connect.Flags
-	to       string
-	ahead    bool
-	yes      bool
-	dryRun   bool
-	timeout  time.Duration
-	format   cli.Format
+	rowOptions
+	to    string
+	ahead bool
 }
 
 func newAdvanceCmd(s *cli.Streams) *cobra.Command {
-	opts := &advanceOptions{}
+	o := &advanceOptions{}
 	cmd := &cobra.Command{
 		Use:   "advance --to TIMESTAMP",
 		Short: "Raise the oracle above a timestamp, after its row was lost or restored",
@@ -50,24 +47,21 @@ the command watches the row for one lease, and changes nothing if a server renew
 		Example: `  percctl tso advance --to 2026-11-20T05:30:00Z --dry-run
   percctl tso advance --to 1795152600000000 --yes`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return coded(advance(cmd.Context(), s, opts)) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			to, err := o.parse()
+			if err != nil {
+				return err
+			}
+			return coded(o.run(cmd.Context(), o.advance(to)))
+		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&opts.to, "to", "", "timestamp to raise the oracle above; required")
-	f.BoolVar(&opts.ahead, "ahead", false, "allow a timestamp more than one hour ahead of this machine's clock")
-	f.BoolVarP(&opts.yes, "yes", "y", false, "do not ask for confirmation")
-	f.BoolVar(&opts.dryRun, "dry-run", false, "show the plan and change nothing")
-	f.DurationVar(&opts.timeout, "timeout", 30*time.Second, "stop after this time, which includes watching a lease, but not waiting for confirmation")
-	opts.bigtable.Add(f)
-	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
-	cli.Prints(cmd, cli.ObjectOf[rowReport]())
+	cmd.Flags().StringVar(&o.to, "to", "", "timestamp to raise the oracle above; required")
+	cmd.Flags().BoolVar(&o.ahead, "ahead", false, "allow a timestamp more than one hour ahead of this machine's clock")
+	o.add(cmd, s)
 	return cmd
 }
 
 func (o *advanceOptions) parse() (tso.Timestamp, error) {
-	if o.timeout <= 0 {
-		return 0, cli.Usagef("--timeout %s: it has to be positive", o.timeout)
-	}
 	if o.to == "" {
 		return 0, cli.Usagef("no timestamp: add --to, the timestamp to raise the oracle above")
 	}
@@ -81,61 +75,31 @@ func (o *advanceOptions) parse() (tso.Timestamp, error) {
 	return to, nil
 }
 
-func advance(ctx context.Context, s *cli.Streams, opts *advanceOptions) error {
-	to, err := opts.parse()
-	if err != nil {
-		return err
+func (o *advanceOptions) advance(to tso.Timestamp) *rowEdit {
+	return &rowEdit{
+		needed:   func(state tso.RowState) bool { return state.Limit < to },
+		plan:     func(w io.Writer, state tso.RowState) { o.planAdvance(w, state, to) },
+		question: fmt.Sprintf("Advance the oracle to %d?", to),
+		do: func(ctx context.Context, table bigtable.TableAPI) (bool, error) {
+			return tso.Advance(ctx, table, tso.RowConfig{}, to)
+		},
+		to: to,
 	}
-	client, err := opts.bigtable.OpenData(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }()
-	table := client.Open(opts.bigtable.MetadataTable)
-	read := func() (tso.RowState, error) {
-		rctx, cancel := context.WithTimeout(ctx, opts.timeout)
-		defer cancel()
-		return tso.ReadRow(rctx, table, tso.RowConfig{})
-	}
-	state, err := read()
-	if err != nil {
-		return err
-	}
-	changed := false
-	if state.Limit < to {
-		planAdvance(s, state, to, opts)
-		if !opts.dryRun {
-			if err := cli.Confirm(ctx, s, opts.yes, fmt.Sprintf("Advance the oracle to %d?", to)); err != nil {
-				return err
-			}
-			actx, cancel := context.WithTimeout(ctx, opts.timeout)
-			defer cancel()
-			if changed, err = tso.Advance(actx, table, tso.RowConfig{}, to); err != nil {
-				return err
-			}
-			if state, err = read(); err != nil {
-				return err
-			}
-		}
-	}
-	r := newRowReport(state)
-	r.To, r.Changed = to, &changed
-	return printRow(s, opts.format, r)
 }
 
-func planAdvance(s *cli.Streams, state tso.RowState, to tso.Timestamp, opts *advanceOptions) {
-	fmt.Fprintf(s.Err, "Oracle row in table %s, project %s, instance %s:\n", opts.bigtable.MetadataTable, opts.bigtable.Project, opts.bigtable.Instance)
+func (o *advanceOptions) planAdvance(w io.Writer, state tso.RowState, to tso.Timestamp) {
+	fmt.Fprintf(w, "Oracle row in table %s, project %s, instance %s:\n", o.bigtable.MetadataTable, o.bigtable.Project, o.bigtable.Instance)
 	if state.Mode == "" {
-		fmt.Fprintln(s.Err, "  it was never used, or was lost: it will be in direct mode")
+		fmt.Fprintln(w, "  it was never used, or was lost: it will be in direct mode")
 	} else {
-		fmt.Fprintf(s.Err, "  mode %s; no timestamp above %d (%s) was handed out\n", state.Mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
+		fmt.Fprintf(w, "  mode %s; no timestamp above %d (%s) was handed out\n", state.Mode, state.Limit, state.Limit.Time().Format(time.RFC3339))
 	}
-	fmt.Fprintf(s.Err, "  timestamps continue above %d (%s)", to, to.Time().Format(time.RFC3339))
+	fmt.Fprintf(w, "  timestamps continue above %d (%s)", to, to.Time().Format(time.RFC3339))
 	if state.Mode != "" {
-		fmt.Fprintf(s.Err, ", %s later", cli.Duration(to.Time().Sub(state.Limit.Time())))
+		fmt.Fprintf(w, ", %s later", cli.Duration(to.Time().Sub(state.Limit.Time())))
 	}
-	fmt.Fprintln(s.Err)
+	fmt.Fprintln(w)
 	if state.Mode == tso.ModeServed && !state.Released {
-		fmt.Fprintf(s.Err, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", state.Leader, state.Address, state.Lease)
+		planLease(w, state)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -65,7 +66,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 		}
 	}
 	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(s.Err, nil)))
-	cfg := tso.ServerConfig{
+	cfg := server.Config{
 		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,
 	}
 	switch files := opts.tls.TLSFiles; {
@@ -86,7 +87,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	}
 	table := client.Open(opts.bigtable.MetadataTable)
 	defer func() { _ = client.Close() }()
-	server, err := tso.NewServer(table, cfg)
+	srv, err := server.New(table, cfg)
 	if err != nil {
 		return cli.Usagef("%w", err)
 	}
@@ -114,7 +115,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	if _, err := fmt.Fprintf(s.Out, "%s\n", lis.Addr()); err != nil {
 		return err
 	}
-	return server.Serve(ctx, lis)
+	return srv.Serve(ctx, lis)
 }
 
 // loopback reports whether only this machine reaches an address.

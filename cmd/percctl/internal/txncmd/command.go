@@ -2,15 +2,10 @@
 package txncmd
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
-
-// pointTimeout is the default of --timeout of what reads one row.
-const pointTimeout = time.Minute
 
 // NewCmd returns the txn command.
 func NewCmd(s *cli.Streams) *cobra.Command {

@@ -13,20 +13,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type explainOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
+	session.Options
 	primary txn.Cell
 	startTS tso.Timestamp
-	format  cli.Format
 }
 
 func newExplainCmd(s *cli.Streams) *cobra.Command {
-	o := &explainOptions{streams: s}
+	o := &explainOptions{}
 	cmd := &cobra.Command{
 		Use:   "explain PRIMARY START_TS",
 		Short: "Show every cell of a transaction in all tables",
@@ -42,12 +39,10 @@ Exit status 3: no table has a trace of the transaction.`,
 			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, 0)
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ObjectOf[explanation]().If("with `-o json` or `-o yaml`"), cli.ListOf[cell](csvHeader).If("with `-o jsonl` or `-o csv`"))
+	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[explanation]().If("with `-o json` or `-o yaml`"), cli.ListOf[cell](csvHeader).If("with `-o jsonl` or `-o csv`"))
 	return cmd
 }
 
@@ -126,22 +121,17 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 }
 
 func (o *explainOptions) print(e *explanation) error {
-	switch o.format {
+	switch o.Format {
 	case cli.JSONL, cli.CSV:
 		list := &cli.List[*cell]{
-			Out: o.streams.Out, Format: o.format,
+			Out: o.Streams.Out, Format: o.Format,
 			Header: csvHeader,
 			Rows:   func(c *cell) [][]string { return [][]string{{c.Cell, fmt.Sprint(c.Primary), c.State, c.Words}} },
 		}
-		for _, c := range e.Cells {
-			if err := list.Add(c); err != nil {
-				return err
-			}
-		}
-		return list.End()
+		return list.All(e.Cells)
 	}
-	style := cli.StyleFor(o.streams.Out)
-	return cli.Print(o.streams.Out, o.format, e, func(w io.Writer) error {
+	style := cli.StyleFor(o.Streams.Out)
+	return o.Print(e, func(w io.Writer) error {
 		if err := statusText(w, style, e.Transaction); err != nil {
 			return err
 		}

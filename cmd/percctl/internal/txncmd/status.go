@@ -15,15 +15,13 @@ import (
 )
 
 type statusOptions struct {
-	streams *cli.Streams
-	flags   session.Flags
+	session.Options
 	primary txn.Cell
 	startTS tso.Timestamp
-	format  cli.Format
 }
 
 func newStatusCmd(s *cli.Streams) *cobra.Command {
-	o := &statusOptions{streams: s}
+	o := &statusOptions{}
 	cmd := &cobra.Command{
 		Use:   "status PRIMARY START_TS",
 		Short: "Show whether a transaction is committed, rolled back or undecided",
@@ -37,12 +35,10 @@ Exit status 3: the primary has no trace of the transaction.`,
 			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, pointTimeout)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[inspect.Transaction]())
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[inspect.Transaction]())
 	return cmd
 }
 
@@ -60,8 +56,8 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	if t.Outcome == inspect.Unknown {
 		return fmt.Errorf("%s", t.Verdict)
 	}
-	style := cli.StyleFor(o.streams.Out)
-	err = cli.Print(o.streams.Out, o.format, t, func(w io.Writer) error { return statusText(w, style, t) })
+	style := cli.StyleFor(o.Streams.Out)
+	err = o.Print(t, func(w io.Writer) error { return statusText(w, style, t) })
 	if err == nil && t.Status.State == txn.StateUnknown {
 		err = session.NotFoundf("no trace of a transaction that started at %d at %s; run percctl txn explain to find its other cells", o.startTS, o.primary)
 	}

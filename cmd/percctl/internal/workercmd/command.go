@@ -15,8 +15,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -28,14 +26,12 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 }
 
 type listOptions struct {
-	streams  *cli.Streams
-	flags    session.Flags
+	session.Options
 	observer string
-	format   cli.Format
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
-	o := &listOptions{streams: s}
+	o := &listOptions{}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List clients, alive or dead, with the observers that they run",
@@ -48,15 +44,13 @@ write no token (txn.Config.TokenTTL negative). The command changes nothing.`,
   percctl worker list --observer parser -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.flags.Run(cmd.Context(), s, session.Looks, txn.Config{}, o.run)
+			return o.Run(cmd, session.Looks, o.run)
 		},
 	}
-	o.flags.Add(cmd, time.Minute)
+	o.Setup(cmd, s, time.Minute, cli.ListOf[worker](csvHeader))
 	cmd.Flags().StringVar(&o.observer, "observer", "", "only workers that run this observer")
 	// It fails only where the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("observer", o.flags.CompleteObservers(-1))
-	cli.FormatFlag(cmd, &o.format, cli.ListFormats...)
-	cli.Prints(cmd, cli.ListOf[worker](csvHeader))
+	_ = cmd.RegisterFlagCompletionFunc("observer", o.CompleteObservers(-1))
 	return cmd
 }
 
@@ -88,7 +82,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	slices.SortFunc(workers, func(a, b admin.Worker) int { return strings.Compare(a.Owner, b.Owner) })
 	list := &cli.List[worker]{
-		Out: o.streams.Out, Format: o.format,
+		Out: o.Streams.Out, Format: o.Format,
 		Header: csvHeader,
 		Rows: func(w worker) [][]string {
 			return [][]string{{w.Owner, string(w.Token), w.ExpiresTS.String(), w.Expires, w.StartedTS.String(), w.Started, w.Host, strconv.FormatInt(w.PID, 10), strings.Join(w.Observers, " ")}}
@@ -125,6 +119,6 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err := list.End(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(o.streams.Err, "%s, %d fresh\n", cli.Count(shown, "token"), fresh)
+	_, err = fmt.Fprintf(o.Streams.Err, "%s, %d fresh\n", cli.Count(shown, "token"), fresh)
 	return err
 }

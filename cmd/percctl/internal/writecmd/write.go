@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +19,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -28,14 +26,11 @@ import (
 const shownValue = 80
 
 type options struct {
-	streams     *cli.Streams
-	flags       session.Flags
+	session.Options
 	cells       []txn.Cell
 	deletes     bool
 	valueFile   string
 	hex, base64 bool
-	consent     cli.Consent
-	format      cli.Format
 	value       []byte
 }
 
@@ -51,7 +46,7 @@ message has the command that finds it out.`
 
 // NewSetCmd returns the set command.
 func NewSetCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s}
+	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "set CELL [VALUE]",
 		Short: "Write one cell, in a transaction",
@@ -72,10 +67,10 @@ to write CELL.
 			if err := o.parseSet(args); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
 		},
 	}
-	o.add(cmd)
+	o.add(cmd, s)
 	cmd.Flags().StringVar(&o.valueFile, "value-file", "", "file with the value; - is standard input")
 	cmd.Flags().BoolVar(&o.hex, "hex", false, "decode the value from hexadecimal")
 	cmd.Flags().BoolVar(&o.base64, "base64", false, "decode the value from base64")
@@ -84,7 +79,7 @@ to write CELL.
 
 // NewDeleteCmd returns the delete command.
 func NewDeleteCmd(s *cli.Streams) *cobra.Command {
-	o := &options{streams: s, deletes: true}
+	o := &options{deletes: true}
 	cmd := &cobra.Command{
 		Use:   "delete CELL…",
 		Short: "Delete cells, in one transaction",
@@ -103,18 +98,16 @@ write CELL.
 			if err := o.parseCells(args); err != nil {
 				return err
 			}
-			return o.flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
+			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
 		},
 	}
-	o.add(cmd)
+	o.add(cmd, s)
 	return cmd
 }
 
-func (o *options) add(cmd *cobra.Command) {
-	o.flags.Add(cmd, time.Minute)
-	o.consent.Add(cmd)
-	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[result]())
+func (o *options) add(cmd *cobra.Command, s *cli.Streams) {
+	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[result]())
+	o.Consent.Add(cmd)
 }
 
 func (o *options) parseCells(args []string) error {
@@ -145,10 +138,10 @@ func (o *options) parseSet(args []string) (err error) {
 	case len(args) == 1 && o.valueFile == "":
 		return cli.Usagef("no value: add VALUE or --value-file (- is standard input)")
 	case o.valueFile == "-":
-		if !o.consent.Yes && !o.consent.DryRun {
+		if !o.Consent.Yes && !o.Consent.DryRun {
 			return cli.Usagef("--value-file -: standard input holds the value and cannot answer the question: add --yes to confirm, or --dry-run")
 		}
-		o.value, err = io.ReadAll(o.streams.In)
+		o.value, err = io.ReadAll(o.Streams.In)
 	case o.valueFile != "":
 		o.value, err = os.ReadFile(o.valueFile)
 	default:
@@ -209,7 +202,7 @@ func (r *result) plan(w io.Writer) error {
 
 // read fills in what is there, as the transaction sees it.
 func (o *options) read(ctx context.Context, tx *txn.Txn) (*result, error) {
-	r := &result{Project: o.flags.Connect.Project, Instance: o.flags.Connect.Instance, DryRun: o.consent.DryRun, StartTS: tx.StartTS()}
+	r := &result{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, StartTS: tx.StartTS()}
 	for _, c := range o.cells {
 		old, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
 		if err != nil {
@@ -237,7 +230,7 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		if !errors.Is(err, txn.ErrConflict) {
 			return err
 		}
-		if !o.consent.Yes {
+		if !o.Consent.Yes {
 			return fmt.Errorf("nothing was changed, because another transaction wrote the cell first; run the command again to see the new values: %w", err)
 		}
 		if ctx.Err() != nil {
@@ -259,7 +252,7 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	}
 	if show {
 		question := fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)
-		if ok, err := o.consent.Ask(ctx, o.streams, o.format, r, r.plan, question); !ok {
+		if ok, err := o.Ask(ctx, r, r.plan, question); !ok {
 			return err
 		}
 	}
@@ -279,8 +272,5 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 		return err
 	}
 	r.CommitTime = cli.Time(r.CommitTS)
-	return cli.Print(o.streams.Out, o.format, r, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "committed at %s\n", cli.Stamp(r.CommitTS))
-		return err
-	})
+	return o.Print(r, cli.Textf("committed at %s\n", cli.Stamp(r.CommitTS)))
 }

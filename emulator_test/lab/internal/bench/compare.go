@@ -199,7 +199,7 @@ func (o *compareOptions) pairings(cells, wide, written, written10 rig.TableSpec)
 		{"reads of one cell", []member{
 			{"ReadRow of one column", o.on(cells, "raw-get", 0)},
 			{"Get, each in a snapshot of its own", o.on(cells, "get", 0)},
-			{"Get, each in a snapshot at most 100 ms old (WithMaxStaleness)", o.on(cells, "get-stale", 0)},
+			{"Get, each in a snapshot at most 100 ms old (MaxStaleness)", o.on(cells, "get-stale", 0)},
 			{"Get, all in one snapshot", o.on(cells, "get-shared", 0)},
 		}, []comparison{{figure: "read", ours: 1}, {figure: "read_stale", ours: 2}, {figure: "read_shared", ours: 3}}},
 		{"reads of one row", []member{

@@ -146,7 +146,7 @@ func tripsKinds() []tripsKind {
 			return err
 		}},
 		{"read_stale", "read of one cell in a snapshot that may be a minute old", func(ctx context.Context, c *txn.Client, n int) error {
-			s, err := c.Snapshot(ctx, txn.WithMaxStaleness(time.Minute))
+			s, err := c.Snapshot(ctx, txn.MaxStaleness(time.Minute))
 			if err != nil {
 				return err
 			}

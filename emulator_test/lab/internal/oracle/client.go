@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -124,7 +125,7 @@ func (c *client) bare(ctx context.Context, o order) (result, error) {
 	health := healthpb.NewHealthClient(live)
 	var n atomic.Int64 // in place of a timestamp
 	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
-		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: tso.LiveService})
+		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
 		return tso.Timestamp(n.Add(1)), err
 	})
 }

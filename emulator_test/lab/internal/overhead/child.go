@@ -90,7 +90,7 @@ func transfer(ctx context.Context, c *txn.Client) error {
 			accounts.Set(row, column.Family, column.Qualifier, []byte("1"))
 		}
 		return nil
-	}, txn.WithName("transfer"))
+	}, txn.Named("transfer"))
 	return err
 }
 

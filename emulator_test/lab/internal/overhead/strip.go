@@ -17,7 +17,7 @@ import (
 // telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
 	"txn/telemetry.go", "txn/metrics.go", "txn/gctelemetry.go", "txn/stranded.go", "txn/secondaries.go", "txn/tracelater.go",
-	"tso/metrics.go", "notify/telemetry.go",
+	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
 // kept functions do something else as well, or have other callers.
@@ -26,7 +26,7 @@ var kept = []string{
 }
 
 // packages have the calls.
-var packages = []string{"txn", "tso", "notify"}
+var packages = []string{"txn", "tso", "tso/internal/telemetry", "tso/server", "notify"}
 
 // strip writes copies of the module's files without telemetry into dir, with an overlay
 // for go build that replaces the module's files. It returns the overlay's path, how
@@ -62,7 +62,7 @@ func strip(module, dir string) (overlay string, emptied, clocks int, err error) 
 			if err := format.Node(&text, files, file); err != nil {
 				return "", 0, 0, fmt.Errorf("%s: %w", name, err)
 			}
-			to := filepath.Join(dir, pkg+"_"+filepath.Base(name))
+			to := filepath.Join(dir, strings.ReplaceAll(pkg, "/", "_")+"_"+filepath.Base(name))
 			if err := os.WriteFile(to, text.Bytes(), 0o666); err != nil {
 				return "", 0, 0, err
 			}

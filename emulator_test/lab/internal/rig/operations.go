@@ -109,7 +109,7 @@ func getShared(ctx context.Context, w *worker, t *Task, _ int) error {
 const staleness = 100 * time.Millisecond
 
 func getStale(ctx context.Context, w *worker, t *Task, _ int) error {
-	s, err := w.client.Snapshot(ctx, txn.WithMaxStaleness(staleness))
+	s, err := w.client.Snapshot(ctx, txn.MaxStaleness(staleness))
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -39,7 +40,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err
 	}
-	server, err := tso.NewServer(table, tso.ServerConfig{})
+	srv, err := server.New(table, server.Config{})
 	if err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	fmt.Fprintln(s.Out, lis.Addr())
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(ctx, lis) }()
+	go func() { ended <- srv.Serve(ctx, lis) }()
 	err = answerCPU(s)
 	stop()
 	return errors.Join(err, <-ended)

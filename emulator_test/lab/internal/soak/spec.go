@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -190,7 +191,7 @@ func (sp spec) oracle(ctx context.Context, send func(message)) error {
 		return err
 	}
 	var jumps atomic.Int64
-	s, err := tso.NewServer(bt.OpenTable(txn.DefaultMetadataTable), tso.ServerConfig{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
+	s, err := server.New(bt.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
 	if err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func write(ctx context.Context, c *txn.Client) error {
 			}
 			tx.Table(ledger).Set(fmt.Sprint(n), "entry", "text", []byte("bob to joe"))
 			return nil
-		}, txn.WithName("transfer")); err != nil {
+		}, txn.Named("transfer")); err != nil {
 			return err
 		}
 	}

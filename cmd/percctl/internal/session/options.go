@@ -1,0 +1,63 @@
+package session
+
+import (
+	"context"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// Defaults of --timeout: a few cells should not take long; a walk over tables may
+// take as long as it takes.
+const (
+	PointTimeout = time.Minute
+	WalkTimeout  = 0
+)
+
+// Options are what the commands on tables have in common; the options of a command
+// embed them.
+type Options struct {
+	Flags
+	Streams *cli.Streams
+	Format  cli.Format
+	Consent cli.Consent // of commands that call Consent.Add
+}
+
+// Setup adds the flags to a command and records what it prints; timeout is the
+// default of --timeout. A command that prints a list with columns of CSV has the
+// formats of lists, one that prints anything else those of objects, and one that
+// prints nothing has no --output.
+func (o *Options) Setup(cmd *cobra.Command, s *cli.Streams, timeout time.Duration, prints ...cli.Output) {
+	o.Streams = s
+	o.Add(cmd, timeout)
+	if len(prints) == 0 {
+		return
+	}
+	formats := cli.ObjectFormats
+	if slices.ContainsFunc(prints, func(p cli.Output) bool { return p.CSV != nil }) {
+		formats = cli.ListFormats
+	}
+	cli.FormatFlag(cmd, &o.Format, formats...)
+	cli.Prints(cmd, prints...)
+}
+
+// Run connects and runs f, like Flags.Run with the default configuration.
+func (o *Options) Run(cmd *cobra.Command, mode Mode, f func(context.Context, *Session) error) error {
+	return o.Flags.Run(cmd.Context(), o.Streams, mode, txn.Config{}, f)
+}
+
+// Ask shows the plan of a command that changes data, and reports whether to carry it
+// out: see cli.Consent.
+func (o *Options) Ask(ctx context.Context, plan any, text func(io.Writer) error, question string) (bool, error) {
+	return o.Consent.Ask(ctx, o.Streams, o.Format, plan, text, question)
+}
+
+// Print prints the one thing that a command prints.
+func (o *Options) Print(v any, text func(io.Writer) error) error {
+	return cli.Print(o.Streams.Out, o.Format, v, text)
+}

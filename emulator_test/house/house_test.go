@@ -1,0 +1,175 @@
+package house_test
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/house"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+const (
+	root   = "../.."
+	module = "github.com/percolator-bigtable/percolator/"
+)
+
+// The bounds of a package without its tests. bbolt's largest cycle has 9 files, that of
+// client-go's transactions 6.
+const (
+	maxCycle = 12
+	maxFiles = 30
+	maxLines = 4500
+)
+
+// mayImport says which packages of the module each room may import; a slash at the end
+// stands for all below it.
+var mayImport = []struct {
+	room  string
+	lower []string
+}{
+	{"tso", []string{"tso"}},
+	{"txn/format", []string{"tso", "txn/internal/recordpb"}},
+	{"txn/internal/recordpb", nil},
+	{"txn/internal/gctime", nil},
+	{"txn/internal/telemetry", []string{"tso", "txn/format"}},
+	{"txn/internal/store", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/telemetry"}},
+	{"txn/internal/latch", []string{"tso", "txn/format", "txn/internal/store"}},
+	{"txn/internal/recovery", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/telemetry", "txn/internal/store"}},
+	{"txn/internal/access", []string{"tso", "txn/format", "txn/internal/recovery"}},
+	{"txn", []string{"tso", "txn/format", "txn/internal/"}},
+	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
+	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes"}},
+	{"txn/changes", []string{"tso", "txn", "txn/format", "txn/internal/"}},
+	{"notify", []string{"tso", "txn", "txn/format", "txn/changes", "txn/admin"}},
+}
+
+func load(t *testing.T, patterns ...string) []house.Package {
+	t.Helper()
+	all, err := house.Load(root, patterns...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestDirection holds the direction of dependencies of docs/architecture.md.
+func TestDirection(t *testing.T) {
+	checked := 0
+	for _, p := range load(t, "./...") {
+		path := strings.TrimPrefix(p.Path, module)
+		for _, imported := range p.Imports {
+			name, ours := strings.CutPrefix(imported, module)
+			if !ours {
+				continue
+			}
+			checked++
+			if !strings.HasPrefix(path, "cmd/") && strings.HasPrefix(name, "cmd/") && !strings.HasPrefix(path, "emulator_test/") {
+				t.Errorf("%s imports %s; only emulator_test uses what is below cmd", path, name)
+			}
+			if strings.HasPrefix(path, "cmd/") && strings.HasPrefix(name, "emulator_test/") {
+				t.Errorf("%s imports %s, which is for developers of this project", path, name)
+			}
+			for _, m := range mayImport {
+				if path == m.room && !allowed(m.lower, name) {
+					t.Errorf("%s imports %s; it may import %v", path, name, m.lower)
+				}
+			}
+		}
+	}
+	if checked < 100 {
+		t.Errorf("only %d imports were checked", checked)
+	}
+}
+
+func allowed(lower []string, name string) bool {
+	return slices.ContainsFunc(lower, func(l string) bool {
+		return name == l || strings.HasPrefix(name, strings.TrimSuffix(l, "/")+"/") && (strings.HasSuffix(l, "/") || l == "tso")
+	})
+}
+
+// TestSizes: no package is too large to be understood as one.
+func TestSizes(t *testing.T) {
+	for _, p := range load(t, "./...") {
+		path := strings.TrimPrefix(p.Path, module)
+		if len(p.Cycle) > maxCycle {
+			t.Errorf("%s: %d files depend on each other, at most %d may: %v", path, len(p.Cycle), maxCycle, p.Cycle)
+		}
+		if len(p.Files) > maxFiles || p.Lines > maxLines {
+			t.Errorf("%s: %d files with %d lines; at most %d files and %d lines", path, len(p.Files), p.Lines, maxFiles, maxLines)
+		}
+	}
+}
+
+// TestMethods: the methods of a type stand in the file that declares it, and no struct of
+// the library keeps a context.
+func TestMethods(t *testing.T) {
+	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+		path := strings.TrimPrefix(p.Path, module)
+		if path == "txn/txntest" {
+			continue // its faults hold the contexts of requests that they stop
+		}
+		for _, s := range p.Strays {
+			t.Errorf("%s: method %s, not in the file of its type", path, s)
+		}
+		for _, c := range p.StoredContexts {
+			t.Errorf("%s keeps a context in a struct", c)
+		}
+	}
+}
+
+// TestAPI bounds what an application sees of package txn.
+func TestAPI(t *testing.T) {
+	if n := reflect.TypeFor[*txn.Client]().NumMethod(); n > 15 {
+		t.Errorf("Client has %d exported methods, at most 15", n)
+	}
+	if n := reflect.TypeFor[txn.Config]().NumField(); n > 20 {
+		t.Errorf("Config has %d fields, at most 20", n)
+	}
+	out, err := exec.Command("go", "doc", "-C", root, "-all", "./txn").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.SplitSeq(string(out), "\n") {
+		if strings.HasPrefix(line, "func") || strings.HasPrefix(line, "type") {
+			n++
+		}
+	}
+	if n > 100 || n < 40 {
+		t.Errorf("go doc lists %d functions and types of package txn, at most 100", n)
+	}
+}
+
+// TestPackageComments: every package says what it is.
+func TestPackageComments(t *testing.T) {
+	for _, p := range load(t, "./...") {
+		if len(p.Files) == 0 {
+			continue
+		}
+		dir := filepath.Join(root, strings.TrimPrefix(p.Path, module))
+		fset := token.NewFileSet()
+		var files []*ast.File
+		for _, f := range p.Files {
+			file, err := parser.ParseFile(fset, filepath.Join(dir, f), nil, parser.ParseComments|parser.PackageClauseOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file)
+		}
+		d, err := doc.NewFromFiles(fset, files, p.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.TrimSpace(d.Doc) == "" {
+			t.Errorf("%s has no package comment", strings.TrimPrefix(p.Path, module))
+		}
+	}
+}

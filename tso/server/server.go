@@ -1,0 +1,264 @@
+// Package server is the served timestamp oracle: any number of servers run, one
+// leads by a lease in the oracle's row, and hands out timestamps from memory.
+// `percctl tso serve` runs one.
+//
+//	s, err := server.New(client.Open("percolator"), server.Config{})
+//	...
+//	err = s.Serve(ctx, listener) // until ctx ends
+//
+// The leader reserves ranges ahead of use, about three times per lease; requests
+// never wait for that. A standby takes over when it has watched the lease
+// unchanged for its full length, and starts above the reserved range. The leader
+// stops before its lease can end. Package tso has the client, and docs/oracle.md
+// the protocol.
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/defaults"
+	"github.com/percolator-bigtable/percolator/tso/format"
+	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
+	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+)
+
+// LiveService is the name under which a server's health check answers SERVING
+// as long as the process works, whether it leads or not. The names "" and
+// "percolator.tso.v1.Oracle" answer SERVING only while it leads.
+const LiveService = "live"
+
+// Config configures a [Server]. The zero value is ready to use. Row and Family
+// have to be the same in all processes of a deployment.
+type Config struct {
+	// Row is the oracle's row key in the metadata table.
+	// Defaults to "oracle".
+	Row string
+
+	// Family is the oracle's column family in the metadata table.
+	// Defaults to "tso".
+	Family string
+
+	// Lease is how long this server may lead without renewing, and so about
+	// how long no server answers when it dies. It renews three times per
+	// lease. At least 50 ms, at most 10 minutes; it should be many times the
+	// round trip to Bigtable, garbage collection and scheduling included.
+	// Defaults to 3 seconds.
+	Lease time.Duration
+
+	// Name is the name of this server in the row, in its status and in logs.
+	// Defaults to the host's name and the process's number.
+	Name string
+
+	// Address is where clients reach this server; other servers point clients
+	// to it while it leads. It has to be one of the addresses in the clients'
+	// configuration.
+	// Defaults to the address of the listener.
+	Address string
+
+	// Credentials secure the service, see [tso.TLSFiles.Server].
+	// Defaults to none: plain text, for loopback.
+	Credentials credentials.TransportCredentials
+
+	// Reflection registers gRPC's reflection service.
+	// Defaults to false.
+	Reflection bool
+
+	// RPCTimeout bounds each request to Bigtable.
+	// Defaults to a third of Lease.
+	RPCTimeout time.Duration
+
+	// Clock is the clock that timestamps follow. The monotonic clock measures
+	// leases; this one can only end them early.
+	// Defaults to time.Now.
+	Clock func() time.Time
+
+	// MaxStep is how far the clock may be ahead of the highest timestamp
+	// before the server confirms the step with Bigtable's own clock.
+	// Defaults to 1 minute.
+	MaxStep time.Duration
+
+	// GraceTimeout bounds how long Serve, at its end, waits for connections to
+	// close. By then the lease is released, and every request is refused.
+	// Defaults to 200 milliseconds.
+	GraceTimeout time.Duration
+
+	// Telemetry receives traces and metrics of the requests.
+	// Defaults to the global providers of OpenTelemetry.
+	Telemetry []otelgrpc.Option
+
+	// TracerProvider makes the spans of changes of leadership.
+	// Defaults to OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the metrics of the server.
+	// Defaults to OpenTelemetry's global one.
+	MeterProvider metric.MeterProvider
+
+	// Logger receives changes of leadership and warnings.
+	// Defaults to no logging.
+	Logger *slog.Logger
+}
+
+// interval is the time between two renewals.
+func (c *Config) interval() time.Duration { return c.Lease / renewals }
+
+// poll is the time between two reads of a candidate.
+func (c *Config) poll() time.Duration { return max(c.Lease/10, minLook) }
+
+// A Server hands out timestamps from memory while it leads, and stands by
+// otherwise. See the package documentation.
+type Server struct {
+	cfg     *Config
+	log     *slog.Logger
+	lead    *leadership
+	service *service
+	health  *health.Server
+
+	used atomic.Bool
+}
+
+// New returns a server over the metadata table. It does no I/O. It fails for a
+// configuration that cannot work.
+func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
+	cfg.Lease = cmp.Or(cfg.Lease, 3*time.Second)
+	if cfg.Lease < minLease || cfg.Lease > format.MaxLease {
+		return nil, fmt.Errorf("tso: server.Config.Lease is %s; it has to be from %s to %s", cfg.Lease, minLease, format.MaxLease)
+	}
+	if err := errors.Join(
+		defaults.Positive("RPCTimeout", &cfg.RPCTimeout, cfg.Lease/renewals),
+		defaults.Positive("MaxStep", &cfg.MaxStep, time.Minute),
+		defaults.Positive("GraceTimeout", &cfg.GraceTimeout, 200*time.Millisecond),
+	); err != nil {
+		return nil, fmt.Errorf("tso: server.Config: %w", err)
+	}
+	if cfg.Name == "" {
+		host, _ := os.Hostname()
+		cfg.Name = fmt.Sprintf("%s/%d", cmp.Or(host, "unknown"), os.Getpid())
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	log := cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	s := &Server{cfg: &cfg, log: log, health: health.NewServer()}
+	tel := telemetry.New(telemetry.RoleServer, cfg.TracerProvider, cfg.MeterProvider, log,
+		telemetry.Outcome{Err: tso.ErrNotLeader, Name: "not leader"})
+	r := row.Open(table, cfg.Row, cfg.Family, cfg.RPCTimeout)
+	leaderLog := log.With("server", cfg.Name)
+	alloc := &allocator{
+		cfg: &cfg, log: leaderLog, row: r.Key, onChange: s.changed,
+		wake: make(chan struct{}, 1), changed: make(chan struct{}),
+	}
+	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
+	s.service = &service{
+		alloc: alloc, row: r, tel: tel, start: time.Now(),
+		locks: newTermLocks(), hints: hint.NewRouter(),
+	}
+	s.changed(false)
+	s.health.SetServingStatus(LiveService, healthpb.HealthCheckResponse_SERVING)
+	return s, nil
+}
+
+// changed updates the health check, and drops the locks of an earlier term,
+// because this server does not know the changes of the meantime. Subscribers for
+// hints have to go to the next leader.
+func (s *Server) changed(leading bool) {
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if leading {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", status)
+	s.health.SetServingStatus(tsopb.Oracle_ServiceDesc.ServiceName, status)
+	s.service.locks.forget()
+	s.service.hints.Reset(!leading)
+}
+
+// Serve takes part in the election and serves clients on the listener until ctx
+// ends. Then it stops answering, releases the lease, so that another server can
+// lead at once, closes the listener and returns nil. It fails when the listener
+// does. A second call fails.
+func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
+	if s.used.Swap(true) {
+		return errors.New("tso: Serve was called before on this Server; make another one with server.New")
+	}
+	s.cfg.Address = cmp.Or(s.cfg.Address, lis.Addr().String())
+	opts := []grpc.ServerOption{
+		grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		// A request is a few bytes; batches of hints are the longest.
+		grpc.MaxRecvMsgSize(64 << 10),
+	}
+	if s.cfg.Credentials != nil {
+		opts = append(opts, grpc.Creds(s.cfg.Credentials))
+	}
+	server := grpc.NewServer(opts...)
+	tsopb.RegisterOracleServer(server, s.service)
+	healthpb.RegisterHealthServer(server, s.health)
+	if s.cfg.Reflection {
+		reflection.Register(server)
+	}
+
+	stopObserving, err := observe(s.cfg.MeterProvider, s.service)
+	if err != nil {
+		s.log.WarnContext(ctx, "tso: making metrics failed", "error", err)
+	}
+	defer stopObserving()
+	electing, stop := context.WithCancel(ctx)
+	defer stop()
+	var running sync.WaitGroup
+	running.Go(func() { s.lead.run(electing) })
+	failed := make(chan error, 1)
+	running.Go(func() { failed <- server.Serve(lis) })
+	err = nil
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("tso: serving on %s: %w", lis.Addr(), err)
+	}
+	stop()
+	s.shutDown(server)
+	running.Wait()
+	return err
+}
+
+// shutDown ends the connections. Streams of clients do not end by themselves, so
+// shutDown cuts them after the grace time.
+func (s *Server) shutDown(server *grpc.Server) {
+	s.health.Shutdown()
+	done := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(done)
+	}()
+	grace := time.NewTimer(s.cfg.GraceTimeout)
+	defer grace.Stop()
+	select {
+	case <-done:
+	case <-grace.C:
+		server.Stop()
+		<-done
+	}
+}

@@ -1,0 +1,180 @@
+package latch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// wantIdle: nobody holds or waits for anything.
+func (ls *Latches) wantIdle(t *testing.T) {
+	t.Helper()
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for n, s := range ls.slots {
+		if s.holder != nil || len(s.queue) > 0 {
+			t.Errorf("slot %d is held (%v), %d wait", n, s.holder != nil, len(s.queue))
+		}
+	}
+}
+
+// Any number of transactions with any slots: no two hold one slot, none waits for
+// ever, and nothing is left, also of those that gave up.
+func TestLatchesExclude(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Hour)
+		holders := make([]int, 8)
+		var mu sync.Mutex
+		var g sync.WaitGroup
+		gaveUp := 0
+		for w := range 32 {
+			g.Go(func() {
+				rnd := rand.New(rand.NewPCG(1, uint64(w)))
+				for range 50 {
+					slots := make([]uint16, 1+rnd.IntN(4))
+					for i := range slots {
+						slots[i] = uint16(rnd.IntN(len(holders)))
+					}
+					slices.Sort(slots)
+					slots = slices.Compact(slots)
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+rnd.IntN(200))*time.Millisecond)
+					l, _, err := ls.Acquire(ctx, slots)
+					cancel()
+					if err != nil {
+						if !errors.Is(err, context.DeadlineExceeded) {
+							t.Error(err)
+						}
+						mu.Lock()
+						gaveUp++
+						mu.Unlock()
+						continue
+					}
+					mu.Lock()
+					for _, n := range slots {
+						if holders[n]++; holders[n] > 1 {
+							t.Errorf("slot %d has %d holders", n, holders[n])
+						}
+					}
+					mu.Unlock()
+					<-time.After(time.Duration(rnd.IntN(10)) * time.Millisecond)
+					mu.Lock()
+					for _, n := range slots {
+						holders[n]--
+					}
+					mu.Unlock()
+					l.Release()
+					l.Release()
+				}
+			})
+		}
+		g.Wait()
+		ls.wantIdle(t)
+		if gaveUp == 0 {
+			t.Error("nobody gave up waiting, which was to be tried as well")
+		}
+	})
+}
+
+// One that needs two slots is overtaken by those that need one, but not for ever.
+func TestLatchesServeInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Hour)
+		got := func(slots ...uint16) *Latch {
+			l, waited, err := ls.Acquire(t.Context(), slots)
+			if l == nil || waited || err != nil {
+				t.Fatalf("slots %v: %v, waited: %v, %v", slots, l, waited, err)
+			}
+			return l
+		}
+		first := got(2)
+		served := make(chan string, 100)
+		var g sync.WaitGroup
+		wait := func(name string, slots ...uint16) {
+			g.Go(func() {
+				l, _, err := ls.Acquire(t.Context(), slots)
+				if l == nil || err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
+				served <- name
+				<-time.After(time.Millisecond)
+				l.Release()
+			})
+			synctest.Wait() // enters the queue behind those before it
+		}
+		wait("both", 1, 2)
+		for i := range 2 * maxOvertaken {
+			wait(fmt.Sprint(i), 1)
+		}
+		<-time.After(time.Second)
+		if n := len(served); n != maxOvertaken {
+			t.Errorf("%d overtook the one that waits for two slots, want %d", n, maxOvertaken)
+		}
+		first.Release()
+		g.Wait()
+		close(served)
+		var order []string
+		for name := range served {
+			order = append(order, name)
+		}
+		if i := slices.Index(order, "both"); i != maxOvertaken || !slices.IsSortedFunc(slices.Delete(slices.Clone(order), i, i+1), func(a, b string) int { return len(a) - len(b) }) {
+			t.Errorf("served in the order %v", order)
+		}
+		ls.wantIdle(t)
+	})
+}
+
+// Whoever waits as long as anybody may goes on without, and takes the slot from
+// one that has had it for that long, for those behind.
+func TestLatchesAreOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Second)
+		stuck, _, _ := ls.Acquire(t.Context(), []uint16{7})
+		<-time.After(10 * time.Second)
+		began := time.Now()
+		if l, waited, err := ls.Acquire(t.Context(), []uint16{7}); l != nil || !waited || err != nil || time.Since(began) != time.Second {
+			t.Errorf("%v, waited: %v, %v after %v", l, waited, err, time.Since(began))
+		}
+		l, waited, err := ls.Acquire(t.Context(), []uint16{7})
+		if l == nil || waited || err != nil {
+			t.Errorf("behind it: %v, waited: %v, %v", l, waited, err)
+		}
+		stuck.Release() // it is another's by now
+		if l.of.slots[7].holder != l {
+			t.Error("a slot was released by one that had lost it")
+		}
+		l.Release()
+		ls.wantIdle(t)
+	})
+}
+
+// The queues are bounded: whoever comes to a full one goes on without.
+func TestLatchQueueIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Hour)
+		first, _, _ := ls.Acquire(t.Context(), []uint16{7})
+		ctx, cancel := context.WithCancel(t.Context())
+		var g sync.WaitGroup
+		for range maxLatchQueue {
+			g.Go(func() {
+				if l, _, err := ls.Acquire(ctx, []uint16{7}); l != nil || !errors.Is(err, context.Canceled) {
+					t.Errorf("%v, %v", l, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if l, waited, err := ls.Acquire(t.Context(), []uint16{6, 7}); l != nil || waited || err != nil {
+			t.Errorf("%v, waited: %v, %v; want to go on at once", l, waited, err)
+		}
+		cancel()
+		g.Wait()
+		first.Release()
+		ls.wantIdle(t)
+	})
+}

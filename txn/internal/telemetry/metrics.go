@@ -1,0 +1,158 @@
+package telemetry
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/instrument"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+// This file holds the metrics of transactions (docs/observability.md lists
+// them). Attributes are made only where somebody measures.
+
+// Metrics are the client's instruments.
+type Metrics struct {
+	operations  metric.Float64Histogram // every request to Bigtable
+	oracle      metric.Float64Histogram
+	lockWait    metric.Float64Histogram
+	resolutions metric.Int64Counter
+	dropped     metric.Int64Counter
+	batchRows   metric.Int64Histogram
+	strandedAge metric.Float64Histogram
+	safePoint   metric.Float64ObservableGauge // its age
+
+	oldest   *oldest
+	age      metric.Float64ObservableGauge
+	queue    metric.Int64ObservableGauge
+	meter    metric.Meter
+	watching metric.Registration
+}
+
+func NewMetrics(provider metric.MeterProvider) (Metrics, error) {
+	in := instrument.New(provider, Scope)
+	m := Metrics{
+		operations:  in.Seconds("db.client.operation.duration", "Duration of requests to Bigtable."),
+		oracle:      in.Seconds("percolator.oracle.wait.duration", "How long callers waited for a timestamp."),
+		lockWait:    in.Seconds("percolator.lock.wait.duration", "How long another client's lock held up a read or prewrite."),
+		resolutions: in.Counter("percolator.lock.resolutions", "{cell}", "Cells rolled forward or back on behalf of other transactions."),
+		dropped:     in.Counter("percolator.background.dropped", "{row}", "Rows of background work that this client gave up. Readers resolve their locks."),
+		batchRows:   in.Sizes("percolator.background.batch.rows", "{row}", "Rows in a background request, of one or many transactions."),
+		strandedAge: in.Seconds("percolator.lock.stranded.age", "Age, in oracle time, of locks whose owner was found dead.", 1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600),
+		safePoint:   in.SecondsGauge("percolator.gc.safe_point.age", "Age, in oracle time, of the safe point that this client uses. Absent before the first garbage collection."),
+		age:         in.SecondsGauge("percolator.lock.oldest.age", "Age, in oracle time, of the oldest stranded lock that this client met in the last minute or two; 0: none."),
+		queue:       in.Gauge("percolator.background.queue", "{change}", "Changes of cells that wait for background work."),
+		oldest:      &oldest{},
+		meter:       in.Meter,
+	}
+	return m, in.Err()
+}
+
+// Watch measures what is there rather than what happens, until close: how many changes
+// of cells are queued, and the age of the safe point (0: not known).
+func (m *Metrics) Watch(queued func() int, safePointAge func() time.Duration) (err error) {
+	// From nothing to the first one is no increase to Prometheus; from 0 it is.
+	m.dropped.Add(context.Background(), 0)
+	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(m.queue, int64(queued()))
+		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
+		if age := safePointAge(); age != 0 {
+			o.ObserveFloat64(m.safePoint, age.Seconds())
+		}
+		return nil
+	}, m.queue, m.age, m.safePoint)
+	return err
+}
+
+func (m *Metrics) Close() error { return m.watching.Unregister() }
+
+// Operation measures one request to Bigtable.
+func (m *Metrics) Operation(ctx context.Context, operation, table string, began time.Time, err error) {
+	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
+		n.Add(1)
+	}
+	if !m.operations.Enabled(ctx) {
+		return
+	}
+	attrs := []attribute.KeyValue{semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBOperationName(operation), semconv.DBCollectionName(table)}
+	if err != nil {
+		attrs = append(attrs, semconv.ErrorTypeKey.String(errorType(err)))
+	}
+	m.operations.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
+}
+
+// requestsKey finds the count of a transaction's requests in its context.
+type requestsKey struct{}
+
+// CountRequests returns ctx such that n counts the requests in it.
+func CountRequests(ctx context.Context, n *atomic.Int64) context.Context {
+	if ctx.Value(requestsKey{}) == n {
+		return ctx
+	}
+	return context.WithValue(ctx, requestsKey{}, n)
+}
+
+// Timestamp measures one question to the oracle.
+func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
+	if !m.oracle.Enabled(ctx) {
+		return
+	}
+	var attrs []attribute.KeyValue
+	if err != nil {
+		attrs = append(attrs, semconv.ErrorTypeKey.String(errorType(err)))
+	}
+	m.oracle.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
+}
+
+func (m *Metrics) Waited(ctx context.Context, table string, began time.Time) {
+	if m.lockWait.Enabled(ctx) {
+		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
+	}
+}
+
+func (m *Metrics) Resolved(l *format.Lock, action string) {
+	ctx := context.Background()
+	if m.resolutions.Enabled(ctx) {
+		m.resolutions.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table), AttrAction.String(action)))
+	}
+}
+
+// Batch measures a request of the background.
+func (m *Metrics) Batch(rows int) {
+	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
+		m.batchRows.Record(ctx, int64(rows))
+	}
+}
+
+// GaveUp counts rows of background work.
+func (m *Metrics) GaveUp(rows int) {
+	if ctx := context.Background(); m.dropped.Enabled(ctx) {
+		m.dropped.Add(ctx, int64(rows))
+	}
+}
+
+// Listed is for a lock that an operator's list has shown; one that is past its
+// ttl counts as stranded. now is the oracle's time, about; 0: not known.
+func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
+	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
+		m.oldest.note(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
+	}
+}
+
+// Stranded measures a lock whose owner was found dead at oracle time now.
+func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
+	ctx := context.Background()
+	if !m.strandedAge.Enabled(ctx) {
+		return
+	}
+	age := time.Duration(now-l.StartTS) * time.Microsecond
+	m.strandedAge.Record(ctx, age.Seconds(), metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table)))
+	m.oldest.note(time.Now(), age)
+}
