@@ -18,14 +18,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// newPlain makes table a as somebody does who knows nothing of transactions,
-// with rows r000 to r099 in it.
+// newPlain makes table a without this library, with the rows r000 to r099.
 func newPlain(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	t.Helper()
 	return newPlainRows(t, 100, opts...)
@@ -80,7 +78,8 @@ func mustAdopt(t *testing.T, env *txntest.Env, cfg admin.AdoptConfig) {
 	}
 }
 
-// dumpTable is every cell of a table; families says which policies it has.
+// dumpTable returns every cell of a table as text, and its families with their
+// garbage-collection policies.
 func dumpTable(t *testing.T, env *txntest.Env, table string) (cells, families string) {
 	t.Helper()
 	var lines []string
@@ -116,8 +115,8 @@ func checkTable(t *testing.T, env *txntest.Env, table string) {
 	}
 }
 
-// Adoption rewrites no data: values are the same to plain readers and to
-// transactions, before and after.
+// An adoption rewrites no data: plain readers and transactions see the same values
+// before and after it. It refuses a table with a garbage-collection policy.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	env := newPlain(t)
@@ -132,7 +131,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("refusals of a table with a policy: %v", plan.Refusals)
 	}
 	if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, refused, plan); !errors.Is(err, admin.ErrNotAdoptable) {
-		t.Errorf("adopting it all the same: %v", err)
+		t.Errorf("adopting it despite the refusal: %v, want ErrNotAdoptable", err)
 	}
 	if _, families := dumpTable(t, env, "a"); strings.Contains(families, "_lock") {
 		t.Errorf("a refused adoption changed families to %s", families)
@@ -165,19 +164,20 @@ func TestAdopt(t *testing.T) {
 	}
 	checkTable(t, env, "a")
 
-	// Again: nothing to do. Undone: not any more.
+	// A second adoption has nothing to do. After a commit an undo is refused.
 	plan, err = admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil || !plan.Adopted {
 		t.Errorf("%+v, %v", plan, err)
 	}
 	var written *admin.WrittenError
 	if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), time.Minute); !errors.As(err, &written) || written.Cell.Row != "r042" || !errors.Is(err, admin.ErrWritten) {
-		t.Errorf("undone after a commit: %v", err)
+		t.Errorf("undo after a commit: %v, want ErrWritten", err)
 	}
 	checkTable(t, env, "a")
 }
 
-// A cell at or above 1e17 µs would be taken for one of a transaction.
+// Adopt refuses a table with cells at or above 1e17 µs: a client would take them for
+// cells of transactions.
 func TestAdoptRefusesCellsOfTransactions(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
@@ -199,7 +199,8 @@ func TestAdoptRefusesCellsOfTransactions(t *testing.T) {
 	}
 }
 
-// A sample is bounded, and says that it is one.
+// A plan that reads only a sample of the table stays within its bound, and says that it
+// is a sample.
 func TestAdoptSample(t *testing.T) {
 	t.Parallel()
 	env := newPlain(t)
@@ -214,13 +215,14 @@ func TestAdoptSample(t *testing.T) {
 	}
 }
 
-// Undoing brings families and policies back as they were.
+// An undo restores families and policies as they were before the adoption, and leaves
+// the cells alone.
 func TestUndoAdoption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
 		cells, families := dumpTable(t, env, "a")
 		if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, txn.ErrNotInitialized) {
-			t.Errorf("undone without an adoption: %v", err)
+			t.Errorf("undo without an adoption: %v", err)
 		}
 		mustAdopt(t, env, adoptA(env))
 		if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil {
@@ -231,7 +233,7 @@ func TestUndoAdoption(t *testing.T) {
 		}
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		if err := c.OpenTable(t.Context(), "a"); !errors.Is(err, txn.ErrNotInitialized) {
-			t.Errorf("opened after the undo: %v", err)
+			t.Errorf("opening the table after the undo: %v", err)
 		}
 		mustAdopt(t, env, adoptA(env))
 		mustSet(t, c, "1", "bob")
@@ -239,8 +241,8 @@ func TestUndoAdoption(t *testing.T) {
 	})
 }
 
-// A writer that knows the table from before commits while the undo waits: its
-// commit survives, whatever the moment.
+// A client that opened the table before the undo commits while the undo waits. Whenever
+// it does, either the commit survives and the undo fails, or the commit fails.
 func TestUndoAdoptionMeetsWriter(t *testing.T) {
 	for _, after := range []time.Duration{0, time.Second, 30 * time.Second, 59 * time.Second, 61 * time.Second, 119 * time.Second} {
 		t.Run(after.String(), func(t *testing.T) {
@@ -254,13 +256,13 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 				undone := inBackground(func() error {
 					return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 				})
-				pass(after)
+				advance(after)
 				synctest.Wait()
 				cerr := tryUpdate(t.Context(), c, "survives", "bob")
 				uerr := (<-undone).err
 				switch {
 				case cerr == nil && !errors.Is(uerr, admin.ErrWritten):
-					t.Fatalf("committed, and the undo says %v", uerr)
+					t.Fatalf("the commit succeeded, and so the undo has to fail with ErrWritten: %v", uerr)
 				case cerr != nil && (!errors.Is(cerr, txn.ErrNotInitialized) || uerr != nil):
 					t.Fatalf("commit: %v; undo: %v", cerr, uerr)
 				case cerr != nil && after < time.Minute:
@@ -274,8 +276,8 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 	}
 }
 
-// An undo that was interrupted while it waits is taken back by an adoption, or
-// goes on.
+// After an undo that was interrupted while it waits, an adoption can cancel it, and a
+// second undo can complete it.
 func TestUndoAdoptionInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
@@ -286,7 +288,7 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if err := admin.UndoAdoption(ctx, env.Admin, env.Bigtable, adoptA(env), 0); !errors.Is(err, context.DeadlineExceeded) {
-				t.Fatalf("an undo that was cut off: %v", err)
+				t.Fatalf("interrupted undo: %v, want its context's error", err)
 			}
 		}
 		interrupt()
@@ -307,8 +309,8 @@ func TestUndoAdoptionInterrupted(t *testing.T) {
 	})
 }
 
-// An adoption beside an undo that waits takes the table back; the undo notices
-// instead of dropping families that are in use.
+// An adoption that runs while an undo waits makes the table transactional again. The
+// undo notices, and does not drop families that are in use.
 func TestAdoptStopsUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t)
@@ -316,7 +318,7 @@ func TestAdoptStopsUndo(t *testing.T) {
 		undone := inBackground(func() error {
 			return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 		})
-		pass(time.Minute)
+		advance(time.Minute)
 		mustAdopt(t, env, adoptA(env))
 		if o := <-undone; o.err == nil || !strings.Contains(o.err.Error(), "adopted it again") {
 			t.Errorf("undo: %v", o.err)
@@ -326,8 +328,8 @@ func TestAdoptStopsUndo(t *testing.T) {
 	})
 }
 
-// An adoption that dies half-way, after it cleared a policy, can be finished,
-// and the policy comes back when that is undone.
+// An adoption that fails after it cleared a policy can be completed, and undoing it
+// restores the policy.
 func TestAdoptionInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail, failed atomic.Bool
@@ -348,7 +350,7 @@ func TestAdoptionInterrupted(t *testing.T) {
 			t.Fatalf("%v; the fault fired: %v", err, failed.Load())
 		}
 		if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); !errors.Is(err, admin.ErrNotAdoptable) {
-			t.Errorf("adopted by a plan that is out of date: %v", err)
+			t.Errorf("adopting by a plan that is out of date: %v", err)
 		}
 		fail.Store(false)
 		mustAdopt(t, env, adoptA(env))

@@ -19,8 +19,8 @@ import (
 // snapshot isolation prevents everything but write skew, and what this library
 // offers against write skew prevents that.
 
-// hermitage is a table t with rows x = 10 and y = 20, and a client for each
-// transaction, as if each were a process.
+// hermitage is a table t with rows x = 10 and y = 20. Each transaction has a
+// client of its own, as if it were another process.
 type hermitage struct {
 	t   *testing.T
 	env *txntest.Env
@@ -112,15 +112,15 @@ func (s *session) commit() tso.Timestamp {
 	return ts
 }
 
-// conflict commits and wants the conflict to be on one of rows: rows are
-// prewritten in parallel, and the first conflict is told.
+// conflict commits and expects a conflict on one of rows. Rows are prewritten in
+// parallel, and Commit returns the first conflict.
 func (s *session) conflict(rows ...string) {
 	s.h.t.Helper()
 	ts, err := s.tx.Commit(s.h.t.Context())
 	var c *txn.ConflictError
 	switch {
 	case err == nil:
-		s.h.t.Errorf("the transaction that started at %d committed at %d instead of meeting a conflict", s.tx.StartTS(), ts)
+		s.h.t.Errorf("the transaction that started at %d committed at %d, want a conflict", s.tx.StartTS(), ts)
 	case !errors.Is(err, txn.ErrConflict) || !errors.As(err, &c):
 		s.h.t.Errorf("commit: %v, want a conflict", err)
 	case !slices.Contains(rows, c.Cell.Row) || c.StartTS != s.tx.StartTS() || c.Reason == txn.ConflictWrite && c.ConflictTS <= c.StartTS:
@@ -133,20 +133,20 @@ func (h *hermitage) wantFinally(state string) {
 	h.begin().wantScan(nil, state)
 }
 
-// waitFired waits until a rule fires, and fails the test when what it should
-// stop has ended before.
+// waitFired waits until a rule fires. It fails the test if the operation that the rule
+// should stop has ended before.
 func waitFired[T any](t *testing.T, r *txntest.Rule, ended <-chan T) {
 	t.Helper()
 	select {
 	case <-r.Fired():
 	case result := <-ended:
-		t.Fatalf("ended, with %v, before it could be stopped", result)
+		t.Fatalf("the operation ended with %v before the rule could stop it", result)
 	case <-time.After(20 * time.Second):
-		t.Fatal("nothing to stop for 20 s")
+		t.Fatal("the rule stopped nothing within 20 s")
 	}
 }
 
-// G0.
+// G0: the second of two transactions that write the same rows fails.
 func TestDirtyWrite(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2 := h.begin(), h.begin()
@@ -160,8 +160,8 @@ func TestDirtyWrite(t *testing.T) {
 	h.wantFinally("x=11 y=21")
 }
 
-// G0 again, between two commits that both have prewritten something: the
-// second meets the lock of the first, not its write record.
+// G0 between two commits that both have prewritten a cell: the second finds the lock of
+// the first, not its write record.
 func TestDirtyWriteBetweenPrewrites(t *testing.T) {
 	h := newHermitage(t)
 	faults := txntest.NewFaults(t)
@@ -186,7 +186,7 @@ func TestDirtyWriteBetweenPrewrites(t *testing.T) {
 	h.wantFinally("x=11 y=21")
 }
 
-// G1a.
+// G1a: no read shows a write of a transaction that rolled back.
 func TestAbortedRead(t *testing.T) {
 	t.Run("rollback", func(t *testing.T) {
 		h := newHermitage(t)
@@ -199,7 +199,7 @@ func TestAbortedRead(t *testing.T) {
 		h.wantFinally("x=10 y=20")
 	})
 	t.Run("conflict", func(t *testing.T) {
-		// x is prewritten before the conflict on y is met.
+		// x is prewritten before the transaction finds the conflict on y.
 		h := newHermitage(t)
 		faults := txntest.NewFaults(t)
 		cfg := txn.Config{Parallelism: 1}
@@ -217,12 +217,12 @@ func TestAbortedRead(t *testing.T) {
 	})
 }
 
-// A read that meets the locks of a transaction which has not committed yet
-// waits, and then sees all of it or nothing, as the timestamps say.
+// A read that finds the locks of a transaction in the middle of its commit waits. Then
+// it sees all of the transaction or nothing, as the timestamps say.
 func TestDirtyRead(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		// hold is where the writer stands while the reader begins.
+		// hold is the step at which the writer waits while the reader begins.
 		hold txntest.Step
 		want string
 	}{
@@ -263,7 +263,7 @@ func TestDirtyRead(t *testing.T) {
 	}
 }
 
-// G1b.
+// G1b: no read shows a value that its transaction overwrote before it committed.
 func TestIntermediateRead(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2 := h.begin(), h.begin()
@@ -275,7 +275,8 @@ func TestIntermediateRead(t *testing.T) {
 	h.wantFinally("x=11 y=20")
 }
 
-// G1c.
+// G1c: two transactions that each read what the other writes do not both see the
+// other's write.
 func TestCircularInformationFlow(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2 := h.begin(), h.begin()
@@ -288,7 +289,7 @@ func TestCircularInformationFlow(t *testing.T) {
 	h.wantFinally("x=11 y=22")
 }
 
-// OTV.
+// OTV: what a transaction has seen of another one does not vanish.
 func TestObservedTransactionVanishes(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2 := h.begin(), h.begin()
@@ -305,7 +306,8 @@ func TestObservedTransactionVanishes(t *testing.T) {
 	t3.want("y", "19")
 }
 
-// A row that a transaction has read stays what it was, deleted or not.
+// A transaction reads the same value of a row again, even if another one has
+// overwritten or deleted the row.
 func TestNonRepeatableRead(t *testing.T) {
 	h := newHermitage(t)
 	t1 := h.begin()
@@ -322,7 +324,7 @@ func TestNonRepeatableRead(t *testing.T) {
 	h.wantFinally("x=11 z=31")
 }
 
-// PMP: predicate-many-preceders.
+// PMP (predicate-many-preceders): a scan that is repeated finds the same rows.
 func TestPhantom(t *testing.T) {
 	thirty := func(v string) bool { return v == "30" }
 	h := newHermitage(t)
@@ -335,7 +337,8 @@ func TestPhantom(t *testing.T) {
 	t1.commit()
 	h.begin().wantScan(thirty, "z=30")
 
-	// With a write by a predicate that has changed meanwhile.
+	// The same if a transaction writes the rows that match a predicate, and another
+	// one changes which rows match.
 	t3, t4 := h.begin(), h.begin()
 	t3.set("x", "20")
 	t3.set("y", "30")
@@ -346,7 +349,7 @@ func TestPhantom(t *testing.T) {
 	h.wantFinally("x=20 y=30 z=30")
 }
 
-// P4.
+// P4: of two transactions that read and write the same cell, one fails.
 func TestLostUpdate(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2 := h.begin(), h.begin()
@@ -359,7 +362,8 @@ func TestLostUpdate(t *testing.T) {
 	h.wantFinally("x=11 y=20")
 }
 
-// A delete is an update too.
+// A delete is an update too: of two transactions that read a cell, then one deletes and
+// one writes it, one fails.
 func TestLostDelete(t *testing.T) {
 	h := newHermitage(t)
 	t1, t2, t3 := h.begin(), h.begin(), h.begin()
@@ -372,7 +376,7 @@ func TestLostDelete(t *testing.T) {
 	h.wantFinally("y=20")
 }
 
-// G-single.
+// G-single: a transaction sees all of another transaction or nothing of it.
 func TestReadSkew(t *testing.T) {
 	update := func(h *hermitage) {
 		t2 := h.begin()
@@ -410,7 +414,7 @@ func TestReadSkew(t *testing.T) {
 	})
 }
 
-// guards are the ways to read a cell on which a decision is based.
+// guards are the ways to read a cell on which a decision depends.
 var guards = []struct {
 	name string
 	opts []txn.TxnOption

@@ -14,15 +14,15 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// budgetEnv is a client whose requests are counted, warm: its tables are open,
-// its oracle knows the row and its token is written.
+// budgetEnv makes a client whose requests are counted. It is warm: its tables are open,
+// the oracle knows its row and the client's token is written.
 func budgetEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
 	t.Helper()
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("a", "f")
 	env.CreateTable("b", "f")
 	faults := txntest.NewFaults(t)
-	// Requests of the background must not fall into a later count.
+	// Background requests must not be counted later.
 	cfg.SchemaMaxAge = time.Hour
 	c := env.NewClient(cfg, faults.DialOptions()...)
 	_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -38,7 +38,7 @@ func budgetEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntes
 	return env, c, faults
 }
 
-// TestRoundTrips counts every request of the work in design §10, exactly.
+// TestRoundTrips counts the requests of each operation exactly.
 func TestRoundTrips(t *testing.T) {
 	write := func(tables []string, rows, columns int) func(context.Context, *txn.Client) error {
 		return func(ctx context.Context, c *txn.Client) error {
@@ -126,8 +126,8 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestRoundTripsOfRecovery counts what meeting dead locks costs: no question
-// to the oracle beyond the reader's own, and two or three requests a lock.
+// TestRoundTripsOfRecovery counts the requests that it takes to resolve dead locks:
+// none to the oracle except the reader's own, and two or three for each lock.
 func TestRoundTripsOfRecovery(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -162,10 +162,10 @@ func TestRoundTripsOfRecovery(t *testing.T) {
 				dying.Kill()
 				cancel()
 				<-done
-				<-time.After(time.Minute) // virtual: past the ttl
+				<-time.After(time.Minute) // virtual time, past the ttl
 				synctest.Wait()
-				// The oracle follows the clock after a pause, which costs it
-				// requests of its own; they are no part of this.
+				// After a pause the oracle catches up with the clock, which takes
+				// requests of its own. They do not count here.
 				if _, err := c.Timestamp(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -188,9 +188,9 @@ func TestRoundTripsOfRecovery(t *testing.T) {
 	}
 }
 
-// TestSequentialRoundTrips measures the critical path in virtual time: with 10
-// ms a request, the latency of a write transaction is its number of sequential
-// requests, however many rows it has.
+// TestSequentialRoundTrips measures the critical path in virtual time. Each request
+// takes 10 ms, so the latency of a write transaction shows its number of sequential
+// requests. It does not depend on the number of rows.
 func TestSequentialRoundTrips(t *testing.T) {
 	for _, rows := range []int{1, 2, 50} {
 		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {

@@ -11,13 +11,12 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// bulkRows are rows r0000 to r(n-1) with two columns of binary values.
+// bulkRows returns the rows r0000 to r(n-1), with two columns of binary values each.
 func bulkRows(n int) iter.Seq2[admin.BulkRow, error] {
 	return func(yield func(admin.BulkRow, error) bool) {
 		for i := range n {
@@ -39,7 +38,7 @@ func newBulk(t *testing.T, opts ...txntest.Option) *txntest.Env {
 	return env
 }
 
-// A load is visible from its commit timestamp on, and notifies.
+// A bulk load is visible from its commit timestamp on, and writes notifications.
 func TestBulkLoad(t *testing.T) {
 	t.Parallel()
 	for _, idle := range []bool{false, true} {
@@ -71,7 +70,7 @@ func TestBulkLoad(t *testing.T) {
 			if items := raw[format.NotifyFamily]; len(items) != 1 || items[0].Timestamp != r.CommitTS.Cell() {
 				t.Errorf("notify cells %v", items)
 			}
-			// Transactions go on from there.
+			// Transactions can write the loaded rows.
 			mustSet(t, env.Client, "changed", "r0007")
 			wantValue(t, takeSnapshot(t, env.Client), "r0007", "changed")
 			wantValue(t, now, "r0007", "value 7")
@@ -79,7 +78,7 @@ func TestBulkLoad(t *testing.T) {
 	}
 }
 
-// What is in the range keeps a load out of it, before anything is written.
+// BulkLoad refuses a range with data or locks in it, before it writes anything.
 func TestBulkLoadRefuses(t *testing.T) {
 	t.Parallel()
 	env := newBulk(t)
@@ -93,7 +92,7 @@ func TestBulkLoadRefuses(t *testing.T) {
 	if !errors.As(err, &notIdle) || notIdle.Cell.Row != "r0500" || notIdle.What != admin.VersionPlain || !errors.Is(err, admin.ErrNotIdle) {
 		t.Errorf("a range with plain data: %v", err)
 	}
-	// Beside it, or with the caller's word, it is let in.
+	// It loads a range beside the data, or with Idle.
 	if _, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(10), admin.BulkConfig{Rows: bigtable.NewRange("", "r0010")}); err != nil {
 		t.Error(err)
 	}
@@ -126,8 +125,8 @@ func TestBulkLoadRefuses(t *testing.T) {
 	}
 }
 
-// A transaction that writes beside a load: without Idle one of the two fails,
-// whoever is later; with it, the load notices afterwards.
+// A transaction writes during a load. Without Idle the later one of the two fails; with
+// Idle the load notices at its end.
 func TestBulkLoadMeetsWriter(t *testing.T) {
 	t.Parallel()
 	for _, idle := range []bool{false, true} {
@@ -135,12 +134,12 @@ func TestBulkLoadMeetsWriter(t *testing.T) {
 			t.Parallel()
 			var opts []txntest.Option
 			if idle {
-				opts = append(opts, txntest.WithoutCheck()) // that is what the word is about
+				opts = append(opts, txntest.WithoutCheck()) // Idle promises that this does not happen
 			}
 			env := newBulk(t, opts...)
 			other := env.NewClient(txn.Config{TokenTTL: -1})
-			// It begins before the load, and commits between the load's look at
-			// the range and its first write.
+			// It begins before the load, and commits after the load has checked
+			// the range and before its first write.
 			tx := beginSet(t, other, "live", "r0003")
 			late := beginSet(t, other, "late", "r0005")
 			defer late.Rollback()
@@ -155,17 +154,17 @@ func TestBulkLoadMeetsWriter(t *testing.T) {
 			}
 			wantValue(t, takeSnapshot(t, other), "r0003", "live")
 			if !idle {
-				// Whatever was loaded is not overwritten by who did not see it.
+				// The transaction did not see the load, and must not overwrite it.
 				loaded := len(stored(t, env, "r0005")) > 0
 				if _, err := late.Commit(t.Context()); loaded != errors.Is(err, txn.ErrConflict) {
-					t.Errorf("loaded: %v; the transaction that began before: %v", loaded, err)
+					t.Errorf("loaded: %v; transaction that began before the load: %v", loaded, err)
 				}
 			}
 		})
 	}
 }
 
-// Requests whose answers are lost or that are applied twice change nothing.
+// A request of a load whose answer is lost, or which is applied twice, changes nothing.
 func TestBulkLoadFaults(t *testing.T) {
 	t.Parallel()
 	for _, idle := range []bool{false, true} {
@@ -188,15 +187,16 @@ func TestBulkLoadFaults(t *testing.T) {
 	}
 }
 
-// A load that was cut off goes on with its timestamps, and is one in the end.
+// A load that was interrupted continues with the same timestamps, so that all of its
+// rows become visible together.
 func TestBulkLoadGoesOn(t *testing.T) {
 	t.Parallel()
 	for _, idle := range []bool{false, true} {
 		env := newBulk(t)
-		cut := errors.New("cut off")
+		cut := errors.New("interrupted")
 		n := 200
 		if idle {
-			n = 2 * 1200 // more than a request holds is written by the time it is cut
+			n = 2 * 1200 // more rows than one request holds are written before the load is interrupted
 		}
 		half := func(yield func(admin.BulkRow, error) bool) {
 			i := 0
@@ -215,7 +215,7 @@ func TestBulkLoadGoesOn(t *testing.T) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		if _, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(n), admin.BulkConfig{}); !errors.Is(err, admin.ErrNotIdle) {
-			t.Errorf("begun anew: %v", err)
+			t.Errorf("a new load of the same range: %v", err)
 		}
 		again, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(n), admin.BulkConfig{Idle: idle, StartTS: r.StartTS, CommitTS: r.CommitTS})
 		if err != nil || again.Rows != n || again.CommitTS != r.CommitTS {
@@ -234,7 +234,7 @@ func TestBulkLoadGoesOn(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := admin.BulkLoad(ctx, env.Client, "a", bulkRows(3), admin.BulkConfig{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("with a context that has ended: %v", err)
+			t.Errorf("load with a context that has ended: %v", err)
 		}
 	}
 }

@@ -9,23 +9,22 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// name generates what Bigtable allows as the name of a table or family.
+// name generates allowed names of tables and families.
 func name() *rapid.Generator[string] { return rapid.StringMatching(`[-_.a-zA-Z0-9]{1,20}`) }
 
-// awkward generates strings of any bytes, with a liking for those that the
-// syntax of cells gives a meaning.
+// awkward generates strings of any bytes, and often those with a meaning in the syntax
+// of cells.
 func awkward(least int) *rapid.Generator[string] {
 	any := rapid.Map(rapid.SliceOfN(rapid.Byte(), least, 20), func(b []byte) string { return string(b) })
 	special := rapid.Map(rapid.SliceOfN(rapid.SampledFrom([]string{"/", ":", "%", "%2F", "%zz", " ", "\n", "\x00", "\xff", "é", "\u00a0", "\u2028", "a"}), least, 8), func(s []string) string { return strings.Join(s, "") })
 	return rapid.OneOf(any, special, rapid.StringN(least, 20, -1))
 }
 
-// Every cell can be written as text and read back, and the text is fit for a
-// terminal.
+// Every cell can be written as text and parsed again, and the text is safe to print on
+// a terminal.
 func TestCellText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := txn.Cell{Table: name().Draw(t, "table"), Row: awkward(1).Draw(t, "row"), Family: name().Draw(t, "family"), Qualifier: awkward(0).Draw(t, "qualifier")}
@@ -43,8 +42,8 @@ func TestCellText(t *testing.T) {
 	})
 }
 
-// FuzzParseCell: whatever is accepted has one text of its own, which means the
-// same.
+// FuzzParseCell: every text that ParseCell accepts has one canonical form with the same
+// meaning.
 func FuzzParseCell(f *testing.F) {
 	for _, s := range []string{"accounts/bob/bal:usd", "t/a/b/f:q", "t//f:", "t/%00/f:%2F", "t/r/f:%", "t/r/f:%G0", "/r/f:q", "t/r", "t/r/:q", "t/%25/f:é"} {
 		f.Add(s)

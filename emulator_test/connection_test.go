@@ -18,11 +18,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// connectionTrouble is how long a connection is half-open or slow: past the ttl of
-// a transfer's locks.
+// connectionTrouble is how long a connection is half-open or slow: longer than the
+// ttl of a transfer's locks.
 const connectionTrouble = 5 * time.Second
 
-// strikingConn has one kind of fault happen at one of its reads or writes.
+// A strikingConn makes one kind of fault happen at one of its reads or writes.
 type strikingConn struct {
 	net.Conn
 	calls *atomic.Int64 // reads and writes of all connections of the client
@@ -40,12 +40,12 @@ func (c *strikingConn) Write(b []byte) (int, error) { c.count(); return c.Conn.W
 
 func (c *strikingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	c.count() // with bytes at hand, which are passed on
+	c.count() // the bytes that were read are returned in any case
 	return n, err
 }
 
-// strikeAt returns a client whose connections fail in one way at their n-th read
-// or write, counted from arm, and whether that has come.
+// strikeAt returns a client whose connections fail in one way at their n-th read or
+// write. Counting begins with arm; fired reports whether the fault has happened.
 func strikeAt(t *testing.T, env *txntest.Env, cfg txn.Config, kind string, n int64) (c *txn.Client, arm func(), fired func() bool) {
 	t.Helper()
 	network := workload.NewNet(1)
@@ -66,9 +66,9 @@ func strikeAt(t *testing.T, env *txntest.Env, cfg txn.Config, kind string, n int
 	return c, func() { calls.Store(0); armed.Store(true) }, struck.Load
 }
 
-// TestConnectionFaults breaks a client's connection at each of the reads and
-// writes of a transfer: it is reset, or open at one end only, or slow. What the
-// client was told is what happened.
+// TestConnectionFaults breaks a client's connection at each read and write of a
+// transfer: the connection is reset, half-open or slow. The outcome that the client
+// reports is what happened.
 func TestConnectionFaults(t *testing.T) {
 	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle} {
 		t.Run(kind, func(t *testing.T) {
@@ -100,8 +100,8 @@ func TestConnectionFaults(t *testing.T) {
 	}
 }
 
-// TestScanOverBrokenConnections resets the connection in the middle of the answer
-// to a scan, at each of its reads; no row may be missing or come twice.
+// TestScanOverBrokenConnections resets the connection at each read of the answer to a
+// scan. The scan has to return every row exactly once.
 func TestScanOverBrokenConnections(t *testing.T) {
 	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen} {
 		t.Run(kind, func(t *testing.T) {
@@ -132,15 +132,15 @@ func TestScanOverBrokenConnections(t *testing.T) {
 					seen := 0
 					for r, err := range s.Table("a").ReadRows(t.Context(), nil) {
 						if err != nil {
-							t.Fatalf("broken at %d: %v", n, err)
+							t.Fatalf("connection reset at read %d: %v", n, err)
 						}
 						if want := fmt.Sprintf("row%04d", seen); r.Key() != want {
-							t.Fatalf("broken at %d: row %d is %q, want %q", n, seen, r.Key(), want)
+							t.Fatalf("connection reset at read %d: row %d is %q, want %q", n, seen, r.Key(), want)
 						}
 						seen++
 					}
 					if seen != rows {
-						t.Errorf("broken at %d: %d rows, want %d", n, seen, rows)
+						t.Errorf("connection reset at read %d: %d rows, want %d", n, seen, rows)
 					}
 					more = fired()
 					points++
@@ -151,10 +151,9 @@ func TestScanOverBrokenConnections(t *testing.T) {
 	}
 }
 
-// TestServerPaused stops the server past the ttl of a transfer's locks at each of
-// the transfer's requests, for its owner and for a reader who comes upon its locks.
-// The owner is alive all the time, and may be rolled back; what it is told is what
-// happened.
+// TestServerPaused stops the server at each request of a transfer, for longer than the
+// ttl of its locks. Both the owner and a reader of the locks wait. The reader may roll
+// the live owner back; the outcome that the owner reports is what happened.
 func TestServerPaused(t *testing.T) {
 	points := 0
 	for k, more := 1, true; more && !t.Failed(); k += shortStride() {
@@ -163,7 +162,7 @@ func TestServerPaused(t *testing.T) {
 				tr := newTransfer(t)
 				paused := txntest.NewFaults(t)
 				var calls atomic.Int64
-				calls.Store(-1 << 20) // until both clients are there
+				calls.Store(-1 << 20) // do not count until both clients are connected
 				pause := paused.On("pause", func(txntest.Call) bool { return calls.Add(1) >= int64(k) }, txntest.Hold, 0).Optional()
 				cfg := txn.Config{LockTTL: 3 * time.Second, SyncSecondaries: true}
 				tr.a = tr.env.NewClient(cfg, paused.DialOptions()...)
@@ -187,7 +186,7 @@ func TestServerPaused(t *testing.T) {
 							t.Error(err)
 						}
 					})
-					pass(7 * time.Second)
+					advance(7 * time.Second)
 					pause.Release()
 					<-ended
 				case <-ended:

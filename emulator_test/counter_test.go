@@ -11,10 +11,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 var visits = notify.Counter{Table: "docs", Family: "d", Qualifier: "visits", Shards: 4}
@@ -31,9 +30,9 @@ func newCounter(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	return w
 }
 
-// TestCounter adds from several clients while workers that fold die at random
-// requests: every snapshot is exact (here all keys together are always 0), and in
-// the end each key has what was added to it, once, all of it folded.
+// Several clients add to counters while workers that fold the additions die at random
+// requests. Every snapshot is exact: here the sum over all keys is always 0. In the end
+// each addition counts once, and all of them are folded.
 func TestCounter(t *testing.T) {
 	const adders, adds, keys = 6, 15, 3
 	folds := 0
@@ -77,7 +76,7 @@ func TestCounter(t *testing.T) {
 							sum += got
 						}
 						if sum != 0 {
-							t.Errorf("all keys together are %d at %d", sum, s.ReadTS())
+							t.Errorf("the sum over all keys is %d at %d, want 0", sum, s.ReadTS())
 						}
 					}
 				})
@@ -136,9 +135,9 @@ func TestCounter(t *testing.T) {
 				}
 				folds += len(versions)
 			}
-			// A worker asks for ten seconds what became of its last commit, also one
-			// that was killed.
-			<-time.After(time.Minute) // virtual
+			// A worker, even a killed one, tries for ten seconds to settle its last
+			// commit.
+			<-time.After(time.Minute) // virtual time
 		})
 	}
 	if folds == 0 {

@@ -11,13 +11,12 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// shortStride is the distance between crash points: the race suites take every
-// third, of all kinds of them.
+// shortStride is the distance between crash points. With -short it is 3, which still
+// comes to crash points of every kind.
 func shortStride() int {
 	if testing.Short() {
 		return 3
@@ -25,8 +24,8 @@ func shortStride() int {
 	return 1
 }
 
-// killedAt runs f as an operator whose process dies before (or, with after, behind)
-// its k-th request, and reports whether there was one.
+// killedAt runs f as an operator whose process dies before its k-th request, or with
+// after set after it. It reports whether f sent k requests.
 func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.Context, *bigtable.AdminClient, *bigtable.Client) error) bool {
 	t.Helper()
 	action := txntest.Crash
@@ -35,13 +34,13 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 	}
 	faults := txntest.NewFaults(t)
 	rule := faults.On("kill", func(c txntest.Call) bool { return c.N == k }, action, 1).Optional()
-	bt, admin := env.Open(faults.DialOptions()...)
+	bt, adminClient := env.Open(faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended := inBackground(func() error { return f(ctx, admin, bt) })
+	ended := inBackground(func() error { return f(ctx, adminClient, bt) })
 	select {
 	case <-rule.Fired():
-		synctest.Wait() // until the request is applied
+		synctest.Wait() // the request is applied now
 		faults.Kill()
 		cancel()
 		<-ended
@@ -55,28 +54,28 @@ func killedAt(t *testing.T, env *txntest.Env, k int, after bool, f func(context.
 }
 
 func adoptOnce(t *testing.T, env *txntest.Env) error {
-	plan, err := txnadmin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
+	plan, err := admin.PlanAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env))
 	if err != nil {
 		return err
 	}
-	return txnadmin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
+	return admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan)
 }
 
-// unlessUndone runs adopt again after an undo that is so far that it drops
-// families: adopt says so, and it has to be finished first.
+// unlessUndone runs adopt. If an undo has already begun to drop families, adopt asks to
+// complete the undo first; unlessUndone does so and runs adopt again.
 func unlessUndone(t *testing.T, env *txntest.Env, adopt func() error) error {
 	err := adopt()
-	if !errors.Is(err, txnadmin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
+	if !errors.Is(err, admin.ErrNotAdoptable) || !strings.Contains(err.Error(), "let UndoAdoption") {
 		return err
 	}
-	if err := txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+	if err := admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
 		return err
 	}
 	return adopt()
 }
 
-// adoptionRecoveries are what the next operator does; adopted says what the table has to
-// be then.
+// adoptionRecoveries are what the next operator does. If adopted is set, the table has
+// to be adopted afterwards.
 var adoptionRecoveries = []struct {
 	name    string
 	adopted bool
@@ -86,13 +85,13 @@ var adoptionRecoveries = []struct {
 		return unlessUndone(t, env, func() error { return adoptOnce(t, env) })
 	}},
 	{"an undo", false, func(t *testing.T, env *txntest.Env) error {
-		return txnadmin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+		return admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
 	}},
 	{"two adoptions at once", true, func(t *testing.T, env *txntest.Env) error {
 		return unlessUndone(t, env, func() error {
 			first := inBackground(func() error { return adoptOnce(t, env) })
 			second := inBackground(func() error { return adoptOnce(t, env) })
-			// Either may be told that the other was first.
+			// Either may fail because the other was first.
 			if a, b := (<-first).err, (<-second).err; a != nil && b != nil {
 				return errors.Join(a, b)
 			}
@@ -101,8 +100,8 @@ var adoptionRecoveries = []struct {
 	}},
 }
 
-// adoptionCrashes makes every crash of f, which needs a table that prepare has
-// made, and lets others go on in every way.
+// adoptionCrashes makes f crash at each of its requests, on a table that prepare has
+// changed, and runs every recovery after each crash.
 func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f func(context.Context, *txntest.Env, *bigtable.AdminClient, *bigtable.Client) error) {
 	t.Helper()
 	crashes, stride := 0, shortStride()
@@ -120,16 +119,16 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 					if prepare != nil {
 						prepare(t, env)
 					}
-					more = killedAt(t, env, k, after, func(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-						return f(ctx, env, admin, bt)
+					more = killedAt(t, env, k, after, func(ctx context.Context, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+						return f(ctx, env, adminClient, bt)
 					})
 					if c, _ := dumpTable(t, env, "a"); c != cells {
 						t.Errorf("plain readers see other cells")
 					}
-					pass(3 * time.Minute) // whoever waits for a dead operator has waited
+					advance(3 * time.Minute) // longer than an operator waits for a dead one
 					err := recovery.run(t, env)
 					if !recovery.adopted {
-						// Nothing is left to undo where nothing was begun, or all was undone.
+						// Nothing is left to undo if nothing was begun, or all was undone.
 						if err != nil && !errors.Is(err, txn.ErrNotInitialized) {
 							t.Errorf("undo: %v", err)
 						}
@@ -157,23 +156,23 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 	t.Logf("%d crashes", crashes)
 }
 
-// TestCrashOfAdoption kills whoever adopts a table before and after every request.
-// Plain readers notice nothing; a second adoption finishes the first, and an undo
-// takes it back with nothing left of it.
+// TestCrashOfAdoption kills an adoption before and after every request. Plain readers
+// do not notice. A second adoption completes the first, and an undo leaves nothing of
+// it.
 func TestCrashOfAdoption(t *testing.T) {
-	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-		plan, err := txnadmin.PlanAdoption(ctx, admin, bt, adoptA(env))
+	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+		plan, err := admin.PlanAdoption(ctx, adminClient, bt, adoptA(env))
 		if err != nil {
 			return err
 		}
-		return txnadmin.Adopt(ctx, admin, bt, adoptA(env), plan)
+		return admin.Adopt(ctx, adminClient, bt, adoptA(env), plan)
 	})
 }
 
-// TestCrashOfUndo does the same to an undo.
+// TestCrashOfUndo kills an undo before and after every request.
 func TestCrashOfUndo(t *testing.T) {
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
-		func(ctx context.Context, env *txntest.Env, admin *bigtable.AdminClient, bt *bigtable.Client) error {
-			return txnadmin.UndoAdoption(ctx, admin, bt, adoptA(env), 0)
+		func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+			return admin.UndoAdoption(ctx, adminClient, bt, adoptA(env), 0)
 		})
 }

@@ -14,13 +14,12 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// oneSweep is a Finder that looks once, so that a worker's requests always have
-// the same numbers.
+// oneSweep is a Finder that sweeps once, so that a worker's requests always have the
+// same numbers.
 type oneSweep struct{ row string }
 
 func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
@@ -34,8 +33,8 @@ func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
 	return ctx.Err()
 }
 
-// observing returns a worker whose observer keeps a list of the changes that it
-// was run for in the same row, and a copy in another table.
+// observing returns a worker. Its observer keeps in the same row a list of the changes
+// that it ran for, and a copy in another table.
 func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	t.Helper()
 	cfg.NoHints, cfg.NoLocks = true, true
@@ -59,14 +58,14 @@ func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	return w
 }
 
-// TestCrashOfObserver kills a worker before and after every request of an
-// observer's run. Others take over; in the end the change was observed, with one
-// committed effect, in both tables.
+// TestCrashOfObserver kills a worker before and after every request of an observer's
+// run. Other workers take over. In the end the change was observed, with one committed
+// effect in both tables.
 func TestCrashOfObserver(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		workers int
-		resolve bool // an operator settles the locks first
+		resolve bool // an operator resolves the locks first
 	}{
 		{"another worker", 1, false},
 		{"two workers at once", 2, false},
@@ -107,7 +106,7 @@ func observersKilled(t *testing.T, workers int, resolve bool) {
 				go func() { defer close(ended); _ = w.Run(ctx) }()
 				select {
 				case <-done:
-					<-time.After(100 * time.Millisecond) // virtual: for the notification to be removed
+					<-time.After(100 * time.Millisecond) // virtual time, for the notification to be removed
 				case <-ctx.Done():
 				}
 				cancel()
@@ -169,8 +168,8 @@ func observersKilled(t *testing.T, workers int, resolve bool) {
 }
 
 // TestCrashWithWeakNotification kills a client before and after each request of a
-// transaction with a weak notification: when it is committed, the notification is
-// there, since nobody could write it for a dead client.
+// transaction with a weak notification. If the transaction is committed, its
+// notification exists: no other client could write it.
 func TestCrashWithWeakNotification(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		if err := changes.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "bell"}, "count", true); err != nil {
@@ -210,7 +209,7 @@ func TestCrashWithWeakNotification(t *testing.T) {
 					rung = rung || len(n.Triggers) > 0
 				}
 				if ok && !rung {
-					t.Errorf("dead at request %d of %v, after: %v: committed without its notification", at, steps, after)
+					t.Errorf("killed at request %d of %v, after: %v: committed without its notification", at, steps, after)
 				}
 				if ok {
 					committed++

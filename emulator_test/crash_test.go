@@ -15,9 +15,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 const crashTTL = 2 * time.Second
@@ -28,25 +27,25 @@ var crashTables = []string{"left", "right"}
 type crash struct {
 	t   *testing.T
 	env *txntest.Env
-	// at is the request, counted from 1; 0: it does not die. after: its request is
-	// applied, and the answer lost; else the request is not sent.
+	// at is the number of the request, from 1; 0: the client does not die. With
+	// after, the request is applied and its answer lost; else it is not sent.
 	at    int
 	after bool
 }
 
-// run runs f in a client of its own that dies where the crash says, and returns
-// the steps of its requests.
+// run runs f with a client of its own, which dies where the crash says. It returns the
+// steps of the client's requests.
 func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 	c.t.Helper()
 	faults := txntest.NewFaults(c.t)
-	// One request after the other, so that they always have the same numbers.
+	// Requests go out one after the other, so that they always have the same numbers.
 	client := c.env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1, Parallelism: 1, SyncSecondaries: true}, faults.DialOptions()...)
 	for _, table := range crashTables {
 		if err := client.OpenTable(c.t.Context(), table); err != nil {
 			c.t.Fatal(err)
 		}
 	}
-	// So that its oracle knows where it stands, and asks once each time.
+	// The oracle reads its row now, so that it sends one request each time later.
 	if _, err := client.Timestamp(c.t.Context()); err != nil {
 		c.t.Fatal(err)
 	}
@@ -67,7 +66,7 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 		select {
 		case <-rule.Fired():
 		case <-done:
-			c.t.Fatalf("ended before its request %d", c.at)
+			c.t.Fatalf("the client ended before its request %d", c.at)
 		}
 		synctest.Wait()
 		faults.Kill()
@@ -81,13 +80,13 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 	return steps
 }
 
-// crashCells are n cells over several rows of two tables; name keeps those of
-// one crash apart from those of others. Those beyond 20 are in one wide row of each
+// crashCells returns n cells over several rows of two tables. The name keeps the cells
+// of different crashes apart. All cells after the first 20 are in one wide row of each
 // table.
 func crashCells(name string, n int) []txn.Cell {
 	var cells []txn.Cell
 	for i := range n {
-		// Two cells of a row of ten, so that rows with several cells are among them.
+		// Of ten cells two are in the same row, so that rows with several cells occur.
 		row, column := strconv.Itoa(i/4), i%4
 		if i >= 20 {
 			row, column = "wide", i
@@ -97,7 +96,7 @@ func crashCells(name string, n int) []txn.Cell {
 	return cells
 }
 
-// write buffers a put, delete or lock of each cell.
+// crashWrite buffers a put, delete or lock of each cell.
 func crashWrite(tx *txn.Txn, cells []txn.Cell) {
 	for i, c := range cells {
 		t := tx.Table(c.Table)
@@ -112,8 +111,8 @@ func crashWrite(tx *txn.Txn, cells []txn.Cell) {
 	}
 }
 
-// crashState is what a reader sees of the cells: old, new, or a mixture, which
-// is told cell by cell.
+// crashState returns what a reader sees of the cells: old, new, or for a mixture the
+// state of each cell.
 func crashState(get func(txn.Cell) (string, error), cells []txn.Cell) (string, error) {
 	var saw, before, after []string
 	for i, c := range cells {
@@ -143,8 +142,8 @@ func getter(ctx context.Context, table func(string) *txn.View) func(txn.Cell) (s
 	}
 }
 
-// recoveries are the ways in which others go on after a crash. Each returns what
-// it saw of the cells, or "" if it does not look.
+// recoveries are what other clients do after a crash. Each returns what it saw of the
+// cells, or "" if it does not read them.
 var recoveries = []struct {
 	name string
 	run  func(context.Context, *testing.T, *txn.Client, []txn.Cell) string
@@ -230,8 +229,7 @@ func locksLeft(ctx context.Context, t *testing.T, c *txn.Client, cells []txn.Cel
 	return n
 }
 
-// crashEnv runs f in virtual time with two tables and two clients that stay
-// alive.
+// crashEnv runs f in virtual time, with two tables and two clients that do not die.
 func crashEnv(t *testing.T, f func(t *testing.T, env *txntest.Env, a, b *txn.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
@@ -254,13 +252,13 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	synctest.Wait() // until the background has committed its secondaries
+	synctest.Wait() // the background has committed the secondaries now
 }
 
-// TestCrashMatrix kills a client before and after every one of its requests, for
-// transactions of several sizes, and lets others go on in every way. All of the
-// transaction is visible then or nothing, as its commit point says, and nobody
-// waits any more.
+// TestCrashMatrix kills a client before and after every request of transactions of
+// several sizes, and runs every recovery after each crash. Then all of the transaction
+// is visible or nothing of it, as its commit point says, and no lock is left to wait
+// for.
 func TestCrashMatrix(t *testing.T) {
 	points := 0
 	sizes := []int{1, 2, 5, 20, 40}
@@ -308,7 +306,7 @@ func TestCrashMatrix(t *testing.T) {
 								t.Errorf("%s: %d locks left", at, n)
 							}
 							if got := recoveries[0].run(t.Context(), t, b, cells); got != want {
-								t.Errorf("%s: in the end %s, want %s", at, got, want)
+								t.Errorf("%s: at the end %s, want %s", at, got, want)
 							}
 							points++
 						}
@@ -325,15 +323,15 @@ func TestCrashMatrix(t *testing.T) {
 	t.Logf("%d crashes", points)
 }
 
-// TestCrashOfResolver kills whoever settles the locks of a dead client, before and
-// after every one of its requests: of a client that died before its commit
-// point, of one that died behind it, and of one whose primary was never written.
+// TestCrashOfResolver kills a client that resolves the locks of a dead client, before
+// and after every request. The dead client died before its commit point, after it, or
+// before it wrote its primary.
 func TestCrashOfResolver(t *testing.T) {
 	const size = 5
 	for _, tc := range []struct {
 		name  string
-		step  txntest.Step // where the first client dies, before this request
-		skip  int          // but for so many of them
+		step  txntest.Step // the first client dies before this request
+		skip  int          // after this many requests of the step
 		final string
 	}{
 		{"uncommitted", txntest.StepCommit, 0, "old"},
@@ -388,12 +386,12 @@ func TestCrashOfResolver(t *testing.T) {
 						crash{t: t, env: env, at: at, after: after}.run(resolver(cells))
 						for _, r := range recoveries {
 							if got := r.run(t.Context(), t, b, cells); got != "" && got != tc.final {
-								t.Errorf("resolver dead at request %d of %v, after: %v: %s saw %s, want %s", at, steps, after, r.name, got, tc.final)
+								t.Errorf("resolver killed at request %d of %v, after: %v: %s saw %s, want %s", at, steps, after, r.name, got, tc.final)
 							}
 						}
 						synctest.Wait()
 						if n := locksLeft(t.Context(), t, b, cells); n > 0 {
-							t.Errorf("resolver dead at request %d of %v, after: %v: %d locks left", at, steps, after, n)
+							t.Errorf("resolver killed at request %d of %v, after: %v: %d locks left", at, steps, after, n)
 						}
 					}
 				}

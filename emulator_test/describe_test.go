@@ -9,28 +9,28 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Raw writes are told by the adoption's time, or by a commit of their column.
+// RawWrites finds a raw write by its timestamp: it is later than the adoption, or than
+// a commit of its column.
 func TestRawWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := newPlain(t) // rows r000 to r099, before
-		pass(time.Hour)
+		env := newPlain(t) // rows r000 to r099, from before the adoption
+		advance(time.Hour)
 		mustAdopt(t, env, adoptA(env))
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		d, err := admin.Describe(t.Context(), c, "a")
 		if err != nil || d.FormatVersion != 1 || d.AdoptedTS == 0 || len(d.Families) != 2 {
 			t.Fatalf("%+v, %v", d, err)
 		}
-		pass(time.Minute)
+		advance(time.Minute)
 		mustSet(t, c, "1", "r010", "r011")
-		pass(time.Minute)
+		advance(time.Minute)
 		put(t, env, "r010", "f", "q", bigtable.Now(), []byte("raw"))
 		put(t, env, "r020", "g", "other", bigtable.Now(), []byte("raw"))
-		// As old as the clock of a forgotten batch says: it cannot be told.
+		// A raw write with an old timestamp cannot be recognized.
 		put(t, env, "r021", "f", "q", bigtable.Now()-7200e6, []byte("raw"))
 		var found []admin.RawWrite
 		for w, err := range admin.RawWrites(t.Context(), c, "a", nil) {
@@ -48,7 +48,8 @@ func TestRawWrites(t *testing.T) {
 	})
 }
 
-// Without a time of adoption, only columns with a commit tell.
+// If the time of adoption is not known, RawWrites finds raw writes only in columns with
+// a commit.
 func TestRawWritesWithoutAdoption(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded())
@@ -69,7 +70,7 @@ func TestRawWritesWithoutAdoption(t *testing.T) {
 	}
 }
 
-// Workers lists clients that live and those that died, not those that closed.
+// Status lists live and dead clients, but not those that closed.
 func TestWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -84,7 +85,7 @@ func TestWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 		faults.Kill()
-		pass(time.Minute)
+		advance(time.Minute)
 		all, err := admin.Workers(t.Context(), alive)
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +95,7 @@ func TestWorkers(t *testing.T) {
 			states[w.Owner] = w.State
 		}
 		if len(states) != 2 || states[alive.Owner()] != admin.OwnerFresh || states[dead.Owner()] != admin.OwnerStale {
-			t.Errorf("workers %v; %s lives, %s is dead", states, alive.Owner(), dead.Owner())
+			t.Errorf("workers %v; want %s live and %s dead", states, alive.Owner(), dead.Owner())
 		}
 	})
 }

@@ -10,16 +10,14 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestRequestFaults loses, doubles and delays one request of each kind that
-// the protocol sends, and cuts the caller's context short at it. After the
-// network has healed and every lock is resolved, both accounts of the transfer
-// have their new balance or both their old one; which it is must agree with
-// what the client was told.
+// TestRequestFaults loses, duplicates or delays one request of each kind that the
+// protocol sends, with and without a deadline of the caller. After the network has
+// healed and every lock is resolved, both accounts of the transfer have their new
+// balance or both have their old one. The outcome that the client reported says which.
 func TestRequestFaults(t *testing.T) {
 	steps := []struct {
 		step  txntest.Step
@@ -38,15 +36,15 @@ func TestRequestFaults(t *testing.T) {
 		{txntest.StepRollForward, (*transfer).committedLocksInTheWay},
 	}
 	actions := []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay, txntest.Hold, txntest.HoldResponse}
-	scene := 0
+	variant := 0
 	for _, s := range steps {
 		for _, action := range actions {
 			for _, timeout := range []time.Duration{0, 100 * time.Millisecond} {
-				if scene++; testing.Short() && scene%5 != 0 { // 5 comes to every step, action and timeout
+				if variant++; testing.Short() && variant%5 != 0 { // every fifth still comes to each step, action and timeout
 					continue
 				}
 				if timeout == 0 && (action == txntest.Hold || action == txntest.HoldResponse) {
-					continue // without a deadline these only wait for our own release
+					continue // without a deadline they would only wait for Release below
 				}
 				t.Run(fmt.Sprintf("%s/%v/%v", s.step, action, timeout), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
@@ -56,7 +54,7 @@ func TestRequestFaults(t *testing.T) {
 						}
 						rule := tr.faults.OnStep(s.step, action)
 						if s.step == txntest.StepHeartbeat {
-							timeout *= 50 // the heart beats after a second
+							timeout *= 50 // the first heartbeat comes after a second
 						}
 						tr.run(timeout)
 						rule.Release()
@@ -66,7 +64,7 @@ func TestRequestFaults(t *testing.T) {
 				if action != txntest.Echo && action != txntest.Delay {
 					continue
 				}
-				// The same, but the request arrives after everything was resolved.
+				// The same, but the request arrives after all locks were resolved.
 				t.Run(fmt.Sprintf("%s/%v past the resolution/%v", s.step, action, timeout), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						tr := newTransfer(t)
@@ -88,15 +86,14 @@ func TestRequestFaults(t *testing.T) {
 	}
 }
 
-// TestSecondariesAreRetried fails the bulk mutation that commits secondaries
-// a few times over; only its locks are in anybody's way, and the background
-// gets it done.
+// TestSecondariesAreRetried makes the bulk mutation that commits secondaries fail
+// several times. The background retries it until no lock is left.
 func TestSecondariesAreRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := newTransfer(t)
 		tr.faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.DropRequest, 3)
 		tr.run(0)
-		<-time.After(30 * time.Second) // virtual: the Bigtable client's own backoff and ours
+		<-time.After(30 * time.Second) // virtual time, for the Bigtable client's backoff and ours
 		synctest.Wait()
 		for l, err := range admin.Locks(t.Context(), tr.b, "bank", nil) {
 			t.Errorf("lock left: %v, %v", l, err)
@@ -105,8 +102,8 @@ func TestSecondariesAreRetried(t *testing.T) {
 	})
 }
 
-// TestReadsCutShort cuts every streamed answer after two messages, again and
-// again; no row may be missing or come twice.
+// TestReadsCutShort breaks every streamed answer after two messages, again and again.
+// Reads still return every row exactly once.
 func TestReadsCutShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -150,8 +147,8 @@ func TestReadsCutShort(t *testing.T) {
 	})
 }
 
-// A transfer moves 40 from alice in table bank to bob in table other, by
-// client a, through faults.
+// A transfer is one transaction of client a, which moves 40 from alice in table bank to
+// bob in table other. Faults disturb it.
 type transfer struct {
 	t      *testing.T
 	env    *txntest.Env
@@ -188,8 +185,8 @@ func (tr *transfer) set(tx *txn.Txn, alice, bob int) {
 	tx.Table("other").Set("bob", "bal", "usd", []byte(strconv.Itoa(bob)))
 }
 
-// conflictInTheWay lets another transaction commit alice between a's start and
-// its commit.
+// conflictInTheWay makes another transaction write alice between a's start and its
+// commit.
 func (tr *transfer) conflictInTheWay() {
 	tx, err := tr.b.Begin(tr.t.Context())
 	if err != nil {
@@ -208,17 +205,17 @@ func (tr *transfer) conflictInTheWay() {
 	}, txntest.DropRequest, 1).Optional()
 }
 
-// longCommit keeps the commit from going on until the heart has beaten.
+// longCommit makes the commit wait until the first heartbeat.
 func (tr *transfer) longCommit() {
 	tr.faults.On("slow commit", func(c txntest.Call) bool { return c.Step == txntest.StepCommit }, txntest.Crash, 1)
 	tr.opts = append(tr.opts, txn.MaxAttempts(3))
 }
 
-// deadLocksInTheWay leaves the locks of a client that died before its commit.
+// deadLocksInTheWay leaves the locks of a client that died before its commit point.
 func (tr *transfer) deadLocksInTheWay() { tr.leaveLocks(txntest.StepCommit, 90, 10) }
 
-// committedLocksInTheWay leaves the locks of secondaries of a client that died
-// after its commit.
+// committedLocksInTheWay leaves the secondaries' locks of a client that died after its
+// commit point.
 func (tr *transfer) committedLocksInTheWay() { tr.leaveLocks(txntest.StepSecondaries, 100, 0) }
 
 func (tr *transfer) leaveLocks(died txntest.Step, alice, bob int) {
@@ -237,14 +234,14 @@ func (tr *transfer) leaveLocks(died txntest.Step, alice, bob int) {
 	faults.Kill()
 	cancel()
 	<-done
-	<-time.After(2 * time.Second) // virtual
+	<-time.After(2 * time.Second) // virtual time
 }
 
-// run makes the transfer and keeps what the client was told.
+// run makes the transfer and keeps the error that it returned.
 func (tr *transfer) run(timeout time.Duration) {
 	ctx := tr.t.Context()
 	if timeout == 0 {
-		timeout = time.Hour // for a longCommit to end
+		timeout = time.Hour // longer than longCommit waits
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -259,11 +256,11 @@ func (tr *transfer) run(timeout time.Duration) {
 	}, tr.opts...)
 }
 
-// resolveAll settles every lock, long after its owner is gone.
+// resolveAll resolves every lock, long after its owner is dead.
 func (tr *transfer) resolveAll() {
 	t, ctx := tr.t, tr.t.Context()
 	t.Helper()
-	<-time.After(2 * time.Minute) // virtual: every ttl and background deadline is over
+	<-time.After(2 * time.Minute) // virtual time: every ttl and background deadline has passed
 	synctest.Wait()
 	for _, table := range []string{"bank", "other"} {
 		for l, err := range admin.Locks(ctx, tr.b, table, nil) {
@@ -277,7 +274,8 @@ func (tr *transfer) resolveAll() {
 	}
 }
 
-// verify heals, resolves, checks, and compares the balances with the outcome.
+// verify heals the network, resolves all locks, runs the check, and compares the
+// balances with the outcome that the client reported.
 func (tr *transfer) verify() {
 	t, ctx := tr.t, tr.t.Context()
 	t.Helper()
@@ -288,10 +286,10 @@ func (tr *transfer) verify() {
 	case errors.Is(err, txn.ErrUndetermined):
 		var u *txn.UndeterminedError
 		if !errors.As(err, &u) {
-			t.Fatalf("%v is no UndeterminedError", err)
+			t.Fatalf("error %v is not an UndeterminedError", err)
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("undetermined, but not for the deadline: %v", err)
+			t.Errorf("undetermined, but not because of the deadline: %v", err)
 		}
 		s, err := tr.b.Settle(ctx, u)
 		if err != nil {
@@ -318,7 +316,7 @@ func (tr *transfer) verify() {
 		t.Fatal(err1, err2)
 	}
 	if got := fmt.Sprintf("%s/%s", alice, bob); known && got != state {
-		t.Errorf("balances %s, but the client was told %v", got, tr.err)
+		t.Errorf("balances %s, but Update returned %v", got, tr.err)
 	}
-	tr.mustUpdate(tr.b, 1, 99) // nothing is in the way any more
+	tr.mustUpdate(tr.b, 1, 99) // no lock is left that a writer would wait for
 }

@@ -12,25 +12,24 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A context's cause may be another transaction's error, as errgroup makes it: a
-// commit that was cancelled for a sibling's conflict took it for its own, and
-// removed its secondaries although its primary was committed; closed by
-// contextError (errors.go).
+// The cause of a cancelled context may be another transaction's error, as errgroup
+// makes it. A commit that is cancelled by another transaction's conflict has an unknown
+// outcome. Before the fix it took that conflict for its own, and removed its
+// secondaries' locks although its primary was committed.
 func TestCauseIsAnothersConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, env.Client, "1", "bob", "joe")
 		g, gctx := errgroup.WithContext(t.Context())
 		tx := beginSet(t, a, "3", "bob", "joe")
 		slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 		done := commitInBackground(gctx, tx)
 		<-slow.Fired()
-		g.Go(func() error { // a sibling that conflicts
+		g.Go(func() error { // another transaction, which has a conflict
 			one := beginSet(t, env.Client, "x", "other")
 			mustSet(t, env.Client, "y", "other")
 			_, err := one.Commit(gctx)
@@ -41,10 +40,10 @@ func TestCauseIsAnothersConflict(t *testing.T) {
 			t.Errorf("want an undetermined outcome: %v", err)
 		}
 		if err := g.Wait(); !errors.Is(err, txn.ErrConflict) {
-			t.Errorf("the sibling: %v", err)
+			t.Errorf("the other transaction: %v", err)
 		}
 		slow.Release()
-		pass(time.Minute)
+		advance(time.Minute)
 		for _, row := range []string{"bob", "joe"} {
 			wantValue(t, takeSnapshot(t, env.Client), row, "3")
 		}
@@ -57,8 +56,8 @@ func TestCauseIsAnothersConflict(t *testing.T) {
 	})
 }
 
-// The same with causes that look like Bigtable's refusal of this commit: one that
-// had landed was reported as not committed.
+// The same if the cause looks as if Bigtable had refused this commit. Before the fix a
+// successful commit was reported as failed.
 func TestCauseIsAnothersRefusal(t *testing.T) {
 	for name, cause := range map[string]error{
 		"too old":   &txn.TooOldError{TS: 1, SafePoint: 2},
@@ -67,18 +66,18 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 				gctx, cancel := context.WithCancelCause(t.Context())
 				slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 				done := commitInBackground(gctx, beginSet(t, a, "3", "bob", "joe"))
 				<-slow.Fired()
-				synctest.Wait() // applied
+				synctest.Wait() // the commit is applied now
 				cancel(cause)
 				if err := (<-done).err; !errors.Is(err, txn.ErrUndetermined) || !errors.Is(err, context.Canceled) {
 					t.Errorf("want an undetermined outcome: %v", err)
 				}
 				slow.Release()
-				pass(time.Minute)
+				advance(time.Minute)
 				for _, row := range []string{"bob", "joe"} {
 					wantValue(t, takeSnapshot(t, env.Client), row, "3")
 				}
@@ -87,27 +86,27 @@ func TestCauseIsAnothersRefusal(t *testing.T) {
 	}
 }
 
-// A transaction that one row's conflict has doomed waited, with its locks held and
-// kept alive, for a live younger transaction in another row, as long as that took;
-// closed by mayWait (prewrite.go).
-func TestDoomedTransactionWaitsForNobody(t *testing.T) {
+// A transaction that has a conflict on one row does not wait for a live younger
+// transaction on another row. Before the fix it waited, and kept its own locks alive,
+// until the younger one ended.
+func TestConflictingTransactionDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, y, faults := newRegression(t, txn.Config{})
+		env, y, faults := newFaultyClient(t, txn.Config{})
 		b := env.NewClient(txn.Config{})
 		mustSet(t, env.Client, "0", "x", "y", "z")
 		old := beginSet(t, b, "old", "z", "x", "y")
-		mustSet(t, env.Client, "1", "x") // old is doomed
+		mustSet(t, env.Client, "1", "x") // old has a conflict now
 		young := beginSet(t, y, "young", "y", "y2")
 		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		younger := commitInBackground(t.Context(), young)
 		<-slow.Fired()
 		older := commitInBackground(t.Context(), old)
-		pass(100 * time.Millisecond)
+		advance(100 * time.Millisecond)
 		reader := inBackground(func() error { wantValue(t, takeSnapshot(t, env.Client), "z", "0"); return nil })
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		slow.Release()
 		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
-			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
+			t.Errorf("the transaction with the conflict: %v after %v", o.err, o.took)
 		}
 		if r := <-reader; r.took > 3*time.Second {
 			t.Errorf("a reader of its cell waited for %v", r.took)
@@ -118,12 +117,12 @@ func TestDoomedTransactionWaitsForNobody(t *testing.T) {
 	})
 }
 
-// One lost answer to a prewrite, followed by a long wait for a live transaction,
-// ended Update: the wait counted as time in which prewrites failed; closed by
-// counting from failure to failure (prewriteCells).
+// After a prewrite whose answer was lost, a transaction may wait for a live one for
+// long. Before the fix the wait counted as time in which prewrites failed, and Update
+// gave up.
 func TestOneFailureBeforeALongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, b, faults := newRegression(t, txn.Config{})
+		env, b, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, env.Client, "0", "y")
 		others := txntest.NewFaults(t)
 		y := env.NewClient(txn.Config{}, others.DialOptions()...)
@@ -145,7 +144,7 @@ func TestOneFailureBeforeALongWait(t *testing.T) {
 			return err
 		})
 		<-started
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		slow.Release()
 		if o := <-done; o.err != nil || runs != 2 {
 			t.Errorf("%d runs, then %v; want the conflict to be followed by a second run", runs, o.err)
@@ -154,29 +153,29 @@ func TestOneFailureBeforeALongWait(t *testing.T) {
 	})
 }
 
-// What has failed for longer than a ttl is given up, also where waits lie between.
+// A commit whose prewrites fail for longer than the ttl gives up.
 func TestPrewriteThatFailsForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropRequest, 0)
 		began := time.Now()
 		_, err := beginSet(t, a, "3", "bob").Commit(t.Context())
 		if took := time.Since(began); status.Code(err) != codes.Unavailable || took < 10*time.Second || took > 15*time.Second {
-			t.Errorf("%v after %v; want it given up after the ttl of 10 s", err, took)
+			t.Errorf("%v after %v; want the commit to give up after the ttl of 10 s", err, took)
 		}
 	})
 }
 
-// A doomed transaction also waits for nobody whose primary cannot be read; closed by
-// ending what it waits for (inspect, prewrite.go).
-func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
+// A transaction that has a conflict also stops waiting for a lock whose primary it
+// cannot read.
+func TestConflictingTransactionAndUnreadablePrimary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, b, faults := newRegression(t, txn.Config{})
+		env, b, faults := newFaultyClient(t, txn.Config{})
 		others := txntest.NewFaults(t)
 		y := env.NewClient(txn.Config{}, others.DialOptions()...)
 		mustSet(t, env.Client, "0", "x", "y", "z", "p")
 		old := beginSet(t, b, "old", "z", "x", "y")
-		mustSet(t, env.Client, "1", "x") // old is doomed
+		mustSet(t, env.Client, "1", "x") // old has a conflict now
 		slow := others.OnStep(txntest.StepCommit, txntest.Hold)
 		younger := commitInBackground(t.Context(), beginSet(t, y, "young", "p", "y"))
 		<-slow.Fired()
@@ -185,13 +184,13 @@ func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		older := commitInBackground(ctx, old)
-		<-unreadable.Fired() // it waits already
+		<-unreadable.Fired() // old waits for the lock on y
 		<-conflicts.Fired()
 		conflicts.Release()
-		pass(100 * time.Millisecond)
+		advance(100 * time.Millisecond)
 		wantValue(t, takeSnapshot(t, env.Client), "z", "0")
 		if o := <-older; !errors.Is(o.err, txn.ErrConflict) || o.took > 3*time.Second {
-			t.Errorf("the doomed transaction: %v after %v", o.err, o.took)
+			t.Errorf("the transaction with the conflict: %v after %v", o.err, o.took)
 		}
 		slow.Release()
 		if o := <-younger; o.err != nil {
@@ -200,12 +199,13 @@ func TestDoomedTransactionBesideUnreadablePrimary(t *testing.T) {
 	})
 }
 
-// Update's function makes another transaction, whose outcome is unknown: Update's own
-// is rolled back, and settling the other one must not say that it is committed; closed
-// by functionError (update.go).
+// The function of an Update runs another transaction, whose outcome is unknown. Update
+// rolls its own transaction back and does not return the other one's UndeterminedError
+// as its own. Before the fix, settling that error reported Update's transaction as
+// committed.
 func TestUndeterminedInsideUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, other, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, other, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 		runs := 0
 		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -227,18 +227,18 @@ func TestUndeterminedInsideUpdate(t *testing.T) {
 	})
 }
 
-// A collection that is cancelled because of another deployment's busy one is not
-// itself a collection that lost its lease; closed by gcLease.lost (gcstate.go).
+// A collection is cancelled because another deployment's collection was busy. It must
+// not report that it lost its own lease.
 func TestCauseIsAnothersCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		pass(3 * time.Hour)
+		advance(3 * time.Hour)
 		mustSet(t, env.Client, "2", "bob")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		done := inBackground(func() error { _, err := gc.Run(ctx, env.Client, gc.Config{Retention: time.Hour}); return err })
-		pass(10 * time.Second) // in the fence
+		advance(10 * time.Second) // the collection waits in the fence
 		cancel(&gc.BusyError{Holder: "a collector of another deployment", Left: time.Minute})
 		var busy *gc.BusyError
 		if o := <-done; errors.As(o.err, &busy) || !errors.Is(o.err, context.Canceled) {

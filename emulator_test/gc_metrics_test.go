@@ -11,14 +11,13 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// numbers are the points of garbage collection's metrics, by name and the value of
-// their one attribute; of a histogram the count.
+// numbers returns the values of garbage collection's metrics, by name and the value of
+// their one attribute. For a histogram it is the count.
 func numbers(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
 	t.Helper()
 	var rm metricdata.ResourceMetrics
@@ -51,7 +50,8 @@ func numbers(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
 	return all
 }
 
-// TestGCMetrics: a run that a live transaction blocks, and the next one.
+// TestGCMetrics reads the metrics of a collection that a live transaction blocks, and
+// of the next one.
 func TestGCMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
@@ -73,18 +73,18 @@ func TestGCMetrics(t *testing.T) {
 		faults.Kill()
 		cancel()
 		<-ended
-		if _, err := env.Client.Timestamp(t.Context()); err != nil { // it knows the time
+		if _, err := env.Client.Timestamp(t.Context()); err != nil { // the client knows the time now
 			t.Fatal(err)
 		}
 		if _, ok := numbers(t, reader)["percolator.gc.safe_point.age"]; ok {
-			t.Error("the age of a safe point that there is not")
+			t.Error("there is a metric for the age of the safe point, but no safe point")
 		}
-		pass(20 * time.Minute)
+		advance(20 * time.Minute)
 		var blocked *gc.BlockedError
 		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
-			t.Fatalf("not blocked: %v", err)
+			t.Fatalf("%v, want a BlockedError", err)
 		}
-		pass(time.Hour)
+		advance(time.Hour)
 		runGC(t, env.Client, gc.Config{})
 		got := numbers(t, reader)
 		for name, want := range map[string]float64{
@@ -95,7 +95,7 @@ func TestGCMetrics(t *testing.T) {
 				t.Errorf("%s is %v, want %v", name, got[name], want)
 			}
 		}
-		// The retention and the fence.
+		// Its age is the retention and the duration of the fence.
 		if age := time.Duration(got["percolator.gc.safe_point.age"] * float64(time.Second)); age < retention || age > retention+5*time.Minute {
 			t.Errorf("the safe point is %v old", age)
 		}

@@ -14,14 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	txngc "github.com/percolator-bigtable/percolator/txn/gc"
 )
 
-// A read that was sent before the safe point moved is answered after its row was
-// collected. The check behind the read refuses it (afterRead, safepoint.go); one
-// before the read would let it return "absent".
+// A read was sent before the safe point moved, and is answered after its row was
+// collected. The client refuses it, because it checks the safe point after the read. A
+// check before the read would let it return "absent".
 func TestReadAnsweredAfterCollection(t *testing.T) {
 	for _, scan := range []bool{false, true} {
 		t.Run(fmt.Sprintf("scan=%v", scan), func(t *testing.T) {
@@ -54,8 +53,8 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 					return nil
 				})
 				<-held.Fired()
-				pass(retention + time.Minute)
-				runGC(t, env.Client, txngc.Config{})
+				advance(retention + time.Minute)
+				runGC(t, env.Client, gc.Config{})
 				held.Release()
 				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
 					t.Errorf("%v, want ErrTooOld", o.err)
@@ -65,20 +64,21 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 	}
 }
 
-// A transaction whose process slept is run again, once.
-func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
+// Update runs a function again, once, if its transaction became too old because the
+// process was suspended.
+func TestUpdateRetriesTooOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		gc := env.NewClient(txn.Config{TokenTTL: -1})
+		collector := env.NewClient(txn.Config{TokenTTL: -1})
 		runs := 0
 		sleepy := func(times int) error {
 			runs = 0
 			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 				if runs++; runs <= times {
-					pass(retention + time.Minute)
-					runGC(t, gc, txngc.Config{})
+					advance(retention + time.Minute)
+					runGC(t, collector, gc.Config{})
 				}
 				tx.Table("a").Set("bob", "f", "q", []byte("2"))
 				return nil
@@ -93,7 +93,7 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 		if !errors.As(err, &old) || runs != 2 || !old.Write || old.TS > old.SafePoint {
 			t.Errorf("slept every time: %v after %d runs", err, runs)
 		}
-		// What some other snapshot lacks is no reason to run again.
+		// ErrTooOld of another snapshot is no reason to run the function again.
 		runs = 0
 		_, err = env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 			runs++
@@ -106,10 +106,10 @@ func TestUpdateRunsWhatBecameTooOldAgain(t *testing.T) {
 	})
 }
 
-// A client that cannot read the safe point stops, before a collector goes by a
-// new one, and goes on when it can (current, safepoint.go). With a safe point that
-// never goes stale it reads and commits for ever.
-func TestWithoutSafePointNothingGoes(t *testing.T) {
+// A client that cannot read the safe point stops before a collector could collect by a
+// new one, and continues when it can read it again. A client that trusted an old safe
+// point would read and commit without end.
+func TestUnreadableSafePointStopsClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
@@ -119,9 +119,9 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 		var blind atomic.Bool
 		blind.Store(true)
 		faults.On("blind", func(c txntest.Call) bool { return blind.Load() && c.Step == txntest.StepSafePoint }, txntest.DropRequest, 0)
-		pass(25 * time.Second)
+		advance(25 * time.Second)
 		mustSet(t, c, "2", "bob")
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		begun := begin(t, c)
@@ -141,7 +141,7 @@ func TestWithoutSafePointNothingGoes(t *testing.T) {
 	})
 }
 
-// A plan changes nothing, and says what the run then does.
+// A plan changes nothing, and says what the collection will do.
 func TestPlanOfCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -157,11 +157,11 @@ func TestPlanOfCollection(t *testing.T) {
 		if _, err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pass(2*retention + time.Minute)
+		advance(2*retention + time.Minute)
 		mustSet(t, env.Client, "late", "bob")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		plan, err := txngc.Plan(t.Context(), c, txngc.Config{Retention: retention})
+		plan, err := gc.Plan(t.Context(), c, gc.Config{Retention: retention})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,8 +170,8 @@ func TestPlanOfCollection(t *testing.T) {
 				t.Errorf("the plan sent %v to row %s of table %s", call.Method, call.Row, call.Table)
 			}
 		}
-		run := runGC(t, c, txngc.Config{})
-		want := txngc.Counts{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
+		run := runGC(t, c, gc.Config{})
+		want := gc.Counts{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
 		if d := cmp.Diff(want, plan.Total); d != "" || plan.Total.Bytes < 8*int64(len("value0")) {
 			t.Errorf("plan (-want +got):\n%s", d)
 		}
@@ -181,17 +181,18 @@ func TestPlanOfCollection(t *testing.T) {
 		if !plan.DryRun || run.DryRun || !run.Finished || run.Previous != 0 {
 			t.Errorf("plan %+v\nrun %+v", plan, run)
 		}
-		st, err := txngc.ReadStatus(t.Context(), c)
-		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != txngc.PhaseDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
+		st, err := gc.ReadStatus(t.Context(), c)
+		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != gc.PhaseDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if p, err := txngc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
+		if p, err := gc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
 			t.Errorf("safe point %d, %v", p, err)
 		}
 	})
 }
 
-// A run keeps to its rate, tells its progress, and remembers where it stopped.
+// A collection keeps to its rate and reports its progress. After an interruption the
+// next one continues where it stopped.
 func TestCollectionRateAndInterruption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -202,73 +203,74 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		}
 		mustSet(t, env.Client, "1", rows...)
 		mustSet(t, env.Client, "2", rows...)
-		pass(retention + time.Minute)
+		advance(retention + time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		var phases []txngc.Phase
+		var phases []gc.Phase
 		var collecting time.Time
-		r, err := txngc.Run(ctx, env.Client, txngc.Config{Retention: retention, Rate: 20, Progress: func(p txngc.Progress) {
+		r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention, Rate: 20, Progress: func(p gc.Progress) {
 			if n := len(phases); n == 0 || phases[n-1] != p.Phase {
 				phases = append(phases, p.Phase)
 				collecting = time.Now()
 			}
-			if p.Phase == txngc.PhaseCollect && p.Total.Rows == 100 {
+			if p.Phase == gc.PhaseCollect && p.Total.Rows == 100 {
 				cancel()
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
-			t.Errorf("interrupted: %+v, %v", r, err)
+			t.Errorf("interrupted collection: %+v, %v", r, err)
 		}
-		if d := cmp.Diff([]txngc.Phase{txngc.PhaseFence, txngc.PhaseLocks, txngc.PhaseCollect}, phases); d != "" {
+		if d := cmp.Diff([]gc.Phase{gc.PhaseFence, gc.PhaseLocks, gc.PhaseCollect}, phases); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
 		}
 		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
 			t.Errorf("100 rows at 20 a second took %v", took)
 		}
-		st, err := txngc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != txngc.PhaseCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
+		st, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != gc.PhaseCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		begun := time.Now()
-		r = runGC(t, env.Client, txngc.Config{})
+		r = runGC(t, env.Client, gc.Config{})
 		if !r.Resumed || r.SafePoint != st.SafePoint || r.Total.Rows != 200 || time.Since(begun) > time.Second {
 			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
 		}
-		st, err = txngc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != txngc.PhaseDone || st.Run.Versions != 300 {
+		st, err = gc.ReadStatus(t.Context(), env.Client)
+		if err != nil || st.Run.Phase != gc.PhaseDone || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
 		}
-		if r = runGC(t, env.Client, txngc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
-			t.Errorf("again from the start: %+v", r)
+		if r = runGC(t, env.Client, gc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
+			t.Errorf("the next collection has to begin at the first row: %+v", r)
 		}
 	})
 }
 
-// A collector that does not renew its lease in time stops when it sees another.
+// A collector that does not renew its lease in time stops when it finds another
+// collector's lease.
 func TestCollectorLosesItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
 		mustSet(t, env.Client, "2", "bob")
-		pass(retention + time.Minute)
+		advance(retention + time.Minute)
 		faults := txntest.NewFaults(t)
 		slow := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
 		var stuck atomic.Bool
 		stuck.Store(true)
 		faults.On("lease", func(c txntest.Call) bool { return stuck.Load() && c.Row == "lock/gc" && c.N > 8 }, txntest.DropRequest, 0)
 		ended := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), slow, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), slow, gc.Config{Retention: retention})
 			return err
 		})
-		pass(45 * time.Second)
+		advance(45 * time.Second)
 		other := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), env.Client, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention})
 			return err
 		})
-		pass(time.Second)
+		advance(time.Second)
 		stuck.Store(false)
 		o := <-ended
-		var busy *txngc.BusyError
+		var busy *gc.BusyError
 		if !errors.As(o.err, &busy) || !busy.Lost || o.took > time.Minute {
 			t.Errorf("%v after %v", o.err, o.took)
 		}
@@ -278,28 +280,30 @@ func TestCollectorLosesItsLease(t *testing.T) {
 	})
 }
 
+// A collection refuses a bad configuration, and a client without a token cannot hold a
+// snapshot.
 func TestCollectionRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
-		for name, cfg := range map[string]txngc.Config{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
-			if _, err := txngc.Run(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
+		for name, cfg := range map[string]gc.Config{"retention": {Retention: time.Minute}, "rate": {Rate: -1}} {
+			if _, err := gc.Run(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if _, err := txngc.Plan(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
+			if _, err := gc.Plan(t.Context(), env.Client, cfg); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 		if _, err := env.Client.Snapshot(t.Context(), txn.Hold()); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("hold without a token: %v", err)
 		}
-		// A young deployment: nothing is older than the retention.
-		if r := runGC(t, env.Client, txngc.Config{}); r.Total.Cells != 0 {
+		// In a new deployment nothing is older than the retention.
+		if r := runGC(t, env.Client, gc.Config{}); r.Total.Cells != 0 {
 			t.Errorf("%+v", r)
 		}
 	})
 }
 
-// A safe point of a later format keeps clients out.
+// A client refuses a safe point of a later format.
 func TestSafePointOfAnotherFormat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -319,35 +323,35 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 	})
 }
 
-// The safe point never goes back: not by a longer retention, not by a collector
-// that publishes late, and not in the mind of a client that reads a restored row.
+// The safe point never goes back: not with a longer retention, not if a collector
+// publishes late, and not in a client that reads a restored row.
 func TestSafePointNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "1", "bob")
-		pass(3 * retention)
-		first := runGC(t, env.Client, txngc.Config{})
-		if r := runGC(t, env.Client, txngc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
+		advance(3 * retention)
+		first := runGC(t, env.Client, gc.Config{})
+		if r := runGC(t, env.Client, gc.Config{Retention: 2 * retention}); r.SafePoint != first.SafePoint || !r.Nothing {
 			t.Errorf("with a longer retention: %+v, before %d", r, first.SafePoint)
 		}
-		// Its publication comes after another's that is higher.
+		// Its publication arrives after that of a higher safe point.
 		faults := txntest.NewFaults(t)
 		late := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...)
 		publishes := func(c txntest.Call) bool { return c.Row == "gc" && c.Method == "CheckAndMutateRow" }
 		held := faults.On("publish", publishes, txntest.Hold, 1)
-		pass(5 * time.Minute)
+		advance(5 * time.Minute)
 		ended := inBackground(func() error {
-			_, err := txngc.Run(t.Context(), late, txngc.Config{Retention: retention})
+			_, err := gc.Run(t.Context(), late, gc.Config{Retention: retention})
 			return err
 		})
 		<-held.Fired()
 		faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
-		pass(time.Minute)
-		second := runGC(t, env.Client, txngc.Config{})
+		advance(time.Minute)
+		second := runGC(t, env.Client, gc.Config{})
 		held.Release()
 		<-ended
-		st, err := txngc.ReadStatus(t.Context(), env.Client)
+		st, err := gc.ReadStatus(t.Context(), env.Client)
 		if err != nil || st.SafePoint != second.SafePoint || second.SafePoint <= first.SafePoint {
 			t.Errorf("published %d after %d and %d, %v", st.SafePoint, first.SafePoint, second.SafePoint, err)
 		}
@@ -356,30 +360,30 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
 			t.Fatal(err)
 		}
-		pass(time.Minute)
-		if p, err := txngc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
+		advance(time.Minute)
+		if p, err := gc.SafePoint(t.Context(), env.Client); err != nil || p != second.SafePoint {
 			t.Errorf("safe point %d after the row was lost, %v", p, err)
 		}
 	})
 }
 
-// A request that commits secondaries ends within a minute, whatever RPCTimeout
-// is: the fence counts on it (applyOnce, table.go).
+// A request that commits secondaries ends within a minute, whatever RPCTimeout is. The
+// fence depends on it.
 func TestUnconditionalRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
+		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour, BackgroundTimeout: 24 * time.Hour})
 		hung := faults.On("secondaries", step(txntest.StepSecondaries), txntest.Hold, 2)
 		mustSet(t, c, "1", "bob", "joe")
-		<-hung.Fired() // the first request gives up sooner (freshTimeout)
-		pass(3 * time.Second)
+		<-hung.Fired() // the first request has a shorter timeout
+		advance(3 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
 			t.Errorf("%d requests within three seconds", n)
 		}
-		pass(58 * time.Second)
+		advance(58 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
 			t.Errorf("%d requests within a minute", n)
 		}
-		pass(4 * time.Second)
+		advance(4 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
 			t.Errorf("%d requests after a minute, want one more", n)
 		}

@@ -19,37 +19,36 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	txngc "github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // The interleavings of garbage collection are scripts (testdata/hazards, 08 to
-// 10, 17 and 35 on). Here it meets crashes, load and large tables.
+// 10, 17 and 35 to 40). The tests here are about crashes, load and large tables.
 
 const retention = 10 * time.Minute
 
-func runGC(t *testing.T, c *txn.Client, cfg txngc.Config) *txngc.Report {
+func runGC(t *testing.T, c *txn.Client, cfg gc.Config) *gc.Report {
 	t.Helper()
 	if cfg.Retention == 0 {
 		cfg.Retention = retention
 	}
-	r, err := txngc.Run(t.Context(), c, cfg)
+	r, err := gc.Run(t.Context(), c, cfg)
 	if err != nil {
 		t.Fatalf("garbage collection: %v (%+v)", err, r)
 	}
 	return r
 }
 
-// newGCEnv makes an Env whose client writes no token: renewing one would cost
-// most of what these tests do, in the hours they let pass.
+// newGCEnv makes an Env whose clients write no tokens. These tests let hours pass, and
+// renewing tokens would take most of their time.
 func newGCEnv(t *testing.T) *txntest.Env {
 	t.Helper()
-	return txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+	return txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 }
 
-// closeNow ends what a killed client still does in vain.
+// closeNow ends the work that a killed client still attempts.
 func closeNow(c *txn.Client) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -74,8 +73,8 @@ func contents(t *testing.T, c *txn.Client, table string, ts tso.Timestamp) strin
 	return out
 }
 
-// garbage lists what a collection up to p must not have left: a second version
-// at or below p in a column, data that nothing names, marks and locks.
+// garbage lists what a collection up to p must have removed: a second version at or
+// below p in a column, data that no record names, marks and locks.
 func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left []string) {
 	t.Helper()
 	for _, row := range rows {
@@ -114,9 +113,9 @@ func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left 
 	return left
 }
 
-// TestCollectionsKeepHistory runs random transactions, many of which die
-// somewhere, and collects garbage now and then. Every state at or above the safe
-// point reads as before, what is below fails, and what can go is gone.
+// TestCollectionsKeepHistory runs random transactions, many of which die, and collects
+// garbage now and then. Every state at or above the safe point reads as before, reads
+// below it fail, and no garbage is left.
 func TestCollectionsKeepHistory(t *testing.T) {
 	seeds := 10
 	if testing.Short() {
@@ -164,13 +163,13 @@ func keepHistory(t *testing.T, seed uint64) {
 			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		_, _ = tx.Commit(ctx) // whatever comes of it is settled below
+		_, _ = tx.Commit(ctx) // its locks are resolved below
 		cancel()
 		if dying != nil {
 			dying.Kill()
 			closeNow(c)
 		}
-		pass(time.Duration(rnd.IntN(120)) * time.Second)
+		advance(time.Duration(rnd.IntN(120)) * time.Second)
 		ts, err := env.Client.Timestamp(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -179,12 +178,12 @@ func keepHistory(t *testing.T, seed uint64) {
 		if rnd.IntN(12) != 0 {
 			continue
 		}
-		pass(time.Duration(rnd.IntN(15)) * time.Minute)
-		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Plain: rnd.IntN(2) == 0})
-		pass(time.Minute) // until env.Client knows
+		advance(time.Duration(rnd.IntN(15)) * time.Minute)
+		r := runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Plain: rnd.IntN(2) == 0})
+		advance(time.Minute) // until env.Client reads the safe point again
 		collected = r.SafePoint
 		for _, g := range garbage(t, env.Client, rows, collected) {
-			t.Errorf("left by the collection up to %d: %s", collected, g)
+			t.Errorf("the collection up to %d left: %s", collected, g)
 		}
 		for ts, want := range before {
 			if ts < collected {
@@ -200,8 +199,8 @@ func keepHistory(t *testing.T, seed uint64) {
 	}
 }
 
-// stranded prepares garbage, deletes, and locks of three kinds in two tables
-// whose transaction is committed.
+// stranded makes garbage in two tables: deletes, old versions, and stranded locks of
+// three kinds of committed transactions.
 func stranded(t *testing.T, env *txntest.Env) {
 	t.Helper()
 	env.CreateTable("a", "f")
@@ -215,7 +214,7 @@ func stranded(t *testing.T, env *txntest.Env) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	pass(retention)
+	advance(retention)
 	dying := txntest.NewFaults(t)
 	c := env.NewClient(txn.Config{TokenTTL: -1}, dying.DialOptions()...)
 	tx := beginSet(t, c, "4", "bob", "joe")
@@ -229,34 +228,34 @@ func stranded(t *testing.T, env *txntest.Env) {
 	dying.Kill()
 	closeNow(c)
 	mustSet(t, env.Client, "5", "bob")
-	pass(retention + time.Minute)
+	advance(retention + time.Minute)
 	mustSet(t, env.Client, "6", "bob")
 }
 
-// afterCollector are the ways in which others go on after a collector has died.
+// afterCollector are what other clients do after a collector died.
 var afterCollector = []struct {
 	name string
-	run  func(*testing.T, *txntest.Env) *txngc.Report
+	run  func(*testing.T, *txntest.Env) *gc.Report
 }{
-	{"another collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
-		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{})
+	{"another collector", func(t *testing.T, env *txntest.Env) *gc.Report {
+		return runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{})
 	}},
-	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *txngc.Report {
+	{"an operator, then a collector", func(t *testing.T, env *txntest.Env) *gc.Report {
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		for _, table := range []string{"a", "b"} {
 			if _, err := workload.ResolveAll(t.Context(), c, table); err != nil {
 				t.Error(err)
 			}
 		}
-		return runGC(t, c, txngc.Config{})
+		return runGC(t, c, gc.Config{})
 	}},
-	{"two collectors at once", func(t *testing.T, env *txntest.Env) *txngc.Report {
-		reports := make([]*txngc.Report, 2)
+	{"two collectors at once", func(t *testing.T, env *txntest.Env) *gc.Report {
+		reports := make([]*gc.Report, 2)
 		var running sync.WaitGroup
 		for i := range reports {
 			running.Go(func() {
-				r, err := txngc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), txngc.Config{Retention: retention})
-				var busy *txngc.BusyError
+				r, err := gc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Retention: retention})
+				var busy *gc.BusyError
 				switch {
 				case err == nil:
 					reports[i] = r
@@ -266,12 +265,12 @@ var afterCollector = []struct {
 			})
 		}
 		running.Wait()
-		var newest *txngc.Report
+		var newest *gc.Report
 		for _, r := range reports {
 			switch {
 			case newest == nil:
 				newest = r
-			case r != nil: // one after the other
+			case r != nil: // one ran after the other
 				resumed := newest.Resumed || r.Resumed
 				if r.SafePoint > newest.SafePoint {
 					newest = r
@@ -280,27 +279,27 @@ var afterCollector = []struct {
 			}
 		}
 		if newest == nil {
-			t.Fatal("neither collector got to work")
+			t.Fatal("neither collector collected")
 		}
 		return newest
 	}},
 }
 
-// TestCollectionKilledAtEveryRequest kills the collector before and after each
-// of its requests; others go on, and the result is the same.
+// TestCollectionKilledAtEveryRequest kills a collector before and after each of its
+// requests. Another collection follows, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
 	for _, after := range afterCollector {
 		t.Run(after.name, func(t *testing.T) { collectorsKilled(t, after.run) })
 	}
 }
 
-func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txngc.Report) {
+func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *gc.Report) {
 	crashes, stride := 0, shortStride()
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
 		resumed := 0
 		for k, more := 1, true; more; k += stride {
 			synctest.Test(t, func(t *testing.T) {
-				var r *txngc.Report
+				var r *gc.Report
 				r, more = collectKilledAt(t, action, k, goOn)
 				crashes++
 				if r.Resumed {
@@ -318,8 +317,9 @@ func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *txngc.R
 	t.Logf("%d crashes", crashes)
 }
 
-// collectKilledAt reports whether there was a k-th request.
-func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *txngc.Report) (r *txngc.Report, fired bool) {
+// collectKilledAt kills a collector at its k-th request. It reports whether there was
+// one.
+func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*testing.T, *txntest.Env) *gc.Report) (r *gc.Report, fired bool) {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	stranded(t, env)
 	faults := txntest.NewFaults(t)
@@ -332,17 +332,17 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	var requests atomic.Int64
 	rule := faults.On("kill", func(c txntest.Call) bool {
 		if action == txntest.DropResponse && c.Method == "ReadRows" {
-			return false // the same as not sending it
+			return false // the same as a request that is not sent
 		}
 		requests.Add(1)
 		return requests.Load() == int64(k)
 	}, action, 1).Optional()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := inBackground(func() error { _, err := txngc.Run(ctx, c, txngc.Config{Retention: retention}); return err })
+	ended := inBackground(func() error { _, err := gc.Run(ctx, c, gc.Config{Retention: retention}); return err })
 	select {
 	case <-rule.Fired():
 		fired = true
-		faults.Kill() // all that comes behind it
+		faults.Kill() // all later requests
 		synctest.Wait()
 		cancel()
 		<-ended
@@ -354,7 +354,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	}
 	cancel()
 	closeNow(c)
-	pass(time.Minute) // the lease
+	advance(time.Minute) // until the lease ends
 	r = goOn(t, env)
 	next := env.NewClient(txn.Config{TokenTTL: -1})
 	if !r.Finished {
@@ -369,14 +369,14 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	}
 	wantValue(t, takeSnapshot(t, next, txn.At(r.SafePoint)), "bob", "5")
 	for _, g := range garbage(t, next, []string{"bob", "joe", "sue"}, r.SafePoint) {
-		t.Errorf("left: %s", g)
+		t.Errorf("the collection left: %s", g)
 	}
 	return r, fired
 }
 
-// TestCollectionUnderLoad runs transfers, a long reader and a collector at the
-// same time: the sum is right in every snapshot at or above the safe point, those
-// taken before a collection read the same after it, and the held one to its end.
+// TestCollectionUnderLoad runs transfers, a long reader and collections at the same
+// time. The sum is right in every snapshot at or above the safe point. A snapshot reads
+// the same before and after a collection, and a held one until it is released.
 func TestCollectionUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
@@ -415,7 +415,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 				c := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 5 * time.Second})
 				var faults *txntest.Faults
 				for !stop.Load() {
-					if rnd.IntN(20) == 0 { // a new process; the old one died
+					if rnd.IntN(20) == 0 { // the client dies, and a new one replaces it
 						if faults != nil {
 							faults.Kill()
 							crashes.Add(1)
@@ -447,16 +447,16 @@ func TestCollectionUnderLoad(t *testing.T) {
 						return
 					}
 					commits.Add(1)
-					pass(time.Duration(1+rnd.IntN(20_000)) * time.Millisecond)
+					advance(time.Duration(1+rnd.IntN(20_000)) * time.Millisecond)
 				}
 			})
 		}
 		holder := env.NewClient(txn.Config{})
-		pass(12 * time.Minute)
+		advance(12 * time.Minute)
 		held := takeSnapshot(t, holder, txn.Hold())
 		heldRows := contents(t, env.Client, "a", held.ReadTS())
-		pass(time.Minute)
-		gc := env.NewClient(txn.Config{TokenTTL: -1})
+		advance(time.Minute)
+		collector := env.NewClient(txn.Config{TokenTTL: -1})
 		var removed int64
 		for round := range 6 {
 			past, err := env.Client.Timestamp(t.Context())
@@ -464,13 +464,13 @@ func TestCollectionUnderLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := contents(t, env.Client, "a", past)
-			r := runGC(t, gc, txngc.Config{})
+			r := runGC(t, collector, gc.Config{})
 			removed += r.Total.Versions
 			if got := contents(t, env.Client, "a", past); got != want {
 				t.Errorf("at %d, after collecting up to %d:\n%swas:\n%s", past, r.SafePoint, got, want)
 			}
 			if round >= 4 && r.SafePoint >= held.ReadTS() != (round > 4) {
-				t.Errorf("round %d: safe point %d, held at %d", round, r.SafePoint, held.ReadTS())
+				t.Errorf("round %d: safe point %d, snapshot held at %d", round, r.SafePoint, held.ReadTS())
 			}
 			if r.SafePoint < opened {
 				t.Errorf("round %d: safe point %d", round, r.SafePoint)
@@ -485,7 +485,7 @@ func TestCollectionUnderLoad(t *testing.T) {
 			if round == 4 {
 				held.Release()
 			}
-			pass(3 * time.Minute)
+			advance(3 * time.Minute)
 			if total, err := sum(t.Context(), takeSnapshot(t, env.Client)); err != nil || total != accounts*initial {
 				t.Errorf("sum %d, %v", total, err)
 			}

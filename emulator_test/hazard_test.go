@@ -6,10 +6,9 @@ import (
 	"testing"
 )
 
-// TestHazards runs the interleavings of testdata/hazards, one file for each
-// hazard of the design (docs/protocol.md lists them). Each file says at its
-// top which protection closes the hazard, and what its output becomes when
-// that protection is taken out of the code.
+// TestHazards runs the interleavings of testdata/hazards, one file for each hazard in
+// docs/protocol.md. Each file says at its top which protection it tests, and what its
+// output is without that protection.
 func TestHazards(t *testing.T) {
 	files, err := os.ReadDir("testdata/hazards")
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// hotRun is what came of many goroutines that move money between ten accounts.
+// A hotRun is the result of many goroutines that move money between ten accounts.
 type hotRun struct {
 	commits, attempts, conflicts, early int
-	requests, wasted                    int // wasted: prewrites beyond those that committed
+	requests, wasted                    int // wasted counts prewrites of transactions that did not commit
 	median, p99, slowest                time.Duration
 }
 
@@ -48,7 +48,7 @@ const (
 	hotInitial  = 1000
 )
 
-// bankOnHotCells runs transfers for a time, with a delay before each request.
+// bankOnHotCells runs transfers for the duration d, with a delay before each request.
 func bankOnHotCells(t *testing.T, cfg txn.Config, clients, workers int, delay, d time.Duration) (r hotRun) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
@@ -152,9 +152,9 @@ var hotModes = []struct {
 
 var everyHotMode = flag.Bool("hot", false, "let TestHotCells measure with 16 and 64 goroutines")
 
-// TestHotCells measures latches and early aborts in virtual time, where only
-// round trips take any: with both, more commits come of fewer requests, and the
-// slowest transfer is sooner done.
+// TestHotCells measures latches and early conflicts in virtual time, in which only
+// round trips take time. With both, there are more commits with fewer requests, and the
+// slowest transfer takes less time.
 func TestHotCells(t *testing.T) {
 	for _, clients := range []int{1, 4} {
 		for _, workers := range []int{16, 64} {
@@ -169,10 +169,10 @@ func TestHotCells(t *testing.T) {
 			}
 			off, both := runs["off"], runs["both"]
 			if both.requests*off.commits > off.requests*both.commits*9/10 {
-				t.Errorf("%d clients, %d goroutines: latches and early aborts save no requests", clients, workers)
+				t.Errorf("%d clients, %d goroutines: latches and early conflicts save no requests", clients, workers)
 			}
 			if clients == 1 && (both.wasted > 0 || both.attempts > 21*both.commits/10+workers || both.slowest > off.slowest || both.commits < off.commits) {
-				t.Errorf("%d goroutines of one client: %v; want no prewrite in vain, at most two attempts, a slowest transfer sooner than %v, and more commits than %d", workers, both, off.slowest, off.commits)
+				t.Errorf("%d goroutines of one client: %v; want no wasted prewrite, at most two attempts, a slowest transfer below %v, and more than %d commits", workers, both, off.slowest, off.commits)
 			}
 		}
 	}
@@ -188,9 +188,9 @@ func prewrites(f *txntest.Faults, tx *txn.Txn) (n int) {
 	return n
 }
 
-// A transaction whose conflict with another one of its client is known, or comes
-// while it waits for that one, sends no prewrite, and fails as one does that is
-// told by the store.
+// A transaction sends no prewrite if its client knows of the conflict, or notices it while
+// the transaction waits for a latch. Its error is the same as that of a conflict that
+// Bigtable reports.
 func TestEarlyConflict(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -203,7 +203,7 @@ func TestEarlyConflict(t *testing.T) {
 		var errs []*txn.ConflictError
 		for _, cfg := range []txn.Config{{LatchWait: -1}, {}} {
 			synctest.Test(t, func(t *testing.T) {
-				_, c, faults := newRegression(t, cfg)
+				_, c, faults := newFaultyClient(t, cfg)
 				late, after := begin(t, c), begin(t, c)
 				set(late, "2", "hot")
 				set(after, "2", "other")
@@ -217,7 +217,7 @@ func TestEarlyConflict(t *testing.T) {
 				var lateDone <-chan outcome
 				if cfg.LatchWait == 0 {
 					lateDone = commitInBackground(t.Context(), late)
-					synctest.Wait() // it queues
+					synctest.Wait() // it waits for the latch
 				}
 				held.Release()
 				if o := <-done; o.err != nil {
@@ -235,16 +235,16 @@ func TestEarlyConflict(t *testing.T) {
 					want = 1
 				}
 				if n := prewrites(faults, late); n != want {
-					t.Errorf("%s, %+v: %d prewrites of the one that conflicts, want %d", tt.name, cfg, n, want)
+					t.Errorf("%s, %+v: %d prewrites of the transaction with the conflict, want %d", tt.name, cfg, n, want)
 				}
 				if s := c.Stats(); s.EarlyConflicts != int64(1-want) || s.Conflicts != 1 || (s.LatchWaits > 0) != (cfg.LatchWait == 0) {
 					t.Errorf("stats %+v", s)
 				}
 				if _, err := after.Commit(t.Context()); err != nil {
-					t.Errorf("of another cell: %v", err)
+					t.Errorf("commit of another cell: %v", err)
 				}
 				if _, err := beginSet(t, c, "3", "hot").Commit(t.Context()); err != nil {
-					t.Errorf("began after the commit: %v", err)
+					t.Errorf("commit of a transaction that began after the first commit: %v", err)
 				}
 				conflict.ConflictTS -= conflict.StartTS
 				conflict.StartTS = 0
@@ -253,22 +253,23 @@ func TestEarlyConflict(t *testing.T) {
 		}
 		for _, e := range errs[1:] {
 			if e.Cell != errs[0].Cell || e.Reason != errs[0].Reason || e.ConflictTS <= 0 {
-				t.Errorf("%s: known early: %+v; told by the store: %+v", tt.name, e, errs[0])
+				t.Errorf("%s: early conflict: %+v; conflict that Bigtable reported: %+v", tt.name, e, errs[0])
 			}
 		}
 	}
 }
 
-// A commit of another cell in the same place of the table is no conflict.
+// A commit of one cell is no early conflict for another cell, even if both share a
+// place in the client's table of recent commits.
 func TestEarlyConflictNamesItsCell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newRegression(t, txn.Config{})
+		env, c, faults := newFaultyClient(t, txn.Config{})
 		early := beginSet(t, c, "1", "one")
 		mustSet(t, c, "2", "two")
 		if _, err := early.Commit(t.Context()); err != nil {
 			t.Error(err)
 		}
-		// What the store told is remembered as well.
+		// The client also remembers conflicts that Bigtable reported.
 		late := []*txn.Txn{beginSet(t, c, "1", "three"), beginSet(t, c, "1", "three")}
 		mustSet(t, env.Client, "2", "three")
 		for i, tx := range late {
@@ -279,11 +280,12 @@ func TestEarlyConflictNamesItsCell(t *testing.T) {
 	})
 }
 
-// A function that is run again has its turn: whoever writes the cell as well
-// waits for it, but not for longer than LatchWait.
-func TestRerunHasItsTurn(t *testing.T) {
+// When Update runs its function again, the transaction keeps its latches. Other
+// transactions of the client that write the cell wait for it, but not for longer than
+// LatchWait.
+func TestRetryKeepsItsLatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Second})
+		_, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Second})
 		runs := 0
 		var other <-chan outcome
 		_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -298,24 +300,24 @@ func TestRerunHasItsTurn(t *testing.T) {
 			return nil
 		})
 		if err != nil || runs != 2 {
-			t.Errorf("%d runs, %v; want a second run that nobody interferes with", runs, err)
+			t.Errorf("%d runs, %v; want a second run without a conflict", runs, err)
 		}
 		if o := <-other; !errors.Is(o.err, txn.ErrConflict) || c.Stats().EarlyConflicts != 2 {
-			t.Errorf("the other one: %v; stats %+v", o.err, c.Stats())
+			t.Errorf("the other transaction: %v; stats %+v", o.err, c.Stats())
 		}
 		if n := faults.Count()[txntest.StepAbort]; n != 0 {
-			t.Errorf("%d requests that remove locks", n)
+			t.Errorf("%d requests that remove locks, want none", n)
 		}
 
-		// One that takes long is overtaken; nothing waits for ever.
+		// If a run takes longer than LatchWait, other transactions do not wait for it.
 		runs = 0
 		_, err = c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
 			set(tx, "1", "hot")
 			if runs++; runs <= 2 {
 				began := time.Now()
-				mustSet(t, c, "2", "hot") // within: it waits for this very run
+				mustSet(t, c, "2", "hot") // inside the function, so that it waits for this run
 				if took := time.Since(began); runs == 2 && took != time.Second {
-					t.Errorf("the transaction within took %v", took)
+					t.Errorf("the transaction inside the function took %v, want LatchWait", took)
 				}
 			}
 			return nil
@@ -324,7 +326,7 @@ func TestRerunHasItsTurn(t *testing.T) {
 			t.Errorf("%d runs, %v", runs, err)
 		}
 
-		// Nor does what a failed function leaves.
+		// A function that fails leaves no latch to wait for.
 		failed := errors.New("failed")
 		runs = 0
 		_, err = c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
@@ -343,19 +345,19 @@ func TestRerunHasItsTurn(t *testing.T) {
 	})
 }
 
-// Whoever waits for a lock of another process lets go of its latch: those of its
-// own process are not to wait for that lock one after the other.
+// A transaction that waits for another client's lock releases its latches. Otherwise
+// the other transactions of its client would wait for that lock one after the other.
 func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
+		env, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
 		old := beginSet(t, c, "1", "hot", "mine")
-		strange := txntest.NewFaults(t)
-		stranger := env.NewClient(txn.Config{}, strange.DialOptions()...)
-		held := strange.OnStep(txntest.StepCommit, txntest.Hold)
-		done := commitInBackground(t.Context(), beginSet(t, stranger, "2", "hot"))
+		otherFaults := txntest.NewFaults(t)
+		other := env.NewClient(txn.Config{}, otherFaults.DialOptions()...)
+		held := otherFaults.OnStep(txntest.StepCommit, txntest.Hold)
+		done := commitInBackground(t.Context(), beginSet(t, other, "2", "hot"))
 		<-held.Fired()
 		waiting := commitInBackground(t.Context(), old) // older, so it waits
-		pass(time.Second)
+		advance(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		young := beginSet(t, c, "3", "hot")
@@ -363,7 +365,7 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 			t.Errorf("%v; want a conflict with the lock at once", err)
 		}
 		if n := prewrites(faults, young); n == 0 {
-			t.Error("it sent no prewrite")
+			t.Error("the younger transaction sent no prewrite; want one")
 		}
 		held.Release()
 		if o := <-done; o.err != nil {
@@ -375,11 +377,11 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 	})
 }
 
-// A client that is about to commit does not take the transaction for committed
-// yet, when another goroutine of it meets the locks.
-func TestOwnFate(t *testing.T) {
+// A client whose commit request is under way does not take its transaction as committed
+// yet, when another of its goroutines finds the locks.
+func TestOwnOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, c, "1", "bob", "joe")
 		synctest.Wait()
 		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
@@ -388,7 +390,7 @@ func TestOwnFate(t *testing.T) {
 		faults.Reset()
 		s := takeSnapshot(t, c)
 		read := inBackground(func() error { wantValue(t, s, "joe", "2"); return nil })
-		pass(time.Second)
+		advance(time.Second)
 		if n := faults.Count(); n[txntest.StepRollForward] > 0 {
 			t.Errorf("%d cells were rolled forward before the commit point", n[txntest.StepRollForward])
 		}
@@ -397,7 +399,7 @@ func TestOwnFate(t *testing.T) {
 		if o := <-done; o.err != nil {
 			t.Error(o.err)
 		}
-		// And then it need not ask the primary.
+		// After the commit it does not have to read the primary.
 		faults.Reset()
 		late := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		mustSet(t, c, "3", "bob", "joe")
@@ -411,10 +413,11 @@ func TestOwnFate(t *testing.T) {
 	})
 }
 
-// An ended context ends the wait, and leaves nothing to the next.
+// When its context ends, a transaction stops waiting for a latch, and the next
+// transaction gets the latch.
 func TestLatchWaitEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, c, faults := newRegression(t, txn.Config{LatchWait: time.Hour})
+		_, c, faults := newFaultyClient(t, txn.Config{LatchWait: time.Hour})
 		held := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
 		first := commitInBackground(t.Context(), beginSet(t, c, "1", "hot"))
 		<-held.Fired()

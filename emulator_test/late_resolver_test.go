@@ -9,17 +9,15 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestLateRollForwardAfterCollection delays a resolver's roll-forward until
-// others have rolled the cell forward, overwritten it, and collected the version.
-// It must not bring the record of a collected version back, whose data is gone:
-// the roll-forward is conditional on the lock. (Hazards 9 and 11. The collection
-// is done by hand here.)
+// TestLateRollForwardAfterCollection delays a resolver's roll-forward. Meanwhile other
+// clients roll the cell forward and overwrite it, and the version is collected (here by
+// hand). The late roll-forward must not write the record of a version whose data is
+// gone: it is conditional on the lock (hazards 9 and 11).
 func TestLateRollForwardAfterCollection(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		cells := []txn.Cell{{Table: "left", Row: "p", Family: "f", Qualifier: "q"}, {Table: "right", Row: "s", Family: "f", Qualifier: "q"}}
@@ -47,7 +45,7 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 		<-dies.Fired()
 		faults.Kill()
 
-		// The resolver whose roll-forward is late.
+		// The roll-forward of this resolver is late.
 		slow := txntest.NewFaults(t)
 		late := slow.OnStep(txntest.StepRollForward, txntest.Delay)
 		resolver := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, slow.DialOptions()...)
@@ -61,7 +59,7 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 		}
 		<-late.Fired()
 
-		set(b, "2") // rolls the secondary forward, and writes over it
+		set(b, "2") // rolls the secondary forward, and overwrites it
 		m := bigtable.NewMutation()
 		m.DeleteTimestampRange(format.WriteFamily, "f:q", commit, commit+1000)
 		m.DeleteTimestampRange("f", "q", start, start+1000)
@@ -76,10 +74,10 @@ func TestLateRollForwardAfterCollection(t *testing.T) {
 	})
 }
 
-// TestWalkPastWaitsForNothing has a reader meet the lock of a transaction that
-// committed after the reader's timestamp. The read goes on at once; rolling the lock
-// forward is done behind it, and here never gets through.
-func TestWalkPastWaitsForNothing(t *testing.T) {
+// A reader finds the lock of a transaction that committed after the reader's timestamp.
+// The read returns at once. The lock is rolled forward in the background; here that
+// request does not arrive before the read ends.
+func TestReadBelowCommitDoesNotWait(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		faults := txntest.NewFaults(t)
 		dead := env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1}, faults.DialOptions()...)
@@ -91,7 +89,7 @@ func TestWalkPastWaitsForNothing(t *testing.T) {
 		tx.Table("left").Set("p", "f", "q", []byte("new"))
 		tx.Table("right").Set("s", "f", "q", []byte("new"))
 		slow := txntest.NewFaults(t)
-		behind := slow.OnStep(txntest.StepRollForward, txntest.Hold)
+		rollForward := slow.OnStep(txntest.StepRollForward, txntest.Hold)
 		reader := env.NewClient(txn.Config{TokenTTL: -1}, slow.DialOptions()...)
 		s, err := reader.Snapshot(t.Context())
 		if err != nil {
@@ -107,8 +105,38 @@ func TestWalkPastWaitsForNothing(t *testing.T) {
 		if v, ok, err := s.Table("right").Get(ctx, "s", "f", "q"); ok || err != nil {
 			t.Errorf("read %q, %v; want absent, at once", v, err)
 		}
-		<-behind.Fired()
-		behind.Release()
+		<-rollForward.Fired()
+		rollForward.Release()
 		synctest.Wait()
+	})
+}
+
+// Hazard 2: the primary is prewritten and committed after a resolver has read it and
+// before the resolver asks the oracle. The resolver has to ask the oracle for asOf
+// before it reads the primary. Otherwise it would take the commit, which is below asOf,
+// as no commit of this transaction, and a part of the transaction would be lost.
+func TestTimestampBeforeStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		late := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
+		secondaries := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-late.Fired()
+		advance(11 * time.Second)
+		status := newAnswerHold(stepOn(txntest.StepRead, "bob"))
+		before := takeSnapshot(t, env.NewClient(txn.Config{TokenTTL: -1}, status.dialOption()))
+		reader := inBackground(func() error { wantValue(t, before, "joe", ""); return nil })
+		<-status.held // the resolver has read the empty primary
+		late.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit: %v", o.err)
+		}
+		close(status.release)
+		<-reader
+		secondaries.Release()
+		synctest.Wait()
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
 	})
 }

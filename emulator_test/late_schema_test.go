@@ -13,14 +13,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// lateSchema is a client whose next look at the schema record, in the background, is
-// answered late.
+// lateSchema makes a client whose next read of the schema record, in the background,
+// gets a late answer.
 func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	t.Helper()
 	env.CreateTable("a", "f")
@@ -28,14 +27,15 @@ func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	hold := newAnswerHold(func(c txntest.Call) bool { return armed.Load() && c.Step == txntest.StepSchema })
 	c := env.NewClient(txn.Config{TokenTTL: time.Minute}, hold.dialOption())
 	wantValue(t, takeSnapshot(t, c), "bob", "")
-	pass(2 * time.Minute)
+	advance(2 * time.Minute)
 	armed.Store(true)
-	wantValue(t, takeSnapshot(t, c), "bob", "") // has it read again
+	wantValue(t, takeSnapshot(t, c), "bob", "") // makes the client read the schema again
 	<-hold.held
 	return c, hold
 }
 
-// observeSums runs an observer of a/f:q in c and returns how to count its runs.
+// observeSums runs an observer of a/f:q with client c. It returns how to count its
+// runs.
 func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Column) {
 	t.Helper()
 	w, err := notify.NewWorker(c, notify.Config{NoHints: true})
@@ -58,51 +58,52 @@ func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Colum
 	return func() int { return int(n.Load()) }, col
 }
 
-// A late answer to a look at the schema replaced what a registration had shown since:
-// for a minute, the worker that had registered took its own observer for
-// unregistered, and removed its notifications; closed by merge (schema.go).
+// A late answer to a read of the schema record does not replace a newer registration.
+// Before the fix the worker that had registered took its own observer as unregistered
+// for a minute, and removed its notifications.
 func TestLateSchemaAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		a, hold := lateSchema(t, env)
 		runs, _ := observeSums(t, a)
-		pass(100 * time.Millisecond) // registered
+		advance(100 * time.Millisecond) // the observer is registered now
 		close(hold.release)
 		synctest.Wait()
-		mustSet(t, env.NewClient(txn.Config{TokenTTL: -1}), "1", "bob") // knows of it
-		pass(10 * time.Minute)
+		mustSet(t, env.NewClient(txn.Config{TokenTTL: -1}), "1", "bob") // this client knows of the observer
+		advance(10 * time.Minute)
 		if runs() == 0 {
 			t.Error("the change was not observed")
 		}
 	})
 }
 
-// A schema counted as fresh from when its answer came, however late: a writer did not
-// know of a registration for longer than SchemaMaxAge, and what it wrote behind a
-// Backfill was not observed; closed by counting from the request (loaded, schema.go).
+// The age of a schema counts from its request, not from its answer. Before the fix a
+// writer did not know of a registration for longer than SchemaMaxAge after a late
+// answer, and what it wrote after a Backfill was not observed.
 func TestLateSchemaAfterBackfill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		writer, hold := lateSchema(t, env)
 		runs, col := observeSums(t, env.NewClient(txn.Config{TokenTTL: time.Minute}))
-		pass(15 * time.Second)
+		advance(15 * time.Second)
 		close(hold.release)
-		pass(46 * time.Second) // 61 s after the registration
+		advance(46 * time.Second) // 61 s after the registration
 		if _, err := notify.Backfill(t.Context(), env.Client, col, nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		pass(5 * time.Second)
+		advance(5 * time.Second)
 		mustSet(t, writer, "1", "bob")
-		pass(time.Hour)
+		advance(time.Hour)
 		if runs() == 0 {
 			t.Error("the change was not observed")
 		}
 	})
 }
 
-// A look at the registry that came between a look at a new family and its answer kept
-// the old families, and a commit to the new one failed; closed by merge (schema.go).
-func TestNewFamilyBesideLookAtTheRegistry(t *testing.T) {
+// A client reads a table's new families, and meanwhile the registry of observers. The
+// new families must not be lost. Before the fix they were, and a commit to the new
+// family failed.
+func TestNewFamilyDuringRegistryRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")

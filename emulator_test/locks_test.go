@@ -4,25 +4,26 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// One lock record that cannot be read does not hide those behind it.
-func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
+// Locks lists all locks, even if one record cannot be read.
+func TestLocksAfterAnUnreadableOne(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
 	env.CreateTable("a", "f")
 	c := env.NewClient(txn.Config{TokenTTL: -1})
-	// A dead client's locks, beside one that a later version wrote and one with
-	// a qualifier that names no column.
+	// A dead client's locks, one in a later format version, and one whose
+	// qualifier names no column.
 	faults := txntest.NewFaults(t)
 	rule := faults.On("no commit", step(txntest.StepCommit), txntest.Crash, 0)
 	dead := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
@@ -64,4 +65,30 @@ func TestLocksGoOnBehindAnUnreadableOne(t *testing.T) {
 	faults.Kill()
 	cancel()
 	<-done
+}
+
+// Resolve reads the primary again before it decides. Before the fix it trusted the ttl
+// from the time of the listing, and rolled a live transaction back.
+func TestResolveOfOldListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		listed := 0
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			listed++
+			advance(15 * time.Second) // heartbeats extend the lock meanwhile
+			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != txn.StateLocked {
+				t.Errorf("resolve: %v, %v; want locked", s.State, err)
+			}
+		}
+		slow.Release()
+		if o := <-owner; o.err != nil || listed != 1 {
+			t.Errorf("commit: %v; %d locks listed, want 1", o.err, listed)
+		}
+	})
 }

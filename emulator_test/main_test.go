@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary start itself as a client of a workload.
+// TestMain lets the test binary start itself as a client process of a workload.
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(clientEnv); spec != "" {
 		os.Exit(runClientProcess(spec))

@@ -27,8 +27,8 @@ var (
 	metamorphicSeed = flag.Uint64("metamorphic-seed", 0, "seed of the first of them; 0: by chance")
 )
 
-// An action is one step of a history in which transactions overlap, one step at a
-// time.
+// An action is one step of a history in which transactions overlap. Steps run one after
+// the other.
 type action struct {
 	kind  string // begin, get, row, set, delete, lock, commit, rollback, stale
 	txn   int
@@ -38,13 +38,13 @@ type action struct {
 
 const metamorphicClients = 2
 
-const metamorphicKeys = 8 // of four rows in two tables, two columns each
+const metamorphicKeys = 8 // in four rows of two tables, with two columns each
 
 func metamorphicCell(key int) txn.Cell {
 	return txn.Cell{Table: crashTables[key%2], Row: fmt.Sprintf("row%d", key/4), Family: "f", Qualifier: fmt.Sprintf("q%d", key/2%2)}
 }
 
-// plan makes a random history: up to three transactions under way at a time.
+// plan makes a random history with up to three open transactions at a time.
 func plan(rnd *rand.Rand) (actions []action) {
 	var open []int
 	next := 0
@@ -84,13 +84,13 @@ func plan(rnd *rand.Rand) (actions []action) {
 	return actions
 }
 
-// expect runs the history on a model of snapshot isolation, in memory, and
-// returns what each step has to show. A stale read may show any state since its
-// client began or committed a transaction last.
+// expect runs the history on a model of snapshot isolation in memory, and returns what
+// each step may show. A stale read may show any state since its client last began or
+// committed a transaction.
 func expect(actions []action, serializable, stale bool) (out [][]string) {
 	type version struct {
 		at    int
-		value string // "absent" when deleted
+		value string // "absent" if deleted
 		locks bool   // lock-only: no value
 	}
 	versions := make([][]version, metamorphicKeys)
@@ -186,7 +186,7 @@ func expect(actions []action, serializable, stale bool) (out [][]string) {
 	return out
 }
 
-// perform runs the history for real.
+// perform runs the history with real clients.
 func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions []action, opts []txn.TxnOption, staleness time.Duration) (out []string) {
 	txns := map[int]*txn.Txn{}
 	for _, a := range actions {
@@ -257,7 +257,8 @@ func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions [
 	return out
 }
 
-// teach has a client read the columns of rows together, so that it reads ahead.
+// teach makes a client read the columns of rows together, so that it prefetches them
+// later.
 func teach(ctx context.Context, t *testing.T, c *txn.Client) {
 	for _, order := range [][]string{{"q0", "q1"}, {"q1", "q0"}} {
 		s, err := c.Snapshot(ctx, txn.Named(""), txn.MaxStaleness(time.Hour))
@@ -276,7 +277,7 @@ func teach(ctx context.Context, t *testing.T, c *txn.Client) {
 	}
 }
 
-// randomConfig is a configuration that must not change what anybody sees.
+// randomConfig returns a configuration that must not change what a client sees.
 func randomConfig(rnd *rand.Rand) txn.Config {
 	return txn.Config{
 		LockTTL:         []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
@@ -292,8 +293,8 @@ func randomConfig(rnd *rand.Rand) txn.Config {
 	}
 }
 
-// servedOracle switches the deployment to the served oracle and starts a server,
-// over a pipe.
+// servedOracle switches the deployment to a served oracle and starts a server. Its
+// connections are pipes in memory.
 func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
 	meta := env.Bigtable.OpenTable(txn.DefaultMetadataTable)
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
@@ -324,11 +325,11 @@ func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
 	}
 }
 
-// A lateOracle is known after the configuration is made.
+// A lateOracle is set after the configuration that contains it was made.
 type lateOracle struct{ tso.Oracle }
 
 // TestMetamorphic runs random histories of overlapping transactions under random
-// options: each step shows the same under all of them, and what the model says.
+// options. Each step shows the same under all options, and what the model expects.
 func TestMetamorphic(t *testing.T) {
 	first := *metamorphicSeed
 	if first == 0 {
@@ -357,7 +358,7 @@ func TestMetamorphic(t *testing.T) {
 			cfgs := []txn.Config{randomConfig(rnd), randomConfig(rnd)}
 			synctest.Test(t, func(t *testing.T) {
 				own := &lateOracle{}
-				newEnv := []txntest.Option{txntest.Embedded(), txntest.WithoutCheck()} // it is done below
+				newEnv := []txntest.Option{txntest.Embedded(), txntest.WithoutCheck()} // the check runs below
 				if served {
 					newEnv = append(newEnv, txntest.WithConfig(txn.Config{Oracle: own}))
 				}
@@ -384,7 +385,7 @@ func TestMetamorphic(t *testing.T) {
 				want := expect(actions, serializable, staleness > 0)
 				for i, any := range want {
 					if i >= len(got) || !slices.Contains(any, got[i]) {
-						t.Errorf("seed %d, variant %d, serializable %v, served %v, staleness %v, %+v: step %d of those that show something has to show one of %q:\n%q", seed, variant, serializable, served, staleness, cfgs, i, any, got)
+						t.Errorf("seed %d, variant %d, serializable %v, served %v, staleness %v, %+v: among the steps with a result, step %d must show one of %q:\n%q", seed, variant, serializable, served, staleness, cfgs, i, any, got)
 						break
 					}
 				}
@@ -400,7 +401,7 @@ func TestMetamorphic(t *testing.T) {
 				env.Check()
 			})
 			if t.Failed() {
-				t.Fatalf("again: go test ./emulator_test -run TestMetamorphic -metamorphics 1 -metamorphic-seed %d", seed)
+				t.Fatalf("to repeat: go test ./emulator_test -run TestMetamorphic -metamorphics 1 -metamorphic-seed %d", seed)
 			}
 		}
 	}

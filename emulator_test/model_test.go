@@ -21,12 +21,12 @@ import (
 // A modelVersion is one version of one cell.
 type modelVersion struct {
 	at    tso.Timestamp      // commit_ts; 0 for data from before the adoption
-	shown bigtable.Timestamp // what ReadItem.Timestamp has to be
+	shown bigtable.Timestamp // the expected ReadItem.Timestamp
 	value []byte
 	gone  bool
 }
 
-// A modelTable is a table as transactions see it, in memory.
+// A modelTable is a table in memory, as transactions see it.
 type modelTable map[string]map[txn.Column][]modelVersion
 
 func (m modelTable) put(row string, c txn.Column, v modelVersion) {
@@ -36,11 +36,11 @@ func (m modelTable) put(row string, c txn.Column, v modelVersion) {
 	m[row][c] = append(m[row][c], v)
 }
 
-// A modelView is the state at a timestamp, with a transaction's own writes.
+// A modelView is the state at a timestamp, together with a transaction's own writes.
 type modelView struct {
 	table modelTable
 	at    tso.Timestamp
-	own   modelTable // one version a cell
+	own   modelTable // one version of each cell
 }
 
 func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
@@ -56,7 +56,7 @@ func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
 	return modelVersion{}, false
 }
 
-// columns returns every column of a row that ever was.
+// columns returns every column that a row ever had.
 func (v modelView) columns(row string) []txn.Column {
 	all := map[txn.Column]bool{}
 	for _, m := range []modelTable{v.table, v.own} {
@@ -117,7 +117,7 @@ func (q query) options() []txn.ReadOption {
 	return opts
 }
 
-// readRow is one row as text, a line a cell, as the model has it.
+// readRow returns one row of the model as text, with a line for each cell.
 func (v modelView) readRow(row string, q query) string {
 	var b strings.Builder
 	for _, c := range v.columns(row) {
@@ -151,7 +151,7 @@ func (v modelView) readRows(q query) []string {
 	return rows
 }
 
-// rowText is a row as read, in the form of modelView.readRow.
+// rowText formats a row that was read as modelView.readRow does.
 func rowText(r bigtable.Row) string {
 	var b strings.Builder
 	for _, family := range slices.Sorted(maps.Keys(r)) {
@@ -162,7 +162,7 @@ func rowText(r bigtable.Row) string {
 	return b.String()
 }
 
-// check reads through view what q asks for and compares it with the model.
+// check runs the query through view and compares the result with the model.
 func (q query) check(ctx context.Context, t *rapid.T, view *txn.View, model modelView) {
 	var got []string
 	for row, err := range view.ReadRows(ctx, q.rows, q.options()...) {
@@ -176,7 +176,7 @@ func (q query) check(ctx context.Context, t *rapid.T, view *txn.View, model mode
 	}
 }
 
-// checkRow reads one row, and each of some cells of it.
+// checkRow reads one row, and some of its cells by themselves.
 func (q query) checkRow(ctx context.Context, t *rapid.T, view *txn.View, model modelView, row string, cells []txn.Column) {
 	r, err := view.ReadRow(ctx, row, q.selection()...)
 	if err != nil {
@@ -197,7 +197,7 @@ func (q query) checkRow(ctx context.Context, t *rapid.T, view *txn.View, model m
 	}
 }
 
-// queries generates reads over keys, which may exist or not.
+// queries generates reads of keys, which need not exist.
 func queries(keys *rapid.Generator[string], columns []txn.Column, families []string, maxLimit int) *rapid.Generator[query] {
 	return rapid.Custom(func(t *rapid.T) query {
 		q := rowSets(keys).Draw(t, "rows")
@@ -213,7 +213,8 @@ func queries(keys *rapid.Generator[string], columns []txn.Column, families []str
 	})
 }
 
-// rowSets generates row sets of every kind, beside what they contain.
+// rowSets generates row sets of every kind, together with a function that says what
+// they contain.
 func rowSets(keys *rapid.Generator[string]) *rapid.Generator[query] {
 	return rapid.Custom(func(t *rapid.T) query {
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
@@ -261,7 +262,7 @@ func rowRange(t *rapid.T, keys *rapid.Generator[string]) (bigtable.RowRange, fun
 	return bigtable.NewRange(a, b), func(k string) bool { return a <= k && k < b }
 }
 
-// A modelTxn is a transaction beside its model.
+// A modelTxn is a transaction together with its model.
 type modelTxn struct {
 	tx    *txn.Txn
 	table *txn.Table
@@ -305,7 +306,7 @@ func (x *modelTxn) write(ctx context.Context, t *rapid.T, keys *rapid.Generator[
 	}
 }
 
-// commit commits and moves the writes into the table's model.
+// commit commits, and applies the writes to the table's model.
 func (x *modelTxn) commit(ctx context.Context, t *rapid.T) tso.Timestamp {
 	ts, err := x.tx.Commit(ctx)
 	if err != nil {
@@ -320,14 +321,14 @@ func (x *modelTxn) commit(ctx context.Context, t *rapid.T) tso.Timestamp {
 	return ts
 }
 
-// binaryKeys are short keys of few bytes, so that many are equal, neighbours,
+// binaryKeys are short keys of few different bytes, so that many are equal, neighbours,
 // or prefixes of each other.
 func binaryKeys() *rapid.Generator[string] {
 	return rapid.Map(rapid.SliceOfN(rapid.SampledFrom([]byte("\x00ab\xff")), 1, 3), func(b []byte) string { return string(b) })
 }
 
 var (
-	modelFamilies = []string{"f", "f2", "g"} // the name of one begins another's
+	modelFamilies = []string{"f", "f2", "g"} // one name is a prefix of another
 	modelColumns  = []txn.Column{
 		{Family: "f", Qualifier: ""},
 		{Family: "f", Qualifier: "q"},
@@ -340,9 +341,9 @@ var (
 	}
 )
 
-// TestReadsAgainstModel compares every kind of read with the model: of tables
-// with and without data from before their adoption, at the timestamps of every
-// commit, and in a transaction between its own writes.
+// TestReadsAgainstModel compares every kind of read with the model: in tables with and
+// without data from before their adoption, at the timestamp of every commit, and in a
+// transaction between its own writes.
 func TestReadsAgainstModel(t *testing.T) {
 	env := txntest.New(t)
 	ctx := t.Context()
@@ -389,7 +390,7 @@ func TestReadsAgainstModel(t *testing.T) {
 	})
 }
 
-// adopt makes a plain table with some data in it.
+// adopt makes a plain table with data in it, and adopts it.
 func adopt(ctx context.Context, t *rapid.T, env *txntest.Env, name string, model modelTable, keys *rapid.Generator[string]) {
 	if err := env.Admin.CreateTable(ctx, name); err != nil {
 		t.Fatal(err)
@@ -409,7 +410,7 @@ func adopt(ctx context.Context, t *rapid.T, env *txntest.Env, name string, model
 		if err := tbl.Apply(ctx, row, m); err != nil {
 			t.Fatal(err)
 		}
-		// Of plain versions, the one with the latest cell timestamp counts.
+		// Of several plain versions, transactions see the latest.
 		if old := model[row][c]; len(old) > 0 {
 			if old[0].shown > v.shown {
 				continue
@@ -420,8 +421,8 @@ func adopt(ctx context.Context, t *rapid.T, env *txntest.Env, name string, model
 	}
 }
 
-// TestPagesAgainstModel scans a table of many pages, with the writes of a
-// transaction in and between them. The first page is of 256 rows.
+// TestPagesAgainstModel scans a table of many pages, with a transaction's own writes in
+// and between them. The first page has 256 rows.
 func TestPagesAgainstModel(t *testing.T) {
 	const rows = 900
 	env := txntest.New(t)

@@ -15,9 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestObservers runs the workload of observers: two workers that do not keep out
-// of each other's way, over connections that lose, double and delay requests,
-// while documents change.
+// TestObservers runs the workload of observers while documents change: two workers
+// without advisory locks, over connections that lose, duplicate and delay requests.
 func TestObservers(t *testing.T) {
 	seed := workloadSeed(t)
 	load := workload.Observers()
@@ -45,7 +44,7 @@ func TestObservers(t *testing.T) {
 		ended = make(chan error, 1)
 		go func() {
 			var err error
-			for until.Err() == nil { // registering may fail under faults
+			for until.Err() == nil { // a registration may fail under faults
 				err = w.Run(until)
 			}
 			ended <- err
@@ -76,14 +75,14 @@ func TestObservers(t *testing.T) {
 	working.Wait()
 	stop()
 	for i, e := range ended {
-		<-e // what faults did to a drain is not of interest
+		<-e // a drain may fail because of the faults
 		chaos[i].Heal()
 		for _, n := range chaos[i].Fired() {
 			fired += n
 		}
 	}
 	if fired == 0 {
-		t.Error("no fault was made")
+		t.Error("no fault fired")
 	}
 	healthy, end := context.WithCancel(ctx)
 	defer end()

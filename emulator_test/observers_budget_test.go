@@ -11,12 +11,11 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// offers is a Finder that offers what a test sends it.
+// offers is a Finder that finds the notifications that a test sends to it.
 type offers chan changes.Notification
 
 func (f offers) Find(ctx context.Context, s notify.Search) error {
@@ -30,8 +29,7 @@ func (f offers) Find(ctx context.Context, s notify.Search) error {
 	}
 }
 
-// TestRoundTripsOfObservers counts every request of one notification, exactly
-// (docs/observers.md, what it costs).
+// TestRoundTripsOfObservers counts every request that one notification takes.
 func TestRoundTripsOfObservers(t *testing.T) {
 	cell := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "in"}
 	write := func(ctx context.Context, c *txn.Client) error {
@@ -50,16 +48,16 @@ func TestRoundTripsOfObservers(t *testing.T) {
 		return err
 	}
 	own := func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
-		v, _, err := tx.Table("a").Get(ctx, cell.Row, cell.Family, cell.Qualifier) // was read with the rest
+		v, _, err := tx.Table("a").Get(ctx, cell.Row, cell.Family, cell.Qualifier) // prefetched with the acknowledgment
 		tx.Table("a").Set(cell.Row, "f", "out", v)
 		return err
 	}
 	for _, tt := range []struct {
 		name    string
 		observe notify.ObserverFunc
-		before  func(context.Context, *txn.Client) error // not counted; the worker does not run yet
+		before  func(context.Context, *txn.Client) error // runs before the worker, and is not counted
 		do      func(context.Context, *txn.Client) error
-		found   bool // by the finder, and not by a hint
+		found   bool // by the finder, not by a hint
 		want    map[txntest.Step]int
 	}{
 		{"an observed write, and its observer's run, hinted", own, nil, write, false,

@@ -12,16 +12,16 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // observerWorkload is the workload of a client process that runs the chain of
 // observers_test.go.
 const observerWorkload = "observers"
 
-// workerConfig is for workers that are killed, and for those that take over.
+// workerConfig is the configuration of workers that are killed, and of those that
+// replace them.
 func workerConfig() notify.Config {
 	return notify.Config{
 		Concurrency: 4,
@@ -32,11 +32,11 @@ func workerConfig() notify.Config {
 	}
 }
 
-// runObservers is a client process that runs observers until stop is closed.
+// runObservers runs observers in a client process until stop is closed.
 func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop <-chan struct{}) error {
 	cfg := workerConfig()
 	var err error
-	// Without a service they are not the default.
+	// Advisory locks are not the default.
 	if cfg.Locks, _, err = changes.AdvisoryLocks(client); err != nil {
 		return err
 	}
@@ -56,9 +56,9 @@ func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop 
 	return errors.Join(err, client.Close(cctx))
 }
 
-// TestKilledWorkers runs the chain in several processes that compete for every
-// change, and kills those that reach a chosen step with SIGKILL. Another one
-// takes its place. Each document is parsed and indexed once, and counted.
+// TestKilledWorkers runs the chain in several processes that compete for every change.
+// It kills a process with SIGKILL when it reaches a chosen step, and starts another.
+// Each document is parsed and indexed once, and counted.
 func TestKilledWorkers(t *testing.T) {
 	const workers, batch = 3, 5
 	seed := workloadSeed(t)
@@ -82,8 +82,8 @@ func TestKilledWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := newRecorder()
-	// Before the run, before and after its commit point, and before the removal
-	// of the notification.
+	// The steps are: before the run, before and after its commit point, and
+	// before the notification is removed.
 	steps := []txntest.Step{
 		txntest.StepRead, txntest.StepPrewrite, txntest.StepNotify, txntest.StepCommit, txntest.StepSecondaries, txntest.StepClear,
 		txntest.StepLock, txntest.StepOracle,
@@ -136,12 +136,13 @@ func TestKilledWorkers(t *testing.T) {
 	t.Logf("%d documents, %d workers killed", len(documents), killed)
 }
 
-// observedBy is closed once everything is observed, or ctx has ended.
+// observedBy returns a channel that is closed when no change is pending, or ctx has
+// ended.
 func observedBy(ctx context.Context, c *txn.Client) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = notify.Wait(ctx, c, notify.WaitConfig{}) // looked at again at the end
+		_, _ = notify.Wait(ctx, c, notify.WaitConfig{}) // chainDone checks it again at the end
 	}()
 	return done
 }

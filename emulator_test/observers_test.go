@@ -11,14 +11,14 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// The chain of these tests: a document in docs/d:in triggers "parse", which
-// writes docs/d:mid of another row and notifies docs/d:sum weakly; "index" makes
-// an entry of its own for each run, and "count" counts the entries.
+// The chain of these tests: a document in docs/d:in runs "parse", which writes
+// docs/d:mid of another row and notifies docs/d:sum weakly. "index" runs for d:mid
+// and adds an entry for each of its runs. "count" runs for d:sum and counts the
+// entries.
 var (
 	docIn  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
 	docMid = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
@@ -73,8 +73,8 @@ func registerChain(ctx context.Context, c *txn.Client) error {
 	)
 }
 
-// chainDone waits until all is done, and verifies that each of the documents was
-// parsed and indexed exactly once and that the count saw all of them.
+// chainDone waits until no change is pending. Then it verifies that each document was
+// parsed and indexed exactly once, and that the count includes all of them.
 func chainDone(ctx context.Context, t *testing.T, c *txn.Client, documents []string) {
 	t.Helper()
 	asOf, err := notify.Wait(ctx, c, notify.WaitConfig{})
@@ -135,7 +135,7 @@ func load(t *testing.T, c *txn.Client, documents ...string) {
 	}
 }
 
-// runChain runs a worker over c until the test ends.
+// runChain runs a worker with client c until the test ends.
 func runChain(t *testing.T, c *txn.Client, cfg notify.Config) {
 	t.Helper()
 	w, err := newChain(c, cfg)
@@ -153,19 +153,19 @@ func runChain(t *testing.T, c *txn.Client, cfg notify.Config) {
 	})
 }
 
-// cleaned lets time pass for the workers to find what is left over, and verifies
-// that no notification is.
+// cleaned gives the workers time to find the remaining notifications, and verifies that
+// none is left.
 func cleaned(t *testing.T, c *txn.Client) {
 	t.Helper()
-	pass(5 * time.Minute)
+	advance(5 * time.Minute)
 	synctest.Wait()
 	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
-		t.Errorf("left over: %+v, %v", n, err)
+		t.Errorf("a notification is left: %+v, %v", n, err)
 	}
 }
 
-// onData chooses the requests that change or read what the protocol depends on.
-// To die at another one looks like dying before the next of these.
+// onData matches the requests that read or change data on which the protocol depends.
+// Dying at another request has the same effect as dying before the next of these.
 func onData(c txntest.Call) bool {
 	switch c.Step {
 	case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepSafePoint, txntest.StepOther:
@@ -174,9 +174,9 @@ func onData(c txntest.Call) bool {
 	return true
 }
 
-// TestWorkerDiesAtEachRequest cuts a worker off at each of its requests: before
-// it is sent, and after it was applied. Another worker takes over; each change
-// has had its one effect.
+// TestWorkerDiesAtEachRequest cuts a worker off at each of its requests, before the
+// request is sent and after it was applied. Another worker takes over. Each change has
+// exactly one effect.
 func TestWorkerDiesAtEachRequest(t *testing.T) {
 	documents := []string{"a"}
 	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
@@ -220,7 +220,7 @@ func TestWorkerDiesAtEachRequest(t *testing.T) {
 			})
 			if over || t.Failed() {
 				if k < 20 && !t.Failed() {
-					t.Errorf("the chain took %d requests only", k-1)
+					t.Errorf("the chain took only %d requests", k-1)
 				}
 				break
 			}
@@ -228,9 +228,9 @@ func TestWorkerDiesAtEachRequest(t *testing.T) {
 	}
 }
 
-// TestWriterDiesAtEachRequest cuts a writer off at each of its requests. When it
-// died after its commit point, the observers of all its cells run, secondaries
-// and weakly notified ones included; before that, none.
+// TestWriterDiesAtEachRequest cuts a writer off at each of its requests. If it died
+// after its commit point, the observers of all its cells run, including secondaries and
+// weak notifications. If it died before, none run.
 func TestWriterDiesAtEachRequest(t *testing.T) {
 	documents := []string{"a", "b", "c"}
 	committed, died := 0, 0
@@ -269,17 +269,17 @@ func TestWriterDiesAtEachRequest(t *testing.T) {
 					case <-time.After(time.Second):
 						over = true
 					}
-					synctest.Wait() // what is to be applied is, and its response held
+					synctest.Wait() // the request is applied now, and its response held
 					faults.Kill()
 					cancel()
 					<-written
-					pass(10 * time.Second) // past the ttl
+					advance(10 * time.Second) // longer than the ttl
 					s := takeSnapshot(t, env.Client)
 					_, ok, err := s.Table("docs").Get(t.Context(), "c", "d", "in")
 					if err != nil {
 						t.Fatal(err)
 					}
-					// The table entries has one row more.
+					// Then the table entries has one row more.
 					var want []string
 					if ok {
 						want = documents
@@ -297,7 +297,7 @@ func TestWriterDiesAtEachRequest(t *testing.T) {
 		}
 	}
 	if committed < 5 || died < 9 {
-		t.Errorf("%d writers had committed when they died, %d had not: too few", committed, died)
+		t.Errorf("%d writers died after their commit, %d before it; want more of both", committed, died)
 	}
 }
 
@@ -309,9 +309,9 @@ func deleteCell(ctx context.Context, c *txn.Client, table, row, family, qualifie
 	return err
 }
 
-// TestObserverRequestFaults loses, doubles and delays requests of each kind that
-// a worker sends, the delayed ones beyond the end of everything. Each change has
-// its one effect all the same, and nothing stays behind.
+// TestObserverRequestFaults loses, duplicates and delays requests of each kind that a
+// worker sends. Delayed ones arrive after all observers have run. Each change has
+// exactly one effect, and no notification is left.
 func TestObserverRequestFaults(t *testing.T) {
 	documents := []string{"a", "b", "c", "d"}
 	steps := []txntest.Step{
@@ -328,7 +328,7 @@ func TestObserverRequestFaults(t *testing.T) {
 					faults := txntest.NewFaults(t)
 					rule := faults.On(string(step), func(c txntest.Call) bool { return c.Step == step }, action, 2)
 					c := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: 5 * time.Second, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
-					locks, _, err := changes.AdvisoryLocks(c) // without a service they are not the default
+					locks, _, err := changes.AdvisoryLocks(c) // advisory locks are not the default
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -345,8 +345,8 @@ func TestObserverRequestFaults(t *testing.T) {
 	}
 }
 
-// TestFailureRequestFaults: the same for what is stored about failures. The
-// document fails until it is a dead letter, and is replayed.
+// TestFailureRequestFaults does the same with the stored failures: the document fails
+// until it is a dead letter, and is then replayed.
 func TestFailureRequestFaults(t *testing.T) {
 	for _, step := range []txntest.Step{txntest.StepFailure, txntest.StepDeadLetter} {
 		for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
@@ -377,12 +377,12 @@ func TestFailureRequestFaults(t *testing.T) {
 					done := make(chan error, 1)
 					go func() { done <- w.Run(ctx) }()
 					load(t, env.Client, "row")
-					pass(2 * time.Minute)
+					advance(2 * time.Minute)
 					if _, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{}); err != nil {
 						t.Fatal(err)
 					}
 					if runs < 3 || runs > 6 {
-						t.Errorf("%d runs of 3 attempts", runs)
+						t.Errorf("%d runs, want 3 attempts", runs)
 					}
 					broken = false
 					letters := 0
@@ -396,7 +396,7 @@ func TestFailureRequestFaults(t *testing.T) {
 						}
 					}
 					if letters != 1 {
-						t.Errorf("%d letters", letters)
+						t.Errorf("%d dead letters, want 1", letters)
 					}
 					if _, err := notify.Wait(t.Context(), env.Client, notify.WaitConfig{}); err != nil {
 						t.Fatal(err)

@@ -25,50 +25,50 @@ import (
 
 var (
 	schedules    = flag.Int("pass-schedules", 200, "how many schedules TestPassSchedules tries")
-	scheduleSeed = flag.Uint64("pass-schedule-seed", 0, "seed of the first of them; 0: by chance")
+	scheduleSeed = flag.Uint64("pass-schedule-seed", 0, "seed of the first schedule; 0: random")
 )
 
-// A schedule decides the order in which the requests of some clients are applied,
-// and in which their answers come back: whoever sends one waits for his turn. A few
-// of them are lost, doubled or late.
+// A schedule decides the order in which requests of some clients are applied, and in
+// which their answers come back: each waits for its turn. A few requests are lost,
+// duplicated or late.
 type schedule struct {
 	rnd *rand.Rand
 
 	mu     sync.Mutex
 	turns  []*turn
-	late   []*turn // copies that nobody waits for
-	faults int     // that may still happen
+	late   []*turn // copies whose senders do not wait
+	faults int     // how many may still happen
 	log    []string
 }
 
-// A turn is a request or an answer that waits to go on.
+// A turn is a request or an answer that waits until the schedule lets it continue.
 type turn struct {
 	name    string
 	request bool
-	slow    bool // others may overtake it for long
-	goOn    chan fate
-	apply   func() // of a late one
+	slow    bool // other turns often come first
+	goOn    chan delivery
+	apply   func() // applies a late request
 }
 
-// A fate is what becomes of a request.
-type fate int
+// A delivery is what happens to a request.
+type delivery int
 
 const (
-	delivered  fate = iota
-	slowAnswer      // delivered; the answer waits for its turn, too
+	delivered  delivery = iota
+	slowAnswer          // delivered; the answer waits for a turn, too
 	lostAnswer
 	lost
-	delayed // lost for its sender, and applied some time
-	doubled // delivered, and applied once more some time
+	delayed    // an error for its sender, but applied later
+	duplicated // delivered, and applied again later
 )
 
-func (f fate) String() string {
-	return [...]string{"", " (slow answer)", " (answer lost)", " (lost)", " (delayed)", " (doubled)"}[f]
+func (f delivery) String() string {
+	return [...]string{"", " (slow answer)", " (answer lost)", " (lost)", " (delayed)", " (duplicated)"}[f]
 }
 
 // wait waits for a turn.
-func (s *schedule) wait(ctx context.Context, name string, request bool) (fate, error) {
-	t := &turn{name: name, request: request, goOn: make(chan fate, 1)}
+func (s *schedule) wait(ctx context.Context, name string, request bool) (delivery, error) {
+	t := &turn{name: name, request: request, goOn: make(chan delivery, 1)}
 	s.mu.Lock()
 	t.slow = s.rnd.IntN(5) == 0
 	s.turns = append(s.turns, t)
@@ -84,7 +84,7 @@ func (s *schedule) wait(ctx context.Context, name string, request bool) (fate, e
 	}
 }
 
-// next lets one of those that wait go on; false: there is none.
+// next lets one of the waiting turns continue. It returns false if there is none.
 func (s *schedule) next() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *schedule) next() bool {
 	drop := func(o *turn) bool { return o == t }
 	s.turns, s.late = slices.DeleteFunc(s.turns, drop), slices.DeleteFunc(s.late, drop)
 	if t.apply != nil {
-		s.log = append(s.log, t.name+" lands late")
+		s.log = append(s.log, t.name+" is applied late")
 		t.apply()
 		return true
 	}
@@ -108,18 +108,18 @@ func (s *schedule) next() bool {
 		f = slowAnswer
 	} else if t.request && s.faults > 0 && s.rnd.IntN(5) == 0 {
 		s.faults--
-		f = lostAnswer + fate(s.rnd.IntN(4))
+		f = lostAnswer + delivery(s.rnd.IntN(4))
 	}
 	s.log = append(s.log, t.name+f.String())
 	t.goOn <- f
 	return true
 }
 
-func (s *schedule) unavailable(f fate, name string) error {
+func (s *schedule) unavailable(f delivery, name string) error {
 	return status.Errorf(codes.Unavailable, "%s%v", name, f)
 }
 
-// dialOptions are those of one client.
+// dialOptions returns the options of one client.
 func (s *schedule) dialOptions(client string) []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -132,7 +132,7 @@ func (s *schedule) dialOptions(client string) []grpc.DialOption {
 			if err != nil {
 				return err
 			}
-			if f == delayed || f == doubled {
+			if f == delayed || f == duplicated {
 				msg, answer := proto.Clone(req.(proto.Message)), proto.Clone(reply.(proto.Message))
 				s.mu.Lock()
 				s.late = append(s.late, &turn{name: name, slow: s.rnd.IntN(2) == 0, apply: func() { _ = invoke(context.Background(), method, msg, answer, cc) }})
@@ -162,18 +162,18 @@ type scheduledStream struct {
 	schedule       *schedule
 	client, method string
 	name           string
-	fate           fate
+	delivery       delivery
 }
 
 func (s *scheduledStream) SendMsg(m any) error {
 	if c := txntest.Classify(s.method, m.(proto.Message)); c.Table == "a" {
 		var err error
 		s.name = fmt.Sprintf("%s: %s %s", s.client, c.Step, c.Row)
-		if s.fate, err = s.schedule.wait(s.Context(), s.name, true); err != nil {
+		if s.delivery, err = s.schedule.wait(s.Context(), s.name, true); err != nil {
 			return err
 		}
-		if s.fate == lost || s.fate == delayed {
-			return s.schedule.unavailable(s.fate, s.name)
+		if s.delivery == lost || s.delivery == delayed {
+			return s.schedule.unavailable(s.delivery, s.name)
 		}
 	}
 	return s.ClientStream.SendMsg(m)
@@ -181,11 +181,11 @@ func (s *scheduledStream) SendMsg(m any) error {
 
 func (s *scheduledStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
-	switch f := s.fate; {
+	switch f := s.delivery; {
 	case f == lostAnswer:
 		return s.schedule.unavailable(f, s.name)
 	case f == slowAnswer:
-		s.fate = delivered
+		s.delivery = delivered
 		if _, werr := s.schedule.wait(s.Context(), s.name+" answer", false); werr != nil {
 			return werr
 		}
@@ -193,7 +193,7 @@ func (s *scheduledStream) RecvMsg(m any) error {
 	return err
 }
 
-// scheduledOracle is an oracle whose answers wait for their turn.
+// A scheduledOracle is an oracle whose answers wait for their turn.
 type scheduledOracle struct {
 	tso.Oracle
 	schedule *schedule
@@ -211,10 +211,11 @@ func (o scheduledOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// TestPassSchedules has two readers that pass locks, and one that does not, meet
-// one transaction, in many orders of their requests, with lost, doubled and late
-// ones, heartbeats and ended ttls between them: what a snapshot has shown it shows
-// for ever, and that is the transaction's writes exactly from its commit_ts on.
+// TestPassSchedules makes three readers, two of which pass locks, find the locks of one
+// transaction. Requests and answers come in random order; some are lost, duplicated or
+// late, heartbeats come between them, and ttls end. A snapshot shows the same at every
+// read, and it shows the transaction's writes exactly if it is not older than the
+// commit_ts.
 func TestPassSchedules(t *testing.T) {
 	seed := *scheduleSeed
 	if seed == 0 {
@@ -236,7 +237,7 @@ func TestPassSchedules(t *testing.T) {
 		}
 	}
 	if tries >= 100 && (raised == 0 || renewed == 0) {
-		t.Errorf("%d raises in %d schedules, %d with a second commit; this tests little", raised, tries, renewed)
+		t.Errorf("%d raises in %d schedules, %d with a second commit_ts: too few to test anything", raised, tries, renewed)
 	}
 }
 
@@ -244,16 +245,18 @@ var scheduledCells = []txn.Cell{
 	{Table: "a", Row: "p", Family: "f", Qualifier: "q"}, {Table: "a", Row: "p", Family: "f", Qualifier: "other"}, {Table: "a", Row: "s", Family: "f", Qualifier: "q"},
 }
 
-// scheduledRead is what one snapshot has shown.
+// A scheduledRead is what one snapshot has shown.
 type scheduledRead struct {
 	snap   *txn.Snapshot
 	values map[txn.Cell]string
 }
 
+// trySchedule runs one schedule. It returns the order of its requests, and how often
+// readers raised a minimum commit_ts.
 func trySchedule(t *testing.T, seed uint64) (log string, raises int) {
 	synctest.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 300))
-		// Its own chance: the goroutines below draw from it.
+		// The schedule has a source of its own, because the goroutines below use it.
 		s := &schedule{rnd: rand.New(rand.NewPCG(rnd.Uint64(), 1)), faults: rnd.IntN(4)}
 		local := tso.NewLocal(tso.LocalConfig{})
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
@@ -337,37 +340,37 @@ func trySchedule(t *testing.T, seed uint64) (log string, raises int) {
 				}
 			})
 		}
-		over := make(chan struct{})
-		go func() { working.Wait(); close(over) }()
+		finished := make(chan struct{})
+		go func() { working.Wait(); close(finished) }()
 		for turns, ended := 0, false; !ended; turns++ {
 			synctest.Wait()
 			select {
-			case <-over:
+			case <-finished:
 				ended = true
 				continue
 			default:
 			}
 			if turns > 2000 {
-				t.Error("it does not end")
+				t.Error("the schedule does not end")
 				cancel()
-				<-over
+				<-finished
 				break
 			}
 			switch {
 			case turns < 200 && rnd.IntN(40) == 0:
 				s.log = append(s.log, "600 ms pass")
-				pass(600 * time.Millisecond)
+				advance(600 * time.Millisecond)
 			case !s.next():
-				pass(5 * time.Millisecond)
+				advance(5 * time.Millisecond)
 			}
 		}
-		// What is late lands, and the background works.
+		// Now the late requests are applied, and the background does its work.
 		for idle := 0; idle < 10; {
 			synctest.Wait()
 			if idle++; s.next() {
 				idle = 0
 			} else {
-				pass(20 * time.Millisecond)
+				advance(20 * time.Millisecond)
 			}
 		}
 		for _, c := range readers {
@@ -405,7 +408,8 @@ func readScheduledRows(ctx context.Context, t *testing.T, r scheduledRead) {
 	}
 }
 
-// checkScheduled reads at the snapshots' timestamps again, when all is over.
+// checkScheduled reads at the snapshots' timestamps again, after all requests, and
+// compares.
 func checkScheduled(ctx context.Context, t *testing.T, c *txn.Client, shown []scheduledRead, startTS, commitTS tso.Timestamp) {
 	snap, err := c.Snapshot(ctx)
 	if err != nil {
@@ -415,7 +419,7 @@ func checkScheduled(ctx context.Context, t *testing.T, c *txn.Client, shown []sc
 	readScheduledCells(ctx, t, now, scheduledCells)
 	committed := now.values[scheduledCells[0]] == "new"
 	if committed != (commitTS > 0) {
-		t.Errorf("the transaction of %d says that it committed at %d; is it committed: %v", startTS, commitTS, committed)
+		t.Errorf("the transaction that started at %d reports commit_ts %d; is it committed: %v", startTS, commitTS, committed)
 	}
 	for _, r := range append(shown, now) {
 		again, err := c.Snapshot(ctx, txn.At(r.snap.ReadTS()))

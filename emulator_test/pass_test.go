@@ -15,13 +15,13 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A transaction whose commit_ts readers have taken away notifies weakly at its
-// next one: what stands at the first is below the observer that passed its lock.
+// If readers raised the minimum above a transaction's commit_ts, its weak notification
+// has to be written at the new commit_ts. At the first one it would be below the run of
+// the observer that passed the lock.
 func TestPassedNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newObserved(t)
@@ -55,12 +55,12 @@ func TestPassedNotification(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- w.Run(ctx) }()
-		pass(time.Minute)
+		advance(time.Minute)
 		held.Release()
 		if o := <-done; o.err != nil {
 			t.Fatal(o.err)
 		}
-		pass(5 * time.Minute)
+		advance(5 * time.Minute)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -71,10 +71,9 @@ func TestPassedNotification(t *testing.T) {
 	})
 }
 
-// A client of before passable locks refuses them: it must neither wait for a ttl
-// that it would judge alone nor roll anything back. What such a client knows is
-// format version 1 of every record; a lock of a version that this one does not
-// know stands for it.
+// A client from before passable locks refuses them: it must neither wait for their ttl
+// nor roll them back. Such a client knows only format version 1. Here a lock of an
+// unknown version stands for a passable one.
 func TestUnknownLockIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
@@ -82,7 +81,7 @@ func TestUnknownLockIsRefused(t *testing.T) {
 		tx := begin(t, env.Client)
 		set(tx, "1", "row")
 		writeUnknownLock(t, env, tx.StartTS())
-		pass(time.Hour)
+		advance(time.Hour)
 		s := takeSnapshot(t, env.Client)
 		if _, _, err := s.Table("a").Get(t.Context(), "row", "f", "q"); !errors.Is(err, txn.ErrFormatVersion) {
 			t.Errorf("read: %v", err)
@@ -96,8 +95,8 @@ func TestUnknownLockIsRefused(t *testing.T) {
 	})
 }
 
-// A secondary's lock is of version 1 and leads to the primary: whoever does not know
-// that one's version says so, too, instead of waiting for it.
+// A secondary's lock of version 1 leads to a primary lock of an unknown version. A
+// client that does not know that version reports it too, and does not wait.
 func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
@@ -122,22 +121,24 @@ func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 			t.Errorf("write: %v", err)
 		}
 		if ctx.Err() != nil {
-			t.Error("they have waited")
+			t.Error("the read or the write waited")
 		}
-		pass(time.Hour)
+		advance(time.Hour)
 		if len(stored(t, env, "row")[format.LockFamily]) != 1 || len(stored(t, env, "other")[format.LockFamily]) != 1 {
 			t.Error("a lock is gone")
 		}
 	})
 }
 
-// passRun is what came of readers of cells that writers commit all the time.
+// A passRun is the result of clients that read cells while writers commit to them all
+// the time.
 type passRun struct {
 	reads, writes, raises  int
 	mean, p99, slowest     time.Duration // of reads
 	written99, writtenLast time.Duration
 }
 
+// readBesideWriters runs four readers and four writers for four seconds.
 func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r passRun) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
@@ -150,7 +151,7 @@ func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r p
 		during := func(took *[]time.Duration, between time.Duration, f func() error) {
 			g.Go(func() {
 				for time.Now().Before(end) {
-					pass(between)
+					advance(between)
 					began := time.Now()
 					if err := f(); err != nil {
 						t.Error(err)
@@ -164,7 +165,7 @@ func readBesideWriters(t *testing.T, cfg txn.Config, between time.Duration) (r p
 		}
 		var readers []*txn.Client
 		for i := range 4 {
-			w := env.NewClient(cfg, slow(20*time.Millisecond)...) // far away
+			w := env.NewClient(cfg, slow(20*time.Millisecond)...) // 20 ms away; the readers are 2 ms away
 			during(&writes, 0, func() error { return tryUpdate(t.Context(), w, "1", fmt.Sprint(i), fmt.Sprint("other", i)) })
 			c := env.NewClient(cfg, slow(2*time.Millisecond)...)
 			readers = append(readers, c)
@@ -197,21 +198,20 @@ func (r passRun) String() string {
 		r.reads, r.mean, r.p99, r.slowest, float64(r.raises)/float64(r.reads), r.writes, r.written99, r.writtenLast)
 }
 
-// TestPassLocks measures, in virtual time, readers that are near to cells that
-// distant writers commit all the time: with PassLocks most reads do not wait for a
-// commit, and the writers take longer, but commit all the same. It compares means:
-// a read either meets a lock or does not, and about half do, so that the median falls
-// among the one or the other by chance.
+// TestPassLocks measures, in virtual time, clients near to Bigtable that read cells to
+// which distant writers commit all the time. With PassLocks most reads do not wait for
+// a commit. The writers take longer, but still commit. The test compares means: about
+// half of the reads find a lock, so that the median can be of either kind.
 func TestPassLocks(t *testing.T) {
 	for _, between := range []time.Duration{0, 31 * time.Millisecond} {
 		off, on := readBesideWriters(t, txn.Config{}, between), readBesideWriters(t, txn.Config{PassLocks: true}, between)
 		t.Logf("%v between reads, off: %v", between, off)
 		t.Logf("%v between reads, on:  %v", between, on)
 		if off.raises > 0 || on.raises == 0 || on.writes < off.writes/4 {
-			t.Errorf("%v between reads: off %v, on %v; want raises, and writers that commit all the same", between, off, on)
+			t.Errorf("%v between reads: off %v, on %v; want raises, and at least a quarter of the commits", between, off, on)
 		}
 		if between > 0 && 3*on.mean >= 2*off.mean {
-			t.Errorf("reads that pass locks are not half as fast again: off %v, on %v", off, on)
+			t.Errorf("reads that pass locks take more than two thirds of the time: off %v, on %v", off, on)
 		}
 	}
 }

@@ -5,20 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// warmStarts commits until a start timestamp waits for the next transaction that
-// reads nothing.
+// warmStarts commits until the client has a start timestamp ready for the next
+// transaction that reads nothing.
 func warmStarts(t *testing.T, c *txn.Client) {
 	t.Helper()
 	for i := range 3 {
@@ -27,8 +27,8 @@ func warmStarts(t *testing.T, c *txn.Client) {
 	}
 }
 
-// Transactions that read nothing and follow each other have a critical path of
-// three round trips: prewrite, commit_ts, primary. Others have four.
+// Write-only transactions that follow each other have a critical path of three round
+// trips: prewrite, commit_ts, primary. Other transactions have four.
 func TestSequentialRoundTripsWriteOnly(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -48,13 +48,13 @@ func TestSequentialRoundTripsWriteOnly(t *testing.T) {
 					putValue(t, c, fmt.Sprintf("row%d", i), "v", tt.opts...)
 					got := int(time.Since(begun) / delay)
 					if i < 3 {
-						continue // the table is opened, and the client gets to know its caller
+						continue // these open the table, and show the client what its caller does
 					}
 					if got != tt.want {
 						t.Errorf("transaction %d: %d sequential requests, want %d", i, got, tt.want)
 					}
 					if n := c.Stats().Timestamps - asked; n != 2 {
-						t.Errorf("transaction %d: %d questions to the oracle, want 2", i, n)
+						t.Errorf("transaction %d: %d requests to the oracle, want 2", i, n)
 					}
 				}
 			})
@@ -62,8 +62,8 @@ func TestSequentialRoundTripsWriteOnly(t *testing.T) {
 	}
 }
 
-// No two transactions have one start timestamp, and none has one that is not above
-// what its client has committed.
+// No two transactions have the same start_ts, and each start_ts is above what its
+// client has committed.
 func TestStartsAheadAreGivenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -72,12 +72,12 @@ func TestStartsAheadAreGivenOnce(t *testing.T) {
 		var last tso.Timestamp
 		for i := range 10 {
 			synctest.Wait()
-			// Two at a time, of the same cells in turn: they do not conflict with
-			// what the client has committed.
+			// Two transactions at a time, which write the same cells in turn. They do
+			// not conflict with what the client has committed.
 			one, two := begin(t, c, txn.WriteOnly()), begin(t, c, txn.WriteOnly())
 			for _, tx := range []*txn.Txn{one, two} {
 				if seen[tx.StartTS()] || tx.StartTS() <= last {
-					t.Fatalf("start_ts %d again, or not above the commit at %d", tx.StartTS(), last)
+					t.Fatalf("start_ts %d was given before, or is not above the commit at %d", tx.StartTS(), last)
 				}
 				seen[tx.StartTS()] = true
 			}
@@ -92,13 +92,13 @@ func TestStartsAheadAreGivenOnce(t *testing.T) {
 			}
 		}
 		if n := c.Stats().AheadTimestamps; n < 5 {
-			t.Errorf("%d transactions began without asking", n)
+			t.Errorf("%d transactions began without a request to the oracle", n)
 		}
 	})
 }
 
-// A transaction that reads sees what was committed before it began, also when a
-// timestamp from before is at hand.
+// A transaction that reads sees what was committed before it began, even if the client
+// has an older timestamp ready.
 func TestReadersDoNotStartAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -108,7 +108,7 @@ func TestReadersDoNotStartAhead(t *testing.T) {
 		defer tx.Rollback()
 		b, ok, err := tx.Table("a").Get(t.Context(), "r", "f", "q")
 		if err != nil || !ok {
-			t.Errorf("what was committed before the transaction began is missing: %q, %v, %v", b, ok, err)
+			t.Errorf("the transaction misses a commit from before its begin: %q, %v, %v", b, ok, err)
 		}
 		if got := valueAt(t, takeSnapshot(t, c), "r"); got != "by another client" {
 			t.Errorf("a snapshot shows %s", got)
@@ -116,9 +116,9 @@ func TestReadersDoNotStartAhead(t *testing.T) {
 	})
 }
 
-// A transaction that began ahead conflicts with what another client has committed
-// since then, instead of overwriting what it did not know of, and Update runs it
-// again above that. What is older than a blink is not used.
+// A transaction that began ahead conflicts with another client's later commit, instead
+// of overwriting it, and Update retries above that commit. A timestamp that was
+// requested long ago is not used.
 func TestStartAheadConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -156,8 +156,8 @@ func TestStartAheadConflicts(t *testing.T) {
 	})
 }
 
-// The ttl of a lock counts from its start_ts, so a lock is given the time that its
-// start timestamp has waited.
+// The ttl of a lock counts from its start_ts. If the start_ts waited, the lock's ttl is
+// longer by that time.
 func TestStartAheadKeepsTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ttl, waited = 2 * time.Second, 90 * time.Millisecond
@@ -167,7 +167,7 @@ func TestStartAheadKeepsTheTTL(t *testing.T) {
 		n := c.Stats().AheadTimestamps
 		tx := begin(t, c, txn.WriteOnly())
 		if c.Stats().AheadTimestamps != n+1 {
-			t.Fatal("the transaction asked for its start timestamp")
+			t.Fatal("the transaction requested its start timestamp")
 		}
 		tx.Table("a").Set("r", "f", "q", nil)
 		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
@@ -175,7 +175,7 @@ func TestStartAheadKeepsTheTTL(t *testing.T) {
 		<-hold.Fired()
 		for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 			if err != nil || l.TTL < ttl+waited {
-				t.Errorf("a lock with a ttl of %v, %v", l.TTL, err)
+				t.Errorf("lock with a ttl of %v, %v", l.TTL, err)
 			}
 		}
 		hold.Release()
@@ -185,6 +185,7 @@ func TestStartAheadKeepsTheTTL(t *testing.T) {
 	})
 }
 
+// A write-only transaction refuses to read.
 func TestWriteOnlyRefusesReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -211,8 +212,8 @@ func TestWriteOnlyRefusesReads(t *testing.T) {
 	})
 }
 
-// The next attempt of an Update asks for its timestamp while this one is rolled
-// back: behind the conflict, and so above it.
+// While an attempt of an Update is rolled back, the client requests the timestamp of
+// the next attempt. It is after the conflict, and so above it.
 func TestRetryAsksWhileRollingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -237,26 +238,26 @@ func TestRetryAsksWhileRollingBack(t *testing.T) {
 		<-abort.Fired()
 		synctest.Wait()
 		if n := c.Stats().Timestamps - asked; n != 1 {
-			t.Errorf("%d questions to the oracle while the attempt is rolled back", n)
+			t.Errorf("%d requests to the oracle while the attempt is rolled back, want 1", n)
 		}
 		abort.Release()
 		if o := <-done; o.err != nil {
 			t.Fatal(o.err)
 		}
 		if len(starts) != 2 || starts[1] <= conflict {
-			t.Errorf("attempts began at %v, the conflict is at %d", starts, conflict)
+			t.Errorf("attempts began at %v, want the second above the conflict at %d", starts, conflict)
 		}
 		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "1+" {
 			t.Errorf("%s", got)
 		}
 		if n := c.Stats().AheadTimestamps; n != 1 {
-			t.Errorf("%d timestamps asked for ahead", n)
+			t.Errorf("%d timestamps requested ahead", n)
 		}
 	})
 }
 
-// Behind a lock, a timestamp of now would be below the commit of the one that holds
-// it: the next attempt asks when it begins.
+// If an attempt fails because of a lock, a timestamp of now would be below the commit
+// of the lock's owner. The next attempt requests its timestamp when it begins.
 func TestRetryBehindALockAsksLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -289,7 +290,7 @@ func TestRetryBehindALockAsksLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := c.Stats().AheadTimestamps; n != 0 {
-			t.Errorf("%d timestamps asked for ahead", n)
+			t.Errorf("%d timestamps requested ahead", n)
 		}
 		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "second" {
 			t.Errorf("%s", got)
@@ -297,13 +298,13 @@ func TestRetryBehindALockAsksLater(t *testing.T) {
 	})
 }
 
-// Attempts that are used up ask for nothing more.
+// The last attempt requests no timestamp for another one.
 func TestLastAttemptAsksForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 		asked := c.Stats().Timestamps
 		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			putValue(t, env.Client, "r", "in the way")
+			putValue(t, env.Client, "r", "conflict")
 			tx.Table("a").Set("r", "f", "q", nil)
 			return nil
 		}, txn.MaxAttempts(2))
@@ -317,10 +318,10 @@ func TestLastAttemptAsksForNothing(t *testing.T) {
 	})
 }
 
-// Several clients write without waiting for their start timestamps, and read what
-// is there: whoever reads behind a commit sees it, from whatever client, and its
-// own client sees it in a stale snapshot too. Nothing that two of them count up is
-// lost, and the read cache and shared requests are about.
+// Several clients write without waiting for their start timestamps, and read. A client
+// that reads after another client's commit sees it, and a client sees its own commits
+// in stale snapshots too. No increment of a counter is lost, with read cache and shared
+// requests switched on.
 func TestWriteOnlyRealTimeOrder(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
@@ -330,7 +331,7 @@ func TestWriteOnlyRealTimeOrder(t *testing.T) {
 	for i := range 3 {
 		clients = append(clients, env.NewClient(txn.Config{BatchReads: i}))
 	}
-	const each, writers = 8, 2 // in each client
+	const each, writers = 8, 2 // of each client
 	var wg sync.WaitGroup
 	for i, c := range clients {
 		for w := range writers {
@@ -385,5 +386,81 @@ func TestWriteOnlyRealTimeOrder(t *testing.T) {
 		ahead += c.Stats().AheadTimestamps
 		reused += c.Stats().ReusedTimestamps
 	}
-	t.Logf("%d transactions began ahead, %d snapshots did not ask", ahead, reused)
+	t.Logf("%d transactions began ahead, %d snapshots reused a timestamp", ahead, reused)
+}
+
+// A client that settles a commit counts it as one of its own. Before the fix, a
+// write-only transaction began below it, at a timestamp requested ahead, and had a
+// conflict.
+func TestStartAheadAboveSettledCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+		warmStarts(t, c)
+		hold := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+		ctx, cancel := context.WithCancel(t.Context())
+		tx := begin(t, c)
+		tx.Table("a").Set("r", "f", "q", []byte("1"))
+		done := commitInBackground(ctx, tx)
+		<-hold.Fired()
+		synctest.Wait()
+		cancel()
+		var unknown *txn.UndeterminedError
+		if o := <-done; !errors.As(o.err, &unknown) {
+			t.Fatalf("%v, want an unknown outcome", o.err)
+		}
+		hold.Release()
+		s, err := c.Settle(t.Context(), unknown)
+		if err != nil || s.State != txn.StateCommitted {
+			t.Fatalf("%v, %v", s.State, err)
+		}
+		tx = begin(t, c, txn.WriteOnly())
+		if tx.StartTS() <= s.CommitTS {
+			t.Errorf("a transaction begins at %d, below what its client has settled at %d", tx.StartTS(), s.CommitTS)
+		}
+		tx.Table("a").Set("r", "f", "q", []byte("2"))
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A stuckOracle does not answer its left-th request.
+type stuckOracle struct {
+	tso.Oracle
+	left  atomic.Int64
+	stuck chan struct{}
+}
+
+func (o *stuckOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	if o.left.Add(-1) == 0 {
+		close(o.stuck)
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}
+	return o.Oracle.Timestamp(ctx)
+}
+
+// If a timestamp requested ahead does not come, the client requests another one as soon
+// as the first would be too old. Before the fix the transaction waited for up to
+// Config.BackgroundTimeout.
+func TestStartAheadThatIsNotAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		oracle := &stuckOracle{Oracle: env.Oracle(), stuck: make(chan struct{})}
+		c := env.NewClient(txn.Config{TokenTTL: -1, Oracle: oracle, BackgroundTimeout: time.Hour})
+		warmStarts(t, c)
+		tx := begin(t, c, txn.WriteOnly())
+		tx.Table("a").Set("r", "f", "q", []byte("1"))
+		oracle.left.Store(2) // the request after the one for the commit_ts
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-oracle.stuck
+		begun := time.Now()
+		putValue(t, c, "r", "2", txn.WriteOnly())
+		if d := time.Since(begun); d > time.Second {
+			t.Errorf("a transaction waited %v for an answer that it could not use", d)
+		}
+	})
 }

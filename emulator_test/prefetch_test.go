@@ -11,18 +11,19 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A prefetchScene is a table a with rows of columns f:a to f:d, and a client that
-// has learned to read f:b and f:c behind f:a in transactions named "page".
+// A prefetchScene is a table a with rows of columns f:a to f:d. Its client has learned
+// to prefetch f:b and f:c with f:a in transactions named "page".
 type prefetchScene struct {
 	*testing.T
 	env    *txntest.Env
@@ -77,7 +78,7 @@ func (s *prefetchScene) get(v *txn.View, row, q string) string {
 	return string(b)
 }
 
-// reads fails the test unless there were n reads since the last call.
+// reads fails the test unless there were n read requests since the last call.
 func (s *prefetchScene) reads(n int) {
 	s.Helper()
 	if got := s.faults.Count()[txntest.StepRead]; got != n {
@@ -93,8 +94,7 @@ func (s *prefetchScene) want(got, want any) {
 	}
 }
 
-// Columns that are read together are read in one request, by those who read them
-// together.
+// Columns that transactions of one name read together come in one request.
 func TestPrefetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -107,7 +107,7 @@ func TestPrefetch(t *testing.T) {
 		stats := s.c.Stats()
 		s.want([]int64{stats.PrefetchedCells, stats.PrefetchUsed}, "[8 8]")
 
-		// Not by others, nor where it is switched off.
+		// Transactions with another name, or with NoPrefetch, do not prefetch.
 		s.read(begin(t, s.c, txn.Named("other")), "row9", "a", "b", "c")
 		s.reads(3)
 		s.read(begin(t, s.c, txn.Named(page), txn.NoPrefetch()), "row9", "a", "b", "c")
@@ -117,22 +117,22 @@ func TestPrefetch(t *testing.T) {
 		s.want(valueOf(s, takeSnapshot(t, s.c, txn.Named(page)), "row9", "a", "b", "c"), "[a0 b0 c0]")
 		s.reads(1)
 
-		// What is read ahead in vain is counted, and given up.
+		// Prefetched columns that are not used are counted, and no longer prefetched.
 		before := s.c.Stats()
 		for i := 0; ; i++ {
 			n := s.c.Stats().PrefetchedCells
 			s.read(begin(t, s.c, txn.Named(page)), "row9", "a")
 			if s.c.Stats().PrefetchedCells == n {
-				t.Logf("given up after %d rows", i)
+				t.Logf("stopped prefetching after %d rows", i)
 				break
 			}
 			if i > 20 {
-				t.Fatal("columns that nobody asks for are read ahead for ever")
+				t.Fatal("the client still prefetches columns that are never read")
 			}
 		}
 		after := s.c.Stats()
 		if after.PrefetchUsed != before.PrefetchUsed || after.PrefetchedCells == before.PrefetchedCells {
-			t.Errorf("cells read in vain: %+v, then %+v", before, after)
+			t.Errorf("cells prefetched and not used: %+v, then %+v", before, after)
 		}
 	})
 
@@ -145,14 +145,15 @@ func TestPrefetch(t *testing.T) {
 
 func valueOf(s *prefetchScene, snapshot *txn.Snapshot, row string, columns ...string) (values []string) {
 	s.Helper()
-	v := snapshot.Table("a") // one for all
+	v := snapshot.Table("a") // one view for all reads
 	for _, q := range columns {
 		values = append(values, s.get(v, row, q))
 	}
 	return values
 }
 
-// What is in the cache is of the transaction's own snapshot, below its own writes.
+// The cache holds data of the transaction's snapshot, and the transaction's own writes
+// come first.
 func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -175,7 +176,7 @@ func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 		tx.Rollback()
 		s.want(s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b", "c", "d"), "[a0 b0 c1 absent]")
 
-		// A value is the caller's, also that of a cache.
+		// The caller may change a value that came from the cache.
 		tx = begin(t, s.c, txn.Named(page))
 		defer tx.Rollback()
 		for _, q := range []string{"a", "b", "b"} {
@@ -188,8 +189,8 @@ func TestPrefetchIsTheSameSnapshot(t *testing.T) {
 	})
 }
 
-// A lock on a column that was not asked for holds nobody up and is not touched;
-// whoever asks for the column settles it.
+// A lock on a prefetched column does not delay the read, and is not touched. A read of
+// that column resolves the lock.
 func TestPrefetchLeavesLocks(t *testing.T) {
 	for _, committed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("committed %v", committed), func(t *testing.T) {
@@ -216,7 +217,7 @@ func TestPrefetchLeavesLocks(t *testing.T) {
 				reader := begin(t, s.c, txn.Named(page))
 				defer reader.Rollback()
 				v := &reader.Table("a").View
-				s.want(s.get(v, "row5", "a"), "a0") // and virtual time stands still
+				s.want(s.get(v, "row5", "a"), "a0") // in no virtual time
 				s.want(s.get(v, "row5", "c"), "c0")
 				synctest.Wait()
 				got := s.faults.Count()
@@ -229,15 +230,15 @@ func TestPrefetchLeavesLocks(t *testing.T) {
 				}
 				s.want(s.get(v, "row5", "b"), want)
 				if n := s.c.Stats().LocksMet; n != 1 {
-					t.Errorf("%d locks met", n)
+					t.Errorf("%d locks found, want 1", n)
 				}
 			})
 		})
 	}
 }
 
-// A column whose newest data is of a later commit is read where its value stands,
-// by those who ask for it.
+// If the newest data of a prefetched column belongs to a later commit, only a read of
+// that column fetches the right version.
 func TestPrefetchOfOtherData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -250,12 +251,12 @@ func TestPrefetchOfOtherData(t *testing.T) {
 		}
 		v := &reader.Table("a").View
 		s.want([]string{s.get(v, "row5", "a"), s.get(v, "row5", "b"), s.get(v, "row5", "c")}, "[a0 b0 c0]")
-		s.reads(3) // with that at the exact timestamp
+		s.reads(3) // with the one of the exact version
 	})
 }
 
-// Only what a serializable transaction asks for conflicts, and all of that,
-// wherever it was read from.
+// A serializable transaction conflicts on the columns that it asked for, from wherever
+// they came, and on no others.
 func TestPrefetchSerializable(t *testing.T) {
 	for _, asked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("asked %v", asked), func(t *testing.T) {
@@ -282,7 +283,7 @@ func TestPrefetchSerializable(t *testing.T) {
 	}
 }
 
-// Large values are not read ahead, but for the first that nobody expected.
+// Large values are not prefetched, except the first, whose size is unknown.
 func TestPrefetchOfLargeValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{PrefetchBytes: 1000})
@@ -294,16 +295,16 @@ func TestPrefetchOfLargeValues(t *testing.T) {
 			}
 		}
 		grow("b", 2<<20)
-		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c") // learns the size
+		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c") // the client learns the size
 		s.reads(1)
 		n := s.c.Stats().PrefetchedCells
 		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "c")
 		s.reads(1)
 		if got := s.c.Stats().PrefetchedCells - n; got != 1 {
-			t.Errorf("%d cells read ahead, want that of c", got)
+			t.Errorf("%d cells prefetched, want that of c", got)
 		}
 		if got := s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "b"); len(got[1]) != 2<<20 {
-			t.Errorf("%d bytes of b", len(got[1]))
+			t.Errorf("%d bytes of b, want all", len(got[1]))
 		}
 		s.reads(2)
 		grow("c", 600)
@@ -312,7 +313,8 @@ func TestPrefetchOfLargeValues(t *testing.T) {
 	})
 }
 
-// Where what is read ahead makes Bigtable refuse, the read is made without.
+// If Bigtable refuses a read because of the prefetched columns, the client reads again
+// without them.
 func TestPrefetchRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -335,18 +337,18 @@ func TestPrefetchRefused(t *testing.T) {
 			t.Error("the fault did not fire")
 		}
 		s.reads(2)
-		s.read(begin(t, s.c, txn.Named(page)), "row6", "a", "b") // it learns anew
+		s.read(begin(t, s.c, txn.Named(page)), "row6", "a", "b") // the client learns again
 		s.reads(2)
 		refuse.Store(1)
 		tx := begin(t, s.c, txn.Named("other"))
 		defer tx.Rollback()
 		if _, _, err := tx.Table("a").Get(t.Context(), "row5", "f", "a"); err == nil {
-			t.Error("the refusal of what was asked for is lost")
+			t.Error("a refused read of the requested columns returned no error")
 		}
 	})
 }
 
-// Observers' transactions read ahead as others do, beside what Observe brings.
+// Transactions of observers prefetch too, besides the columns that Observe reads.
 func TestPrefetchBesideObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -363,7 +365,7 @@ func TestPrefetchBesideObserve(t *testing.T) {
 	})
 }
 
-// What is learned does not outlive its use for long.
+// The client soon forgets columns that are not read together any more.
 func TestPrefetchFollowsTheWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
@@ -378,5 +380,67 @@ func TestPrefetchFollowsTheWorkload(t *testing.T) {
 		s.read(begin(t, s.c, txn.Named(page)), "row5", "a", "d")
 		s.reads(1)
 		<-time.After(time.Second)
+	})
+}
+
+// One read prefetches a value from before the adoption, a committed value, and one that
+// needs a second read. All are found in the cache. Before the fix the first two were
+// out of order, and the cache reported the first as absent.
+func TestPrefetchOfDataFromBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newPrefetchScene(t, txn.Config{})
+		plain := bigtable.NewMutation()
+		plain.Set("f", "b", bigtable.Now(), []byte("plain"))
+		if err := s.env.Bigtable.Open("a").Apply(t.Context(), "adopted", plain); err != nil {
+			t.Fatal(err)
+		}
+		putColumns(t, s.env.Client, "adopted", "1", "a", "c", "d")
+		for range 8 {
+			s.read(begin(t, s.c, txn.Named(page)), "row0", "a", "b", "c", "d")
+		}
+		// The data of column d is newer than the reader's timestamp.
+		late := begin(t, s.env.Client)
+		late.Table("a").Set("adopted", "f", "d", []byte("2"))
+		reader := begin(t, s.c, txn.Named(page))
+		if _, err := late.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.faults.Reset()
+		s.want(s.read(reader, "adopted", "a", "b", "c", "d"), "[1 plain 1 1]")
+		s.reads(3) // b and c are prefetched, d is read separately
+	})
+}
+
+// putColumns commits a value in columns of family f of a row of table a.
+func putColumns(t *testing.T, c *txn.Client, row, value string, columns ...string) {
+	t.Helper()
+	tx := begin(t, c)
+	for _, q := range columns {
+		tx.Table("a").Set(row, "f", q, []byte(value))
+	}
+	if _, err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// If a column's name is so long that more columns would make the filter too large,
+// nothing is prefetched. Before the fix all of the row's families were read.
+func TestPrefetchNeverReadsWholeFamilies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newPrefetchScene(t, txn.Config{})
+		long, next := strings.Repeat("l", 2200), strings.Repeat("n", 900)
+		for i := range 6 {
+			s.faults.Reset()
+			s.read(begin(t, s.c, txn.Named("long")), fmt.Sprintf("row%d", i), long, next)
+			for _, call := range s.faults.Calls() {
+				r, ok := call.Request.(*btpb.ReadRowsRequest)
+				if !ok || call.Step != txntest.StepRead {
+					continue
+				}
+				if f := r.GetFilter().String(); !strings.Contains(f, long) && !strings.Contains(f, next) {
+					t.Errorf("row %d: a read that names no column: %s", i, f)
+				}
+			}
+		}
 	})
 }

@@ -24,13 +24,13 @@ import (
 )
 
 const (
-	// clientEnv holds a clientSpec and turns the test binary into a client.
+	// clientEnv contains a clientSpec, and turns the test binary into a client.
 	clientEnv = "PERCOLATOR_TEST_CLIENT"
-	// seedEnv chooses the seed of the workloads, to run one again.
+	// seedEnv is the seed of the workloads, to repeat a run.
 	seedEnv = "PERCOLATOR_TEST_SEED"
 )
 
-// workloadConfig makes the locks of killed clients expire soon.
+// workloadConfig has a short ttl, so that the locks of killed clients soon expire.
 func workloadConfig() txn.Config {
 	return txn.Config{
 		LockTTL:  time.Second,
@@ -39,16 +39,16 @@ func workloadConfig() txn.Config {
 	}
 }
 
-// A clientSpec tells a client process what to do.
+// A clientSpec says what a client process does.
 type clientSpec struct {
 	Addr, Project, Instance string
 	Workload                string
-	// Process is the history's process number of the first worker; the others
-	// follow.
+	// Process is the first worker's process number in the history. The other
+	// workers have the numbers after it.
 	Process, Stride, Workers int
 	Seed                     uint64
-	// The process stops for ever before its StopAt-th request of StopStep; 0:
-	// never.
+	// Before its StopAt-th request of StopStep the process stops, and waits to
+	// be killed. 0: it does not stop.
 	StopStep txntest.Step
 	StopAt   int
 }
@@ -59,8 +59,8 @@ type clientMessage struct {
 	Stopped bool            `json:",omitempty"`
 }
 
-// runClientProcess is the main function of a client process. It works until
-// its standard input is closed, and returns its exit status.
+// runClientProcess is the main function of a client process. It works until its
+// standard input is closed, and returns the exit status.
 func runClientProcess(spec string) int {
 	var s clientSpec
 	err := json.Unmarshal([]byte(spec), &s)
@@ -74,7 +74,7 @@ func runClientProcess(spec string) int {
 	return 0
 }
 
-// outsideTest lets Faults be used where no test runs.
+// outsideTest lets Faults be used outside of a test.
 type outsideTest struct{ testing.TB }
 
 func (outsideTest) Cleanup(func()) {}
@@ -89,8 +89,8 @@ func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		// Whoever reads is the one who kills: there is nobody to tell of an
-		// error.
+		// An error means that the test process, which reads this, has ended. There is
+		// no one to report it to.
 		_, _ = stdout.Write(append(b, '\n'))
 	}
 	faults := txntest.NewFaults(outsideTest{})
@@ -160,7 +160,7 @@ func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
 				return err
 			}
 		case <-abandoned(stop):
-			return errors.New("stopped, and not killed: the test is gone")
+			return errors.New("this process stopped and was not killed: the test has ended")
 		}
 	}
 	cctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -168,8 +168,8 @@ func (s *clientSpec) run(stdin io.Reader, stdout io.Writer) error {
 	return client.Close(cctx)
 }
 
-// abandoned is closed some time after the end of the standard input, when a process
-// that has reached its stop has nobody left to kill it.
+// abandoned returns a channel that is closed some time after the end of the standard
+// input. By then the test would have killed a process that has stopped.
 func abandoned(stop <-chan struct{}) <-chan struct{} {
 	over := make(chan struct{})
 	go func() {
@@ -184,10 +184,10 @@ func abandoned(stop <-chan struct{}) <-chan struct{} {
 type recorder struct {
 	mu      sync.Mutex
 	records []history.Record
-	open    map[int]history.Record // invocations without an end, by process number
+	open    map[int]history.Record // transactions that have not ended, by process number
 	count   map[history.Type]int
 	changed chan struct{}       // has room for one signal
-	stopped chan *clientProcess // that reached their stop
+	stopped chan *clientProcess // clients that reached their stop
 	ended   chan *clientProcess
 }
 
@@ -211,8 +211,8 @@ func (r *recorder) record(rec history.Record) {
 	}
 }
 
-// died ends what a killed client had under way, as unknown. Its process
-// numbers are the first ones and those that follow with the stride.
+// died ends the transactions of a killed client as unknown. Its process numbers are the
+// first ones, and those that follow at distances of the stride.
 func (r *recorder) died(s clientSpec) {
 	r.mu.Lock()
 	var left []history.Record
@@ -233,8 +233,8 @@ func (r *recorder) total(ty history.Type) int {
 	return r.count[ty]
 }
 
-// check holds the history against a level, and keeps it where go test
-// -artifacts tells.
+// check compares the history with an isolation level. It keeps the history in the
+// directory of go test -artifacts.
 func (r *recorder) check(t *testing.T, level history.Level) {
 	t.Helper()
 	r.mu.Lock()
@@ -302,7 +302,7 @@ func startClient(t *testing.T, s clientSpec, rec *recorder) *clientProcess {
 	return p
 }
 
-// kill ends the process with SIGKILL and what it had under way as unknown.
+// kill ends the process with SIGKILL, and its transactions as unknown.
 func (p *clientProcess) kill(rec *recorder) {
 	p.killed = true
 	p.Kill()
@@ -310,7 +310,7 @@ func (p *clientProcess) kill(rec *recorder) {
 	rec.died(p.spec)
 }
 
-// finish asks the process to end and waits until it has.
+// finish asks the process to end, and waits for it.
 func (p *clientProcess) finish(t *testing.T) {
 	t.Helper()
 	p.CloseInput()
@@ -319,8 +319,7 @@ func (p *clientProcess) finish(t *testing.T) {
 	}
 }
 
-// workloadSeed returns the seed of a run and has it printed when the test
-// fails.
+// workloadSeed returns the seed of a run, and logs it.
 func workloadSeed(t *testing.T) uint64 {
 	seed := rand.Uint64N(1_000_000)
 	if s := os.Getenv(seedEnv); s != "" {
@@ -333,18 +332,17 @@ func workloadSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// TestKilledClients runs workloads with several client processes, kills
-// some of them with SIGKILL in the middle of the protocol and replaces them.
-// Afterwards every lock is resolved, the stored state is consistent, and the
-// history shows no anomaly.
+// TestKilledClients runs workloads in several client processes, kills some of them with
+// SIGKILL in the middle of the protocol and replaces them. Then every lock is resolved,
+// the stored state is consistent, and the history shows no anomaly.
 func TestKilledClients(t *testing.T) {
 	for _, load := range tested()[:3] {
 		t.Run(load.Name, func(t *testing.T) { killClients(t, load) })
 	}
 }
 
-// tested are the workloads that run here; lab soak runs the one with observers
-// too, which needs workers, and kills clients in all of them.
+// tested are the workloads that run here. lab soak also runs the one with observers,
+// which needs workers.
 func tested() []*workload.Workload {
 	return slices.DeleteFunc(workload.All(), func(w *workload.Workload) bool { return w.Handle != nil })
 }
@@ -381,7 +379,7 @@ func killClients(t *testing.T, load *workload.Workload) {
 		t.Fatal(err)
 	}
 
-	// The first three make sure that locks of every state are left behind.
+	// The first three leave locks of every state.
 	steps := []txntest.Step{txntest.StepCommit, txntest.StepSecondaries, txntest.StepPrewrite}
 	for len(steps) < kills {
 		all := []txntest.Step{txntest.StepPrewrite, txntest.StepPrewrite, txntest.StepCommit, txntest.StepCommit, txntest.StepSecondaries, txntest.StepOracle, txntest.StepRead, txntest.StepAbort}
@@ -430,8 +428,8 @@ func killClients(t *testing.T, load *workload.Workload) {
 			}
 		}
 	}
-	// Whoever stops is killed at once, because it holds others up, and
-	// replaced; one client never is.
+	// A client that stops is killed at once, because its locks delay the other
+	// clients, and replaced. One client is never killed.
 	for killed := 0; killed < kills || rec.total(history.OK) < commits; {
 		p := await()
 		if p == nil {
@@ -448,8 +446,8 @@ func killClients(t *testing.T, load *workload.Workload) {
 	endWorkload(ctx, t, env, load, own, rec)
 }
 
-// endWorkload settles everything, reads all keys for the last time and checks
-// the history. The consistency check follows when the test ends.
+// endWorkload resolves all locks, reads all keys a last time and checks the history.
+// The consistency check follows when the test ends.
 func endWorkload(ctx context.Context, t *testing.T, env *txntest.Env, load *workload.Workload, own *workload.Worker, rec *recorder) {
 	t.Helper()
 	stranded := 0
@@ -467,9 +465,9 @@ func endWorkload(ctx context.Context, t *testing.T, env *txntest.Env, load *work
 	rec.check(t, load.Level)
 }
 
-// TestFaultyClients runs each workload with goroutines that share clients,
-// over connections that lose, double and delay requests all along, and with
-// callers that give up in the middle of a commit.
+// TestFaultyClients runs each workload in goroutines that share clients. Their
+// connections lose, duplicate and delay requests, and some callers give up in the
+// middle of a commit.
 func TestFaultyClients(t *testing.T) {
 	for _, load := range tested() {
 		t.Run(load.Name, func(t *testing.T) { faultyClients(t, load) })
@@ -479,7 +477,7 @@ func TestFaultyClients(t *testing.T) {
 func faultyClients(t *testing.T, load *workload.Workload) {
 	const (
 		clients = 2
-		workers = 3 // of each client
+		workers = 3 // per client
 		steps   = 60
 		stride  = 1000
 	)
@@ -516,7 +514,7 @@ func faultyClients(t *testing.T, load *workload.Workload) {
 			every(13, 7+i, step, txntest.DropResponse)
 			every(13, 11+i, step, txntest.Duplicate)
 		}
-		// Sent when all is over, when everybody has long settled without it.
+		// These requests are sent at the end, when their transactions have long ended.
 		every(29, 14, txntest.StepPrewrite, txntest.Delay)
 		client := env.NewClient(workloadConfig(), faults.DialOptions()...)
 		for i := range workers {
@@ -543,7 +541,7 @@ func faultyClients(t *testing.T, load *workload.Workload) {
 	}
 	wg.Wait()
 	if n := rec.total(history.OK); n < steps {
-		t.Errorf("only %d commits", n)
+		t.Errorf("only %d commits: too few to test anything", n)
 	}
 	for _, r := range delayed {
 		r.Release()

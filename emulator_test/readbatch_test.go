@@ -10,13 +10,15 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A fanOut holds the first read of a snapshot while others arrive, so that what
-// shares a request is exact.
+// A fanOut holds the first read of a snapshot while more reads arrive, so that it is
+// certain which of them share a request.
 type fanOut struct {
 	*testing.T
 	env    *txntest.Env
@@ -63,7 +65,7 @@ func (f *fanOut) get(row, want string) {
 	synctest.Wait()
 }
 
-// requests are the reads, by how many rows they asked for.
+// requests returns the read requests, as the numbers of rows that they ask for.
 func (f *fanOut) requests() (rows []int) {
 	for _, c := range f.faults.Calls() {
 		if c.Step == txntest.StepRead {
@@ -73,15 +75,17 @@ func (f *fanOut) requests() (rows []int) {
 	return rows
 }
 
+// Reads that arrive while a request is under way share the next request, up to the
+// limit of its size. Each row is in it once.
 func TestReadBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFanOut(t, txn.Config{})
 		for i := range 150 {
-			f.get(fmt.Sprintf("row%d", i), fmt.Sprint(i)) // row0 again
+			f.get(fmt.Sprintf("row%d", i), fmt.Sprint(i)) // includes row0 once more
 		}
 		f.get("none", "")
 		f.get("row7", "7")
-		f.get("row149", "149") // again
+		f.get("row149", "149") // once more
 		f.first.Release()
 		f.wg.Wait()
 		if got, want := fmt.Sprint(f.requests()), "[1 128 24]"; got != want {
@@ -90,7 +94,7 @@ func TestReadBatch(t *testing.T) {
 		if s := f.c.Stats(); s.ReadBatches != 2 || s.BatchedReads != 153 {
 			t.Errorf("%+v", s.ReadStats)
 		}
-		// Alone, it is as without.
+		// A read that is alone sends a request for its row.
 		f.get("row9", "9")
 		f.wg.Wait()
 		if got, want := fmt.Sprint(f.requests()), "[1 128 24 1]"; got != want {
@@ -99,8 +103,8 @@ func TestReadBatch(t *testing.T) {
 	})
 }
 
-// Several requests may be under way; other columns and other snapshots have their
-// own.
+// Several shared requests may be under way. Other columns of a row join its request;
+// another snapshot has requests of its own.
 func TestReadBatchOfColumns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFanOut(t, txn.Config{BatchReads: 2})
@@ -125,15 +129,15 @@ func TestReadBatchOfColumns(t *testing.T) {
 		synctest.Wait()
 		f.first.Release()
 		f.wg.Wait()
-		// Eight columns of row2; four, and that of row3.
+		// One request for eight columns of row2, and one for four columns and row3.
 		if got, want := fmt.Sprint(f.requests()), "[1 1 1 1 2]"; got != want {
 			t.Errorf("requests of %v rows, want %v", got, want)
 		}
 	})
 }
 
-// A caller that leaves takes nobody along, before its request is sent and after.
-// When all have left, the request ends.
+// A caller that leaves does not disturb the other callers, neither before its request
+// is sent nor after. If all leave, the request ends.
 func TestReadBatchLeavers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFanOut(t, txn.Config{})
@@ -156,7 +160,7 @@ func TestReadBatchLeavers(t *testing.T) {
 					t.Errorf("%v", err)
 				}
 			default:
-				t.Error("a caller whose context has ended waits")
+				t.Error("a caller waits although its context has ended")
 			}
 		}
 		cancel1, cancel2 := leaver("row1"), leaver("row2")
@@ -166,7 +170,7 @@ func TestReadBatchLeavers(t *testing.T) {
 		held := f.faults.On("the batch", stepOn(txntest.StepRead, "row2"), txntest.Hold, 1)
 		f.first.Release()
 		<-held.Fired()
-		cancel2() // whose context the request was counted for
+		cancel2() // the caller for which the request was sent
 		left()
 		held.Release()
 		f.wg.Wait()
@@ -174,7 +178,7 @@ func TestReadBatchLeavers(t *testing.T) {
 			t.Errorf("requests of %v rows, want %v", got, want)
 		}
 
-		// All leave: the request that nobody waits for makes room.
+		// All callers leave: the request ends, and the next one can be sent.
 		abandoned := f.faults.On("an abandoned read", stepOn(txntest.StepRead, "row4"), txntest.Hold, 1)
 		inFront := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
 		f.get("row0", "0")
@@ -191,9 +195,9 @@ func TestReadBatchLeavers(t *testing.T) {
 	})
 }
 
-// An error of a shared request is each caller's own to find out about, and a lock
-// in one row is in nobody else's way.
-func TestReadBatchKeepsTroubleApart(t *testing.T) {
+// If a shared request fails, each caller reads again by itself. A lock in one row does
+// not delay the reads of other rows.
+func TestReadBatchKeepsErrorsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFanOut(t, txn.Config{RPCTimeout: time.Second})
 		f.get("row1", "1")
@@ -233,7 +237,7 @@ func TestReadBatchKeepsTroubleApart(t *testing.T) {
 		synctest.Wait()
 		f.get("row2", "2")
 		first.Release()
-		f.wg.Wait() // row2 is answered
+		f.wg.Wait() // the read of row2 has returned
 		select {
 		case v := <-got:
 			t.Errorf("%q of a locked cell", v)
@@ -249,8 +253,8 @@ func TestReadBatchKeepsTroubleApart(t *testing.T) {
 	})
 }
 
-// What sharing requests costs: who waits, waits for up to one round trip. Nobody
-// waits who is alone.
+// A read that shares a request waits for up to one round trip more. A read that is
+// alone does not wait.
 func TestReadBatchLatency(t *testing.T) {
 	const delay = 10 * time.Millisecond
 	for _, tt := range []struct{ batch, callers, trips, requests int }{
@@ -288,7 +292,7 @@ func TestReadBatchLatency(t *testing.T) {
 	}
 }
 
-// rowsAsked is how many rows a read asks for by key.
+// rowsAsked returns how many rows a read asks for by key.
 func rowsAsked(c txntest.Call) int {
 	r, ok := c.Request.(*btpb.ReadRowsRequest)
 	if !ok {
@@ -297,8 +301,8 @@ func rowsAsked(c txntest.Call) int {
 	return len(r.GetRows().GetRowKeys())
 }
 
-// Many goroutines read the same rows in one transaction, with everything that reads
-// share.
+// Many goroutines read the same rows in one transaction, with all options by which
+// reads share work.
 func TestConcurrentReads(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
@@ -330,7 +334,7 @@ func TestConcurrentReads(t *testing.T) {
 							if want := row + q; err != nil || !ok || string(b) != want {
 								t.Errorf("%q, %v, want %q", b, err, want)
 							}
-							clear(b) // it is the caller's
+							clear(b) // the caller may change its value
 						}
 					}
 				})
@@ -342,4 +346,99 @@ func TestConcurrentReads(t *testing.T) {
 			t.Errorf("BatchReads %d: %+v", batch, s.ReadStats)
 		}
 	}
+}
+
+// If some callers of a shared request have left and the remaining ones were
+// answered, the request ends. Before the fix only those that left were counted: the request and all
+// reads after it waited until Config.RPCTimeout.
+func TestReadBatchOfWhichSomeAreAnswered(t *testing.T) {
+	for name, leavesFirst := range map[string]bool{"one leaves, another is answered": true, "one is answered, another leaves": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { leaveReadBatch(t, leavesFirst) })
+		})
+	}
+}
+
+func leaveReadBatch(t *testing.T, leavesFirst bool) {
+	f := newFanOut(t, txn.Config{RPCTimeout: 20 * time.Second})
+	// The second row of the shared request does not arrive.
+	stall := &stall{begun: make(chan struct{}), first: make(chan struct{}), second: make(chan struct{})}
+	c := f.env.NewClient(txn.Config{TokenTTL: -1, BatchReads: 1, SchemaMaxAge: time.Hour}, append(f.faults.DialOptions(), grpc.WithChainStreamInterceptor(
+		func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			return &stalledStream{ClientStream: s, stall: stall}, err
+		}))...)
+	f.first.Release()
+	f.wg.Wait()
+	f.view = takeSnapshot(t, c).Table("a")
+	first := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+	f.get("row0", "0")
+	<-first.Fired()
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	answered := inBackground(func() error {
+		_, _, err := f.view.Get(t.Context(), "row1", "f", "q")
+		return err
+	})
+	synctest.Wait()
+	go func() {
+		_, _, err := f.view.Get(ctx, "row2", "f", "q")
+		left <- err
+	}()
+	synctest.Wait()
+	first.Release()
+	<-stall.begun
+	leave := func() {
+		cancel()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	if leavesFirst {
+		leave()
+	}
+	close(stall.first)
+	<-stall.second
+	if o := <-answered; o.err != nil {
+		t.Error(o.err)
+	}
+	begun := time.Now()
+	if !leavesFirst {
+		leave()
+	}
+	f.get("row3", "later")
+	f.wg.Wait()
+	if d := time.Since(begun); d > time.Second {
+		t.Errorf("a read waited %v for a request without callers", d)
+	}
+}
+
+// A stall disturbs the answer to the request for two rows. It closes begun, sends the
+// first row when first is closed, then closes second and sends nothing more.
+type stall struct{ begun, first, second chan struct{} }
+
+type stalledStream struct {
+	grpc.ClientStream
+	stall    *stall
+	two      bool
+	received int
+}
+
+func (s *stalledStream) SendMsg(m any) error {
+	r, ok := m.(*btpb.ReadRowsRequest)
+	s.two = ok && len(r.GetRows().GetRowKeys()) == 2
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *stalledStream) RecvMsg(m any) error {
+	switch s.received++; {
+	case s.two && s.received == 1:
+		close(s.stall.begun)
+		<-s.stall.first
+	case s.two && s.received == 2:
+		close(s.stall.second)
+		<-s.Context().Done()
+		return status.FromContextError(s.Context().Err()).Err()
+	}
+	return s.ClientStream.RecvMsg(m)
 }

@@ -17,10 +17,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // update runs one transaction on a table and returns its commit_ts.
@@ -45,7 +44,7 @@ func snapshot(t *testing.T, env *txntest.Env, table string, opts ...txn.Snapshot
 	return s.Table(table)
 }
 
-// rowsText reads rows as "key column=value …", one a row.
+// rowsText reads rows, and returns each as "key column=value …".
 func rowsText(t *testing.T, v *txn.View, rs bigtable.RowSet, opts ...txn.ReadOption) []string {
 	t.Helper()
 	var out []string
@@ -71,8 +70,8 @@ func wantRows(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// Absent and empty differ, for every way to read, in a transaction and after
-// it.
+// An absent value and an empty one differ, for every way to read, in a transaction and
+// after it.
 func TestAbsentAndEmpty(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
@@ -110,8 +109,7 @@ func TestAbsentAndEmpty(t *testing.T) {
 	check(snapshot(t, env, "t"), "after it")
 }
 
-// Row keys, qualifiers and values may be any bytes; Bigtable's client takes
-// them as strings.
+// Row keys, qualifiers and values may contain any bytes.
 func TestAnyBytes(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
@@ -171,8 +169,8 @@ func TestAnyBytes(t *testing.T) {
 	})
 }
 
-// DeleteRow deletes what its transaction sees: its own writes too, and not
-// what others add meanwhile.
+// DeleteRow deletes what its transaction sees. This includes the transaction's own
+// writes, but not what concurrent transactions add.
 func TestDeleteRow(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f", "g")
@@ -199,7 +197,7 @@ func TestDeleteRow(t *testing.T) {
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), "other f:a=3", "r f:after=6 f:meanwhile=5")
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(before)), nil), "other f:a=3", "r f:a=1 g:b=2")
 
-	// A row that does not exist, and one that cannot.
+	// A row that does not exist, and one that cannot exist.
 	update(t, env, "t", func(tbl *txn.Table) {
 		if err := tbl.DeleteRow(t.Context(), "no such row"); err != nil {
 			t.Error(err)
@@ -211,8 +209,8 @@ func TestDeleteRow(t *testing.T) {
 }
 
 // Data that was in a table before its adoption counts as committed before all
-// transactions, until it is overwritten or deleted; of several versions the
-// latest.
+// transactions, until it is overwritten or deleted. Of several versions the latest
+// counts.
 func TestDataFromBeforeAdoption(t *testing.T) {
 	env := txntest.New(t)
 	ctx := t.Context()
@@ -244,8 +242,8 @@ func TestDataFromBeforeAdoption(t *testing.T) {
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), "r f:kept=kept")
 }
 
-// Plain writes of a column that a transaction has written land below every
-// version and stay invisible, those without a timestamp as well.
+// A plain write of a column that a transaction has written stays invisible, with and
+// without a timestamp of its own: it is below every version.
 func TestPlainWritesStayInvisible(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
@@ -267,9 +265,9 @@ func TestPlainWritesStayInvisible(t *testing.T) {
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), "r f:deleted=again f:put=committed")
 }
 
-// A plain write of a column that no transaction has written cannot be told from
-// data that was there before the adoption: it is visible at once, in every
-// snapshot, until a transaction writes the column. The guarantees say so.
+// A plain write of a column that no transaction has written looks like data from before
+// the adoption. It is visible at once, in every snapshot, until a transaction writes
+// the column. The guarantees say so.
 func TestPlainWriteOfUnwrittenColumn(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
@@ -285,6 +283,8 @@ func TestPlainWriteOfUnwrittenColumn(t *testing.T) {
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil))
 }
 
+// Every combination of read options selects the right rows and columns, and bad options
+// are refused.
 func TestReadOptions(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("t", "f", "g")
@@ -336,10 +336,11 @@ func TestReadOptions(t *testing.T) {
 	}
 }
 
-// A scan that is broken out of stops reading, and may be run again.
+// A loop over a scan may end early: then the scan stops reading. It can also be
+// repeated.
 func TestBreakOutOfScan(t *testing.T) {
 	faults := txntest.NewFaults(t)
-	// No locks in the way, which would be looked into by more reads.
+	// Locks would cause more reads, so there are none.
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("t", "f")
 	update(t, env, "t", func(tbl *txn.Table) {
@@ -373,8 +374,8 @@ func TestBreakOutOfScan(t *testing.T) {
 	}
 }
 
-// holdScans begins n scans of a table and leaves them at their first row until
-// the test ends.
+// holdScans begins n scans of a table and stops each at its first row until the test
+// ends.
 func holdScans(t *testing.T, view *txn.View, n int) {
 	t.Helper()
 	for range n {
@@ -386,8 +387,8 @@ func holdScans(t *testing.T, view *txn.View, n int) {
 	}
 }
 
-// Scans whose consumers are slow take no more than some of a connection's
-// streams: those beyond make a request for each page.
+// Scans of slow callers use only some of a connection's streams. More scans make a
+// request for each page.
 func TestScansBeyondTheirStreams(t *testing.T) {
 	faults := txntest.NewFaults(t)
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
@@ -415,8 +416,8 @@ func TestScansBeyondTheirStreams(t *testing.T) {
 	}
 }
 
-// A consumer may take its time: a request that has been open for long is ended,
-// and another one goes on where it was.
+// A caller may take its time with a row. A request that has been open for too long
+// ends, and another one continues after the last row.
 func TestScanOfSlowConsumer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = time.Minute
@@ -444,8 +445,8 @@ func TestScanOfSlowConsumer(t *testing.T) {
 	})
 }
 
-// Pages are bounded in bytes as well as in rows: it shows where each has a
-// request of its own.
+// Pages are bounded in bytes as well as in rows. The test can see this if each page has
+// a request of its own.
 func TestScanOfLargeRows(t *testing.T) {
 	faults := txntest.NewFaults(t)
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
@@ -485,9 +486,9 @@ func TestScanOfLargeRows(t *testing.T) {
 	}
 }
 
-// A snapshot from before a commit reads past the locks which that commit has
-// not replaced yet, down to the version before, wherever that is; one from
-// after it rolls them forward. Nobody waits for the locks' owner.
+// A snapshot from before a commit ignores the locks that the commit has not replaced
+// yet, and reads the version before, wherever it is stored. A snapshot from after it
+// rolls them forward. Neither waits for the locks' owner.
 func TestReadsPastCommittedLocks(t *testing.T) {
 	for name, at := range map[string]func(start, commit tso.Timestamp) tso.Timestamp{
 		"at its start_ts":      func(start, _ tso.Timestamp) tso.Timestamp { return start },
@@ -541,7 +542,7 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 	waitFired[error](t, held, nil)
 	before := []string{"deleted f:q=old", "locked f:q=old", "plain f:q=plain", "updated f:q=old"}
 	after := []string{"created f:q=new", "locked f:q=old", "plain f:q=new", "primary f:q=new", "updated f:q=new"}
-	// This read comes first, while every lock is there.
+	// This read comes first, while all locks exist.
 	want := before
 	ts := at(start, commit)
 	if ts >= commit {
@@ -551,9 +552,9 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 	wantRows(t, rowsText(t, snapshot(t, env, "t"), nil), after...)
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(commit-1)), nil), before...)
 	for l, err := range admin.Locks(ctx, env.Client, "t", nil) {
-		// A lock-only lock is in no reader's way.
+		// No reader resolves a lock of a lock-only write.
 		if err != nil || l.Kind != txn.KindLock {
-			t.Errorf("lock left behind: %+v, %v", l, err)
+			t.Errorf("lock left: %+v, %v", l, err)
 		}
 	}
 	held.Release()

@@ -11,14 +11,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// deadBefore leaves what a client leaves that dies before a step, and returns
-// the transaction's start_ts.
+// deadBefore makes a client die before a step of a transaction that sets the rows, and
+// returns the transaction's start_ts.
 func deadBefore(t *testing.T, env *txntest.Env, s txntest.Step, rows ...string) tso.Timestamp {
 	t.Helper()
 	faults := txntest.NewFaults(t)
@@ -32,9 +31,11 @@ func deadBefore(t *testing.T, env *txntest.Env, s txntest.Step, rows ...string) 
 	faults.Kill()
 	cancel()
 	<-done
+	closeNow(c)
 	return tx.StartTS()
 }
 
+// put writes a stored cell as it is, without a transaction.
 func put(t *testing.T, env *txntest.Env, row, family, qualifier string, at bigtable.Timestamp, value []byte) {
 	t.Helper()
 	m := bigtable.NewMutation()
@@ -44,7 +45,8 @@ func put(t *testing.T, env *txntest.Env, row, family, qualifier string, at bigta
 	}
 }
 
-func settleLocks(t *testing.T, c *txn.Client) {
+// resolveLocks resolves all locks of table a.
+func resolveLocks(t *testing.T, c *txn.Client) {
 	t.Helper()
 	for l, err := range admin.Locks(t.Context(), c, "a", nil) {
 		if err != nil {
@@ -88,32 +90,32 @@ func apply(t *testing.T, c *txn.Client, r admin.Repair, want bool) {
 	}
 }
 
-// Each kind is mended, and the consistency check at the end finds nothing.
+// Each kind of damage is repaired, and the consistency check at the end finds nothing.
 func TestRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		mustSet(t, c, "kept", "r0", "r1", "r2", "r3", "r4", "r5")
 		wantPlan(t, planRepairs(t, c), nil, nil)
 
-		// Locks that are rolled forward, and then come back as they were.
+		// A lock that was rolled forward, and appears again.
 		committed := deadBefore(t, env, txntest.StepSecondaries, "r0", "r1")
 		forward := stored(t, env, "r1")[format.LockFamily][0]
-		settleLocks(t, c)
-		// The same after a rollback, and a marker that is left.
+		resolveLocks(t, c)
+		// The same after a rollback, and a marker.
 		rolledBack := deadBefore(t, env, txntest.StepCommit, "r2")
 		lock := stored(t, env, "r2")[format.LockFamily][0]
-		pass(time.Minute)
-		settleLocks(t, c)
+		advance(time.Minute)
+		resolveLocks(t, c)
 		put(t, env, "r1", format.LockFamily, "f:q", forward.Timestamp, forward.Value)
 		put(t, env, "r2", format.LockFamily, "f:q", lock.Timestamp, lock.Value)
 		put(t, env, "r2", "f", "q", lock.Timestamp, []byte("dead"))
-		// Data that belongs to nothing, and data whose record is lost.
+		// Data without a record, and data whose record was lost.
 		put(t, env, "r3", "f", "q", (committed - 1).Cell(), []byte("orphan"))
 		put(t, env, "r4", "f", "q", committed.Cell(), []byte("lost record"))
 		deadBefore(t, env, txntest.StepCommit, "r5")
-		pass(time.Minute)
+		advance(time.Minute)
 		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q redundant lock", "a/r2/f:q redundant lock", "a/r3/f:q orphan data"}, []string{"a/r4/f:q orphan data"})
 
 		p := planRepairs(t, c)
@@ -130,10 +132,10 @@ func TestRepair(t *testing.T) {
 		wantValue(t, s, "r2", "kept")
 		wantValue(t, s, "r3", "kept")
 
-		// A marker that is a day old, once nothing of its transaction is locked.
-		settleLocks(t, c)
+		// A marker that is a day old, when its transaction has no locks any more.
+		resolveLocks(t, c)
 		wantPlan(t, planRepairs(t, c), nil, []string{"a/r4/f:q orphan data"})
-		pass(25 * time.Hour)
+		advance(25 * time.Hour)
 		p = planRepairs(t, c)
 		wantPlan(t, p, []string{"a/r2/f:q old rollback marker", "a/r5/f:q old rollback marker"}, []string{"a/r4/f:q orphan data"})
 		for _, r := range p.Repairs {
@@ -143,7 +145,7 @@ func TestRepair(t *testing.T) {
 		if marks := stored(t, env, "r2")[format.MarkFamily]; len(marks) > 0 {
 			t.Errorf("marks %v", marks)
 		}
-		// What is left is what somebody has to look at.
+		// An operator has to decide about what is left.
 		m := bigtable.NewMutation()
 		m.DeleteTimestampRange("f", "q", committed.Cell(), (committed + 1).Cell())
 		if err := env.Bigtable.Open("a").Apply(t.Context(), "r4", m); err != nil {
@@ -152,14 +154,14 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// A marker whose transaction has a lock somewhere stays.
+// A marker stays as long as its transaction has a lock.
 func TestRepairKeepsMarkerInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		deadBefore(t, env, txntest.StepCommit, "r1", "r2")
-		pass(time.Minute)
+		advance(time.Minute)
 		for l, err := range admin.Locks(t.Context(), c, "a", bigtable.RowList{"r1"}) {
 			if err != nil {
 				t.Fatal(err)
@@ -168,14 +170,14 @@ func TestRepairKeepsMarkerInUse(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		pass(25 * time.Hour)
+		advance(25 * time.Hour)
 		wantPlan(t, planRepairs(t, c), nil, []string{"a/r1/f:q old rollback marker"})
-		settleLocks(t, c)
+		resolveLocks(t, c)
 		wantPlan(t, planRepairs(t, c), []string{"a/r1/f:q old rollback marker"}, nil)
 	})
 }
 
-// What appears between the look at a row and the deletion stops it.
+// A repair deletes nothing if the row has changed since it was read.
 func TestRepairMeetsChange(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
@@ -201,12 +203,12 @@ func TestRepairMeetsChange(t *testing.T) {
 	wantPlan(t, p, []string{"a/r1/f:q orphan data"}, nil)
 	apply(t, c, p.Repairs[0], false)
 	if data := stored(t, env, "r1")["f"]; len(data) != 2 || tso.FromCell(data[0].Timestamp) != startTS || !back {
-		t.Errorf("data %v; the lock came back in between: %v", data, back)
+		t.Errorf("data %v; the lock appeared in between: %v", data, back)
 	}
 }
 
-// Cells of a time before transactions, with timestamps in nanoseconds, look like
-// theirs; nobody deletes them.
+// Plain cells with timestamps in nanoseconds look like cells of transactions. No repair
+// deletes them.
 func TestRepairLeavesForeignCells(t *testing.T) {
 	t.Parallel()
 	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())

@@ -18,16 +18,14 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 var atOnce = flag.Int("at-once", 3000, "how many transactions TestManyTransactions has under way at once")
 
-// TestManyTransactions has thousands of transactions under way at once in one
-// process. All commit, with few questions to the oracle, and what they needed is
-// given back.
+// TestManyTransactions has thousands of transactions open at once in one process. All
+// commit, with few requests to the oracle, and release what they used.
 func TestManyTransactions(t *testing.T) {
 	transactions := *atOnce
 	faults := txntest.NewFaults(t)
@@ -53,7 +51,7 @@ func TestManyTransactions(t *testing.T) {
 				return
 			}
 			defer tx.Rollback()
-			<-start // until all have begun
+			<-start // closed when all have begun
 			tx.Table("a").Set("row"+strconv.Itoa(i), "f", "q", []byte("v"))
 			if _, err := tx.Commit(ctx); err != nil {
 				if failed.Add(1) <= 3 {
@@ -76,16 +74,17 @@ func TestManyTransactions(t *testing.T) {
 		t.Errorf("%d prewrites and commits for %d transactions", n, transactions)
 	}
 	if n := count[txntest.StepOracle]; n > transactions {
-		t.Errorf("%d questions to the oracle for %d timestamps", n, 2*transactions)
+		t.Errorf("%d requests to the oracle for %d timestamps", n, 2*transactions)
 	}
 	if now := runtime.NumGoroutine(); now > goroutines+200 {
 		t.Errorf("%d goroutines, %d before", now, goroutines)
 	}
 }
 
-// TestCommitsAreAdmitted keeps commits beyond four for each request of Config.Parallelism from taking locks.
-// Without a bound, 10,000 at once keep one another from getting done within their
-// ttl: they send tens of thousands of heartbeats, and hardly any commits.
+// At most four commits for each request of Config.Parallelism hold locks at the same
+// time; the other ones wait. Without this bound 10,000 concurrent commits delay each
+// other past their ttl: they send tens of thousands of heartbeats, and hardly any
+// commits.
 func TestCommitsAreAdmitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -103,13 +102,13 @@ func TestCommitsAreAdmitted(t *testing.T) {
 			synctest.Wait()
 		}
 		if n := faults.Count()[txntest.StepPrewrite]; n != 4 {
-			t.Errorf("%d prewrites with four commits under way", n)
+			t.Errorf("%d prewrites while four commits are under way, want 4", n)
 		}
-		// Who gives up waiting has not begun.
+		// A commit that stops waiting has sent nothing.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := beginSet(t, c, "v", "r99").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrUndetermined) {
-			t.Errorf("waiting for a place: %v", err)
+			t.Errorf("commit whose context ends while it waits: %v", err)
 		}
 		held.Release()
 		for range cap(results) {
@@ -123,9 +122,9 @@ func TestCommitsAreAdmitted(t *testing.T) {
 	})
 }
 
-// TestDeadBackend commits until Bigtable stops answering secondaries, and goes on
-// committing: the queue stays within its bound, every commit ends, and Close gives
-// up in time.
+// TestDeadBackend keeps committing while Bigtable does not answer requests for
+// secondaries. The queue stays within its bound, every commit ends, and Close gives up
+// in time.
 func TestDeadBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -144,19 +143,19 @@ func TestDeadBackend(t *testing.T) {
 		}
 		<-dead.Fired()
 		if most > 60_000 {
-			t.Errorf("%d bytes were queued, 60,000 are allowed", most)
+			t.Errorf("%d bytes were queued, want at most 60,000", most)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := c.Close(ctx); err == nil && most > 0 {
-			t.Error("Close told nothing of what is left")
+			t.Error("Close did not report the changes that are left")
 		}
 		dead.Release()
 	})
 }
 
-// TestNoLeaksOfWorkersAndOracles starts and ends everything that has goroutines
-// of its own, and what fails to start.
+// TestNoLeaksOfWorkersAndOracles starts and stops everything that has goroutines of its
+// own, and tries some that cannot start. No goroutine may be left.
 func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("left", "f")
@@ -196,7 +195,7 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
 			if err := w.Run(ctx); err == nil {
-				t.Error("it ran")
+				t.Error("a worker without a registration ran; want an error")
 			}
 			return nil
 		},
@@ -206,19 +205,19 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 				return err
 			}
 			if _, err := c.Timestamp(ctx); err == nil {
-				t.Error("a timestamp from nowhere")
+				t.Error("a timestamp without a server; want an error")
 			}
 			return c.Close()
 		},
 		"oracles that cannot be made": func(context.Context) error {
 			if _, err := tso.NewClient(tso.ClientConfig{}); err == nil {
-				t.Error("a client of no address")
+				t.Error("a client without an address; want an error")
 			}
 			if _, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"127.0.0.1:1", "\x00:://"}}); err == nil {
-				t.Log("gRPC takes any address")
+				t.Log("gRPC accepts any address")
 			}
 			if _, err := server.New(env.Bigtable.OpenTable("percolator"), server.Config{Lease: 1}); err == nil {
-				t.Error("a server with a lease of a nanosecond")
+				t.Error("a server with a lease of one nanosecond; want an error")
 			}
 			return nil
 		},

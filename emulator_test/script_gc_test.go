@@ -9,14 +9,13 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
-// collect runs garbage collection, ten minutes' retention if the script does not
-// say another, and prints what came of it.
+// collect runs garbage collection and prints its report. The retention is ten minutes
+// if the script names no other.
 func (s *script) collect(client string, words []string, opts map[string]string) string {
 	c := s.client(client)
 	cfg := gc.Config{Retention: 10 * time.Minute, LockWait: -1, Plain: slices.Contains(words, "plain"), Restart: slices.Contains(words, "restart")}

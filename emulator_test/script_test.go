@@ -18,15 +18,14 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// runScript drives one interleaving written as text (testdata/hazards), in
-// virtual time: nothing waits for a clock, and a lock's ttl is over when the
-// script says so.
+// runScript runs one interleaving, which is written as text (testdata/hazards), in
+// virtual time: nothing waits for a real clock, and a lock's ttl ends when the
+// script advances the time.
 //
 // Commands:
 //
@@ -41,24 +40,24 @@ import (
 //	commit TXN [timeout=D]               commit and print the outcome
 //	start TXN [until=FAULT]              commit in the background until the fault fires
 //	wait TXN                             wait for that commit and print the outcome
-//	kill CLIENT                          its requests under way are cut off, and nothing follows
-//	disarm FAULT                         it fires no more
+//	kill CLIENT                          its requests under way fail, and it sends nothing more
+//	disarm FAULT                         let the fault not fire any more
 //	await FAULT                          wait until the fault has fired
-//	release FAULT                        let go what the fault keeps, and wait until it was applied
+//	release FAULT                        let the held request continue, and wait until it was applied
 //	read CLIENT CELL                     read in a snapshot taken now
 //	start-read NAME CLIENT CELL [until=FAULT], wait NAME
-//	settle CLIENT TXN                    find out an undetermined commit
-//	resolve CLIENT TABLE                 resolve every lock as an operator would
+//	settle CLIENT TXN                    settle an unknown outcome
+//	resolve CLIENT TABLE                 resolve every lock as an operator does
 //	start-resolve NAME CLIENT TABLE until=FAULT, wait NAME
 //	advance D                            let virtual time pass
-//	dump TABLE ROW                       what is stored: family, column, time, meaning
+//	dump TABLE ROW                       print stored cells: family, column, time, meaning
 //	hold NAME CLIENT, unhold NAME        take a snapshot with Hold, and release it
 //	read-at CLIENT NAME|TXN CELL         read in that snapshot, or in one at the transaction's start
 //	gc CLIENT [retention=D] [timeout=D] [plain] [restart]  collect garbage and print the report
 //	start-gc NAME CLIENT [retention=D] until=FAULT, wait NAME
-//	status CLIENT TXN                    the fate of a transaction
+//	status CLIENT TXN                    the status of a transaction
 //	calls CLIENT                         the steps of its requests since the last calls
-//	clock [below=D]                      note the (virtual) time; has less than D passed since?
+//	clock [below=D]                      note the virtual time; print if less than D has passed since the last note
 //	check                                the consistency check
 //
 // Timestamps print as s(TXN) and c(TXN): start_ts and commit_ts.
@@ -75,7 +74,7 @@ func runScript(t *testing.T, path string) {
 			var out []string
 			lines := strings.Split(strings.TrimSpace(d.Input), "\n")
 			if d.Cmd != "do" {
-				t.Fatalf("%s: commands stand below a do", d.Pos)
+				t.Fatalf("%s: commands must follow a line do", d.Pos)
 			}
 			for _, line := range lines {
 				line, _, _ = strings.Cut(line, "#")
@@ -165,10 +164,10 @@ func (s *script) command(fields []string) string {
 		c := &scriptClient{faults: txntest.NewFaults(s.t)}
 		cfg := txn.Config{LockTTL: duration("ttl"), TokenTTL: duration("token"), BackgroundTimeout: duration("background"), RPCTimeout: duration("rpc"), SyncSecondaries: slices.Contains(pos, "sync"), PassLocks: slices.Contains(pos, "pass")}
 		if cfg.TokenTTL == 0 {
-			cfg.TokenTTL = -1 // only the ttl counts, unless the script asks for tokens
+			cfg.TokenTTL = -1 // locks have only their ttl, unless the script asks for tokens
 		}
 		c.Client = s.env.NewClient(cfg, c.faults.DialOptions()...)
-		// Longer than any script; what would wait for ever fails instead.
+		// Longer than any script, so that a wait without end fails.
 		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 2*time.Hour)
 		s.clients[pos[0]] = c
 	case "fault":
@@ -243,7 +242,7 @@ func (s *script) command(fields []string) string {
 	case "advance":
 		d, err := time.ParseDuration(pos[0])
 		s.must(err)
-		<-time.After(d) // virtual
+		<-time.After(d) // virtual time
 	case "dump":
 		return s.dump(pos[0], pos[1])
 	case "disarm":
@@ -252,7 +251,7 @@ func (s *script) command(fields []string) string {
 		var steps []string
 		for _, c := range s.client(pos[0]).faults.Calls() {
 			if c.Step == txntest.StepSafePoint {
-				continue // at times of its own
+				continue // the client sends these at its own times
 			}
 			steps = append(steps, string(c.Step))
 		}
@@ -317,8 +316,8 @@ func (s *script) arm(pos []string, opts map[string]string) string {
 	return ""
 }
 
-// until waits for a fault to fire, or for what was to fire it to end. Without
-// a fault it waits until nothing moves any more.
+// until waits until a fault fires, or the operation that should fire it ends. Without a
+// fault it waits until all goroutines are idle.
 func (s *script) until(fault string, result chan string) string {
 	if fault == "" {
 		synctest.Wait()
@@ -412,7 +411,7 @@ func (s *script) settle(c *scriptClient, name string) string {
 	if !errors.As(s.txns[name].err, &u) {
 		s.t.Fatalf("%s is not undetermined: %v", name, s.txns[name].err)
 	}
-	// What another process would know.
+	// Only what another process would know.
 	st, err := c.Settle(c.ctx, &txn.UndeterminedError{Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.CommitTS})
 	if errors.Is(err, txn.ErrTooOld) {
 		return "undetermined: too old"
@@ -451,7 +450,7 @@ func (s *script) ts(ts tso.Timestamp) string {
 	return "?"
 }
 
-// rename replaces timestamps in a message by their names.
+// rename replaces the timestamps in a message by their names.
 func (s *script) rename(msg string) string {
 	for ts, n := range s.names {
 		msg = strings.ReplaceAll(msg, ts.String(), n)

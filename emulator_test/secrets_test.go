@@ -15,7 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A lockedBuffer is a buffer for loggers.
+// A lockedBuffer is a buffer that several loggers may share.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -33,9 +33,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestNoValuesInLogsAndErrors writes secrets under faults that make every kind of
-// error and warning, and finds none of them in what is logged, at any level, or
-// returned.
+// TestNoValuesInLogsAndErrors writes secret values under faults that cause every kind
+// of error and warning. No secret may appear in a log, at any level, or in an error.
 func TestNoValuesInLogsAndErrors(t *testing.T) {
 	const secret = "correct horse battery staple"
 	env := txntest.New(t)
@@ -70,11 +69,11 @@ func TestNoValuesInLogsAndErrors(t *testing.T) {
 	working.Wait()
 	chaos.Heal()
 	if !strings.Contains(errs.String(), "injected fault") && !strings.Contains(errs.String(), "deadline") {
-		t.Errorf("no fault was told of:\n%s", &errs)
+		t.Errorf("no error mentions a fault:\n%s", &errs)
 	}
 	for name, text := range map[string]string{"log": logged.String(), "errors": errs.String()} {
 		if strings.Contains(text, secret) || strings.Contains(text, "correct") {
-			t.Errorf("the %s has a value:\n%s", name, text)
+			t.Errorf("the %s contains a secret value:\n%s", name, text)
 		}
 	}
 }

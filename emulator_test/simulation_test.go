@@ -27,16 +27,16 @@ var (
 	simulationSeed = flag.Uint64("simulation-seed", 0, "seed of the first of them; 0: by chance")
 )
 
-// simulatedSteps is how many transactions each client of a history tries.
+// simulatedSteps is the number of transactions that each client of a history tries.
 const simulatedSteps = 10
 
-// delays are the ways in which virtual time passes for the requests of one
-// client: before a request reaches Bigtable, and before its answer is back. In
-// virtual time they decide the order in which requests are applied.
+// delays lets virtual time pass for the requests of one client: before a request
+// reaches Bigtable, and before its answer returns. This decides the order in which
+// requests are applied.
 type delays struct {
 	mu     sync.Mutex
 	rnd    *rand.Rand
-	longer int // one request in so many takes longer than a ttl
+	longer int // one of this many requests takes longer than a ttl
 }
 
 func (d *delays) next() time.Duration {
@@ -79,7 +79,7 @@ func (d *delays) dialOptions() []grpc.DialOption {
 	}
 }
 
-// distantOracle is an oracle in memory at some distance.
+// A distantOracle is an oracle in memory that answers after a delay.
 type distantOracle struct {
 	tso.Oracle
 	*delays
@@ -96,16 +96,16 @@ func (o distantOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return ts, o.wait(ctx)
 }
 
-// simulate makes one short history of several clients in virtual time: the seed
-// decides what they do, how long each request takes, which requests fail, and
-// who dies when. A history takes some tens of milliseconds, however long its
-// clients wait for each other's locks.
+// simulate makes one short history of several clients in virtual time. The seed decides
+// what they do, how long each request takes, which requests fail, and which clients die
+// when. A history takes some tens of milliseconds, however long clients wait for each
+// other's locks.
 func simulate(t *testing.T, load *workload.Workload, seed uint64) (committed int64) {
 	synctest.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 100))
 		var cfg txn.Config
-		// Mostly not the oracle over Bigtable, which has simulations of its own: it
-		// is a quarter of what a history costs.
+		// Most histories do without the oracle on Bigtable, which takes a quarter of
+		// a history's time and has simulations of its own.
 		local := tso.NewLocal(tso.LocalConfig{})
 		distant := rnd.IntN(4) > 0
 		if distant {
@@ -122,7 +122,7 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64) (committed int
 		}
 		rec := newRecorder()
 		watching := cfg
-		watching.TokenTTL = -1 // renewals would cost most of the time that is let pass
+		watching.TokenTTL = -1 // renewals would take most of the real time
 		own := &workload.Worker{Client: env.NewClient(watching), Rand: rnd, Record: rec.record, Stride: 1000}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
@@ -166,8 +166,8 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64) (committed int
 			c.Heal()
 		}
 		for _, c := range clients {
-			cctx, cancel := context.WithTimeout(ctx, time.Minute) // virtual: longer than any background deadline
-			_ = c.Close(cctx)                                     // fails for the dead ones
+			cctx, cancel := context.WithTimeout(ctx, time.Minute) // virtual time, longer than any background deadline
+			_ = c.Close(cctx)                                     // fails for dead clients
 			cancel()
 		}
 		synctest.Wait()
@@ -185,16 +185,16 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64) (committed int
 	return committed
 }
 
-// TestSimulation makes short histories in virtual time, each from a seed of its
-// own: go test ./emulator_test -run TestSimulation -simulations 5000. A seed
-// decides everything but the jitter of the library's own backoff.
+// TestSimulation makes short histories in virtual time, each from its own seed: go test
+// ./emulator_test -run TestSimulation -simulations 5000. A seed decides everything but
+// the jitter of the library's backoff.
 func TestSimulation(t *testing.T) {
 	first := *simulationSeed
 	if first == 0 {
 		first = rand.Uint64N(1_000_000_000) + 1
 	}
 	loads := tested()
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a third of the time goes into little garbage otherwise
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
 	histories := int64(*simulations)
 	if testing.Short() {
 		histories = min(histories, 30)
@@ -208,7 +208,7 @@ func TestSimulation(t *testing.T) {
 				seed := first + uint64(i)
 				load := loads[seed%uint64(len(loads))]
 				if !t.Run(fmt.Sprintf("%s/%d", load.Name, seed), func(t *testing.T) { committed.Add(simulate(t, load, seed)) }) {
-					t.Errorf("again: go test ./emulator_test -run TestSimulation -simulations 1 -simulation-seed %d", seed)
+					t.Errorf("to repeat: go test ./emulator_test -run TestSimulation -simulations 1 -simulation-seed %d", seed)
 				}
 			}
 		})

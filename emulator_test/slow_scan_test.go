@@ -14,13 +14,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// slowRows lets the rows of table a come slowly, as where a filter selects few in a
-// large range. A deadline that passes meanwhile ends the stream, as Bigtable's does.
+// slowRows makes the rows of table a arrive slowly, as they do if a filter selects few
+// rows of a large range. A deadline that passes meanwhile ends the stream, as it does
+// with Bigtable.
 func slowRows(each func(message int) time.Duration, late *atomic.Int64) grpc.DialOption {
 	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := streamer(ctx, desc, cc, method, opts...)
@@ -32,9 +32,9 @@ type slowStream struct {
 	grpc.ClientStream
 	ctx  context.Context
 	each func(message int) time.Duration
-	late *atomic.Int64 // streams that came to their deadline
+	late *atomic.Int64 // streams that reached their deadline
 	slow bool
-	n    int // messages asked for
+	n    int // messages requested
 }
 
 func (s *slowStream) SendMsg(m any) error {
@@ -60,9 +60,9 @@ func (s *slowStream) RecvMsg(m any) error {
 	return s.ClientStream.RecvMsg(m)
 }
 
-// A scan whose rows came so slowly that a page was not full by the request's
-// deadline threw away what it had read, and failed, every time; closed by turning the
-// page by time, too (request, scan.go, and pages, locks.go).
+// A scan also ends a page after some time. Before the fix, a scan whose rows were so
+// slow that a page was not full by the request's deadline lost what it had read, and
+// failed, at every try.
 func TestSlowScan(t *testing.T) {
 	const rows, pageRows = 300, 256
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
@@ -96,22 +96,22 @@ func TestSlowScan(t *testing.T) {
 						t.Fatalf("after %d rows: %v", n, err)
 					}
 					if row.Key() != keys[n] {
-						t.Fatalf("row %q instead of %q", row.Key(), keys[n])
+						t.Fatalf("row %q, want %q", row.Key(), keys[n])
 					}
 					n++
 				}
 				if n != rows || (late.Load() > 0) != tt.late {
-					t.Errorf("%d rows, want %d; %d requests came to their deadline", n, rows, late.Load())
+					t.Errorf("%d rows, want %d; %d requests reached their deadline", n, rows, late.Load())
 				}
 			})
 		})
 	}
 }
 
-// The same for what reads the stored cells of a table.
+// The same for Locks, which reads the stored cells of a table.
 func TestSlowLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, dead, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, dead, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		var keys []string
 		for i := range 60 {
 			keys = append(keys, fmt.Sprintf("row%02d", i))
@@ -131,7 +131,7 @@ func TestSlowLocks(t *testing.T) {
 				t.Fatalf("after %d locks: %v", n, err)
 			}
 			if l.Cell.Row != keys[n] {
-				t.Fatalf("lock on %s instead of row %q", l.Cell, keys[n])
+				t.Fatalf("lock on %s, want row %q", l.Cell, keys[n])
 			}
 			n++
 		}

@@ -7,14 +7,17 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A function given to Update runs anew after a conflict, reads included:
-// counting up concurrently loses nothing.
+// After a conflict, Update runs its function again, including the reads: concurrent
+// increments of a counter are not lost.
 func TestUpdateReadsAnew(t *testing.T) {
 	h := newHermitage(t)
 	const clients, each = 4, 10
@@ -47,12 +50,12 @@ func TestUpdateReadsAnew(t *testing.T) {
 		total += <-runs
 	}
 	if got := h.begin().get("n"); got != strings.Repeat("+", clients*each) {
-		t.Errorf("%d of %d updates are there", len(got), clients*each)
+		t.Errorf("%d of %d updates took effect", len(got), clients*each)
 	}
 	t.Logf("%d runs for %d updates", total, clients*each)
 }
 
-// A snapshot at a past timestamp shows that state for ever.
+// A snapshot at a past timestamp always shows the same state.
 func TestSnapshotAt(t *testing.T) {
 	h := newHermitage(t)
 	want := map[tso.Timestamp]string{}
@@ -102,7 +105,7 @@ func TestSnapshotAt(t *testing.T) {
 			t.Errorf("at %d: %q, want %q", ts, got, want[ts])
 		}
 	}
-	// Before everything.
+	// Before the first commit.
 	s, err := h.env.Client.Snapshot(t.Context(), txn.At(1))
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +115,7 @@ func TestSnapshotAt(t *testing.T) {
 	}
 }
 
+// A snapshot at a future timestamp is refused.
 func TestSnapshotInTheFuture(t *testing.T) {
 	h := newHermitage(t)
 	now, err := h.env.Client.Timestamp(t.Context())
@@ -123,4 +127,27 @@ func TestSnapshotInTheFuture(t *testing.T) {
 			t.Errorf("snapshot at %d: error %v, want ErrInvalid", ts, err)
 		}
 	}
+}
+
+// Cells from before an adoption are visible in every snapshot, however old its
+// timestamp is, and At(0) is refused. Before the fix a snapshot older than the cells'
+// own timestamps did not show them, and At(0) showed the present.
+func TestAtBeforeAdoption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		m := bigtable.NewMutation()
+		m.Set("f", "q", bigtable.Now(), []byte("old"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
+			t.Fatal(err)
+		}
+		mustSet(t, a, "new", "bob")
+		for _, ts := range []tso.Timestamp{1, 5e11, 1e14} {
+			wantValue(t, takeSnapshot(t, a, txn.At(ts)), "bob", "old")
+		}
+		for _, ts := range []tso.Timestamp{0, -1} {
+			if _, err := a.Snapshot(t.Context(), txn.At(ts)); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("snapshot at %d: %v, want ErrInvalid", ts, err)
+			}
+		}
+	})
 }

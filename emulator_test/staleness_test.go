@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -8,12 +9,12 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// valueAt reads f:q of a row of table a; "absent" when there is none.
+// valueAt reads f:q of a row of table a; "absent" if it does not exist.
 func valueAt(t *testing.T, v interface {
 	Table(string) *txn.View
 }, row string) string {
@@ -40,22 +41,22 @@ func putValue(t *testing.T, c *txn.Client, row, value string, opts ...txn.TxnOpt
 	return ts
 }
 
-// A read that may be stale costs one request and no question to the oracle; one
-// that is not young enough asks, and both see what the client itself has
-// committed.
+// A read that may be stale takes one request, and none to the oracle. If the client's
+// timestamp is too old, it asks the oracle. In both cases the read sees the client's
+// own commits.
 func TestMaxStaleness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
 		putValue(t, env.Client, "r", "1")
 		const d = 5 * time.Second
 		asked := c.Stats().Timestamps
-		// A question to the direct oracle is more than one request after others have
-		// asked it.
+		// A direct oracle sends more than one request after other clients have used
+		// its row.
 		count := func(questions int64) {
 			t.Helper()
 			n := faults.Count()
 			if n[txntest.StepRead] != 1 || questions == 0 && n[txntest.StepOracle] > 0 || c.Stats().Timestamps != asked+questions {
-				t.Errorf("%v and %d questions to the oracle, want 1 read and %d", n, c.Stats().Timestamps-asked, questions)
+				t.Errorf("%v and %d requests to the oracle, want 1 read and %d", n, c.Stats().Timestamps-asked, questions)
 			}
 			faults.Reset()
 			asked = c.Stats().Timestamps
@@ -69,7 +70,7 @@ func TestMaxStaleness(t *testing.T) {
 		<-time.After(d - time.Second)
 		stale := takeSnapshot(t, c, txn.MaxStaleness(d))
 		if got := valueAt(t, stale, "r"); got != "1" {
-			t.Errorf("a snapshot at an old timestamp shows %s, written since", got)
+			t.Errorf("a snapshot at an old timestamp shows %s, which is newer", got)
 		}
 		count(0)
 		if n := c.Stats().ReusedTimestamps; n != 1 {
@@ -80,7 +81,7 @@ func TestMaxStaleness(t *testing.T) {
 		}
 		count(1)
 
-		// The client's own commits are seen, and time does not go back.
+		// The client sees its own commits, and its time does not go back.
 		last := stale.ReadTS()
 		for _, v := range []string{"3", "4"} {
 			committed := putValue(t, c, "r", v)
@@ -88,7 +89,7 @@ func TestMaxStaleness(t *testing.T) {
 			faults.Reset()
 			s := takeSnapshot(t, c, txn.MaxStaleness(d))
 			if got := valueAt(t, s, "r"); got != v {
-				t.Errorf("behind the client's own commit of %s, %s is read", v, got)
+				t.Errorf("after the client's own commit of %s, it reads %s", v, got)
 			}
 			if s.ReadTS() < committed || s.ReadTS() < last {
 				t.Errorf("read at %d, after %d and the commit at %d", s.ReadTS(), last, committed)
@@ -96,7 +97,7 @@ func TestMaxStaleness(t *testing.T) {
 			last = s.ReadTS()
 			count(0)
 		}
-		// Old is old, whoever waits.
+		// A timestamp also ages while the client waits.
 		<-time.After(d)
 		putValue(t, env.Client, "r", "5")
 		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(d)), "r"); got != "5" {
@@ -105,8 +106,8 @@ func TestMaxStaleness(t *testing.T) {
 	})
 }
 
-// The age of a timestamp counts from before it was asked for: what another client
-// has committed while the answer was on its way may lie above it.
+// The age of a timestamp counts from before its request: commits of other clients may
+// be above it while its answer is under way.
 func TestStalenessFromTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -120,13 +121,13 @@ func TestStalenessFromTheRequest(t *testing.T) {
 		<-hold.Fired()
 		synctest.Wait()
 		putValue(t, env.Client, "r", "2")
-		<-time.After(4 * time.Second) // virtual: "2" was committed long ago
+		<-time.After(4 * time.Second) // virtual time: "2" was committed long ago
 		hold.Release()
 		if err := <-asked; err != nil {
 			t.Fatal(err)
 		}
 		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(3*time.Second)), "r"); got != "2" {
-			t.Errorf("what was committed 4 s ago is missing in a snapshot that may be 3 s old: %s", got)
+			t.Errorf("a snapshot that may be 3 s old shows %s, and misses a commit from 4 s ago", got)
 		}
 		if got := c.Stats().ReusedTimestamps; got != 0 {
 			t.Errorf("%d timestamps reused", got)
@@ -134,8 +135,8 @@ func TestStalenessFromTheRequest(t *testing.T) {
 	})
 }
 
-// A commit_ts whose commit is under way is no timestamp to read at: the read would
-// wait for that commit.
+// A client does not reuse a commit_ts for reads while the commit is under way: the
+// reads would wait for it.
 func TestStalenessBelowOwnCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -151,7 +152,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 		<-hold.Fired()
 		faults.Reset()
 		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "1" {
-			t.Errorf("%s is read before the commit", got)
+			t.Errorf("the client reads %s before the commit", got)
 		}
 		if n := faults.Count()[txntest.StepRead]; n != 1 {
 			t.Errorf("%d reads", n)
@@ -161,12 +162,13 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Second)), "r"); got != "2" {
-			t.Errorf("%s is read behind the commit", got)
+			t.Errorf("the client reads %s after the commit", got)
 		}
 	})
 }
 
-// A snapshot below the safe point would be refused: the oracle is asked instead.
+// A timestamp below the safe point cannot be reused; the client asks the oracle
+// instead.
 func TestStalenessAndSafePoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -182,7 +184,7 @@ func TestStalenessAndSafePoint(t *testing.T) {
 		if got := c.Stats().ReusedTimestamps; got != 0 {
 			t.Errorf("%d timestamps reused", got)
 		}
-		// Held, it is checked before anybody reads.
+		// With Hold, the timestamp is checked before the first read.
 		s := takeSnapshot(t, env.Client, txn.MaxStaleness(time.Minute), txn.Hold())
 		defer s.Release()
 		if got := valueAt(t, s, "r"); got != "2" {
@@ -191,6 +193,7 @@ func TestStalenessAndSafePoint(t *testing.T) {
 	})
 }
 
+// A bad staleness is refused.
 func TestMaxStalenessRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
@@ -201,6 +204,51 @@ func TestMaxStalenessRefuses(t *testing.T) {
 			if _, err := c.Snapshot(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("%v", err)
 			}
+		}
+	})
+}
+
+// The second attempt of an Update begins at a timestamp that was requested ahead, and
+// shows what another client committed. A stale snapshot after it must not be older.
+// Before the fix the client did not remember that timestamp.
+func TestStalenessBehindARetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		errStop := errors.New("stop")
+		runs := 0
+		_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			if runs++; runs == 1 {
+				putValue(t, env.Client, "r", "1")
+				tx.Table("a").Set("r", "f", "q", nil)
+				return nil
+			}
+			b, _, err := tx.Table("a").Get(ctx, "r", "f", "q")
+			if err != nil || string(b) != "1" {
+				t.Errorf("the second attempt reads %q, %v", b, err)
+			}
+			return errStop
+		})
+		if !errors.Is(err, errStop) || c.Stats().AheadTimestamps != 1 {
+			t.Fatalf("%v, %d timestamps requested ahead", err, c.Stats().AheadTimestamps)
+		}
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
+		if got := valueAt(t, s, "r"); got != "1" || c.Stats().ReusedTimestamps != 1 {
+			t.Errorf("the client has seen 1, and then reads %s in a stale snapshot", got)
+		}
+	})
+}
+
+// A stale snapshot shows what its client has loaded: the end of a bulk load counts as a
+// commit. Before the fix it did not.
+func TestStalenessBehindABulkLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		if _, err := admin.BulkLoad(t.Context(), c, "a", bulkRows(3), admin.BulkConfig{Idle: true}); err != nil {
+			t.Fatal(err)
+		}
+		s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
+		if got := valueAt(t, s, "r0001"); got != "value 1" || c.Stats().ReusedTimestamps != 1 {
+			t.Errorf("after the load the client reads %s", got)
 		}
 	})
 }

@@ -12,15 +12,14 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestObserverElsewhere has two observers of one column in two workers, of which
-// one comes when the other is through and gone. The notification stays until both
-// have seen the change.
+// TestObserverElsewhere has two observers of one column in two workers. The second
+// worker starts after the first one has run and stopped. The notification stays until
+// both observers have seen the change.
 func TestObserverElsewhere(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		in := txn.Column{Family: "f", Qualifier: "in"}
@@ -46,7 +45,7 @@ func TestObserverElsewhere(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- w.Run(ctx) }()
 			return func() {
-				<-time.After(time.Second) // virtual: for many sweeps
+				<-time.After(time.Second) // virtual time, for many sweeps
 				cancel()
 				if err := <-done; err != nil {
 					t.Error(err)
@@ -76,7 +75,7 @@ func TestObserverElsewhere(t *testing.T) {
 	})
 }
 
-// repeating is an oracle that hands the same timestamp out again and again.
+// A repeating oracle always hands out the same timestamp.
 type repeating struct {
 	tso.Oracle
 	stuck atomic.Int64
@@ -121,9 +120,9 @@ func TestRepeatingOracle(t *testing.T) {
 	})
 }
 
-// TestWaitSeesLocks has a client that died after its commit point, so that its
-// change of an observed cell has no notify cell yet, only a lock. Wait must not
-// take that for finished.
+// TestWaitSeesLocks has a client that died after its commit point, before it committed
+// a secondary in an observed cell. The change has no notify cell yet, only a lock. Wait
+// must treat it as pending.
 func TestWaitSeesLocks(t *testing.T) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, _ *txn.Client) {
 		if err := changes.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
@@ -141,12 +140,12 @@ func TestWaitSeesLocks(t *testing.T) {
 		const secondaries = 6 // oracle, two prewrites, oracle, commit
 		steps := crash{t: t, env: env, at: secondaries}.run(change)
 		if last := steps[len(steps)-1]; last != txntest.StepSecondaries {
-			t.Fatalf("died at %s of %v", last, steps)
+			t.Fatalf("the client died at %s of %v", last, steps)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*crashTTL)
 		defer cancel()
 		if ts, err := notify.Wait(ctx, a, notify.WaitConfig{}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("finished as of %d, %v, with a change that nobody has observed", ts, err)
+			t.Errorf("Wait returned %d, %v, although a change is pending", ts, err)
 		}
 	})
 }

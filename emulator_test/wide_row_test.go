@@ -12,7 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// wideColumns are many enough for a prewrite that names none of them.
+// wideColumns is large enough that a prewrite names none of the columns.
 const wideColumns = 40
 
 func wideColumn(q int) string { return fmt.Sprintf("q%02d", q) }
@@ -24,7 +24,7 @@ func setWide(tx *txn.Txn, value, row string) {
 	}
 }
 
-// wantWide reads them all.
+// wantWide reads all of them.
 func wantWide(t *testing.T, c *txn.Client, row, want string) {
 	t.Helper()
 	got, err := takeSnapshot(t, c).Table("a").ReadRow(t.Context(), row, txn.Families("f"))
@@ -42,11 +42,11 @@ func wantWide(t *testing.T, c *txn.Client, row, want string) {
 	}
 }
 
-// TestWideRowIsOneRequest counts what many columns of a row cost, however long
-// their names are.
+// TestWideRowIsOneRequest counts the requests for many columns of a row, with short and
+// long names.
 func TestWideRowIsOneRequest(t *testing.T) {
 	for _, length := range []int{3, 1000} {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		_, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 			for q := range 500 {
 				tx.Table("a").Set("row", "f", fmt.Sprintf("%0*d", length, q), nil)
@@ -63,9 +63,9 @@ func TestWideRowIsOneRequest(t *testing.T) {
 	}
 }
 
-// TestWideRowConflicts has one column of a row in the way of a transaction that
-// writes many, in each way that there is; without its line in inTheWayOfRow
-// (filter.go), the transaction commits.
+// TestWideRowConflicts has a transaction that writes many columns of a row, and another
+// one that writes one of them, in each way that can conflict. Of the two, the later
+// fails.
 func TestWideRowConflicts(t *testing.T) {
 	one := wideColumn(wideColumns / 2)
 	for name, inTheWay := range map[string]func(*txn.Txn){
@@ -73,9 +73,9 @@ func TestWideRowConflicts(t *testing.T) {
 		"delete": func(tx *txn.Txn) { tx.Table("a").Delete("row", "f", one) },
 		"mark":   func(tx *txn.Txn) { tx.Table("a").Lock("row", "f", one) },
 	} {
-		for _, wide := range []bool{true, false} { // whoever is first wins
+		for _, wide := range []bool{true, false} { // is the wide transaction the later one?
 			t.Run(fmt.Sprintf("%s, wide=%v", name, wide), func(t *testing.T) {
-				env, a, _ := newRegression(t, txn.Config{TokenTTL: -1})
+				env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
 				b := env.NewClient(txn.Config{TokenTTL: -1})
 				first, second := begin(t, a), begin(t, b)
 				setWide(first, "ours", "row")
@@ -88,7 +88,7 @@ func TestWideRowConflicts(t *testing.T) {
 				}
 				var conflict *txn.ConflictError
 				if _, err := second.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Reason != txn.ConflictWrite {
-					t.Errorf("the second committed, or: %v", err)
+					t.Errorf("the later transaction: %v, want a conflict", err)
 				} else if conflict.Cell.Qualifier != one {
 					t.Errorf("conflict on %s, want %s", conflict.Cell, one)
 				}
@@ -98,10 +98,10 @@ func TestWideRowConflicts(t *testing.T) {
 	}
 }
 
-// A live lock below start_ts is in the way of a wide row as well.
+// A live lock below start_ts is a conflict for a wide row too.
 func TestWideRowMeetsLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		older := begin(t, a)
 		older.Table("a").Set("row", "f", wideColumn(7), []byte("theirs"))
@@ -111,7 +111,7 @@ func TestWideRowMeetsLock(t *testing.T) {
 		setWide(younger, "ours", "row")
 		_, err := younger.Commit(t.Context())
 		if !errors.Is(err, txn.ErrConflict) {
-			t.Errorf("a wide row was written beside a live lock: %v", err)
+			t.Errorf("commit of a wide row with a live lock in it: %v, want a conflict", err)
 		}
 		held.Release()
 		if o := <-done; o.err != nil {
@@ -120,11 +120,11 @@ func TestWideRowMeetsLock(t *testing.T) {
 	})
 }
 
-// What is in the way of others' columns of a row is not in the way of a wide
-// row: it costs a request more, in which the columns are named.
+// Records of columns that a wide row's transaction does not write are no conflict. They
+// cost one more request, which names the columns.
 func TestWideRowBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		other := txntest.NewFaults(t)
 		b := env.NewClient(txn.Config{TokenTTL: -1}, other.DialOptions()...)
 		tx := begin(t, a)
@@ -139,7 +139,7 @@ func TestWideRowBesideOthers(t *testing.T) {
 			t.Error(err)
 		}
 		if n := faults.Count(); n[txntest.StepPrewrite] != 2 || n[txntest.StepCommit] != 1 {
-			t.Errorf("requests %v, want a prewrite more", n)
+			t.Errorf("requests %v, want one more prewrite", n)
 		}
 		held.Release()
 		if o := <-done; o.err != nil {
@@ -150,12 +150,12 @@ func TestWideRowBesideOthers(t *testing.T) {
 	})
 }
 
-// A wide row's prewrite whose answer is lost is found to have landed, and one
-// that is lost itself is sent again.
+// If the answer to a wide row's prewrite is lost, the client finds that the prewrite
+// was applied. If the prewrite itself is lost, the client sends it again.
 func TestWideRowIsTriedAgain(t *testing.T) {
 	for name, action := range map[string]txntest.Action{"request": txntest.DropRequest, "response": txntest.DropResponse} {
 		t.Run(name, func(t *testing.T) {
-			env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 			faults.OnStep(txntest.StepPrewrite, action)
 			tx := begin(t, a)
 			setWide(tx, "ours", "row")
@@ -168,12 +168,11 @@ func TestWideRowIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A wide row's prewrite lands long after its transaction was rolled back
-// (hazard 1), or once more after it has committed (hazard 3): neither may do
-// anything.
+// A wide row's prewrite arrives long after its transaction was rolled back (hazard 1),
+// or a second time after it committed (hazard 3). Neither changes anything.
 func TestLateWideRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		prewritten := func(c txntest.Call) bool { return c.Step == txntest.StepPrewrite && c.Row == "row" }
 		late := faults.On("late", prewritten, txntest.Delay, 1)
 		dies := faults.On("dies", prewritten, txntest.Crash, 1)
@@ -183,19 +182,19 @@ func TestLateWideRow(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := commitInBackground(ctx, tx)
 		<-dies.Fired()
-		synctest.Wait() // for the other row's
+		synctest.Wait() // the other row's prewrite is applied now
 		faults.Kill()
 		cancel()
 		<-done
-		pass(time.Minute)
-		wantValue(t, takeSnapshot(t, env.Client), "other", "") // rolls back
+		advance(time.Minute)
+		wantValue(t, takeSnapshot(t, env.Client), "other", "") // rolls the transaction back
 		late.Release()
 		wantNoLocks(t, env.Client)
 		if n := len(stored(t, env, "row")["f"]); n > 0 {
 			t.Errorf("%d data cells of a transaction that was rolled back", n)
 		}
 	})
-	env, a, faults := newRegression(t, txn.Config{TokenTTL: -1})
+	env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 	echo := faults.OnStep(txntest.StepPrewrite, txntest.Echo)
 	tx := begin(t, a)
 	setWide(tx, "ours", "row")

@@ -12,9 +12,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// BenchmarkSecondaries commits transactions of four rows from many goroutines,
-// with one millisecond a request, and counts the requests that commit their
-// secondaries, which transactions share.
+// BenchmarkSecondaries commits transactions of four rows from many goroutines, with one
+// millisecond a request. It counts the requests for secondaries, which transactions
+// share.
 func BenchmarkSecondaries(b *testing.B) {
 	for _, workers := range []int{1, 16, 64} {
 		{
@@ -46,7 +46,7 @@ func BenchmarkSecondaries(b *testing.B) {
 	}
 }
 
-// spread does f for 0 to n-1 from several goroutines.
+// spread calls f with 0 to n-1 from several goroutines.
 func spread(n, workers int, f func(n int)) {
 	work := make(chan int)
 	var g sync.WaitGroup
@@ -65,8 +65,8 @@ func spread(n, workers int, f func(n int)) {
 }
 
 // BenchmarkCounter adds to one counter from 32 goroutines, with one millisecond a
-// request, in one cell and in shards, and counts what each increment takes.
-// Latches are off, as if each goroutine were a process of its own.
+// request, in one cell and in shards. It counts what each increment takes. Latches are
+// off, as if each goroutine were another process.
 func BenchmarkCounter(b *testing.B) {
 	for _, shards := range []int{0, 1, 16, 64} {
 		name := fmt.Sprintf("shards=%d", shards)

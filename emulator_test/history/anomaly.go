@@ -10,13 +10,13 @@ import (
 // thesis.
 type Kind string
 
-// The kinds.
+// The kinds of anomalies.
 const (
 	// Malformed: the history itself is wrong, so nothing else is certain.
 	Malformed Kind = "malformed history"
 
-	// What single reads show.
-	Garbage           Kind = "garbage read"             // a value that nobody wrote
+	// Anomalies of single reads.
+	Garbage           Kind = "garbage read"             // a value that no transaction wrote
 	G1a               Kind = "G1a (aborted read)"       // a value of a transaction that failed
 	G1b               Kind = "G1b (intermediate read)"  // a value that its own transaction replaced
 	Internal          Kind = "internal inconsistency"   // a read contradicts the same transaction's own reads and writes
@@ -27,10 +27,10 @@ const (
 	FutureRead        Kind = "future read"              // a read shows a commit after its start_ts
 	Timestamps        Kind = "impossible timestamps"    // equal ones, or commit_ts not after start_ts
 	RealTime          Kind = "real-time order violated" // a later transaction has a smaller timestamp
-	Overlap           Kind = "overlapping writers"      // two committed writers of one key at a time
+	Overlap           Kind = "overlapping writers"      // two committed writers of one key at the same time
 
 	// Cycles of dependencies.
-	LostUpdate   Kind = "lost update"                            // two transactions read one version and both replaced it
+	LostUpdate   Kind = "lost update"                            // two transactions read the same version and both replaced it
 	G0           Kind = "G0 (write cycle)"                       // ww
 	G1c          Kind = "G1c (circular information flow)"        // ww and wr
 	GSingle      Kind = "G-single (read skew)"                   // exactly one rw
@@ -41,8 +41,8 @@ const (
 // A Level is an isolation level.
 type Level int
 
-// The levels. Both include real-time order: a transaction sees all that was
-// acknowledged before it began.
+// The levels. Both include real-time order: a transaction sees every commit that
+// was acknowledged before the transaction began.
 const (
 	SnapshotIsolation Level = iota
 	Serializable
@@ -56,17 +56,17 @@ func (l Level) String() string {
 	return "snapshot isolation"
 }
 
-// Allows reports whether a level lets an anomaly happen: snapshot isolation
-// allows write skew and nothing else.
+// Allows reports whether a level allows an anomaly: snapshot isolation allows write
+// skew and nothing else.
 func (l Level) Allows(k Kind) bool { return l == SnapshotIsolation && k == G2Item }
 
-// An Anomaly is one thing that should not have happened.
+// An Anomaly is one occurrence of a Kind in a history.
 type Anomaly struct {
 	Kind Kind
 	// Detail names keys and values.
 	Detail string
-	// Txns are the transactions involved, in the order of a cycle where it is
-	// one.
+	// Txns are the transactions involved. If the anomaly is a cycle, they are in
+	// its order.
 	Txns []*Txn
 }
 
@@ -85,8 +85,8 @@ func (l Level) Forbidden(all []Anomaly) []Anomaly {
 	return slices.DeleteFunc(slices.Clone(all), func(a Anomaly) bool { return l.Allows(a.Kind) })
 }
 
-// Check runs every checker that fits the history and returns what the level
-// forbids.
+// Check runs every checker that fits the history, and returns the anomalies that the
+// level forbids.
 func (l Level) Check(records []Record) []Anomaly {
 	return l.Forbidden(slices.Concat(CheckTimestamps(records), CheckAppend(records), CheckRegisters(records)))
 }

@@ -5,11 +5,10 @@ import (
 	"slices"
 )
 
-// CheckAppend checks the lists of a history without looking at timestamps. The
-// order of a list's elements is the order of its key's versions, and the
-// longest list that was read shows all of it; the last transactions of a
-// history have to read every key for that. Operations on registers are
-// ignored.
+// CheckAppend checks the lists of a history without looking at timestamps. The order of
+// a list's elements is the order of its key's versions. The longest list that was read
+// shows all of this order, so the last transactions of a history have to read every
+// key. Operations on registers are ignored.
 func CheckAppend(records []Record) []Anomaly {
 	r := &report{}
 	ts := pair(records, r)
@@ -24,16 +23,16 @@ func CheckAppend(records []Record) []Anomaly {
 	return r.found
 }
 
-// lists knows the order of versions of each key.
+// lists is the order of versions of each key.
 type lists struct {
 	*report
 	*transactions
 	order    map[string][]int64 // the longest list read of a key
-	longest  map[string]*Txn    // who read it
-	position map[keyValue]int   // of an element in order
+	longest  map[string]*Txn    // the transaction that read it
+	position map[keyValue]int   // of each element in order
 }
 
-// observation is a read of a list by a transaction whose reads are known.
+// An observation is a read of a list by a transaction whose reads are known.
 type observation struct {
 	txn *Txn
 	op  Op
@@ -54,9 +53,8 @@ func (l *lists) observations() []observation {
 	return out
 }
 
-// shared is the part of a read that others can see too: own appends of a
-// failed transaction, and those of any transaction that come last, are left
-// out, because they are not in order yet.
+// shared returns the part of a read that other transactions can see too. Own appends at
+// its end are left out, because they have no place in the order yet.
 func (l *lists) shared(o observation) []int64 {
 	list := o.op.State.Elements()
 	n := len(list)
@@ -99,7 +97,7 @@ func (l *lists) elements() {
 			case seen[n]:
 				l.add(DuplicateElement, []*Txn{o.txn, w}, "%v shows %d twice", o.op, n)
 			case w == nil:
-				l.add(Garbage, []*Txn{o.txn}, "%v shows %d, which nobody appended", o.op, n)
+				l.add(Garbage, []*Txn{o.txn}, "%v shows %d, which no transaction appended", o.op, n)
 			case w.Outcome == Fail && w != o.txn:
 				l.add(G1a, []*Txn{o.txn, w}, "%v shows %d of a failed transaction", o.op, n)
 			}
@@ -108,8 +106,7 @@ func (l *lists) elements() {
 	}
 }
 
-// intermediate finds lists that end, or go on with another transaction, in the
-// middle of a transaction's appends.
+// intermediate finds reads of lists that show only some of a transaction's appends.
 func (l *lists) intermediate() {
 	for _, o := range l.observations() {
 		list := l.shared(o)
@@ -119,7 +116,7 @@ func (l *lists) intermediate() {
 				continue
 			}
 			if i+1 == len(list) || l.origins[keyValue{o.op.Key, list[i+1]}].txn != w.txn {
-				l.add(G1b, []*Txn{o.txn, w.txn}, "%v shows %d without what its transaction appended behind it", o.op, n)
+				l.add(G1b, []*Txn{o.txn, w.txn}, "%v shows %d without what its transaction appended after it", o.op, n)
 			}
 		}
 	}
@@ -131,7 +128,7 @@ func (l *lists) internal() {
 		if !t.known() {
 			continue
 		}
-		base := map[string][]int64{} // what the first read of a key showed, and own appends since
+		base := map[string][]int64{} // the result of the key's first read, and own appends since
 		read := map[string]bool{}
 		for _, o := range t.Ops {
 			switch o.F {
@@ -151,10 +148,10 @@ func (l *lists) internal() {
 	}
 }
 
-// lost finds commits that a read which began later does not show: those that
-// were acknowledged, and unknown ones that somebody has seen.
+// lost finds commits that a later read does not show: acknowledged ones, and unknown
+// ones that a read has shown.
 func (l *lists) lost() {
-	shown := map[*Txn]int64{} // when the commit was certain
+	shown := map[*Txn]int64{} // when it became known that the transaction committed
 	for _, t := range l.all {
 		if t.Outcome == OK {
 			shown[t] = t.Ended
@@ -171,7 +168,7 @@ func (l *lists) lost() {
 			}
 		}
 	}
-	// The last read of each key to begin speaks for all.
+	// Of each key's reads, it is enough to check the one that began last.
 	final := map[string]observation{}
 	for _, o := range l.observations() {
 		if f, ok := final[o.op.Key]; !ok || o.txn.Begun > f.txn.Begun {
@@ -191,8 +188,8 @@ func (l *lists) lost() {
 	}
 }
 
-// base is the version that a transaction read of a key before it appended to
-// it: the number of elements, or -1 when it did not read it.
+// base returns which version of a key a transaction read before it appended to it: the
+// number of elements, or -1 if it did not read the key.
 func (l *lists) base(t *Txn, key string) int {
 	for _, o := range t.Ops {
 		if o.Key != key {
@@ -234,18 +231,8 @@ func (l *lists) lostUpdates() {
 	}
 }
 
-func (t *Txn) appended() []string {
-	var keys []string
-	for _, o := range t.Ops {
-		if o.F == Append && !slices.Contains(keys, o.Key) {
-			keys = append(keys, o.Key)
-		}
-	}
-	return keys
-}
-
-// cycles builds the graph of dependencies between committed transactions and
-// reports its cycles.
+// cycles builds the graph of dependencies between committed transactions, and reports
+// its cycles.
 func (l *lists) cycles() {
 	g := newGraph()
 	for key, order := range l.order {
@@ -258,12 +245,12 @@ func (l *lists) cycles() {
 		if t.Outcome != OK {
 			continue
 		}
-		done := map[string]bool{}
+		counted := map[string]bool{}
 		for _, o := range t.Ops {
-			if done[o.Key] {
+			if counted[o.Key] {
 				continue
 			}
-			done[o.Key] = true // later reads show the same, or own appends
+			counted[o.Key] = true // later reads show the same, or own appends
 			if o.F != Read {
 				continue
 			}
@@ -272,7 +259,7 @@ func (l *lists) cycles() {
 				g.edge(l.origins[keyValue{o.Key, o.State.Elements()[n-1]}].txn, t, wr, o.Key)
 			}
 			if n < len(order) {
-				// To itself, and so no edge, when the next version is its own.
+				// If the next version is the transaction's own, edge adds nothing.
 				g.edge(t, l.origins[keyValue{o.Key, order[n]}].txn, rw, o.Key)
 			}
 		}

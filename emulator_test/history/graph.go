@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// A dependency is why one transaction has to come before another.
+// A dependency is the reason why one transaction must come before another.
 type dependency byte
 
 const (
-	ww dependency = 1 << iota // the second wrote the version after the first's
+	ww dependency = 1 << iota // the second transaction wrote the next version after the first one's
 	wr                        // the second read what the first wrote
 	rw                        // the second replaced what the first read
 )
@@ -31,7 +31,7 @@ type edge struct {
 	key string
 }
 
-// graph is Adya's direct serialization graph.
+// A graph is Adya's direct serialization graph.
 type graph struct {
 	edges map[*Txn][]edge
 	nodes []*Txn
@@ -74,8 +74,8 @@ func (c cycle) describe() string {
 	return b.String()
 }
 
-// cycles returns, of each strongly connected component, a cycle of the worst
-// kind that it has.
+// cycles returns one cycle for each strongly connected component: of the worst kind in
+// it.
 func (g *graph) cycles() []cycle {
 	slices.SortStableFunc(g.nodes, byBegin)
 	var found []cycle
@@ -93,8 +93,8 @@ func (g *graph) worst(comp map[*Txn]bool) (cycle, bool) {
 		nodes = append(nodes, n)
 	}
 	slices.SortFunc(nodes, byBegin)
-	// A cycle closes with an edge of closing, and goes back to where that came
-	// from along edges of path; apart: no two rw side by side.
+	// A cycle consists of one edge of a kind in closing, and a path back along edges
+	// of kinds in path. With apart, no two rw are adjacent.
 	for _, search := range []struct {
 		kind          Kind
 		closing, path dependency
@@ -125,8 +125,8 @@ func (g *graph) worst(comp map[*Txn]bool) (cycle, bool) {
 	return cycle{}, false
 }
 
-// path finds a shortest path. With apart it neither starts nor ends with rw,
-// nor has two of them in a row.
+// path finds a shortest path. With apart, it neither starts nor ends with rw, and no
+// two rw are adjacent.
 func (g *graph) path(comp map[*Txn]bool, from, to *Txn, deps dependency, apart bool) ([]edge, bool) {
 	type state struct {
 		at   *Txn
@@ -163,8 +163,8 @@ func (g *graph) path(comp map[*Txn]bool, from, to *Txn, deps dependency, apart b
 	return nil, false
 }
 
-// components returns the strongly connected components with more than one
-// node (Tarjan's algorithm, without recursion: histories are long).
+// components returns the strongly connected components with more than one node. It is
+// Tarjan's algorithm without recursion, because histories are long.
 func (g *graph) components() []map[*Txn]bool {
 	type frame struct {
 		node *Txn

@@ -1,14 +1,14 @@
-// Package history records what clients of a transactional store asked for and
-// were told, and proves from such a record that the store kept its promises,
-// or names the anomaly that it let through.
+// Package history records the requests of clients of a transactional store and the
+// store's answers. It finds the anomalies in such a history, or shows that the store
+// kept its isolation level.
 //
-// Two kinds of checkers work on the same record. [CheckTimestamps] believes
-// the timestamps that the store reports, and holds every read against the one
-// state that it may have seen; it is fast and complete for a store that works
-// with timestamps. [CheckAppend] and [CheckRegisters] believe nothing but what
-// was read, infer dependencies between transactions from it, and look for
-// cycles, in the manner of Elle (Kingsbury and Alvaro, VLDB 2020). Lists tell the
-// whole order of their versions, registers a part of it.
+// Two kinds of checkers use the same history. [CheckTimestamps] trusts the timestamps
+// that the store reports, and compares every read with the one state that its
+// timestamp allows. It is fast, and complete for a store that works with timestamps.
+// [CheckAppend] and [CheckRegisters] trust only what was read. They infer
+// dependencies between transactions from it, and look for cycles, as Elle does
+// (Kingsbury and Alvaro, VLDB 2020). Reads of lists show the whole order of versions,
+// reads of registers only a part of it.
 package history
 
 import (
@@ -28,35 +28,34 @@ type Type string
 const (
 	Invoke Type = "invoke" // a transaction begins
 	OK     Type = "ok"     // it committed
-	Fail   Type = "fail"   // it did not and never will
+	Fail   Type = "fail"   // it did not commit, and never will
 	Info   Type = "info"   // its outcome is unknown; its process number ends here
 )
 
-// A Record is the beginning or the end of one transaction, one JSON object a
-// line:
+// A Record is the beginning or the end of one transaction. Each is a line with one
+// JSON object:
 //
 //	{"type":"ok","process":3,"time":17,"start_ts":5,"commit_ts":9,"value":[["append","k",1],["r","k",[1]]]}
 type Record struct {
 	Type Type `json:"type"`
-	// Process is a single-threaded client: it has one transaction at a time.
+	// Process is the number of a client that has one transaction at a time.
 	Process int `json:"process"`
-	// Time is in nanoseconds of one clock for the whole history: of an Invoke,
-	// before the transaction asked for its start_ts; of an OK, after it was
-	// told of its commit.
+	// Time is in nanoseconds, of one clock for the whole history. For an Invoke it
+	// is before the transaction requested its start_ts, for an OK after the commit
+	// was acknowledged.
 	Time int64 `json:"time"`
-	// StartTS and CommitTS are 0 where they are not known. A transaction that
-	// wrote nothing has no CommitTS, or its StartTS again.
+	// StartTS and CommitTS are 0 if they are not known. A transaction that wrote
+	// nothing has no CommitTS, or one that is equal to StartTS.
 	StartTS  int64 `json:"start_ts"`
 	CommitTS int64 `json:"commit_ts"`
 	Value    []Op  `json:"value"`
 }
 
-// A Func is what an operation does.
+// A Func is the kind of an operation.
 type Func string
 
-// The functions. Every element appended to a key, and every number written to
-// it, has to be written only once in a history, so that a read tells whom it
-// read from.
+// The functions. No element or number may be written twice to the same key in a
+// history, so that each read shows which transactions it read from.
 const (
 	Append Func = "append" // ["append", key, element]: a list grows
 	Write  Func = "w"      // ["w", key, number]: a register is overwritten
@@ -64,19 +63,18 @@ const (
 	Lock   Func = "lock"   // ["lock", key, null]: a lock-only write
 )
 
-// An Op is one operation of a transaction, in JSON the array
-// [function, key, value].
+// An Op is one operation of a transaction. In JSON it is the array [function, key,
+// value].
 type Op struct {
 	F   Func
 	Key string
 	N   int64 // the element or number of an Append or Write
-	// State is what a Read saw.
+	// State is the result of a Read.
 	State State
 }
 
-// A State is what one key holds: nothing, a number, or a list. An empty list
-// is nothing too: nobody can tell a list that was never written from one
-// without elements.
+// A State is the content of one key: nothing, a number, or a list. An empty list is
+// nothing too, because a read cannot distinguish it from a list that was never written.
 type State struct {
 	kind byte // 0, 'n' or 'l'
 	n    int64
@@ -110,7 +108,7 @@ func (s State) equal(o State) bool {
 	return true
 }
 
-// values are the elements or the number in a state.
+// values returns the elements or the number of a state.
 func (s State) values() []int64 {
 	if s.kind == 'n' {
 		return []int64{s.n}
@@ -118,7 +116,7 @@ func (s State) values() []int64 {
 	return s.list
 }
 
-// String returns the state as in JSON.
+// String returns the state as JSON.
 func (s State) String() string {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -155,7 +153,7 @@ func (s *State) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &s.n)
 }
 
-// String returns the operation as in JSON.
+// String returns the operation as JSON.
 func (o Op) String() string {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -176,8 +174,8 @@ func (o Op) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]any{o.F, o.Key, value})
 }
 
-// UnmarshalJSON is the inverse of MarshalJSON. Keys may be numbers, as other
-// programs write them.
+// UnmarshalJSON is the inverse of MarshalJSON. It also accepts keys that are numbers,
+// which other programs write.
 func (o *Op) UnmarshalJSON(b []byte) error {
 	var parts []json.RawMessage
 	if err := json.Unmarshal(b, &parts); err != nil {
@@ -237,8 +235,8 @@ func (w *Writer) Write(r Record) error {
 	return err
 }
 
-// ReadAll reads records up to the end. The error names the line that is wrong;
-// the records before it are returned.
+// ReadAll reads all records. If a line is wrong, the error names it, and the records
+// before it are returned.
 func ReadAll(r io.Reader) ([]Record, error) {
 	var records []Record
 	in := bufio.NewReader(r)

@@ -11,14 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// A story is a hand-made history: one transaction a line, in the form
+// A story is a history written by hand. Each line is one transaction in the form
 //
 //	outcome start_ts commit_ts op op …
 //
 // with operations such as a:x:1 (append 1 to x), w:x:1, l:x (lock), r:x:1,2
-// (the list), r:x:=1 (the register), r:x: (nothing). Times follow from the
-// timestamps: a transaction is invoked just before its start_ts and ends just
-// after its commit_ts. "@b,e" at the end of a line sets them apart from that.
+// (the list), r:x:=1 (the register), r:x: (nothing). A transaction is invoked just
+// before its start_ts and ends just after its commit_ts, unless the line ends with
+// its times "@begin,end".
 func story(t *testing.T, text string) []Record {
 	t.Helper()
 	var records []Record
@@ -54,9 +54,9 @@ func story(t *testing.T, text string) []Record {
 		records = append(records, invoke)
 		switch r.Type {
 		case Info:
-			r.Value = nil // a killed client tells nothing
+			r.Value = nil // a killed client reports nothing
 			records = append(records, r)
-		case "killed": // not even an end
+		case "killed": // the transaction has no end
 		default:
 			records = append(records, r)
 		}
@@ -116,9 +116,9 @@ func describe(all []Anomaly) string {
 	return b.String()
 }
 
-// TestAnomalies proves that each checker finds each anomaly in a history made
-// for it, and that a history which differs from that in nothing but the
-// anomaly passes. An empty kind: that checker cannot see it.
+// TestAnomalies proves that each checker finds each anomaly in a history made for it,
+// and finds nothing in a history that differs only in the anomaly. An empty kind means
+// that the checker cannot see the anomaly.
 func TestAnomalies(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
@@ -413,17 +413,17 @@ func TestAnomalies(t *testing.T) {
 					t.Errorf("%s: want %s, found:\n%s", c.name, c.want, describe(found))
 				}
 				if c.want == "" && len(found) > 0 {
-					t.Errorf("%s: cannot see this, but found:\n%s", c.name, describe(found))
+					t.Errorf("%s: this checker cannot see the anomaly, but found:\n%s", c.name, describe(found))
 				}
 				if found := c.check(clean); len(found) > 0 {
-					t.Errorf("%s: cries wolf about a clean history:\n%s", c.name, describe(found))
+					t.Errorf("%s: found in a clean history:\n%s", c.name, describe(found))
 				}
 			}
 		})
 	}
 }
 
-// TestWriteSkew: allowed under snapshot isolation, and nowhere else.
+// TestWriteSkew: write skew is allowed under snapshot isolation, and only there.
 func TestWriteSkew(t *testing.T) {
 	h := story(t, `ok 1 5 r:x: a:y:1
 		ok 2 6 r:y: a:x:1
@@ -438,12 +438,12 @@ func TestWriteSkew(t *testing.T) {
 		ok 6 7 r:y:1 a:x:1
 		ok 9 9 r:x:1 r:y:1`)
 	if found := Serializable.Check(h); len(found) > 0 {
-		t.Errorf("a serial history:\n%s", describe(found))
+		t.Errorf("found in a serial history:\n%s", describe(found))
 	}
 }
 
-// TestReadOnlyAnomaly (Fekete, O'Neil and O'Neil 2004) is a G2-item that needs
-// its read-only transaction.
+// TestReadOnlyAnomaly: the anomaly of Fekete, O'Neil and O'Neil (2004) is a G2-item
+// that needs its read-only transaction.
 func TestReadOnlyAnomaly(t *testing.T) {
 	h := story(t, `ok 1 8 r:x: r:y: a:x:1
 		ok 2 3 r:y: a:y:1
@@ -457,7 +457,7 @@ func TestReadOnlyAnomaly(t *testing.T) {
 	}
 }
 
-// TestPairing: what a recorder may and may not do.
+// TestPairing: which sequences of records are well-formed.
 func TestPairing(t *testing.T) {
 	inv := func(p int, at int64) Record { return Record{Type: Invoke, Process: p, Time: at} }
 	end := func(ty Type, p int, at int64) Record { return Record{Type: ty, Process: p, Time: at, StartTS: at} }
@@ -481,7 +481,7 @@ func TestPairing(t *testing.T) {
 	}
 }
 
-// TestFormat fixes the form of the lines.
+// TestFormat fixes the format of the lines.
 func TestFormat(t *testing.T) {
 	records := []Record{
 		{Type: Invoke, Process: 3, Time: 17, StartTS: 5, Value: []Op{{F: Append, Key: "k", N: 1}, {F: Read, Key: "k"}}},
@@ -515,6 +515,8 @@ func TestFormat(t *testing.T) {
 	}
 }
 
+// TestReadAllErrors: ReadAll names the line that is wrong, and returns the records
+// before it.
 func TestReadAllErrors(t *testing.T) {
 	const good = `{"type":"invoke","process":1,"time":1,"value":[["append",7,1]]}` + "\n"
 	for _, line := range []string{
@@ -530,7 +532,7 @@ func TestReadAllErrors(t *testing.T) {
 			t.Errorf("%s: error %v does not name line 3", line, err)
 		}
 		if len(records) != 1 || records[0].Value[0].Key != "7" {
-			t.Errorf("%s: records before it: %v", line, records)
+			t.Errorf("%s: records before the line: %v", line, records)
 		}
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"sort"
 )
 
-// CheckRegisters checks the registers of a history without looking at timestamps.
-// A read names the version that it saw, because numbers are written once. In what
-// order a register's versions came is known in part: nothing comes first; who
-// replaces what it has read comes behind it; and who began after another was
-// acknowledged comes behind that one. Dependencies that follow from this must not
+// CheckRegisters checks the registers of a history without looking at timestamps. A
+// read shows which version it saw, because numbers are written once. The order of a
+// register's versions is known only in part: nothing comes first; a transaction that
+// read a version and replaced it comes after it; and a transaction that began after
+// another was acknowledged comes after that one. The dependencies that follow must not
 // form a cycle. Operations on lists are ignored.
 func CheckRegisters(records []Record) []Anomaly {
 	r := &report{}
@@ -24,12 +24,12 @@ func CheckRegisters(records []Record) []Anomaly {
 	return r.found
 }
 
-// A registerVersion is what a transaction left in a register.
+// A registerVersion is a transaction's last write of a register.
 type registerVersion struct {
 	n   int64
 	txn *Txn
-	// next are versions that are known to come later, and between which and this
-	// one none is known. first: none is known to come before.
+	// next are the closest versions that are known to come later. first means that
+	// no version is known to come before.
 	next  []*registerVersion
 	first bool
 }
@@ -37,7 +37,7 @@ type registerVersion struct {
 type registers struct {
 	*report
 	*transactions
-	keys map[string][]*registerVersion // in order of their transactions' beginnings
+	keys map[string][]*registerVersion // in the order in which their transactions began
 	at   map[keyValue]*registerVersion
 }
 
@@ -58,7 +58,8 @@ func (c *registers) index() {
 	}
 }
 
-// reads checks where each number comes from, and each transaction against itself.
+// reads checks where each number comes from, and each transaction against its own
+// operations.
 func (c *registers) reads() {
 	for _, t := range c.all {
 		if !t.known() {
@@ -95,8 +96,8 @@ func (c *registers) reads() {
 	}
 }
 
-// isRead reports whether an operation reads a register. One that saw nothing
-// does when anybody has written a number to its key.
+// isRead reports whether an operation reads a register. A read that saw nothing counts
+// if a transaction has written a number to its key.
 func (c *registers) isRead(o Op) bool {
 	if _, ok := o.State.Int(); ok {
 		return o.F == Read
@@ -104,7 +105,8 @@ func (c *registers) isRead(o Op) bool {
 	return o.F == Read && len(o.State.Elements()) == 0 && len(c.keys[o.Key]) > 0
 }
 
-// seen returns what a transaction saw of each register before it wrote to it.
+// seen returns the state of each register that a transaction read before it wrote to
+// it.
 func (c *registers) seen(t *Txn) map[string]State {
 	seen, touched := map[string]State{}, map[string]bool{}
 	for _, o := range t.Ops {
@@ -116,7 +118,7 @@ func (c *registers) seen(t *Txn) map[string]State {
 	return seen
 }
 
-// order finds out which versions come behind which.
+// order finds out which versions come after which.
 func (c *registers) order() {
 	for key, versions := range c.keys {
 		for _, v := range versions {
@@ -125,8 +127,8 @@ func (c *registers) order() {
 					before.precede(v)
 				}
 			}
-			// Of those that began after this one's end, the ones that began before any
-			// of them had ended.
+			// Of the transactions that began after this one ended, take those that
+			// began before any of them had ended.
 			i := sort.Search(len(versions), func(i int) bool { return versions[i].txn.Begun > v.txn.Ended })
 			for end := int64(-1); i < len(versions); i++ {
 				w := versions[i]
@@ -149,8 +151,8 @@ func (v *registerVersion) precede(w *registerVersion) {
 	}
 }
 
-// behind returns the versions that come next after what a read saw.
-func (c *registers) behind(key string, s State) []*registerVersion {
+// after returns the versions that directly follow the state that a read saw.
+func (c *registers) after(key string, s State) []*registerVersion {
 	if n, ok := s.Int(); ok {
 		if v := c.at[keyValue{key, n}]; v != nil {
 			return v.next
@@ -193,14 +195,14 @@ func (c *registers) replaced() {
 	}
 }
 
-// stale finds reads that miss what was acknowledged before they began.
+// stale finds reads that miss a commit that was acknowledged before they began.
 func (c *registers) stale() {
 	for _, t := range c.all {
 		if !t.known() {
 			continue
 		}
 		for key, saw := range c.seen(t) {
-			for _, v := range c.behind(key, saw) {
+			for _, v := range c.after(key, saw) {
 				if v.txn != t && v.txn.Outcome == OK && v.txn.Ended < t.Begun {
 					c.add(StaleRead, []*Txn{t, v.txn}, "%q was %v, after %d had replaced it", key, saw, v.n)
 				}
@@ -226,7 +228,7 @@ func (c *registers) cycles() {
 			if n, ok := saw.Int(); ok {
 				g.edge(c.origins[keyValue{key, n}].txn, t, wr, key)
 			}
-			for _, v := range c.behind(key, saw) {
+			for _, v := range c.after(key, saw) {
 				g.edge(t, v.txn, rw, key)
 			}
 		}

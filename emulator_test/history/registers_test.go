@@ -2,8 +2,8 @@ package history
 
 import "testing"
 
-// TestRegisterAnomalies proves that the checker of registers finds each anomaly in
-// a history made for it, and passes one that differs from it in nothing but that.
+// TestRegisterAnomalies proves that the checker of registers finds each anomaly in a
+// history made for it, and finds nothing in a history that differs only in the anomaly.
 func TestRegisterAnomalies(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
@@ -80,7 +80,7 @@ func TestRegisterAnomalies(t *testing.T) {
 	}
 }
 
-// TestRegistersAndLists: neither checker is confused by what belongs to the other.
+// TestRegistersAndLists: each checker ignores the other one's operations.
 func TestRegistersAndLists(t *testing.T) {
 	h := story(t, `ok 1 2 a:x:1 w:y:1
 		ok 3 4 r:x:1 r:y:=1 a:x:2 w:y:2

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is a store that does everything right, to make clean histories from.
+// A model is a store without faults, which makes clean histories.
 type model struct {
 	clock    int64
 	versions map[string][]version
@@ -46,8 +46,8 @@ func (m *model) commit(t *modelTxn, at int64) {
 	}
 }
 
-// simulate runs random transactions, interleaved, some of them killed, on the
-// model and ends with reads of all keys.
+// simulate interleaves random transactions on the model, kills some of them, and ends
+// with reads of all keys.
 func simulate(t *rapid.T) []Record {
 	m := &model{versions: map[string][]version{}}
 	seed := rapid.Uint64().Draw(t, "seed")
@@ -135,19 +135,18 @@ func simulate(t *rapid.T) []Record {
 	return m.records
 }
 
-// TestCleanHistories runs the checkers over histories of a store that is
-// right by construction: they must stay silent.
+// TestCleanHistories: no checker finds an anomaly in the histories of a correct store.
 func TestCleanHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := simulate(t)
 		if found := SnapshotIsolation.Check(h); len(found) > 0 {
-			t.Fatalf("cries wolf:\n%s", describe(found))
+			t.Fatalf("found in a clean history:\n%s", describe(found))
 		}
 	})
 }
 
-// TestTamperedHistories changes one read of a clean history: the timestamp
-// checker, which knows what each read must return, has to notice every time.
+// TestTamperedHistories changes one read of a clean history. The timestamp checker
+// knows what each read must return, and has to find the change every time.
 func TestTamperedHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := simulate(t)
@@ -173,7 +172,7 @@ func TestTamperedHistories(t *testing.T) {
 			o.State = List(o.State.list[:len(o.State.list)-1]...)
 		}
 		if found := CheckTimestamps(h); len(found) == 0 {
-			// Nobody else saw it: an unknown transaction's last write.
+			// The last write of an unknown transaction, which no read has shown.
 			w := map[int64]Type{}
 			for _, r := range h {
 				for _, op := range r.Value {
@@ -184,7 +183,7 @@ func TestTamperedHistories(t *testing.T) {
 			}
 			vs := was.State.values()
 			if w[vs[len(vs)-1]] != Invoke {
-				t.Fatalf("%v in place of %v went unnoticed", *o, was)
+				t.Fatalf("%v in place of %v was not found", *o, was)
 			}
 		}
 	})

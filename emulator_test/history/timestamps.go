@@ -7,16 +7,17 @@ import (
 	"sort"
 )
 
-// CheckTimestamps holds a history against what its timestamps promise. A
-// transaction with start_ts S sees exactly the commits with commit_ts at or
-// below S (timestamps are never equal), and its own writes; the intervals
-// [start_ts, commit_ts] of two committed writers of one key do not overlap;
-// and what begins after another's acknowledgment has a larger start_ts than
-// that one's timestamps. Lists and registers may be mixed, but not in one key.
+// CheckTimestamps checks a history against its timestamps:
 //
-// A transaction with an unknown outcome counts as committed when anyone read
-// from it. Its commit_ts, when unknown, is taken to be the latest one that
-// those reads allow.
+// A transaction with start_ts S sees exactly the commits with commit_ts at or below S
+// (no two timestamps are equal), and its own writes. The intervals [start_ts,
+// commit_ts] of two committed writers of one key do not overlap. A transaction that
+// begins after another one was acknowledged has a larger start_ts than both timestamps
+// of that one. Lists and registers may be mixed, but not in one key.
+//
+// A transaction with an unknown outcome counts as committed if a transaction read from
+// it. If its commit_ts is unknown, the checker takes the latest one that those reads
+// allow.
 func CheckTimestamps(records []Record) []Anomaly {
 	r := &report{}
 	ts := pair(records, r)
@@ -30,8 +31,8 @@ func CheckTimestamps(records []Record) []Anomaly {
 	return r.found
 }
 
-// interval is [start, commit] in half timestamps: a timestamp T is 2·T, so that
-// an unknown commit fits in between.
+// An interval is [start, commit] in half timestamps: a timestamp T is 2·T, so that an
+// unknown commit fits between two.
 type interval struct{ start, commit int64 }
 
 // A version is one committed write of a key.
@@ -48,7 +49,7 @@ type clock struct {
 	versions map[string][]version // by key, in order of commit
 }
 
-// place finds each committed transaction's interval.
+// place determines each committed transaction's interval.
 func (c *clock) place() {
 	var unknown []*Txn
 	for _, t := range c.all {
@@ -70,9 +71,8 @@ func (c *clock) place() {
 	}
 }
 
-// placeUnknown gives unknown commits the latest place that others allow: below
-// the start of everybody who saw them, and of everybody known to have written
-// over them.
+// placeUnknown puts each unknown commit at the latest possible place: below the start
+// of each transaction that saw it, and of each that is known to have overwritten it.
 func (c *clock) placeUnknown(unknown []*Txn) {
 	before := func(t *Txn, limit int64) bool {
 		iv := c.times[t]
@@ -106,7 +106,7 @@ func (c *clock) placeUnknown(unknown []*Txn) {
 			}
 		}
 	}
-	// Who came later in the order of a key. For lists that order is known.
+	// The known order of writers of each key. For lists it is known completely.
 	type order struct{ first, second *Txn }
 	var orders []order
 	for key, l := range longest {
@@ -117,9 +117,9 @@ func (c *clock) placeUnknown(unknown []*Txn) {
 			}
 		}
 	}
-	// Elsewhere: intervals of writers do not overlap, so they are in order of
-	// their starts; without a start, whoever committed after the place which
-	// the reads alone allow came later.
+	// For registers: intervals of writers do not overlap, so writers are in the
+	// order of their starts. For a transaction without a start, those came later
+	// that committed after the place that its readers alone allow.
 	writers := map[string][]*Txn{}
 	for _, t := range c.all {
 		if !t.Committed() {
@@ -150,8 +150,8 @@ func (c *clock) placeUnknown(unknown []*Txn) {
 			if limit == 0 {
 				limit = c.times[o.second].commit
 			}
-			// A contradiction (a cycle of orders) ends at 0 and shows as an
-			// anomaly later.
+			// If the order has a cycle, the place becomes 0, and the transaction
+			// shows up as an anomaly later.
 			if limit > 0 && before(o.first, limit) {
 				changed = true
 			}
@@ -183,7 +183,7 @@ func (c *clock) index() {
 	}
 }
 
-// unique checks that timestamps are there, unequal and in order.
+// unique checks that timestamps exist, differ and are in order.
 func (c *clock) unique() {
 	owner := map[int64]*Txn{}
 	see := func(t *Txn, ts int64) {
@@ -210,7 +210,7 @@ func (c *clock) unique() {
 	}
 }
 
-// overlaps checks that first committer wins.
+// overlaps checks that of two concurrent writers only one commits.
 func (c *clock) overlaps() {
 	for key, vs := range c.versions {
 		for i := 1; i < len(vs); i++ {
@@ -222,8 +222,8 @@ func (c *clock) overlaps() {
 	}
 }
 
-// reads replays every transaction whose reads are known, failed ones too: what
-// a doomed transaction reads is consistent all the same.
+// reads replays every transaction whose reads are known, including failed ones: these
+// read a consistent snapshot too.
 func (c *clock) reads() {
 	for _, t := range c.all {
 		if !t.known() || t.StartTS == 0 {
@@ -242,7 +242,7 @@ func (c *clock) reads() {
 	}
 }
 
-// stateAt is what a read of key at the (half) timestamp at has to return.
+// stateAt returns the correct result of a read of key at the half timestamp at.
 func (c *clock) stateAt(key string, at int64, own []Op, reader *Txn) State {
 	vs := c.versions[key]
 	n := sort.Search(len(vs), func(i int) bool { return vs[i].commit > at })
@@ -266,7 +266,7 @@ func (c *clock) stateAt(key string, at int64, own []Op, reader *Txn) State {
 	return s
 }
 
-// explain names what is wrong with a read.
+// explain reports what is wrong with a read.
 func (c *clock) explain(t *Txn, o Op, want State) {
 	expected := map[int64]bool{}
 	for _, n := range want.values() {

@@ -10,23 +10,24 @@ import (
 // A Txn is one transaction of a history: its Invoke and its end.
 type Txn struct {
 	Process int
-	// Outcome is OK, Fail or Info; Info too when there is no end at all.
+	// Outcome is OK, Fail or Info. It is Info if the transaction has no end.
 	Outcome Type
 	// Begun and Ended are times. Ended is math.MaxInt64 unless the outcome is
 	// known.
 	Begun, Ended      int64
 	StartTS, CommitTS int64
-	// Ops are those of the end, which know what was read; of the Invoke where
-	// the end has none.
+	// Ops are the operations of the end, with what they read. If the end has none,
+	// they are those of the Invoke.
 	Ops []Op
-	// Seen: the outcome is unknown, but a read shows that it committed.
+	// Seen means that the outcome is unknown, but a read shows that the
+	// transaction committed.
 	Seen bool
 }
 
 // Committed reports whether the transaction is known to have committed.
 func (t *Txn) Committed() bool { return t.Outcome == OK || t.Seen }
 
-// String returns one line.
+// String returns the transaction as one line.
 func (t *Txn) String() string {
 	s := fmt.Sprintf("process %d, %s, start_ts %d, commit_ts %d:", t.Process, t.Outcome, t.StartTS, t.CommitTS)
 	for _, o := range t.Ops {
@@ -43,10 +44,21 @@ func (t *Txn) writes() bool {
 // known reports whether the results of the transaction's reads are recorded.
 func (t *Txn) known() bool { return t.Outcome == OK || t.Outcome == Fail }
 
-// An origin is what a value in a key came from.
+// appended returns the keys to which the transaction appended.
+func (t *Txn) appended() []string {
+	var keys []string
+	for _, o := range t.Ops {
+		if o.F == Append && !slices.Contains(keys, o.Key) {
+			keys = append(keys, o.Key)
+		}
+	}
+	return keys
+}
+
+// An origin is where a value of a key came from.
 type origin struct {
 	txn *Txn
-	// last: the transaction wrote nothing to the key after it.
+	// last is set if the transaction wrote nothing to the key after it.
 	last bool
 }
 
@@ -55,7 +67,8 @@ type keyValue struct {
 	n   int64
 }
 
-// transactions are a history's, with an index of who wrote what.
+// transactions are those of a history, with an index from each value to the transaction
+// that wrote it.
 type transactions struct {
 	all     []*Txn
 	origins map[keyValue]origin
@@ -67,11 +80,11 @@ func pair(records []Record, r *report) *transactions {
 	slices.SortStableFunc(records, func(a, b Record) int { return cmp.Compare(a.Time, b.Time) })
 	ts := &transactions{origins: map[keyValue]origin{}}
 	open := map[int]*Txn{}
-	over := map[int]bool{}
+	ended := map[int]bool{} // processes after an unknown outcome
 	for _, rec := range records {
 		t := open[rec.Process]
 		if rec.Type == Invoke {
-			if t != nil || over[rec.Process] {
+			if t != nil || ended[rec.Process] {
 				r.add(Malformed, nil, "process %d invokes again at %d, before the end of a transaction or after an unknown one", rec.Process, rec.Time)
 				continue
 			}
@@ -97,7 +110,7 @@ func pair(records []Record, r *report) *transactions {
 		case OK, Fail:
 			t.Ended = rec.Time
 		case Info:
-			over[rec.Process] = true
+			ended[rec.Process] = true
 		default:
 			r.add(Malformed, nil, "record of type %q at %d", rec.Type, rec.Time)
 		}
@@ -105,7 +118,7 @@ func pair(records []Record, r *report) *transactions {
 	for _, t := range ts.all {
 		ts.index(t, r)
 	}
-	ts.settle()
+	ts.inferOutcomes()
 	return ts
 }
 
@@ -117,7 +130,7 @@ func (ts *transactions) index(t *Txn, r *report) {
 		}
 		kv := keyValue{o.Key, o.N}
 		if other, ok := ts.origins[kv]; ok {
-			r.add(Malformed, []*Txn{other.txn, t}, "%d is written twice to %q; reads cannot tell which one they saw", o.N, o.Key)
+			r.add(Malformed, []*Txn{other.txn, t}, "%d is written twice to %q; reads do not show which one they saw", o.N, o.Key)
 		}
 		if prev, ok := last[o.Key]; ok {
 			ts.origins[prev] = origin{t, false}
@@ -127,10 +140,10 @@ func (ts *transactions) index(t *Txn, r *report) {
 	}
 }
 
-// settle finds out which unknown transactions committed: those that others
-// saw. The last reads of a history show every list whole, so that an append
-// which is not in them never took effect.
-func (ts *transactions) settle() {
+// inferOutcomes finds out which unknown transactions committed: those that another
+// transaction saw. The last reads of a history show every list completely, so that an
+// append that they do not show never took effect.
+func (ts *transactions) inferOutcomes() {
 	for _, t := range ts.all {
 		if !t.known() {
 			continue

@@ -23,7 +23,7 @@ type Package struct {
 	// file depends on those that declare the types, functions, methods, fields,
 	// variables and constants it uses.
 	Cycle []string
-	// Strays are methods that stand in another file than their type.
+	// Strays are methods that are in another file than their type.
 	Strays []string
 	// StoredContexts are struct fields of type context.Context.
 	StoredContexts []string

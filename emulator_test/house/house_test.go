@@ -108,7 +108,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestMethods: the methods of a type stand in the file that declares it, and no struct of
+// TestMethods: the methods of a type are in the file that declares it, and no struct of
 // the library keeps a context.
 func TestMethods(t *testing.T) {
 	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {

@@ -14,8 +14,7 @@ import (
 	"testing"
 )
 
-// TestBenchInterrupted: an interrupt in the middle of a measurement ends its
-// processes too.
+// TestBenchInterrupted: an interrupt during a measurement also ends its processes.
 func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
 	for first, args := range map[string][]string{
@@ -27,7 +26,7 @@ func TestBenchInterrupted(t *testing.T) {
 	}
 }
 
-// TestSoakInterrupted: what was found before an interrupt is told all the same.
+// TestSoakInterrupted: an interrupted soak still prints its summary.
 func TestSoakInterrupted(t *testing.T) {
 	t.Parallel()
 	args := []string{"soak", "--workload", "bank", "--oracle", "direct", "--faults", "rpc", "--each", "200ms", "--parallel", "1", "--duration", "1h", "-o", "json"}
@@ -38,8 +37,8 @@ func TestSoakInterrupted(t *testing.T) {
 	}
 }
 
-// testInterrupted interrupts a command once it has said first on standard
-// error, and returns what it has printed.
+// testInterrupted interrupts a command when it has written first to standard error. It
+// returns what the command has printed.
 func testInterrupted(t *testing.T, first string, args []string) []byte {
 	cmd := exec.Command("lab", args...)
 	var out bytes.Buffer
@@ -56,7 +55,7 @@ func testInterrupted(t *testing.T, first string, args []string) []byte {
 	for line := ""; !strings.Contains(line, first); {
 		var err error
 		if line, err = lines.ReadString('\n'); err != nil {
-			t.Fatalf("it never said %q: %v", first, err)
+			t.Fatalf("standard error never had %q: %v", first, err)
 		}
 	}
 	go func() { _, _ = io.Copy(io.Discard, lines) }()

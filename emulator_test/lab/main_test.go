@@ -13,12 +13,12 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/clitest"
 )
 
-// TestMain makes lab a command that scripts and tests can run; it is this test's
-// binary.
+// TestMain makes the test binary run as the command lab in scripts and tests.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lab": main})
 }
 
+// TestScripts runs the scripts in testdata/script.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Files:               clitest.Scripts(t, "testdata/script"),
@@ -27,8 +27,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// TestCommandsInDocs: every line with lab in the documents names a command, and
-// flags, that there are.
+// TestCommandsInDocs: every line with lab in the documents names a command and flags
+// that exist.
 func TestCommandsInDocs(t *testing.T) {
 	t.Parallel()
 	root := program.Root(&cli.Streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
@@ -52,6 +52,6 @@ func TestCommandsInDocs(t *testing.T) {
 		}
 	}
 	if n < 10 {
-		t.Errorf("only %d commands were found", n)
+		t.Errorf("found only %d commands", n)
 	}
 }

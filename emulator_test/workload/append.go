@@ -8,14 +8,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const appendKeys = 5
 
-// Append reads and appends to a few hot lists, several a transaction, in one
-// table.
+// Append reads and appends to a few hot lists in one table, several in each
+// transaction.
 func Append(name string, level history.Level, options ...txn.TxnOption) *Workload {
 	const table = "lists"
 	get := func(ctx context.Context, tx *txn.Txn, key string) ([]int64, error) {

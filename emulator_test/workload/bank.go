@@ -7,14 +7,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const (
 	bankAccounts = 8   // half of them in each table
-	bankInitial  = 100 // also of an account that was never written
-	// A stored value is unique and carries its balance.
+	bankInitial  = 100 // also the balance of an account that was never written
+	// A stored value is unique, and contains the account's balance.
 	bankScale = 10_000
 )
 
@@ -22,9 +21,8 @@ var bankTables = []string{"checking", "savings"}
 
 func bankKey(w *Worker, i int) string { return bankTables[i%2] + "/" + w.row(strconv.Itoa(i)) }
 
-// Bank moves money between few accounts in two tables, so that transfers
-// conflict; the sum is the same in every snapshot. The history sees accounts
-// as registers.
+// Bank moves money between a few accounts in two tables, so that transfers conflict.
+// The sum is the same in every snapshot. In the history, accounts are registers.
 func Bank() *Workload {
 	get := func(ctx context.Context, tx *txn.Txn, key string) (int64, history.Op, error) {
 		table, row, _ := strings.Cut(key, "/")
@@ -98,7 +96,7 @@ func Bank() *Workload {
 	return &Workload{
 		Name:   "bank",
 		Tables: []admin.TableSpec{{Name: bankTables[0], Families: []string{"bal"}}, {Name: bankTables[1], Families: []string{"bal"}}},
-		Level:  history.Serializable, // transfers write all they read
+		Level:  history.Serializable, // transfers write every cell that they read
 		Cell:   cellOf("bal", "usd"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
-
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -19,8 +18,8 @@ const (
 	FaultDropResponse = "drop-response" // sent and applied, then Unavailable
 	FaultDuplicate    = "duplicate"     // sent twice
 	FaultDelay        = "delay"         // DeadlineExceeded at once, sent later
-	FaultSlow         = "slow"          // sent later, and waited for
-	FaultCut          = "cut-stream"    // a streamed answer breaks off
+	FaultSlow         = "slow"          // sent later; the caller waits for it
+	FaultCut          = "cut-stream"    // a streamed answer ends early
 	FaultPartial      = "partial-bulk"  // a part of a bulk mutation is not sent
 )
 
@@ -29,12 +28,12 @@ var actions = map[string]txntest.Action{
 	FaultDelay: txntest.Delay, FaultSlow: txntest.Hold, FaultCut: txntest.CutStream, FaultPartial: txntest.Partial,
 }
 
-// A Chaos has a share of a client's requests fail, chosen at random from a seed.
-// Pass DialOptions to the client's connection.
+// A Chaos makes a share of a client's requests fail. A seed chooses them. Pass
+// DialOptions to the client's connection.
 type Chaos struct {
-	// Share of requests that get a fault.
+	// Share is how many of the requests get a fault, from 0 to 1.
 	Share float64
-	// Longest pause of FaultDelay and FaultSlow.
+	// Longest is the longest pause of FaultDelay and FaultSlow.
 	Longest time.Duration
 
 	faults *txntest.Faults
@@ -45,7 +44,7 @@ type Chaos struct {
 	off   bool
 }
 
-// NewChaos returns a Chaos with choices that seed makes.
+// NewChaos returns a Chaos. The seed makes its choices.
 func NewChaos(seed uint64, share float64, longest time.Duration) *Chaos {
 	c := &Chaos{Share: share, Longest: longest, rnd: rand.New(rand.NewPCG(seed, 2)), fired: map[string]int{}}
 	c.faults = txntest.ChooseFaults(c.choose)
@@ -72,7 +71,7 @@ func (c *Chaos) Heal() {
 // DialOptions returns the interceptors.
 func (c *Chaos) DialOptions() []grpc.DialOption { return c.faults.DialOptions() }
 
-// choose picks a fault of those that fit a request, or none.
+// choose picks one of the faults that fit a request, or none.
 func (c *Chaos) choose(call txntest.Call) (txntest.Action, time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,9 +12,9 @@ import (
 
 // The kinds of faults that a Net makes.
 const (
-	FaultReset    = "reset"     // the connection is reset, with whatever is on its way
-	FaultHalfOpen = "half-open" // nothing arrives any more, either way, and nobody is told; reset in the end
-	FaultTrickle  = "trickle"   // a few bytes at a time
+	FaultReset    = "reset"     // the connection is reset, and loses all bytes under way
+	FaultHalfOpen = "half-open" // nothing arrives in either direction, without an error; at the end a reset
+	FaultTrickle  = "trickle"   // the connection passes a few bytes at a time
 )
 
 // A Net is the network between one client and its servers. Pass DialOption to
@@ -27,12 +27,12 @@ type Net struct {
 	off   bool
 }
 
-// NewNet returns a network without faults. Its choices are made by seed.
+// NewNet returns a network without faults. The seed makes its choices.
 func NewNet(seed uint64) *Net {
 	return &Net{rnd: rand.New(rand.NewPCG(seed, 5)), conns: map[*netConn]bool{}, fired: map[string]int{}}
 }
 
-// DialOption has a connection go over the network.
+// DialOption makes connections go over the network.
 func (n *Net) DialOption() grpc.DialOption {
 	return grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -43,7 +43,7 @@ func (n *Net) DialOption() grpc.DialOption {
 	})
 }
 
-// Wrap has a connection go over the network.
+// Wrap makes conn go over the network.
 func (n *Net) Wrap(conn net.Conn) net.Conn {
 	c := &netConn{Conn: conn, net: n}
 	n.mu.Lock()
@@ -61,8 +61,8 @@ func (n *Net) Fired() map[string]int {
 	return fired
 }
 
-// Strike does one kind of thing, for a while where it takes one, to every
-// connection, and reports whether there was any.
+// Strike does one kind of fault to every connection, for a time if the kind takes time.
+// It reports whether there was a connection.
 func (n *Net) Strike(kind string, length time.Duration) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -76,8 +76,8 @@ func (n *Net) Strike(kind string, length time.Duration) bool {
 	return true
 }
 
-// Run strikes every now and then until ctx ends, pause apart on average, for up
-// to longest.
+// Run strikes again and again until ctx ends. The average pause between faults is
+// pause, and a fault takes up to longest.
 func (n *Net) Run(ctx context.Context, pause, longest time.Duration) {
 	for {
 		n.mu.Lock()
@@ -92,7 +92,7 @@ func (n *Net) Run(ctx context.Context, pause, longest time.Duration) {
 	}
 }
 
-// rest returns false when ctx ends first.
+// rest waits. It returns false if ctx ends first.
 func rest(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -114,7 +114,7 @@ func (n *Net) Heal() {
 	}
 }
 
-// netConn is a connection over a Net.
+// A netConn is a connection over a Net.
 type netConn struct {
 	net.Conn
 	net *Net
@@ -125,7 +125,7 @@ type netConn struct {
 }
 
 const (
-	// trickle is how many bytes pass at a time, tricklePause how long they take.
+	// trickle is how many bytes pass at a time, and tricklePause how long this takes.
 	trickle      = 64
 	tricklePause = time.Millisecond
 )
@@ -145,7 +145,7 @@ func (c *netConn) strike(kind string, length time.Duration) {
 	}
 }
 
-// heal ends a fault. What a half-open connection has lost is lost.
+// heal ends a fault. It does not bring back what a half-open connection has lost.
 func (c *netConn) heal() {
 	c.mu.Lock()
 	kind := c.kind
@@ -160,7 +160,7 @@ func (c *netConn) heal() {
 
 func (c *netConn) reset() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // a reset, and not an orderly end
+		_ = tcp.SetLinger(0) // a reset instead of an orderly end
 	}
 	_ = c.Close()
 }

@@ -11,23 +11,22 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 const observedRows = 12
 
-// Observers writes documents whose observer keeps a list of the changes that it
-// was run for, and a chain of two further columns. In the end every list is
-// strictly increasing (no change had two effects), its last entry is the last
-// change (none was lost), and the end of the chain has the last value.
+// Observers writes documents. An observer keeps, for each document, a list of the
+// changes that it ran for; two more observers form a chain. At the end every list is
+// strictly increasing (no change had two effects), its last entry is the last change
+// (none was lost), and the end of the chain has the last value.
 func Observers() *Workload {
 	const table = "docs"
 	at := func(w *Worker, i int) register { return register{table, w.row("doc" + strconv.Itoa(i)), "d", "in"} }
 	in := notify.Column{Table: table, Family: "d", Qualifier: "in"}
 	middle := notify.Column{Table: table, Family: "d", Qualifier: "mid"}
-	// Both read their own column and write the next.
+	// Both observers of the chain read their own column and write the next one.
 	first := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		tbl := tx.Table(table)
 		v, _, err := tbl.Get(ctx, cell.Row, "d", "in")
@@ -56,8 +55,8 @@ func Observers() *Workload {
 		Level: history.SnapshotIsolation,
 		Cell:  cellOf("d", "in"),
 		Setup: func(ctx context.Context, w *Worker) error {
-			// Before the first change: whoever writes one sets notify cells, and the
-			// registry is what says whose acknowledgments count.
+			// Observers register before the first change. A writer needs to know the
+			// observed columns, and the registry says which acknowledgments count.
 			for id, col := range map[string]string{"first": "in", "second": "mid"} {
 				if err := changes.RegisterObserver(ctx, w.Client, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
 					return err

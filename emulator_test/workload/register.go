@@ -6,7 +6,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -39,8 +38,8 @@ func (r register) lock(tx *txn.Txn) history.Op {
 
 const registers = 12
 
-// Register reads and overwrites few registers in two tables, several a
-// transaction, blindly or after reading them, and locks some.
+// Register reads and overwrites a few registers in two tables, several in each
+// transaction. It writes some without reading them, and locks some.
 func Register() *Workload {
 	tables := []string{"left", "right"}
 	at := func(w *Worker, i int) register {
@@ -111,14 +110,14 @@ func Register() *Workload {
 
 const (
 	skewPairs = 4
-	// A stored value is unique, and even for off duty. A doctor of whom nothing is
-	// stored is on duty.
+	// A stored value is unique, and even if the doctor is off duty. A doctor without
+	// a stored value is on duty.
 	onDuty = 1
 )
 
-// Skew takes one of two doctors off duty if the other one is on: write skew, if
-// the other's cell were not locked. In every snapshot one of each pair is on
-// duty.
+// Skew takes one of two doctors off duty if the other one is on duty, and locks the
+// other's cell. Without the lock this is write skew. In every snapshot one of each pair
+// is on duty.
 func Skew() *Workload {
 	at := func(w *Worker, pair, which int) register {
 		return register{"duty", w.row(strconv.Itoa(pair) + string(rune('a'+which))), "f", "on"}

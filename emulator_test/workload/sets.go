@@ -9,14 +9,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 const setSlots = 60
 
-// Sets adds elements to a set, a row each, and reads the whole set by a scan: no
-// element may be missing, come twice, or be there before its time (phantoms).
+// Sets adds elements to a set, each in its own row, and reads the whole set by a scan.
+// No element may be missing, appear twice, or appear before its commit (phantoms).
 func Sets() *Workload {
 	const table = "sets"
 	key := func(w *Worker, i int) register { return register{table, w.row(fmt.Sprintf("e%03d", i)), "f", "n"} }
@@ -74,8 +73,8 @@ func Sets() *Workload {
 
 const indexItems = 10
 
-// Index keeps a table of items and an index of it by value, which has to match
-// in every snapshot, row for row.
+// Index keeps a table of items and an index of it by value. In every snapshot the index
+// has to match the table, row for row.
 func Index() *Workload {
 	const items, index = "items", "index"
 	item := func(w *Worker, i int) register { return register{items, w.row("item" + strconv.Itoa(i)), "f", "n"} }

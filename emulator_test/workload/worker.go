@@ -1,6 +1,5 @@
-// Package workload has what clients do over and over while everything around
-// them fails, and what has to be true of it all the same. Tests and lab soak
-// run the same workloads.
+// Package workload contains transactions that clients repeat under faults, and the
+// invariants that must hold all the time. Tests and lab soak run the same workloads.
 package workload
 
 import (
@@ -19,7 +18,6 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -28,23 +26,23 @@ type Workload struct {
 	Name string
 	// Tables to create.
 	Tables []admin.TableSpec
-	// Level is what the history is held against.
+	// Level is the isolation level that the history must keep.
 	Level history.Level
 	// Options of every transaction.
 	Options []txn.TxnOption
 	// Setup is called once, before the first transaction.
 	Setup func(context.Context, *Worker) error
-	// Step is one transaction.
+	// Step runs one transaction.
 	Step func(context.Context, *Worker) error
-	// ReadAll is a transaction that reads every key of the worker's space.
+	// ReadAll runs a transaction that reads every key of the worker's space.
 	ReadAll func(context.Context, *Worker) error
-	// Cell is where a key of the history is stored.
+	// Cell returns the cell of a key of the history.
 	Cell func(key string) txn.Cell
-	// Handle adds the workload's observers to a worker of its own; nil without
-	// observers.
+	// Handle adds the workload's observers to a notify.Worker. It is nil if there
+	// are none.
 	Handle func(*notify.Worker) error
-	// Verify looks at the state in the end, when every lock is settled and every
-	// observer has run, and returns what is wrong with it; may be nil.
+	// Verify checks the state at the end, when every lock is resolved and every
+	// observer has run, and returns what is wrong with it. It may be nil.
 	Verify func(context.Context, *txn.Client) ([]string, error)
 }
 
@@ -67,21 +65,20 @@ func Named(name string) *Workload {
 	return nil
 }
 
-// A Worker runs random transactions of one workload, one at a time, and
-// records each: every attempt is a transaction of the history, conflicts and
-// all.
+// A Worker runs random transactions of one workload, one at a time, and records them.
+// Each attempt is a transaction of the history, including those that conflict.
 type Worker struct {
 	Client *txn.Client
 	Rand   *rand.Rand
 	Record func(history.Record)
 	// Process is the worker's process number in the history. After an unknown
-	// outcome the worker goes on as the next one, Stride further.
+	// outcome the worker continues with a number that is larger by Stride.
 	Process, Stride int
 	// Options of every transaction.
 	Options []txn.TxnOption
-	// Space begins every row key, so that workers of two spaces never meet. Long
-	// runs go from one space to the next, because the emulator copies whole rows
-	// and keeps every version. Nothing needs to be set up in a new one.
+	// Space is a prefix of every row key, so that workers of two spaces never use the
+	// same rows. Long runs change the space, because the emulator copies whole rows
+	// and keeps every version. A new space needs no setup.
 	// Defaults to none.
 	Space string
 	// element is the last value that was written under this process number;
@@ -89,10 +86,10 @@ type Worker struct {
 	element int64
 }
 
-// elements of one process number; no worker gets that far.
+// elements is how many values a process number has; no worker uses that many.
 const elementsOfProcess = 100_000
 
-// row is a row key in the worker's space.
+// row returns a row key in the worker's space.
 func (w *Worker) row(name string) string { return w.Space + name }
 
 // cellOf returns the cell of keys of the form table/row; tables have no / in their
@@ -104,7 +101,7 @@ func cellOf(family, qualifier string) func(string) txn.Cell {
 	}
 }
 
-// rows are all of the worker's space.
+// rows are all rows of the worker's space.
 func (w *Worker) rows() bigtable.RowSet { return bigtable.PrefixRange(w.Space) }
 
 func (w *Worker) nextElement() int64 {
@@ -112,7 +109,7 @@ func (w *Worker) nextElement() int64 {
 	return int64(w.Process)*elementsOfProcess + w.element
 }
 
-// An InvariantError says that a transaction saw a state that cannot be.
+// An InvariantError says that a transaction saw an impossible state.
 type InvariantError struct{ Text string }
 
 func (e *InvariantError) Error() string { return e.Text }
@@ -121,9 +118,9 @@ func broken(format string, args ...any) error {
 	return &InvariantError{fmt.Sprintf(format, args...)}
 }
 
-// attempt runs and records one transaction; body returns what it did. The
-// error is one that should not happen: conflicts, unknown outcomes, the end of
-// ctx and lost requests are part of a workload.
+// attempt runs and records one transaction; body returns what it did. It returns only
+// unexpected errors: conflicts, unknown outcomes, the end of ctx and lost requests are
+// part of a workload.
 func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
 	r := history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}
 	tx, err := w.Client.Begin(ctx, w.Options...)
@@ -132,8 +129,8 @@ func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Tx
 	}
 	defer tx.Rollback()
 	ops, err := body(ctx, tx)
-	// Nothing was sent before Commit, so this is early enough, and a killed
-	// client leaves its start_ts and what it was about to write.
+	// No write is sent before Commit, so this is early enough. The record of a
+	// killed client contains its start_ts and its planned writes.
 	r.StartTS, r.Value = int64(tx.StartTS()), unread(ops)
 	w.Record(r)
 	var commitTS int64
@@ -165,11 +162,11 @@ func unread(ops []history.Op) []history.Op {
 	return out
 }
 
-// expected drops the errors that faults may cause.
+// expected returns nil for errors that faults may cause.
 func expected(err error) error {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		return nil // a prewrite that injected faults kept from landing within the ttl
+		return nil // because of faults, a prewrite was not applied within the ttl
 	}
 	for _, e := range []error{txn.ErrConflict, txn.ErrUndetermined, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
@@ -179,9 +176,9 @@ func expected(err error) error {
 	return err
 }
 
-// ResolveAll settles every lock of a table once their owners are gone, and
-// returns how many there were. A lock whose ttl is not over yet is waited for by
-// a transaction that locks its cell.
+// ResolveAll resolves every lock of a table after all owners have stopped, and returns
+// how many there were. To wait for a ttl that has not ended, it runs a transaction that
+// locks the cell.
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
 		var locks []txn.Lock

@@ -1,11 +1,10 @@
-// Package mutant plants bugs. A mutant is a small change of the library's
-// source that removes one protection of the protocol, or commits one of the
-// mistakes that others have shipped. The test suite has to notice each of them:
-// that is the proof that it can fail.
+// Package mutant plants bugs. A mutant is a small change of the library's source
+// that removes one protection of the protocol, or repeats a mistake that other
+// systems made. The test suite has to catch each of them; this proves that the suite
+// can fail.
 //
-// Mutants are data (emulator_test/testdata/mutants, one file each) and are laid
-// over the source by go's -overlay flag, so that no build but that of their own
-// test run ever holds one.
+// Mutants are data: each is a file in emulator_test/testdata/mutants. Go's -overlay
+// flag puts a mutant into the build of its own test run, and into no other.
 package mutant
 
 import (
@@ -24,12 +23,12 @@ const Dir = "emulator_test/testdata/mutants"
 
 // A Mutant is one planted bug.
 type Mutant struct {
-	// Name is the file's, without .txtar.
+	// Name is the file's name without .txtar.
 	Name string
-	// Why is what goes wrong with it.
+	// Why says what goes wrong.
 	Why string
-	// Class is "-" for a protection of ours, or the number of a mistake that other
-	// systems made:
+	// Class is "-" for a protection that only this library has, or the number of a
+	// mistake that other systems made:
 	//
 	//	1  a commit of the primary with an unknown outcome is reported as success
 	//	   or failure, or retried without a check
@@ -42,13 +41,13 @@ type Mutant struct {
 	//	8  garbage is collected before locks are resolved
 	//	9  a commit_ts is taken too early, or two are equal
 	//	10 the oracle goes back or repeats a timestamp
-	//	11 a notification is lost or doubled
+	//	11 a notification is lost or duplicated
 	//	12 an error of a prewrite is ignored
 	//	13 a retry uses old reads
 	//
 	// 15, 16 and 18 are hazards of docs/protocol.md.
 	Class string
-	// Runs are the tests that are tried first.
+	// Runs are the tests to try first.
 	Runs  []Run
 	Edits []Edit
 }
@@ -59,7 +58,7 @@ type Run struct {
 	Tests   string // for go test -run; "." is all of them
 }
 
-// An Edit replaces text that stands exactly once in a file.
+// An Edit replaces a text that occurs exactly once in a file.
 type Edit struct {
 	File     string // in the module, with slashes
 	Old, New string
@@ -90,11 +89,12 @@ func Load(root string) ([]Mutant, error) {
 	return all, nil
 }
 
-// separator stands between the old text and the new one.
+// separator is the line between the old text and the new one.
 const separator = "====\n"
 
-// Parse reads one mutant: what goes wrong, then "class:" and "run:" lines, then
-// a file for each edit with the old text, a line ====, and the new text.
+// Parse reads one mutant. The file begins with what goes wrong, then has the lines
+// "class:" and "run:". For each edit a file follows with the old text, a line ====, and
+// the new text.
 func Parse(name string, b []byte) (Mutant, error) {
 	fail := func(format string, args ...any) (Mutant, error) {
 		return Mutant{}, fmt.Errorf("mutant %s: %s", name, fmt.Sprintf(format, args...))
@@ -134,7 +134,7 @@ func Parse(name string, b []byte) (Mutant, error) {
 // ErrStale says that a mutant does not fit the source any more.
 var ErrStale = errors.New("stale mutant")
 
-// Apply returns the changed files of the module at root, by path.
+// Apply returns the contents of the changed files of the module at root, by path.
 func (m Mutant) Apply(root string) (map[string]string, error) {
 	changed := map[string]string{}
 	for _, e := range m.Edits {
@@ -148,7 +148,7 @@ func (m Mutant) Apply(root string) (map[string]string, error) {
 			text = string(b)
 		}
 		if n := strings.Count(text, e.Old); n != 1 {
-			return nil, fmt.Errorf("mutant %s: %w: the text to replace stands %d times in %s instead of once:\n%s", m.Name, ErrStale, n, e.File, e.Old)
+			return nil, fmt.Errorf("mutant %s: %w: the text to replace occurs %d times in %s, want once:\n%s", m.Name, ErrStale, n, e.File, e.Old)
 		}
 		changed[path] = strings.Replace(text, e.Old, e.New, 1)
 	}

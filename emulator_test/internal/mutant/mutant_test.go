@@ -11,9 +11,8 @@ import (
 
 const root = "../../.."
 
-// TestMutantsApply keeps the list of planted bugs up with the source: a mutant
-// that no longer fits is as good as none. When it fails, write the mutant's edit
-// anew for what protects there now.
+// TestMutantsApply checks that each planted bug still fits the source. If it fails,
+// rewrite the mutant's edit for the code that is the protection now.
 func TestMutantsApply(t *testing.T) {
 	all, err := mutant.Load(root)
 	if err != nil {
@@ -29,7 +28,6 @@ func TestMutantsApply(t *testing.T) {
 		}
 		classes[m.Class] = true
 	}
-	// 8, garbage collection, is not there yet.
 	for _, class := range strings.Fields("- 1 2 3 4 5 6 7 8 9 10 11 12 13") {
 		if !classes[class] {
 			t.Errorf("no mutant of class %s", class)
@@ -74,7 +72,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, bad := range []string{"", "x\nclass: 1\nrun: ./txn\n-- a --\nb\n====\n", strings.ReplaceAll(good, "====\n", ""), strings.ReplaceAll(good, "class: 5\n", "")} {
 		if _, err := mutant.Parse("name", []byte(bad)); err == nil {
-			t.Errorf("%q parses", bad)
+			t.Errorf("%q was parsed, want an error", bad)
 		}
 	}
 }

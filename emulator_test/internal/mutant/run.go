@@ -15,31 +15,31 @@ import (
 	"time"
 )
 
-// A Verdict says what became of a mutant.
+// A Verdict is the result for one mutant.
 type Verdict string
 
 // The verdicts.
 const (
 	Caught   Verdict = "caught"
 	Survived Verdict = "survived"
-	// Broken: it does not fit the source, or does not compile. That is an error
-	// of the mutant's, and no success of the suite's.
+	// Broken: the mutant does not fit the source, or does not compile. That is an
+	// error in the mutant, and not a success of the tests.
 	Broken Verdict = "broken"
 )
 
-// A Result is one mutant's.
+// A Result is the outcome of one mutant.
 type Result struct {
 	Mutant  string  `json:"mutant"`
 	Class   string  `json:"class"`
 	Why     string  `json:"why"`
 	Verdict Verdict `json:"verdict"`
-	// Test that caught it.
+	// Test is the test that caught the mutant.
 	Test string `json:"test,omitempty"`
-	// Seconds that tests ran until it was caught, and, with Build, that
-	// compiling them took.
+	// Seconds is how long tests ran until one caught the mutant, and Build how long
+	// the build took.
 	Seconds float64 `json:"seconds"`
 	Build   float64 `json:"build_seconds"`
-	// Detail is the end of the output of what caught it, or the error.
+	// Detail is the end of the failed test's output, or the error.
 	Detail string `json:"detail,omitempty"`
 }
 
@@ -51,8 +51,8 @@ type Runner struct {
 	Limit time.Duration
 }
 
-// rest are the packages whose tests have to notice a change of a package, when
-// those that a mutant names did not.
+// rest are the packages whose tests run against a mutant of a package, after the
+// tests that the mutant names.
 var rest = map[string][]string{
 	"txn":    {"./txn", "./notify", "./emulator_test"},
 	"notify": {"./notify", "./emulator_test"},
@@ -79,8 +79,8 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 	if err != nil {
 		return broken(err)
 	}
-	// The tests that it names first, and then all of its package's: some
-	// mutants are caught by one schedule of goroutines and not by another.
+	// The tests that it names come first, then all tests of their packages. Some
+	// mutants are caught only by some schedules of goroutines.
 	runs := m.Runs
 	pkg, _, _ := strings.Cut(m.Edits[0].File, "/")
 	for _, p := range rest[pkg] {
@@ -93,7 +93,7 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 		if binary == "" {
 			began := time.Now()
 			binary = filepath.Join(dir, fmt.Sprintf("test%d", len(binaries)))
-			// -vet=off: a mutant may well be bad style.
+			// -vet=off, because vet may refuse a mutant.
 			build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, run.Package)
 			build.Dir = r.Root
 			out, err := build.CombinedOutput()
@@ -141,8 +141,8 @@ func writeOverlay(dir string, changed map[string]string) (string, error) {
 	return overlay, os.WriteFile(overlay, b, 0o600)
 }
 
-// test runs the tests of one package. A test that goes on past the limit is
-// stopped, and has not caught anything.
+// test runs the tests of one package. If they run longer than the limit, they are
+// stopped, and have caught nothing.
 func (r Runner) test(ctx context.Context, binary string, run Run, limit time.Duration) (caught bool, test, detail string, err error) {
 	tctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -171,7 +171,7 @@ var (
 	panicLine = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*)$`)
 )
 
-// failedTest names the first test that failed, the innermost one.
+// failedTest returns the name of the first innermost test that failed.
 func failedTest(out string) string {
 	name, depth := "", -1
 	for _, m := range failLine.FindAllStringSubmatch(out, -1) {

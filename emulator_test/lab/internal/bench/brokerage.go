@@ -31,21 +31,23 @@ func newBrokerageCmd(s *cli.Streams) *cobra.Command {
 	o := &brokerageOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "brokerage",
-		Short: "Measure the paper's brokerage workload in miniature: transactions a second against concurrency",
-		Long: `Measure a workload after the paper's (§3.3, on the lines of TPC-E): customers of a
-brokerage place orders, the market executes them, and customers look at what they
-have. Indexes are tables of their own, kept in the same transactions. As in the paper,
-brokers' commissions are left out.
+		Short: "Measure the paper's brokerage workload in miniature",
+		Long: `Measure a workload like that of the paper (§3.3, after TPC-E), and print transactions
+a second for each number of callers. Customers of a brokerage place orders, the market
+executes them, and customers look at their holdings. Indexes are tables of their own,
+which the same transactions keep up to date. As in the paper, there are no commissions
+of brokers.
 
-  place    40 %  an order, and an index entry under its customer
-  execute  40 %  reads the oldest pending order of a customer; the order's status, a
-                 trade, the customer's holding, and entries of two indexes change
+  place    40 %  writes an order, and an index entry of its customer
+  execute  40 %  reads the oldest pending order of a customer; writes the order's
+                 status, a trade, the customer's holding, and entries of two indexes
   look     20 %  reads a customer's holdings and pending orders, and writes nothing
 
-Afterwards the tables are compared with each other as of one snapshot: every index
-entry with its order, every trade with its order, and the sum of trades with the
-holdings; and the consistency check finds nothing.`,
-		Args: cli.NoArgs,
+At the end, the command compares the tables in one snapshot: every index entry and
+every trade has its order, and holdings are the sums of trades. It also runs the
+consistency check.`,
+		Example: `  lab bench brokerage --callers 16,64 --served`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.callers, err = rig.Numbers("callers", o.flag, 1, 4096); err != nil {
 				return err
@@ -57,9 +59,9 @@ holdings; and the consistency check finds nothing.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.customers, "customers", 1000, "customers of the brokerage")
-	f.StringVar(&o.flag, "callers", "1,2,4,8,16,32,64", "customers and market makers at a time, separated by commas")
-	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long each concurrency is measured")
+	f.IntVar(&o.customers, "customers", 1000, "number of customers")
+	f.StringVar(&o.flag, "callers", "1,2,4,8,16,32,64", "numbers of concurrent callers, separated by commas")
+	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long to measure each number of callers")
 	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
@@ -72,16 +74,16 @@ type brokerageReport struct {
 	Customers int             `json:"customers"` // of the brokerage
 	Orders    int             `json:"orders"`    // placed in all
 	Trades    int             `json:"trades"`    // executed in all
-	Lines     []brokerageLine `json:"lines"`     // one for each concurrency
+	Lines     []brokerageLine `json:"lines"`     // one for each number of callers
 }
 
-// A brokerageLine is a concurrency.
+// A brokerageLine is the result for one number of callers.
 type brokerageLine struct {
-	Callers   int     `json:"callers"`                 // at a time
-	Rate      float64 `json:"transactions_per_second"` // those that look among them
-	Conflicts int64   `json:"conflicts"`               // attempts that failed with one
-	P50       float64 `json:"p50_ms"`                  // of a transaction, all its attempts included
-	P99       float64 `json:"p99_ms"`                  // the slowest hundredth begins here
+	Callers   int     `json:"callers"`                 // concurrent
+	Rate      float64 `json:"transactions_per_second"` // including those that only read
+	Conflicts int64   `json:"conflicts"`               // attempts that failed because of a conflict
+	P50       float64 `json:"p50_ms"`                  // of a transaction, with all its attempts
+	P99       float64 `json:"p99_ms"`                  // 1 % of the transactions are slower
 	CPU       float64 `json:"client_us"`               // CPU time of the client process for a transaction
 	Emulator  float64 `json:"emulator_us"`             // that of the emulator
 	Requests  float64 `json:"requests"`                // to Bigtable for a transaction
@@ -131,7 +133,7 @@ func (o *brokerageOptions) report(ctx context.Context) (rep brokerageReport, err
 	return rep, nil
 }
 
-// audit compares the tables with each other, as of one snapshot.
+// audit compares the tables with each other in one snapshot.
 func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 	s, err := c.Snapshot(ctx)
 	if err != nil {
@@ -149,10 +151,10 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		}
 		return nil
 	}
-	// Each entry is struck off where it is met again; nothing may be left.
+	// Each entry is deleted when its counterpart is found. In the end none may be left.
 	meets := func(in map[string]bool, key, what string) error {
 		if !in[key] {
-			return fmt.Errorf("the brokerage is wrong: %s %s has no counterpart", what, key)
+			return fmt.Errorf("the tables disagree: %s %s has no counterpart", what, key)
 		}
 		delete(in, key)
 		return nil
@@ -178,7 +180,7 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		each(rig.HistoryTable, rig.OrderColumn, func(key string, _ []byte) error { return meets(indexed, key, "history entry") }),
 		each(rig.HoldingsTable, rig.QuantityColumn, func(key string, value []byte) error {
 			if holdings[key] != rig.AmountOf(value) {
-				return fmt.Errorf("the brokerage is wrong: holding %s is %d, and its trades are %d", key, rig.AmountOf(value), holdings[key])
+				return fmt.Errorf("the tables disagree: holding %s is %d, but its trades add up to %d", key, rig.AmountOf(value), holdings[key])
 			}
 			delete(holdings, key)
 			return nil
@@ -186,12 +188,12 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 	for _, left := range []map[string]bool{pending, executed, indexed} {
 		for key, there := range left {
 			if there {
-				err = errors.Join(err, fmt.Errorf("the brokerage is wrong: nothing has the counterpart of %s", key))
+				err = errors.Join(err, fmt.Errorf("the tables disagree: the counterpart of %s is missing", key))
 			}
 		}
 	}
 	if len(holdings) > 0 {
-		err = errors.Join(err, fmt.Errorf("the brokerage is wrong: %d holdings are missing", len(holdings)))
+		err = errors.Join(err, fmt.Errorf("the tables disagree: %d holdings are missing", len(holdings)))
 	}
 	return orders, trades, err
 }

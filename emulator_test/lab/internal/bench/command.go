@@ -1,9 +1,9 @@
-// Package bench is lab bench: measurements on this machine.
+// Package bench is the command lab bench, which measures the library on this machine.
 //
-// Package rig starts the processes of a measurement and says what they do. pairs.go
-// compares operations with raw ones. Each measurement is in a file of its own, those
-// of observers in package observers; report.go runs them all and writes
-// docs/performance.md with markdown.go and package charts.
+// Each measurement has its own file; those of observers are in package observers.
+// Package rig starts the processes of a measurement. pairs.go compares operations with
+// raw ones. report.go runs all measurements, and writes docs/performance.md with
+// markdown.go and package charts.
 package bench
 
 import (
@@ -18,13 +18,18 @@ import (
 func NewCmd(s *cli.Streams) *cobra.Command {
 	group := cli.Group("observers", "Measure observers: latency, throughput, and the paper's Figure 7",
 		`Measure observers on this machine. Each measurement starts an emulator of Bigtable
-and worker processes of its own, and ends them; it touches no other deployment.
-docs/observers-performance.md has numbers and says what they mean.`,
+and worker processes of its own, and stops them; it connects to no other deployment.
+docs/reference/performance.md has results.`,
 		observers.NewLatencyCmd(s), observers.NewThroughputCmd(s), observers.NewFigure7Cmd(s))
-	cmd := cli.Group("bench", "Measure on this machine",
-		`Measure on this machine, with processes that the command starts and ends.`,
+	cmd := cli.Group("bench", "Measure the library on this machine",
+		`Measure the library on this machine. Each command starts the emulator and the processes
+that it needs, and stops them. "Raw" is Bigtable without transactions, "ours" is this
+library.`,
 		newCompareCmd(s), newRowsCmd(s), newScaleCmd(s), newContentionCmd(s), newBrokerageCmd(s), newCPUCmd(s), newProfileCmd(s), newDelayCmd(s), newTripsCmd(s),
 		newPlanCmd(s), newReportCmd(s), group)
+	group.Example = `  lab bench observers latency`
+	cmd.Example = `  lab bench compare
+  lab bench report --docs docs --only compare,trips`
 	cmd.AddCommand(rig.Commands(s)...)
 	return cmd
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// A shared holds the flags that the measurements of this file's kind have.
+// A shared has the flags of measurements that compare with raw operations.
 type shared struct {
 	streams  *cli.Streams
 	callers  int
@@ -27,10 +27,10 @@ type shared struct {
 
 func (o *shared) flags(cmd *cobra.Command, callers, rounds int, length time.Duration) {
 	f := cmd.Flags()
-	f.IntVar(&o.callers, "callers", callers, "callers that go on at a time, in one client process")
-	f.IntVar(&o.rounds, "rounds", rounds, "rounds; each measures everything once, in turn")
-	f.DurationVar(&o.length, "round", length, "how long each operation is measured in a round")
-	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
+	f.IntVar(&o.callers, "callers", callers, "concurrent callers, in one client process")
+	f.IntVar(&o.rounds, "rounds", rounds, "number of rounds; each measures everything once")
+	f.DurationVar(&o.length, "round", length, "how long to measure each operation in a round")
+	f.BoolVar(&o.served, "served", false, "take timestamps from a served oracle in another process, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 }
@@ -65,6 +65,17 @@ func (o *shared) openAll(ctx context.Context, workers int, specs ...rig.TableSpe
 	return r, r.Add(ctx, workers)
 }
 
+// pair compares an operation with a raw one on the same table.
+func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
+	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
+	if t.Bytes >= 100<<10 { // with fewer callers, so that only a few megabytes are under way
+		for i := range p.members {
+			p.members[i].task.Callers = min(o.callers, 4)
+		}
+	}
+	return p
+}
+
 type compareOptions struct {
 	shared
 	rows int
@@ -75,25 +86,26 @@ func newCompareCmd(s *cli.Streams) *cobra.Command {
 	o := &compareOptions{shared: shared{streams: s}}
 	cmd := &cobra.Command{
 		Use:   "compare",
-		Short: "Measure what transactions cost over raw Bigtable: the paper's Figure 8, and more",
-		Long: `Measure what transactions cost over raw Bigtable, within a minute: the paper's
-Figure 8 (single-cell reads and writes), reads of rows, batches and scans, and
-transactions of ten rows. An emulator and a client process are started; short
-rounds of raw operations and of transactions take turns, and each ratio is the
-median of those of single rounds, with the middle half of them as the spread.
+		Short: "Measure what transactions cost, compared with raw Bigtable (Figure 8 of the paper)",
+		Long: `Measure what transactions cost, compared with raw Bigtable, within a minute: the
+paper's Figure 8 (reads and writes of one cell), reads of rows, batches and scans, and
+transactions of ten rows. The command starts an emulator and a client process. Short
+rounds of raw operations and of transactions take turns. A ratio is the median of the
+ratios of single rounds; its spread is their middle half.
 
-What is raw is the best use of the same emulator: one ColumnRange filter with
+A raw operation is the best use of the same emulator: one ColumnRange filter with
 LatestN(1) for a cell, LatestN(1) alone for rows, a one-cell Apply for a write,
 ApplyBulk for many rows, and one CheckAndMutateRow for a conditional write. Raw
-tables hold the same data. What is left to the background belongs to the round.
+tables contain the same data. A round includes the work that it leaves to the
+background.
 
-The read figures take a snapshot, so a timestamp, for each read, as the paper's
-transactions do; callers who ask at the same time share a request to the oracle.
-Those with _shared in their names read from one snapshot, those with _stale from
-snapshots that may be 100 ms old. Those with _floor in their
-names are raw requests of the kinds that a transaction in two phases needs at least,
-with the simplest filters, over the raw operation: what the ratio could be at most on
-this emulator.`,
+Each read takes a snapshot, and so a timestamp, as the paper's transactions do.
+Concurrent callers share requests to the oracle. Figures with _shared in their names
+read from one snapshot, those with _stale from snapshots that may be 100 ms old. Figures
+with _floor send the least raw requests that a transaction in two phases needs, with
+the simplest filters: their ratio is the best that is possible on this emulator.`,
+		Example: `  lab bench compare
+  lab bench compare --served -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(o.check(), rig.Between("rows", o.rows, 1000, 1_000_000), rig.Between("value-bytes", o.size, 0, 1<<20)); err != nil {
@@ -108,11 +120,11 @@ this emulator.`,
 	return cmd
 }
 
-// A compareReport is what lab bench compare prints. The ratios on top are
-// those of the figures.
+// A compareReport is what lab bench compare prints. The ratios at the top are those of
+// the figures.
 type compareReport struct {
 	Read          float64     `json:"read_ratio"`            // reads of one cell, each in a snapshot of its own, a second, over raw ones
-	ReadStale     float64     `json:"read_stale_ratio"`      // the same where a snapshot may be 100 ms old, which needs no timestamp of its own
+	ReadStale     float64     `json:"read_stale_ratio"`      // the same if a snapshot may be 100 ms old, and so needs no timestamp of its own
 	ReadShared    float64     `json:"read_shared_ratio"`     // the same from one snapshot
 	RowRead       float64     `json:"row_read_ratio"`        // reads of one row
 	RowReadShared float64     `json:"row_read_shared_ratio"` // the same from one snapshot
@@ -120,15 +132,15 @@ type compareReport struct {
 	Batch100      float64     `json:"batch100_read_ratio"`   // rows in reads of 100 rows
 	Scan          float64     `json:"scan_ratio"`            // rows in scans of 1000 rows
 	Write         float64     `json:"write_ratio"`           // transactions that write one cell, over raw Apply
-	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: two of them are the least
+	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: a commit needs at least two of them
 	Write10       float64     `json:"write10_ratio"`         // rows in transactions that write ten rows, over raw ApplyBulk
-	WriteFloor    float64     `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the most that write_ratio can be here
-	Write10Floor  float64     `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the most that write10_ratio can be here
+	WriteFloor    float64     `json:"write_floor_ratio"`     // two raw CheckAndMutateRow over raw Apply: the best possible write_ratio here
+	Write10Floor  float64     `json:"write10_floor_ratio"`   // the raw requests of a transaction of ten rows over raw ApplyBulk: the best possible write10_ratio here
 	Machine       rig.Machine `json:"machine"`               // where and when
-	Seconds       float64     `json:"seconds"`               // that all of it took
-	Callers       int         `json:"callers"`               // that go on at a time
+	Seconds       float64     `json:"seconds"`               // of the whole measurement
+	Callers       int         `json:"callers"`               // concurrent
 	Oracle        string      `json:"oracle"`                // direct or served
-	Figures       []figure    `json:"figures"`               // all figures with what they are made of
+	Figures       []figure    `json:"figures"`               // all figures, with the numbers behind them
 }
 
 func (o *compareOptions) run(ctx context.Context) error {
@@ -175,7 +187,7 @@ func (o *shared) oracleMode() string {
 	return "direct"
 }
 
-// The goals for the ratios, and what the paper has.
+// The goals for the ratios, and the paper's results.
 var (
 	goals  = map[string]float64{"read": .94, "row_read": .94, "batch100_read": .9, "scan": .85, "write": .4, "write_cam": .7, "write10": .45}
 	papers = map[string]float64{"read": .94, "write": .23}
@@ -221,13 +233,13 @@ func (o *compareOptions) pairings(cells, wide, written, written10 rig.TableSpec)
 	}
 }
 
-// on is a task on a table; raw operations are on its raw one.
+// on returns a task on a table. Raw operations use its raw table.
 func (o *shared) on(t rig.TableSpec, op string, batch int) rig.Task {
 	made := rig.Task{Op: op, Table: t.Name, Callers: o.callers, Rows: t.Rows, Columns: t.Columns, Batch: batch, Bytes: t.Bytes}
 	if strings.HasPrefix(op, "raw-") {
 		made.Table = t.Raw()
 	}
-	switch { // not much more under way than in batches
+	switch { // so that large operations have about as many rows under way as batches
 	case batch >= 10_000:
 		made.Callers = 1
 	case batch >= 1000:

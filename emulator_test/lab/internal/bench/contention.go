@@ -14,7 +14,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -36,18 +35,19 @@ func newContentionCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "contention",
 		Short: "Measure conflicts: a bank with few or many accounts",
-		Long: `Measure what conflicts cost: callers transfer money between two random accounts, of a
-bank with few or many. The fewer there are, the more transfers meet. Afterwards the
-sum of all accounts has to be what it was, and the consistency check finds nothing.
+		Long: `Measure what conflicts cost: callers transfer money between two random accounts of a
+bank. With fewer accounts, more transfers conflict. At the end the sum of all accounts
+must be unchanged, and the consistency check must find nothing.
 
-Wasted work is the share of attempts that did not commit. Fairness is the slowest
-hundredth of the transfers, retries included, over the median: how much longer the
-unlucky wait.
+Wasted work is the share of attempts that did not commit. Fairness is the latency of
+the slowest 1 % of the transfers, including retries, divided by the median latency.
 
-Each bank is measured with latches and without: the queues of one client's transactions
-for the cells they write, and its memory of recent commits. They settle conflicts
-within a process; those between processes stay.`,
-		Args: cli.NoArgs,
+Each bank is measured with latches and without. Latches are the queues in which
+transactions of one client wait for the cells that they write, together with the
+client's memory of recent commits. They help against conflicts within a process, not
+between processes.`,
+		Example: `  lab bench contention --accounts 10,1000 --latches both`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.accounts, err = rig.Numbers("accounts", o.flag, 2, 1_000_000); err != nil {
 				return err
@@ -62,11 +62,11 @@ within a process; those between processes stay.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.flag, "accounts", "10,100,1000,10000,100000", "accounts of the bank, separated by commas")
-	f.IntVar(&o.callers, "callers", 16, "callers that transfer at a time, in each process")
+	f.StringVar(&o.flag, "accounts", "10,100,1000,10000,100000", "numbers of accounts, separated by commas")
+	f.IntVar(&o.callers, "callers", 16, "concurrent callers in each process")
 	f.IntVar(&o.clients, "processes", 2, "client processes")
-	f.DurationVar(&o.duration, "duration", 3*time.Second, "how long each bank is measured")
-	f.StringVar(&o.latches, "latches", "both", "on, off or both: whether transactions of one process queue for cells and remember commits (txn.Config.LatchWait)")
+	f.DurationVar(&o.duration, "duration", 3*time.Second, "how long to measure each bank")
+	f.StringVar(&o.latches, "latches", "both", "on, off or both: use latches (txn.Config.LatchWait)")
 	f.BoolVar(&o.served, "served", false, "timestamps from a served oracle, a process of its own, instead of direct mode")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
@@ -81,19 +81,19 @@ type contentionReport struct {
 	Lines     []contentionLine `json:"lines"`     // one for each bank
 }
 
-// A contentionLine is a bank.
+// A contentionLine is the result for one bank.
 type contentionLine struct {
 	Accounts  int     `json:"accounts"`           // of the bank
-	Latches   bool    `json:"latches"`            // transactions of one process queue for the cells they write, and remember commits
+	Latches   bool    `json:"latches"`            // were latches used
 	Rate      float64 `json:"commits_per_second"` // transfers
-	Commits   int64   `json:"commits"`            // that changed something
+	Commits   int64   `json:"commits"`            // transfers that committed
 	Conflicts int64   `json:"conflicts"`          // attempts that failed with one
 	Attempts  int64   `json:"attempts"`           // transactions begun
-	Wasted    float64 `json:"wasted_share"`       // of the attempts that did not commit
-	P50       float64 `json:"p50_ms"`             // of a transfer, all its attempts and waits included
+	Wasted    float64 `json:"wasted_share"`       // share of the attempts that did not commit
+	P50       float64 `json:"p50_ms"`             // of a transfer, with all its attempts and waits
 	P99       float64 `json:"p99_ms"`             // the slowest hundredth begins here
 	Max       float64 `json:"max_ms"`             // the slowest
-	Fairness  float64 `json:"p99_over_median"`    // fairness: how much longer the unlucky wait
+	Fairness  float64 `json:"p99_over_median"`    // fairness
 	CPU       float64 `json:"client_us"`          // CPU time of the client processes for a commit
 	Emulator  float64 `json:"emulator_us"`        // that of the emulator
 }
@@ -190,7 +190,7 @@ func balances(accounts int) iter.Seq2[admin.BulkRow, error] {
 	}
 }
 
-// checkSum fails unless the bank has as much money as it began with.
+// checkSum fails if the bank has not as much money as at the beginning.
 func checkSum(ctx context.Context, r *rig.Run, accounts int) error {
 	return r.WithClient(ctx, func(c *txn.Client) error {
 		s, err := c.Snapshot(ctx)
@@ -207,7 +207,7 @@ func checkSum(ctx context.Context, r *rig.Run, accounts int) error {
 			}
 		}
 		if want := int64(accounts) * startBalance; all != want {
-			return fmt.Errorf("the bank has %d after the transfers; it had %d", all, want)
+			return fmt.Errorf("the bank has %d after the transfers, want %d as before", all, want)
 		}
 		return nil
 	})

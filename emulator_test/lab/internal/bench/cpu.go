@@ -22,17 +22,18 @@ func newCPUCmd(s *cli.Streams) *cobra.Command {
 	o := &cpuOptions{shared{streams: s}}
 	cmd := &cobra.Command{
 		Use:   "cpu",
-		Short: "Measure the client's own CPU time and allocations, against a stub that answers at once",
-		Long: `Measure what transactions cost in the client's process, beyond what the Bigtable
-client itself takes for as many requests: CPU time and allocations. A stub, in a
-process of its own, answers requests at once and stores nothing, and timestamps come
-from memory, so that neither the emulator nor the oracle is in the figures. Raw and
+		Short: "Measure the client's own CPU time and allocations, with a stub of Bigtable",
+		Long: `Measure the CPU time and allocations of transactions in the client's process, compared
+with those of the Bigtable client for the same number of requests. A stub in another
+process answers requests at once and stores nothing, and timestamps come from memory,
+so that the figures include neither the emulator nor the oracle. Raw operations and
 ours take turns, as in bench compare.
 
-A read is one ReadRows; a transaction that writes one cell is two CheckAndMutateRow,
-and one that writes ten rows eleven and a MutateRows. The raw operations send the
+A read is one ReadRows. A transaction that writes one cell is two CheckAndMutateRow;
+one that writes ten rows is eleven, and one MutateRows. The raw operations send the
 same kinds of requests, with one cell and the simplest filter each.`,
-		Args: cli.NoArgs,
+		Example: `  lab bench cpu`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -41,30 +42,30 @@ same kinds of requests, with one cell and the simplest filter each.`,
 		},
 	}
 	o.flags(cmd, 8, 7, 200*time.Millisecond)
-	_ = cmd.Flags().MarkHidden("served") // there is no oracle
+	_ = cmd.Flags().MarkHidden("served") // this measurement has no oracle
 	return cmd
 }
 
 // A cpuReport is what lab bench cpu prints.
 type cpuReport struct {
 	Machine rig.Machine `json:"machine"` // where and when
-	Callers int         `json:"callers"` // that go on at a time
+	Callers int         `json:"callers"` // concurrent
 	Lines   []cpuLine   `json:"lines"`   // one for each kind of work
 }
 
-// A cpuLine is one kind of work. Values are medians over the rounds, for one
-// operation, of the client's process; "over" is the median of the differences
-// in single rounds.
+// A cpuLine is one kind of operation. Values are medians over the rounds, for one
+// operation of the client's process. Values with "over" are the medians of the
+// differences in single rounds.
 type cpuLine struct {
 	Name      string  `json:"name"`                            // of the kind
 	Rows      int     `json:"rows"`                            // of an operation
 	Requests  float64 `json:"requests"`                        // to Bigtable, ours
 	RawCPU    float64 `json:"raw_us"`                          // CPU time of the Bigtable client alone, in microseconds
 	CPU       float64 `json:"us"`                              // of ours
-	OverCPU   float64 `json:"over_us"`                         // what ours takes beyond it
+	OverCPU   float64 `json:"over_us"`                         // what ours takes more
 	RawAllocs float64 `json:"raw_allocations"`                 // of the Bigtable client alone
 	Allocs    float64 `json:"allocations"`                     // of ours
-	Over      float64 `json:"over_allocations"`                // what ours makes beyond them
+	Over      float64 `json:"over_allocations"`                // how many more ours makes
 	RawBytes  float64 `json:"raw_allocated_bytes"`             // of the Bigtable client alone
 	Bytes     float64 `json:"allocated_bytes"`                 // of ours
 	GoalCPU   float64 `json:"goal_over_us,omitempty"`          // for over_us
@@ -130,7 +131,7 @@ func (o *cpuOptions) line(ctx context.Context, r *rig.Run, raw, ours rig.Task) (
 			}
 		}
 		if n == 0 {
-			continue // to warm up
+			continue // the first round warms up
 		}
 		each := func(count uint64, i int) float64 { return float64(count) / float64(max(m[i].Ops, 1)) }
 		for i := range 2 {

@@ -29,17 +29,17 @@ func newDelayCmd(s *cli.Streams) *cobra.Command {
 	o := &delayOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "delay",
-		Short: "Measure latency when each request takes a while: how many round trips follow each other",
-		Long: `Measure the latency of single operations, one after the other, when each request takes
-a while: what the client process sends to the emulator and to the oracle
-arrives after a delay. Latency over the delay is the number of round trips that
-follow each other, and a little more. With a direct oracle timestamps come from
-Bigtable, with a served one from a process of its own; both are behind the
-delay.
+		Short: "Measure latency with slow requests: how many round trips are sequential",
+		Long: `Measure the latency of single operations when each request takes longer: requests of
+the client process to the emulator and to the oracle arrive after a delay. The latency
+divided by the delay is the number of sequential round trips, plus the time for the
+work itself. A direct oracle takes timestamps from Bigtable, a served one runs in
+another process; the delay applies to both.
 
-A write transaction has four: start_ts, prewrite, commit_ts, primary; its reads come on
-top. With a served oracle and 5 ms the goal is 4.3.`,
-		Args: cli.NoArgs,
+A write transaction has four round trips: start_ts, prewrite, commit_ts, primary. Its
+reads come in addition. The goal with a served oracle and 5 ms is 4.3.`,
+		Example: `  lab bench delay --delays 5ms`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			for _, part := range strings.Split(o.flag, ",") {
 				d, err := time.ParseDuration(strings.TrimSpace(part))
@@ -55,8 +55,8 @@ top. With a served oracle and 5 ms the goal is 4.3.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.flag, "delays", "1ms,5ms,20ms", "how long each request takes, separated by commas")
-	f.IntVar(&o.count, "count", 30, "operations of each kind")
+	f.StringVar(&o.flag, "delays", "1ms,5ms,20ms", "delays of each request, separated by commas")
+	f.IntVar(&o.count, "count", 30, "number of operations of each kind")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
@@ -73,25 +73,25 @@ type delayLine struct {
 	Delay   float64 `json:"delay_ms"`    // of each request
 	Oracle  string  `json:"oracle"`      // direct or served; none for raw operations
 	What    string  `json:"what"`        // the operation
-	Trips   int     `json:"round_trips"` // that the protocol has on the critical path, reads included
+	Trips   int     `json:"round_trips"` // on the protocol's critical path, including reads
 	Reads   int     `json:"reads"`       // of those
 	P50     float64 `json:"p50_ms"`      // median latency
 	P95     float64 `json:"p95_ms"`      // of the latency
 	Fastest float64 `json:"fastest_ms"`  // of the latency
-	// Measured is the latency in delays, and Net the latency in round trips as
-	// long as raw ones were, which leaves out what this machine adds to each.
+	// Measured is the latency in units of the delay. Net is the latency in units of
+	// a raw round trip, which leaves out what this machine adds to each.
 	Measured float64 `json:"p50_in_delays"`          // median latency over the delay
 	Net      float64 `json:"p50_in_raw_round_trips"` // median latency over that of the raw read: without what this machine adds
 	Goal     float64 `json:"goal,omitempty"`         // for p50_in_delays
 	Count    int     `json:"count"`                  // operations
 }
 
-// A delayed is an operation with its round trips.
+// A delayed is an operation with its number of round trips.
 type delayed struct {
 	op, what     string
 	batch        int
 	trips, reads int
-	kind         capacity.Kind // as a plan has it; none for raw operations
+	kind         capacity.Kind // the name in percctl plan; none for raw operations
 }
 
 // The operations of bench delay. The first one is a raw round trip.
@@ -105,8 +105,8 @@ var delayedOps = []delayed{
 	{"transfer", "transaction that reads two rows, one after the other, and writes them", 0, 6, 2, capacity.Kind{Reads: 2, Rows: 2}},
 }
 
-// delayGoal is the goal for write transactions with a served oracle at 5 ms,
-// beside their reads.
+// delayGoal is the goal for write transactions with a served oracle at 5 ms, without
+// their reads.
 const delayGoal = 4.3
 
 func (o *delayOptions) run(ctx context.Context) error {
@@ -147,7 +147,7 @@ func (o *delayOptions) lines(ctx context.Context, delay time.Duration, served bo
 	trip := 0.0
 	for _, op := range delayedOps {
 		t := with.on(cells, op.op, op.batch)
-		for _, t.Count = range []int{3, o.count} { // the first to warm up
+		for _, t.Count = range []int{3, o.count} { // the first round warms up
 			m, err := r.Measure(ctx, 0, t)
 			if err != nil {
 				return nil, err

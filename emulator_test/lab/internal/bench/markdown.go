@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// A drawing is a chart and how it is drawn.
+// A drawing is a chart, and the function that draws it.
 type drawing struct {
 	chart charts.Chart
 	draw  func(charts.Chart) (*plot.Plot, error)
@@ -65,7 +65,7 @@ func compareMarkdown(r *results) string {
 	return m.String()
 }
 
-// compareShort compares rates and CPU time, one line for each transaction.
+// compareShort compares rates and CPU time, with one line for each transaction.
 func compareShort(r *results) string {
 	var m markdown
 	floors := map[string]float64{}
@@ -77,7 +77,7 @@ func compareShort(r *results) string {
 	m.head("Transaction", "Raw operation", "Rate (raw = 1)", "CPU time (raw = 1)", "Highest possible rate (raw = 1)")
 	for _, f := range r.Compare.Figures {
 		if strings.HasSuffix(f.Name, "_floor") || f.Name == "write_cam" {
-			continue // only in the long table
+			continue // only the long table has it
 		}
 		m.row(f.What, f.Against, "**"+cli.Fixed(f.Ratio, 2)+"**", cli.Fixed(1/f.CPURatio, 1), orNone(floors[f.Name], 2))
 	}
@@ -109,7 +109,7 @@ func compareCharts(r *results) []drawing {
 		ratios.Goals = append(ratios.Goals, goal)
 	}
 	ratios.Series = []charts.Series{ours, least}
-	// The middles of the ranges that Themis publishes.
+	// The middle of the ranges in the paper about Themis.
 	figure8 := charts.Chart{File: "performance-figure8", Title: "The paper's Figure 8: relative to the raw store", Y: "Transactional over raw operations a second",
 		Groups: []string{"random reads of one cell", "random writes of one cell"}, Decimals: 2, Width: 16, Series: []charts.Series{
 			{Name: "Percolator (paper, on Bigtable)", Colour: charts.PaperColour, Values: []float64{.94, .23}},
@@ -132,7 +132,8 @@ func rowsMarkdown(r *results) string {
 }
 
 func rowsCharts(r *results) []drawing {
-	// The client's part grows with the rows, the emulator's with what it filters.
+	// The client's part grows with the number of rows, the emulator's with the cells that
+	// it filters.
 	c := charts.Chart{File: "performance-rows", Title: "How cost grows: CPU time over that of raw operations", Y: "Ratio of CPU time (1: as much as raw)", LogY: true, Loose: true, Width: 34}
 	client, emulator := charts.Series{Name: "client", Colour: charts.OursColour}, charts.Series{Name: "emulator", Colour: charts.PaperColour}
 	for _, f := range r.Rows.Figures {
@@ -140,7 +141,7 @@ func rowsCharts(r *results) []drawing {
 		ours, theirs := f.OursCPU/max(f.RawCPU, 1e-3), f.OursEmu/max(f.RawEmu, 1e-3)
 		client.Values, client.Labels = append(client.Values, ours), append(client.Labels, "")
 		emulator.Values, emulator.Labels = append(emulator.Values, theirs), append(emulator.Labels, "")
-		// One label above each other, so that they do not touch.
+		// Labels are above each other, so that they do not overlap.
 		(map[bool]*charts.Series{true: &client, false: &emulator}[ours > theirs]).Labels[len(c.Groups)-1] = cli.Fixed(ours, 1) + ", " + cli.Fixed(theirs, 1)
 	}
 	c.Series = []charts.Series{client, emulator}
@@ -187,7 +188,7 @@ func tripsMarkdown(r *results) string {
 	m.head("", "Round trips", "Requests, direct oracle", "Bytes sent, received", "with a served oracle", "By step")
 	served := map[string]tripsLine{}
 	for _, l := range r.Trips.Lines {
-		served[l.Name] = l // those of the served oracle come last
+		served[l.Name] = l // lines of the served oracle come last
 	}
 	for _, l := range r.Trips.Lines {
 		if l.Oracle == "served" {
@@ -199,7 +200,7 @@ func tripsMarkdown(r *results) string {
 	return m.String()
 }
 
-// tripsShort leaves out bytes; the requests are the same with a served oracle.
+// tripsShort leaves bytes out. With a served oracle the requests are the same.
 func tripsShort(r *results) string {
 	var m markdown
 	m.head("Transaction", "Round trips", "Requests", "Which requests")
@@ -271,8 +272,8 @@ func contentionShort(r *results) string {
 }
 
 func contentionCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-contention", Title: "Transfers between random accounts, with the share of attempts in vain", X: "Accounts of the bank", Y: "Transfers a second", LogY: true}
-	on, off := charts.Series{Name: "with latches in each process (and attempts in vain)", Colour: charts.OursColour}, charts.Series{Name: "without", Colour: charts.PaperColour}
+	c := charts.Chart{File: "performance-contention", Title: "Transfers between random accounts, with the share of wasted attempts", X: "Accounts of the bank", Y: "Transfers a second", LogY: true}
+	on, off := charts.Series{Name: "with latches in each process (and wasted attempts)", Colour: charts.OursColour}, charts.Series{Name: "without", Colour: charts.PaperColour}
 	for _, l := range r.Contention.Lines {
 		s := &off
 		if l.Latches {
@@ -281,7 +282,7 @@ func contentionCharts(r *results) []drawing {
 		}
 		s.Values, s.Labels = append(s.Values, l.Rate), append(s.Labels, thousands(l.Rate)+"/s, "+cli.Fixed(100*l.Wasted, 1)+" %")
 	}
-	off.Labels = nil // they would stand over the others
+	off.Labels = nil // they would overlap with the other labels
 	c.Series = []charts.Series{on, off}
 	return []drawing{{c, charts.Chart.Lines}}
 }

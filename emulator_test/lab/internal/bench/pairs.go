@@ -10,9 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// A pairing compares operations with raw ones. In every round all of them run,
-// one after the other, beginning with another one each time, so that what
-// else the machine does meets them alike; a ratio is of one round.
+// A pairing compares operations with raw ones. In every round all of them run, one
+// after the other, in an order that rotates, so that other load of the machine affects
+// all of them alike. A ratio compares rates of the same round.
 type pairing struct {
 	name        string
 	members     []member
@@ -25,25 +25,25 @@ type member struct {
 	task rig.Task
 }
 
-// A comparison makes a figure of two members, by their places.
+// A comparison makes a figure of two members, given by their indexes.
 type comparison struct {
 	figure    string
 	ours, raw int
-	// halved: two of the raw operations are the least that one of ours can be,
-	// so ours is compared with half of their rate.
+	// halved means that one of our operations needs at least two of the raw ones,
+	// and is compared with half of their rate.
 	halved   bool
 	versions int
 }
 
-// A figure is a comparison of transactions with raw Bigtable. Rates are medians
-// over the rounds, and so is the ratio, which is of rates of the same round.
+// A figure compares transactions with raw Bigtable. Rates are medians over the rounds.
+// The ratio is the median of the ratios of single rounds.
 type figure struct {
 	Name     string  `json:"name"`               // of the figure
-	What     string  `json:"what"`               // what ours is
+	What     string  `json:"what"`               // our operation
 	Against  string  `json:"against"`            // the raw operation
 	Ratio    float64 `json:"ratio"`              // median over the rounds of the ratio of rates
-	Low      float64 `json:"ratio_p25"`          // the middle half of the rounds begins here
-	High     float64 `json:"ratio_p75"`          // and ends here
+	Low      float64 `json:"ratio_p25"`          // a quarter of the rounds is below
+	High     float64 `json:"ratio_p75"`          // a quarter of the rounds is above
 	CPURatio float64 `json:"cpu_ratio"`          // CPU time of client and emulator for the raw operation, over that of ours
 	Raw      float64 `json:"raw_per_second"`     // operations
 	Ours     float64 `json:"per_second"`         // of ours
@@ -55,17 +55,17 @@ type figure struct {
 	OursP50  float64 `json:"p50_us"`             // of ours
 	Allocs   float64 `json:"allocations"`        // of the client process, for an operation
 	RawAlloc float64 `json:"raw_allocations"`    // of the raw operation
-	Reqs     float64 `json:"requests"`           // to Bigtable, for an operation; the oracle's in direct mode among them
+	Reqs     float64 `json:"requests"`           // to Bigtable, for an operation; in direct mode including the oracle's
 	RawOps   int     `json:"raw_operations"`     // in all rounds
 	Ops      int     `json:"operations"`         // of ours
-	Rounds   int     `json:"rounds"`             // that count; one more warms up
-	Callers  int     `json:"callers"`            // that go on at a time
+	Rounds   int     `json:"rounds"`             // without the first, which warms up
+	Callers  int     `json:"callers"`            // concurrent
 	Rows     int     `json:"rows_per_operation"` // that it reads or writes
 	Columns  int     `json:"columns"`            // of a row
 	Bytes    int     `json:"value_bytes"`        // of a value
-	Versions int     `json:"versions,omitempty"` // of each cell, where rows are deep
+	Versions int     `json:"versions,omitempty"` // of each cell, if there are several
 	Goal     float64 `json:"goal,omitempty"`     // for the ratio
-	Paper    float64 `json:"paper,omitempty"`    // the ratio that the paper has
+	Paper    float64 `json:"paper,omitempty"`    // the ratio in the paper
 }
 
 // comparePairs measures pairings in rounds of a length.
@@ -80,7 +80,7 @@ func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length
 				t.First += m.Ops * max(t.Batch, 1)
 			}
 			if n == 0 {
-				t.Duration = length / 5 // to warm up
+				t.Duration = length / 5 // the first round warms up
 			}
 			m, err := r.Measure(ctx, 0, t)
 			if err != nil {
@@ -144,7 +144,7 @@ func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
 	}
 }
 
-// figureTable prints figures for people.
+// figureTable prints figures as a table.
 func figureTable(w io.Writer, figures []figure) error {
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "FIGURE", "RATIO", "SPREAD", "CPU", "GOAL", "RAW/s", "OURS/s", "CLIENT µs", "EMULATOR µs", "SAMPLES", "WHAT IS COMPARED")

@@ -8,7 +8,7 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// The parts of a process that CPU time is told apart by.
+// The parts of a process to which CPU time is attributed.
 const (
 	partLibrary  = "library"
 	partBigtable = "bigtable"
@@ -18,8 +18,8 @@ const (
 	partRuntime  = "runtime"
 )
 
-// partOf are the packages of the parts. What is in none of them, as the standard
-// library and the runtime's memory management, counts for whoever called it.
+// partOf are the packages of the parts. Time in other packages, such as the standard
+// library and the runtime's memory management, counts for their caller.
 var partOf = []struct{ prefix, part string }{
 	{"github.com/percolator-bigtable/percolator/txn/txntest", partBench},
 	{"github.com/percolator-bigtable/percolator/txn", partLibrary},
@@ -52,7 +52,7 @@ func shares(file string) (map[string]float64, error) {
 	}
 	by, all := map[string]float64{}, 0.0
 	for _, s := range p.Sample {
-		v := float64(s.Value[len(s.Value)-1]) // nanoseconds; a count comes before
+		v := float64(s.Value[len(s.Value)-1]) // nanoseconds; the value before is a count
 		by[partOfSample(s)] += v
 		all += v
 	}
@@ -62,8 +62,8 @@ func shares(file string) (map[string]float64, error) {
 	return by, nil
 }
 
-// partOfSample is the part of the innermost function that is in one. What no part has
-// called is the runtime's: collecting garbage, and scheduling.
+// partOfSample returns the part of the innermost function that belongs to one. Without
+// such a function it is the runtime's: garbage collection and scheduling.
 func partOfSample(s *profile.Sample) string {
 	for _, location := range s.Location {
 		for _, line := range location.Line {

@@ -10,8 +10,8 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// newProfile is a profile of samples, each a stack from the leaf on with its
-// nanoseconds.
+// newProfile makes a profile of samples. Each sample is a stack, beginning with the
+// leaf, with its nanoseconds.
 func newProfile(samples map[int][]string) *profile.Profile {
 	p := &profile.Profile{SampleType: []*profile.ValueType{{Type: "samples", Unit: "count"}, {Type: "cpu", Unit: "nanoseconds"}}}
 	for nanos, stack := range samples {
@@ -27,8 +27,8 @@ func newProfile(samples map[int][]string) *profile.Profile {
 	return p
 }
 
-// Time counts for the innermost part on the stack; memory and the standard
-// library for whoever called them.
+// Time counts for the innermost part on the stack. Memory management and the standard
+// library count for their caller.
 func TestShares(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/percolator-bigtable/percolator/"
@@ -62,7 +62,7 @@ func TestShares(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := shares(file); err == nil {
-			t.Errorf("%q was read", broken)
+			t.Errorf("%q was parsed, want an error", broken)
 		}
 	}
 }

@@ -27,13 +27,14 @@ func newProfileCmd(s *cli.Streams) *cobra.Command {
 	o := &profileOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "profile",
-		Short: "Show whose an operation's CPU time is: the library, the clients below it, the store",
-		Long: `Show which part of an operation's CPU time is whose, raw and ours, from CPU profiles
-of the client process and of the emulator: this library's, the Bigtable client's, that
-of gRPC, protobuf and the network, the emulator's rows and filters, and the Go runtime's
-garbage collection and scheduling. What the standard library takes, and memory, counts
-for whoever called it.`,
-		Args: cli.NoArgs,
+		Short: "Show which part of an operation's CPU time goes to which library",
+		Long: `Show, from CPU profiles of the client process and of the emulator, which part of an
+operation's CPU time goes where, raw and ours: to this library, the Bigtable client,
+gRPC, protobuf and the network, the emulator's rows and filters, and the Go runtime's
+garbage collection and scheduling. Time in the standard library and for memory counts
+for its caller.`,
+		Example: `  lab bench profile --keep /tmp/profiles`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(rig.Between("callers", o.callers, 1, 4096), rig.CheckDuration("duration", o.duration)); err != nil {
 				return err
@@ -45,8 +46,8 @@ for whoever called it.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.callers, "callers", 32, "callers that go on at a time, in one client process")
-	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long each operation is profiled")
+	f.IntVar(&o.callers, "callers", 32, "concurrent callers, in one client process")
+	f.DurationVar(&o.duration, "duration", 2*time.Second, "how long to profile each operation")
 	f.StringVar(&o.keep, "keep", "", "keep the profiles in this directory, for go tool pprof")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
@@ -55,11 +56,11 @@ for whoever called it.`,
 // A profileReport is what lab bench profile prints.
 type profileReport struct {
 	Machine rig.Machine   `json:"machine"` // where and when
-	Callers int           `json:"callers"` // that go on at a time
+	Callers int           `json:"callers"` // concurrent
 	Lines   []profileLine `json:"lines"`   // two for each kind of work: raw and ours
 }
 
-// A profileLine is one kind of operation; CPU time is in microseconds for an
+// A profileLine is one kind of operation. CPU time is in microseconds for each
 // operation.
 type profileLine struct {
 	Name     string  `json:"name"`                // of the kind
@@ -135,14 +136,14 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 func profileTask(ctx context.Context, r *rig.Run, t rig.Task, file string) (line profileLine, err error) {
 	t.Profile = file + "-client.pprof"
 	emulator := file + "-emulator.pprof"
-	if _, err := r.Tell("profile " + emulator); err != nil {
+	if _, err := r.Send("profile " + emulator); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	m, err := r.Measure(ctx, 0, t)
 	if err != nil {
 		return line, err
 	}
-	if _, err := r.Tell("end"); err != nil {
+	if _, err := r.Send("end"); err != nil {
 		return line, errors.Join(ctx.Err(), err)
 	}
 	client, err := shares(t.Profile)

@@ -13,19 +13,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// hold is how long nothing has to begin before answers are let through. Whatever
-// does not wait for an answer has begun by then, unless it was stopped for so
+// hold is how long no request may begin before answers are released. Requests that do
+// not wait for an answer have begun by then, unless the process was stopped for that
 // long.
 const hold = 10 * time.Millisecond
 
-// A trail is what a recorder saw of one piece of work.
+// A trail is what a recorder counted for one transaction.
 type trail struct {
 	steps    map[string]int
 	requests int
-	// critical is how many requests followed each other before the caller had his
+	// critical is the number of sequential requests before the caller had the
 	// answer: the longest chain in which each began after another had ended.
 	critical    int
-	criticalSet map[string]int // the steps that were sent before the caller had his answer
+	criticalSet map[string]int // the steps that were sent before the caller had the answer
 	sent        int            // bytes of the messages
 	received    int
 }
@@ -34,21 +34,21 @@ func (t trail) equal(o trail) bool {
 	return t.requests == o.requests && t.critical == o.critical && maps.Equal(t.steps, o.steps)
 }
 
-// A recorder sits at a connection and notes every request. It keeps answers back
-// until all requests under way have theirs and no other has begun for a while,
-// and then lets them through together. So requests that can be under way at the
-// same time are, however long each one takes, and round trips can be counted.
+// A recorder counts every request of a connection. It holds answers back until all
+// requests under way have theirs and no other request has begun for a while. Then it
+// releases them together. So requests run concurrently if they can, however long each
+// one takes, and the number of releases is the number of round trips.
 type recorder struct {
 	mu       sync.Mutex
 	trail    trail
-	depth    int           // how often answers were let through
-	open     int           // requests whose answers were not let through
+	depth    int           // how often answers were released
+	open     int           // requests whose answers were not released
 	waiting  int           // of those, requests without an answer
 	began    int           // requests so far
-	released chan struct{} // closed when answers are let through
+	released chan struct{} // closed when answers are released
 }
 
-// reset begins a trail.
+// reset begins a new trail.
 func (r *recorder) reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,7 +58,7 @@ func (r *recorder) reset() {
 	}
 }
 
-// answered notes that the caller has his answer.
+// answered notes that the caller has the answer.
 func (r *recorder) answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -78,7 +78,7 @@ func (r *recorder) take() trail {
 	return r.trail
 }
 
-// begin notes a request, and returns what notes its end.
+// begin counts a request, and returns a function that notes its end.
 func (r *recorder) begin(method string, request any) (end func(ctx context.Context, answer any)) {
 	message, _ := request.(proto.Message)
 	step := string(txntest.Classify(method, message).Step)
@@ -110,13 +110,13 @@ func (r *recorder) begin(method string, request any) (end func(ctx context.Conte
 			r.mu.Unlock()
 			select {
 			case <-released:
-			case <-ctx.Done(): // the caller does not wait for it any more
+			case <-ctx.Done(): // the caller does not wait any more
 			}
 		})
 	}
 }
 
-// releaser returns what lets answers through, if nothing has begun since.
+// releaser returns a function that releases answers if no request has begun since.
 func (r *recorder) releaser(began int) func() {
 	return func() {
 		r.mu.Lock()
@@ -149,9 +149,8 @@ func (r *recorder) dialOptions() []grpc.DialOption {
 	}
 }
 
-// A recordedStream is a stream with one request under way at a time: a streamed
-// answer, or the stream to a served oracle, which stays open. A request counts as
-// ended with its first answer.
+// A recordedStream is a stream with one request under way at a time: a streamed answer,
+// or the open stream to a served oracle. A request ends with its first answer.
 type recordedStream struct {
 	grpc.ClientStream
 	recorder *recorder
@@ -174,7 +173,7 @@ func (s *recordedStream) RecvMsg(m any) error {
 	end := s.end
 	s.mu.Unlock()
 	if end == nil {
-		return err // it ended before a request
+		return err // the stream ended before a request
 	}
 	if err != nil {
 		end(s.Context(), nil)

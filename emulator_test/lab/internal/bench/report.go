@@ -26,7 +26,7 @@ type reportOptions struct {
 	png     string
 }
 
-// The files below --docs. A table is written into each page that has its marks.
+// The files below --docs. Each table goes into each page that has its marks.
 const (
 	pageFile    = "performance.md"
 	tablesFile  = "reference/performance.md"
@@ -42,20 +42,23 @@ func newReportCmd(s *cli.Streams) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "report --docs DIR",
-		Short: "Measure everything and write docs/performance.md's tables and plots again",
+		Short: "Measure everything, and write the tables and plots of docs/performance.md",
 		Long: `Measure everything that docs/reference/performance.md shows, in less than ten minutes.
-The command writes DIR/performance.json with all results, DIR/images/performance-*.svg,
-and, in DIR/performance.md and DIR/reference/performance.md, the tables between the lines
+Run it on a machine that does nothing else. The command writes DIR/performance.json with
+all results, the plots DIR/images/performance-*.svg, and the tables in DIR/performance.md
+and DIR/reference/performance.md that stand between the lines
 
   <!-- measured: NAME -->
   <!-- end -->
 
-NAME is a part, or "PART, short" for a table with fewer columns. Other text in the pages
-stays. With --only, other parts keep what is in
-performance.json; with --replot nothing is measured, and all is written from there.
-Run it on a machine that does nothing else.
+NAME is a part, or "PART, short" for a table with fewer columns. The command changes no
+other text. With --only, the other parts keep their results from performance.json. With
+--replot the command measures nothing, and writes plots and tables from performance.json.
 
 The parts are ` + strings.Join(names, ", ") + `.`,
+		Example: `  lab bench report --docs docs
+  lab bench report --docs docs --only compare,trips
+  lab bench report --docs docs --replot`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range o.only {
@@ -82,13 +85,12 @@ The parts are ` + strings.Join(names, ", ") + `.`,
 	f.StringVar(&o.docs, "docs", "", "the folder with performance.md")
 	f.StringSliceVar(&o.only, "only", nil, "measure these parts only, separated by commas")
 	f.BoolVar(&o.replot, "replot", false, "measure nothing; write tables and plots from performance.json")
-	f.BoolVar(&o.short, "short", false, "measure for a moment only: to try the command, not for numbers")
+	f.BoolVar(&o.short, "short", false, "measure for a moment only, to try the command; the numbers mean nothing")
 	f.StringVar(&o.png, "png", "", "write the plots as PNG too, into this directory")
 	return cmd
 }
 
-// results are all measurements of a report, as they are kept in
-// docs/performance.json.
+// results are all measurements of a report. docs/performance.json contains them.
 type results struct {
 	Compare    *compareReport    `json:"compare,omitempty"`        // lab bench compare
 	Served     *compareReport    `json:"compare_served,omitempty"` // the same with a served oracle
@@ -106,15 +108,15 @@ type results struct {
 // A part is one measurement of a report.
 type part struct {
 	name string
-	// measure measures, for a moment only if it is short.
+	// measure measures, for a moment only if short is set.
 	measure func(ctx context.Context, o *reportOptions, r *results) error
-	// table and charts show the results; they are called only if there are some.
+	// table and charts show the results. They are called only if there are results.
 	there  func(r *results) bool
 	table  func(r *results) string
 	charts func(r *results) []drawing
 }
 
-// with returns flags at their defaults, or very small ones.
+// with returns flags with their defaults, or with very small values.
 func (o *reportOptions) with(callers, rounds int, length time.Duration) shared {
 	if o.short {
 		rounds, length = 1, 10*time.Millisecond
@@ -136,7 +138,7 @@ func (o *reportOptions) duration(long time.Duration) time.Duration {
 	return long
 }
 
-// keep stores a report where it belongs.
+// keep stores a report at to.
 func keep[T any](to **T, rep T, err error) error {
 	if err == nil {
 		*to = &rep
@@ -257,11 +259,11 @@ func (o *reportOptions) draw(all *results) error {
 	return nil
 }
 
-// shortTables are tables of parts with fewer columns, marked "NAME, short".
+// shortTables are tables with fewer columns, marked "NAME, short".
 var shortTables = map[string]func(r *results) string{"compare": compareShort, "trips": tripsShort, "contention": contentionShort}
 
-// rewrite writes what was measured into the pages. Each part needs a place for its
-// table in one of them; the reference page may be missing.
+// rewrite writes the tables into the pages. Each part needs a place for its table in
+// one of them. The reference page may be missing.
 func (o *reportOptions) rewrite(all *results) error {
 	pages := map[string]string{} // by file
 	for _, name := range []string{pageFile, tablesFile} {
@@ -306,13 +308,13 @@ func (o *reportOptions) rewrite(all *results) error {
 	return nil
 }
 
-// replaceMeasured puts text between the marks of a part.
+// replaceMeasured replaces the text between the marks of a part.
 func replaceMeasured(page, name, text string) (string, error) {
 	begin := "<!-- measured: " + name + " -->\n"
 	head, rest, ok := strings.Cut(page, begin)
 	_, tail, ended := strings.Cut(rest, "<!-- end -->\n")
 	if !ok || !ended {
-		return "", fmt.Errorf("it has no lines %q and %q", strings.TrimSpace(begin), "<!-- end -->")
+		return "", fmt.Errorf("the page has no lines %q and %q", strings.TrimSpace(begin), "<!-- end -->")
 	}
 	return head + begin + "\n" + strings.TrimSpace(text) + "\n\n<!-- end -->\n" + tail, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// Ratios are of the same round, so a machine that is twice as fast in one of them
-// changes nothing; two raw operations may be the least.
+// Ratios compare rates of the same round, so it changes nothing if the machine is twice
+// as fast in one round. A comparison may be with half the rate of the raw operation.
 func TestFigure(t *testing.T) {
 	t.Parallel()
 	round := func(ops int, cpu time.Duration) rig.Measured {
@@ -32,10 +32,12 @@ func TestFigure(t *testing.T) {
 	}
 }
 
+// TestReplaceMeasured: only the text between the marks changes, and a page without them
+// is an error.
 func TestReplaceMeasured(t *testing.T) {
 	t.Parallel()
 	page := "a\n<!-- measured: x -->\nold\n<!-- end -->\nb\n<!-- measured: y -->\n<!-- end -->\nc\n"
-	for range 2 { // again changes nothing
+	for range 2 { // a second time changes nothing
 		var err error
 		if page, err = replaceMeasured(page, "y", "why\n"); err != nil {
 			t.Fatal(err)
@@ -55,6 +57,7 @@ func TestReplaceMeasured(t *testing.T) {
 	}
 }
 
+// TestCharts: every chart can be drawn, and has its labels.
 func TestCharts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -83,8 +86,8 @@ func TestCharts(t *testing.T) {
 	}
 }
 
-// Every kind of transaction that is counted has a plan to compare it with, scans
-// apart.
+// Every kind of transaction that bench trips counts, except scans, has a plan to
+// compare it with.
 func TestEveryCountedKindIsPlanned(t *testing.T) {
 	t.Parallel()
 	left := len(planned)
@@ -92,10 +95,10 @@ func TestEveryCountedKindIsPlanned(t *testing.T) {
 		if _, ok := planned[k.name]; ok {
 			left--
 		} else if !strings.HasPrefix(k.name, "scan") {
-			t.Errorf("%s is counted and not planned", k.name)
+			t.Errorf("%s is counted, but has no plan", k.name)
 		}
 	}
 	if left != 0 {
-		t.Errorf("%d kinds are planned and not counted", left)
+		t.Errorf("%d kinds have a plan, but are not counted", left)
 	}
 }

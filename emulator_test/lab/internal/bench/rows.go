@@ -23,14 +23,15 @@ func newRowsCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rows",
 		Short: "Measure how cost grows with rows, value sizes, columns and versions",
-		Long: `Measure how the cost of transactions over raw Bigtable grows: transactions of 2, 10
-and 100 rows, reads of batches of 10 and 100 rows, scans of 1,000 and 100,000 rows,
-values of 1 KB to 1 MB, rows of 100 columns, and cells with 1, 10 and 100 versions
-that no garbage collection has removed. It measures as bench compare does.
+		Long: `Measure how the cost of transactions, compared with raw Bigtable, grows: transactions
+of 2, 10 and 100 rows, reads of batches of 10 and 100 rows, scans of 1,000 and 100,000
+rows, values of 1 KB to 1 MB, rows of 100 columns, and cells with 1, 10 and 100
+versions, without garbage collection. It measures as bench compare does.
 
-With --small, scans of 2,000 rows, values of 1 KB and cells with 2 versions are the
-largest.`,
-		Args: cli.NoArgs,
+With --small, the largest are scans of 2,000 rows, values of 1 KB and cells with 2
+versions.`,
+		Example: `  lab bench rows --small`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -39,23 +40,23 @@ largest.`,
 		},
 	}
 	o.flags(cmd, 32, 5, 250*time.Millisecond)
-	cmd.Flags().BoolVar(&o.quick, "small", false, "leave out what needs large tables")
+	cmd.Flags().BoolVar(&o.quick, "small", false, "measure only what small tables allow")
 	return cmd
 }
 
 // A rowsReport is what lab bench rows prints.
 type rowsReport struct {
 	Machine rig.Machine `json:"machine"` // where and when
-	Seconds float64     `json:"seconds"` // that all of it took
+	Seconds float64     `json:"seconds"` // of the whole measurement
 	Oracle  string      `json:"oracle"`  // direct or served
-	// Cells with many versions, beside those with one.
+	// Cells with many versions, compared with cells with one.
 	DeepClient   float64  `json:"deep_client_ratio"`   // CPU time of the client for a read of a cell with most versions, over one with 1
-	DeepEmulator float64  `json:"deep_emulator_ratio"` // the same of the emulator
-	Figures      []figure `json:"figures"`             // all figures; versions are those of deep cells
+	DeepEmulator float64  `json:"deep_emulator_ratio"` // the same for the emulator
+	Figures      []figure `json:"figures"`             // all figures; only those of cells with many versions have versions
 }
 
-// A rowsPart is measured with an emulator of its own, so that what the tables
-// of others take in its memory is no burden.
+// A rowsPart has an emulator of its own, so that tables of other parts do not slow it
+// down.
 type rowsPart struct {
 	name     string
 	tables   []rig.TableSpec
@@ -147,8 +148,8 @@ func (o *rowsOptions) parts() []rowsPart {
 	return append(parts, o.deepPart(deep))
 }
 
-// deepPart reads cells with few and with many versions, all in one pairing, so
-// that they can be compared with each other too.
+// deepPart reads cells with few and with many versions in one pairing, so that they can
+// be compared with each other.
 func (o *rowsOptions) deepPart(versions []int) rowsPart {
 	part := rowsPart{name: "cells with many versions"}
 	var p pairing
@@ -160,17 +161,6 @@ func (o *rowsOptions) deepPart(versions []int) rowsPart {
 	}
 	part.pairings = []pairing{p}
 	return part
-}
-
-// pair compares an operation with a raw one on the same table.
-func (o *shared) pair(t rig.TableSpec, figure string, batch int, raw, rawWhat, op, what string) pairing {
-	p := pairing{figure, []member{{rawWhat, o.on(t, raw, batch)}, {what, o.on(t, op, batch)}}, []comparison{{figure: figure, ours: 1}}}
-	if t.Bytes >= 100<<10 { // a few megabytes under way are enough
-		for i := range p.members {
-			p.members[i].task.Callers = min(o.callers, 4)
-		}
-	}
-	return p
 }
 
 func (r rowsReport) text(w io.Writer) error {

@@ -27,11 +27,12 @@ func newScaleCmd(s *cli.Streams) *cobra.Command {
 		Use:   "scale",
 		Short: "Measure reads and transactions with several client processes",
 		Long: `Measure reads of one cell and transactions that write one cell, raw and ours, with
-several client processes on one emulator. On one machine all of them share its
-processors, so what it shows is whether processes stand in each other's way, the
-oracle included, and not how fast more machines are. lab bench observers
-throughput does the same for observers.`,
-		Args: cli.NoArgs,
+several client processes on one emulator. All of them share the processors of one
+machine. So the figures show whether processes delay each other, for example at the
+oracle, but not how much faster more machines would be. For observers, see
+lab bench observers throughput.`,
+		Example: `  lab bench scale --processes 1,4`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.processes, err = rig.Numbers("processes", o.flag, 1, 32); err != nil {
 				return err
@@ -44,7 +45,7 @@ throughput does the same for observers.`,
 	}
 	o.flags(cmd, 16, 5, 250*time.Millisecond)
 	cmd.Flags().IntVar(&o.rows, "rows", 10_000, "rows of each table")
-	cmd.Flags().StringVar(&o.flag, "processes", "1,2,4", "client processes, separated by commas")
+	cmd.Flags().StringVar(&o.flag, "processes", "1,2,4", "numbers of client processes, separated by commas")
 	return cmd
 }
 
@@ -56,12 +57,12 @@ type scaleReport struct {
 	Lines   []scaleLine `json:"lines"`   // one for each number of processes
 }
 
-// A scaleLine is a number of processes; rates are of all together, and medians
-// over the rounds.
+// A scaleLine is the result for a number of processes. Rates are of all processes
+// together, and medians over the rounds.
 type scaleLine struct {
 	Processes  int     `json:"processes"`             // client processes
 	RawRead    float64 `json:"raw_reads_per_second"`  // of one column
-	Read       float64 `json:"reads_per_second"`      // of one cell, each in a snapshot of its own
+	Read       float64 `json:"reads_per_second"`      // of one cell, each in its own snapshot
 	ReadRatio  float64 `json:"read_ratio"`            // median of the rounds' ratios
 	RawWrite   float64 `json:"raw_writes_per_second"` // Apply
 	Write      float64 `json:"writes_per_second"`     // transactions that write one cell
@@ -108,7 +109,7 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 			m, err := r.MeasureAll(ctx, func(p int) rig.Task {
 				t := tasks[i]
 				t.Duration = o.length
-				// Each process writes rows of its own.
+				// Each process writes its own rows.
 				t.First = written1 + p*cells.Rows/processes
 				return t
 			})
@@ -116,7 +117,7 @@ func (o *scaleOptions) line(ctx context.Context, processes int) (line scaleLine,
 				return line, err
 			}
 			written1 += m.Ops / processes
-			if n > 0 { // the first one warms up
+			if n > 0 { // the first round warms up
 				rates[i] = append(rates[i], m.PerSecond())
 				if i == 3 {
 					used = append(used, m.Micros(m.CPU))

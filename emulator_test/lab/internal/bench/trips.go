@@ -30,17 +30,19 @@ func newTripsCmd(s *cli.Streams) *cobra.Command {
 	o := &tripsOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "trips",
-		Short: "Count the round trips and bytes of transactions, exactly",
-		Long: `Count every request of single transactions at the client's connection: in all, and
-how many follow each other before the caller has the answer (the critical path), with
-the bytes of their messages, without what gRPC and HTTP add. Answers are kept back
-until nothing more begins without them, so it does not matter how long each takes. Each
-kind of transaction is repeated until its fewest round trips came twice.
+		Short: "Count the round trips and bytes of transactions exactly",
+		Long: `Count every request of single transactions at the client's connection: all of them, and
+those of the critical path, which are the sequential ones before the caller has the
+answer. Bytes are those of messages, without those that gRPC and HTTP add. The command
+holds answers back until no other request can begin, so that the time each request
+takes does not matter. It repeats each transaction until its fewest round trips came
+twice.
 
-critical and in_all have the requests by protocol step: oracle, read, prewrite,
-commit, secondaries. What is in the second only was done in the background.`,
-		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+The JSON fields critical and in_all have the requests by protocol step: oracle, read,
+prewrite, commit, secondaries. Requests only in in_all were made in the background.`,
+		Example: `  lab bench trips -o json`,
+		Args:    cli.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
@@ -57,8 +59,8 @@ type tripsLine struct {
 	What     string         `json:"what"`           // the kind in words
 	Oracle   string         `json:"oracle"`         // direct or served
 	Critical int            `json:"round_trips"`    // on the critical path
-	Requests int            `json:"requests"`       // in all, the oracle's and those of the background among them
-	Bigtable int            `json:"to_bigtable"`    // of those; with a served oracle its own are not
+	Requests int            `json:"requests"`       // all requests, including the oracle's and those of the background
+	Bigtable int            `json:"to_bigtable"`    // requests to Bigtable; those to a served oracle are not
 	Sent     int            `json:"bytes_sent"`     // of the messages
 	Received int            `json:"bytes_received"` // of the messages
 	Before   map[string]int `json:"critical"`       // requests sent before the caller had the answer, by protocol step
@@ -71,11 +73,10 @@ type tripsKind struct {
 	do         func(ctx context.Context, c *txn.Client, n int) error
 }
 
-// valueBytes is how long values are whose transactions are counted.
+// valueBytes is the length of the values.
 const valueBytes = 100
 
-// tripsKinds are the transactions that are counted; capacity.Kind describes the
-// same ones by their names.
+// tripsKinds are the kinds of transactions. capacity.Kind has the same kinds by name.
 func tripsKinds() []tripsKind {
 	set := func(tables []string, rows, columns int) func(context.Context, *txn.Client, int) error {
 		return func(ctx context.Context, c *txn.Client, n int) error {
@@ -106,7 +107,7 @@ func tripsKinds() []tripsKind {
 			return nil
 		}
 	}
-	// change reads rows, at once or one after the other, and writes them.
+	// change reads rows, together or one after the other, and writes them.
 	change := func(rows int, batched bool) func(context.Context, *txn.Client, int) error {
 		return func(ctx context.Context, c *txn.Client, n int) error {
 			_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
@@ -206,12 +207,12 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	if err != nil {
 		return nil, err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
-	// Nothing of the client's own accord may fall into a count.
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
+	// No periodic requests of the client may be counted.
 	cfg := txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}
 	if served {
 		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}, DialOptions: rec.dialOptions()})
@@ -227,7 +228,7 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	}
 	defer func() { err = errors.Join(err, client.Close(ctx)) }()
 	for _, kind := range tripsKinds() {
-		t, err := rec.count(ctx, client, kind)
+		t, err := fewestTrips(ctx, rec, client, kind)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", kind.what, err)
 		}
@@ -241,10 +242,10 @@ func countTrips(ctx context.Context, served bool) (lines []tripsLine, err error)
 	return lines, r.Check(ctx, "a", "b")
 }
 
-// count repeats a transaction until its fewest round trips came twice. A process
-// that is stopped for a while makes more of them, never fewer: what waits for an
-// Answer cannot begin before.
-func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind) (trail, error) {
+// fewestTrips repeats a transaction until its fewest round trips came twice. A process
+// that is stopped for a while makes more of them, never fewer, because a request that
+// needs an answer cannot begin before.
+func fewestTrips(ctx context.Context, r *recorder, client *txn.Client, kind tripsKind) (trail, error) {
 	var best trail
 	for n := range 20 {
 		r.reset()
@@ -252,7 +253,7 @@ func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind
 			return best, err
 		}
 		r.answered()
-		for quiet := 0; quiet < 5; quiet++ { // the background may be about to begin
+		for quiet := 0; quiet < 5; quiet++ { // the background may begin a request soon
 			if client.Stats().BackgroundCells > 0 || !r.idle() {
 				quiet = 0
 			}
@@ -262,17 +263,17 @@ func (r *recorder) count(ctx context.Context, client *txn.Client, kind tripsKind
 		}
 		t := r.take()
 		switch {
-		case n == 0: // it warms up
+		case n == 0: // the first run warms up
 		case n > 1 && t.equal(best):
 			return t, nil
 		case n == 1 || t.critical < best.critical || t.critical == best.critical && t.requests < best.requests:
 			best = t
 		}
 	}
-	return best, errors.New("its requests differ from one time to the next")
+	return best, errors.New("the requests of the transaction differ each time")
 }
 
-// stepsText is steps in their order in the protocol.
+// stepsText lists steps in the order of the protocol.
 func stepsText(steps map[string]int) string {
 	order := []txntest.Step{txntest.StepOracle, txntest.StepRead, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries}
 	var parts []string

@@ -26,11 +26,12 @@ func newPlanCmd(s *cli.Streams) *cobra.Command {
 	o := &verifyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Compare the arithmetic of percctl plan with counted and measured transactions",
+		Short: "Compare the figures of percctl plan with counted and measured transactions",
 		Long: `Compare the requests and round trips that percctl plan expects of a transaction with
-counted ones, and its latency with a measured one. A difference in requests or round
-trips exits with 4.`,
-		Args: cli.NoArgs,
+counted ones, and its latency with a measured one. The exit code is 4 if requests or
+round trips differ.`,
+		Example: `  lab bench plan`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := rig.Between("count", o.count, 1, 10_000); err != nil {
 				return err
@@ -38,7 +39,7 @@ trips exits with 4.`,
 			return o.run(cmd.Context())
 		},
 	}
-	cmd.Flags().IntVar(&o.count, "count", 10, "operations of each kind whose latency is measured")
+	cmd.Flags().IntVar(&o.count, "count", 10, "number of operations of each kind to measure for the latency")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -47,9 +48,9 @@ trips exits with 4.`,
 type verification struct {
 	Agree bool           `json:"agree"` // no request and no round trip differs
 	Lines []verifiedLine `json:"lines"` // requests and round trips, planned and counted
-	// Latencies are compared, and not judged: a measured one has what this machine
+	// Latencies are only shown, because a measured one includes what this machine
 	// adds.
-	Latencies []verifiedLatency `json:"latencies"` // planned and measured, where each request takes 5 ms more; not judged
+	Latencies []verifiedLatency `json:"latencies"` // planned and measured, with 5 ms more for each request; they do not affect agree
 }
 
 // A verifiedLine is a kind of transaction, as planned and as counted.
@@ -60,22 +61,23 @@ type verifiedLine struct {
 	Counted      int    `json:"counted_requests"`    // exactly
 	RoundTrips   int    `json:"round_trips"`         // as planned
 	CountedTrips int    `json:"counted_round_trips"` // exactly
-	Bytes        int    `json:"bytes"`               // as planned, which is about
+	Bytes        int    `json:"bytes"`               // as planned, about
 	CountedBytes int    `json:"counted_bytes"`       // exactly
 	Agree        bool   `json:"agree"`               // neither requests nor round trips differ
 }
 
-// A verifiedLatency is that of a kind of transaction, as planned and measured.
+// A verifiedLatency is the latency of a kind of transaction, as planned and as
+// measured.
 type verifiedLatency struct {
 	Name     string  `json:"name"`                  // of the kind of transaction
 	Oracle   string  `json:"oracle"`                // direct or served
 	Planned  float64 `json:"planned_ms"`            // round trips × 5 ms
-	Measured float64 `json:"measured_p50_ms"`       // with what this machine adds
+	Measured float64 `json:"measured_p50_ms"`       // including what this machine adds
 	Ratio    float64 `json:"measured_over_planned"` // their ratio
 }
 
-// planned are the kinds of bench trips as a workload describes them. Scans are
-// not among them: how many requests they take depends on what they find.
+// planned are the kinds of bench trips in the form that percctl plan takes. Scans are
+// left out: their number of requests depends on what they find.
 var planned = map[string]capacity.Kind{
 	"read":             {Reads: 1},
 	"read_stale":       {Reads: 1, Stale: true},
@@ -91,7 +93,7 @@ var planned = map[string]capacity.Kind{
 	"transfer_batched": {Reads: 1, ReadRows: 2, Rows: 2},
 }
 
-// verifiedDelay is what a request takes where latency is verified.
+// verifiedDelay is the delay of each request in the comparison of latencies.
 const verifiedDelay = 5 * time.Millisecond
 
 func (o *verifyOptions) run(ctx context.Context) error {
@@ -103,7 +105,7 @@ func (o *verifyOptions) run(ctx context.Context) error {
 		return err
 	}
 	if !v.Agree {
-		return &cli.Error{Code: cli.ExitFound, Err: errors.New("the plan differs from what was counted")}
+		return &cli.Error{Code: cli.ExitFound, Err: errors.New("the plan and the counts differ")}
 	}
 	return nil
 }

@@ -20,22 +20,22 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// A Series is one set of bars or one line.
+// A Series is one set of bars, or one line.
 type Series struct {
 	Name   string
 	Colour color.Color
-	Values []float64 // NaN: none
-	Labels []string  // at the values; of lines only
+	Values []float64 // NaN: no value
+	Labels []string  // texts at the values, for lines only
 }
 
-// Colours that the colour-blind can tell apart, too.
+// Colours that colour-blind people can distinguish.
 var (
 	IncrementalColour = color.RGBA{0x00, 0x72, 0xb2, 0xff}
 	BatchColour       = color.RGBA{0xd5, 0x5e, 0x00, 0xff}
 	LimitColour       = color.RGBA{0x80, 0x80, 0x80, 0xff}
 )
 
-// More colours that the colour-blind can tell apart.
+// More colours that colour-blind people can distinguish.
 var (
 	RawColour   = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
 	OursColour  = IncrementalColour
@@ -44,12 +44,12 @@ var (
 	GoalColour  = color.RGBA{0x40, 0x40, 0x40, 0xff}
 )
 
-// A Chart is what all plots of the report have.
+// A Chart has what all plots of the report have.
 type Chart struct {
 	File, Title, X, Y string
 	Groups            []string // names on the X axis
 	Series            []Series
-	Goals             []float64 // of each group, drawn across its bars; NaN: none
+	Goals             []float64 // one for each group, drawn across its bars; NaN: no goal
 	Decimals          int
 	LogY              bool
 	Loose             bool    // points without lines between them
@@ -104,7 +104,7 @@ func (c Chart) Save(p *plot.Plot, dir string, suffixes ...string) error {
 	return nil
 }
 
-// Bars draws groups of bars with their values above.
+// Bars draws groups of bars, with their values above them.
 func (c Chart) Bars() (*plot.Plot, error) {
 	p := c.new()
 	n := len(c.Series)
@@ -112,7 +112,7 @@ func (c Chart) Bars() (*plot.Plot, error) {
 	width := min(room/vg.Length(n), vg.Points(34))
 	top := 0.0
 	for i, s := range c.Series {
-		// A bar that is alone in its group stands in the middle of it.
+		// A single bar is in the middle of its group.
 		for _, alone := range []bool{false, true} {
 			offset := (vg.Length(i) - vg.Length(n-1)/2) * width
 			if alone {
@@ -158,7 +158,7 @@ func (c Chart) Bars() (*plot.Plot, error) {
 	return p, nil
 }
 
-// alone reports whether one series only has a value for a group.
+// alone reports whether only one series has a value for a group.
 func (c Chart) alone(k int) bool {
 	there := 0
 	for _, s := range c.Series {
@@ -169,7 +169,7 @@ func (c Chart) alone(k int) bool {
 	return there == 1
 }
 
-// goalLines are the goals, one line across each group.
+// goalLines draws each group's goal as a line across the group.
 func (c Chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
 	for k, goal := range c.Goals {
 		if math.IsNaN(goal) {
@@ -249,8 +249,7 @@ func (c Chart) Lines() (*plot.Plot, error) {
 	return p, nil
 }
 
-// besides puts a label beside the line that leaves its point, where it would
-// cross it.
+// besides puts a label beside the line if the line would cross it.
 func besides(points plotter.XYs, k int, loose bool) text.XAlignment {
 	switch last := k+1 >= len(points); {
 	case loose || last && (k == 0 || points[k-1].Y <= points[k].Y):
@@ -263,7 +262,7 @@ func besides(points plotter.XYs, k int, loose bool) text.XAlignment {
 	return -0.2
 }
 
-// plainTicks are the usual ones with plain numbers.
+// plainTicks are gonum's ticks with plain numbers.
 type plainTicks struct{}
 
 func (plainTicks) Ticks(low, high float64) []plot.Tick {
@@ -276,8 +275,8 @@ func (plainTicks) Ticks(low, high float64) []plot.Tick {
 	return ticks
 }
 
-// LogTicks are 1, 2 and 5 of each power of ten on an axis of logarithms, labelled
-// with plain numbers.
+// LogTicks are 1, 2 and 5 of each power of ten, labelled with plain numbers, on an axis
+// of logarithms.
 type LogTicks struct{}
 
 func (LogTicks) Ticks(low, high float64) []plot.Tick {

@@ -4,5 +4,5 @@ package cputime
 
 import "time"
 
-// Used is not known here; what is derived from it is 0.
+// Used returns 0: on this system the CPU time is not known.
 func Used() time.Duration { return 0 }

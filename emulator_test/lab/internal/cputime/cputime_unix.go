@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package cputime tells how much CPU time a process has used.
+// Package cputime reads the CPU time of this process.
 package cputime
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Used is the CPU time that this process has used. Unlike the wall clock it hardly
-// depends on what else the machine does.
+// Used returns the CPU time that this process has used. Unlike elapsed time, it hardly
+// depends on other processes of the machine.
 func Used() time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"time"
@@ -12,10 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
-	oracle "github.com/percolator-bigtable/percolator/tso/server"
-	"github.com/percolator-bigtable/percolator/txn"
 )
 
 const (
@@ -107,27 +103,4 @@ func (o *oracles) stop() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// serve serves timestamps until ctx ends.
-func (sp spec) serve(ctx context.Context, s *cli.Streams) error {
-	bt, _, closeAll, err := sp.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	// The coordinator reports changes of the leader.
-	log := slog.New(slog.NewTextHandler(s.Err, &slog.HandlerOptions{Level: slog.LevelError}))
-	server, err := oracle.New(bt.OpenTable(txn.DefaultMetadataTable), oracle.Config{Lease: lease, Logger: log})
-	if err != nil {
-		return err
-	}
-	lis, err := net.Listen("tcp", sp.Listen)
-	if err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(s.Out, lis.Addr()); err != nil {
-		return err
-	}
-	return server.Serve(ctx, lis)
 }

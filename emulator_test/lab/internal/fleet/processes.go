@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -16,29 +18,29 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Short, so that the locks of a killed client expire while one watches.
+// These are short, so that the locks of a killed client expire soon.
 const (
 	lockTTL  = 3 * time.Second
 	tokenTTL = 1500 * time.Millisecond
 )
 
 const (
-	// killsEvery is how long it is from one worker's end to another's.
+	// killsEvery is the time from one worker's end to the next one's.
 	killsEvery = 3 * time.Second
-	// leaving is how long a process has to end once it is told to.
+	// leaving is how long a process may take to end.
 	leaving = 5 * time.Second
 )
 
-// killedAt are the requests before which workers are killed, by turns: with nothing
-// written, after and before the commit point, and with the notification left.
+// killedAt are the requests before which workers are killed, in turn: before the first
+// write, after and before the commit point, and before the notification is removed.
 var killedAt = []txntest.Step{txntest.StepPrewrite, txntest.StepSecondaries, txntest.StepCommit, txntest.StepClear}
 
 // A place is where the tables and the timestamps are.
@@ -47,7 +49,7 @@ type place struct {
 	Oracles  []string // addresses of the servers of timestamps
 }
 
-// A spec tells a process what to do. It ends when its standard input does.
+// A spec says what a process does. The process ends when its standard input does.
 type spec struct {
 	place
 	// Listen is the address of a server of timestamps; empty for a worker.
@@ -79,16 +81,6 @@ func (p place) clientConfig() (txn.Config, func(), error) {
 		return txn.Config{}, nil, err
 	}
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, BatchReads: 1, Oracle: oracle}, func() { _ = oracle.Close() }, nil
-}
-
-// start starts this program again, as the nth child of the coordinator.
-func (f *fleet) start(name string, n int, sp spec) (*child.Process, error) {
-	sp.place = f.at
-	arg, err := json.Marshal(sp)
-	if err != nil {
-		return nil, err
-	}
-	return child.Start(context.Background(), child.Config{Name: name, Args: []string{"fleet", "process", string(arg)}, Env: telemetry.ChildEnv(n), Stderr: f.streams.Err})
 }
 
 // newProcessCmd is the command that a fleet starts its processes with.
@@ -134,6 +126,29 @@ func (sp spec) work(ctx context.Context) error {
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaving/2) // for the secondaries
 	defer cancel()
 	return errors.Join(err, client.Close(cctx))
+}
+
+// serve serves timestamps until ctx ends.
+func (sp spec) serve(ctx context.Context, s *cli.Streams) error {
+	bt, _, closeAll, err := sp.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	// The coordinator reports changes of the leader.
+	log := slog.New(slog.NewTextHandler(s.Err, &slog.HandlerOptions{Level: slog.LevelError}))
+	srv, err := server.New(bt.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Logger: log})
+	if err != nil {
+		return err
+	}
+	lis, err := net.Listen("tcp", sp.Listen)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(s.Out, lis.Addr()); err != nil {
+		return err
+	}
+	return srv.Serve(ctx, lis)
 }
 
 func runObservers(ctx context.Context, client *txn.Client) error {

@@ -1,5 +1,5 @@
-// Package mutate is lab mutate: it runs the test suite against planted bugs and
-// says which test catches each, and how fast.
+// Package mutate is the command lab mutate. It runs the tests against planted bugs,
+// and prints which test catches each and how fast.
 package mutate
 
 import (
@@ -40,11 +40,11 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "mutate",
-		Short: "Run the test suite against planted bugs",
-		Long: `Run the test suite against planted bugs and say which test catches each, and how fast.
-All of them take about half an hour. Exit status 1 means that a mutant survives or is
-broken: it does not fit the source any more, or does not compile. The source itself is
-not touched.`,
+		Short: "Run the tests against planted bugs",
+		Long: `Run the tests against planted bugs (mutants), and print which test catches each and how
+fast. All of them take about half an hour. Exit status 1 means that a mutant survived or
+is broken: it does not fit the source any more, or does not compile. The command does
+not change the source.`,
 		Example: `  lab mutate
   lab mutate --only 'tso|marker'
   lab mutate --part --budget 60s     # a part that changes daily
@@ -53,14 +53,14 @@ not touched.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.only, "only", "", "`regexp` that chooses mutants by name")
+	f.StringVar(&o.only, "only", "", "run only mutants whose names match this `regexp`")
 	f.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
-	f.BoolVar(&o.part, "part", false, "run a part only, in an order that --seed decides, until --budget is used up")
-	f.Uint64Var(&o.seed, "seed", 0, "order of --part (default: today's)")
-	f.DurationVar(&o.budget, "budget", time.Minute, "how long --part may take, roughly")
+	f.BoolVar(&o.part, "part", false, "run mutants in an order that --seed decides, until --budget is used up")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the order of --part (default: changes daily)")
+	f.DurationVar(&o.budget, "budget", time.Minute, "how long --part may take, about")
 	f.DurationVar(&o.limit, "limit", time.Minute, "how long tests may run against one mutant")
-	f.StringVarP(&o.output, "output", "o", "table", "`format`: table, json or markdown")
-	f.StringVar(&o.file, "json", "", "`file` to write the results to as JSON, besides")
+	f.StringVarP(&o.output, "output", "o", "table", "output `format`: table, json or markdown")
+	f.StringVar(&o.file, "json", "", "also write the results to this `file` as JSON")
 	return cmd
 }
 
@@ -79,7 +79,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	mutants = slices.DeleteFunc(mutants, func(m mutant.Mutant) bool { return !only.MatchString(m.Name) })
 	if len(mutants) == 0 {
-		return fmt.Errorf("no mutant is named like %q", o.only)
+		return fmt.Errorf("--only %q matches no mutant; lab mutate --list prints their names", o.only)
 	}
 	if o.list {
 		for _, m := range mutants {
@@ -89,10 +89,10 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	if o.part {
 		if o.seed == 0 {
-			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // it changes daily
+			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // changes daily
 		}
 		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
-		fmt.Fprintf(stderr, "a part of %d mutants; the same again: go run ./emulator_test/lab mutate --part --seed %d --budget %v\n", len(mutants), o.seed, o.budget)
+		fmt.Fprintf(stderr, "running a part of %d mutants; to repeat it: go run ./emulator_test/lab mutate --part --seed %d --budget %v\n", len(mutants), o.seed, o.budget)
 	}
 	began := time.Now()
 	var results []mutant.Result
@@ -134,7 +134,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stderr, "%d of %d caught in %v\n", len(results)-bad, len(results), time.Since(began).Round(time.Second))
 	if bad > 0 {
-		return fmt.Errorf("%d mutants were not caught", bad)
+		return fmt.Errorf("%d mutants survived or are broken", bad)
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	mod := strings.TrimSpace(string(out))
 	if err == nil && (mod == "" || mod == os.DevNull) {
-		err = errors.New("not in the module")
+		err = errors.New("lab mutate must run inside the module's directory")
 	}
 	return filepath.Dir(mod), err
 }
@@ -168,5 +168,5 @@ func print(w io.Writer, format string, results []mutant.Result) error {
 		}
 		return t.Flush()
 	}
-	return fmt.Errorf("unknown format %q; there are table, json and markdown", format)
+	return fmt.Errorf("--output %s: use table, json or markdown", format)
 }

@@ -24,19 +24,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// order is what the benchmark asks of a client process; one line of json.
+// An order says what a client process measures; it is a line of JSON.
 type order struct {
 	What     string
 	Callers  int
 	Duration time.Duration
 }
 
-// result is its answer.
+// A result is the answer to an order.
 type result struct {
 	Error        string
 	Count        uint64
 	Elapsed      time.Duration
-	All          uint64 // timestamps, those of warming up included, as all below
+	All          uint64 // timestamps including the warm-up, as in all fields below
 	Requests     uint64 // batches
 	BigtableRPCs uint64
 	Latency      []uint64 // by bucketOf
@@ -56,7 +56,7 @@ func newClientCmd(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// run carries out orders until there are no more.
+// run carries out orders until its input ends.
 func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	served, err := tso.NewClient(tso.ClientConfig{Addresses: c.servers})
 	if err != nil {
@@ -67,13 +67,13 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	table := bt.Open(txn.DefaultMetadataTable)
-	// A row of its own: the oracle's is in served mode.
+	// Direct mode uses a row of its own, because the oracle's row is in served mode.
 	direct := tso.NewDirect(table, tso.DirectConfig{Row: "bench-direct"})
 	defer func() { _ = direct.Close() }()
 
@@ -110,8 +110,8 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	}
 }
 
-// bare measures round trips of gRPC itself: a call with an empty request, over
-// a connection without anything added to it.
+// bare measures round trips of gRPC alone: calls with an empty request, over a plain
+// connection.
 func (c *client) bare(ctx context.Context, o order) (result, error) {
 	var live *grpc.ClientConn
 	for _, a := range c.servers {
@@ -123,17 +123,17 @@ func (c *client) bare(ctx context.Context, o order) (result, error) {
 		live = conn
 	}
 	health := healthpb.NewHealthClient(live)
-	var n atomic.Int64 // any increasing number will do
+	var n atomic.Int64 // in place of a timestamp
 	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
 		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
 		return tso.Timestamp(n.Add(1)), err
 	})
 }
 
-// load has callers ask one at a time for a while, each with a context of its
-// own, and checks that each gets larger and larger timestamps.
+// load makes callers request one timestamp at a time for a while, each with its own
+// context. It checks that each caller gets larger and larger timestamps.
 func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp, error)) (result, error) {
-	// Looking at the clock twice costs as much as a timestamp in a large batch.
+	// Reading the clock twice takes as long as a timestamp of a large batch.
 	every := uint64(1)
 	if o.Callers > 64 {
 		every = 64
@@ -159,7 +159,7 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 				}
 				ts, err := ask(ctx)
 				if err == nil && ts <= last {
-					err = fmt.Errorf("%d after %d", ts, last)
+					err = fmt.Errorf("timestamp %d after %d", ts, last)
 				}
 				if err != nil {
 					mu.Lock()
@@ -212,7 +212,7 @@ func (r *result) add(other result) {
 	}
 }
 
-// Latencies are counted in buckets, 16 for each power of two nanoseconds: 6%.
+// Latencies are counted in buckets: 16 for each power of two nanoseconds, so exact to 6 %.
 const (
 	perOctave = 16
 	buckets   = 40 * perOctave

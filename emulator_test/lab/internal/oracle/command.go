@@ -1,5 +1,6 @@
-// Package oracle is lab oracle: how fast timestamps are. command.go starts servers
-// and clients and adds up what the clients measured; client.go is what a client does.
+// Package oracle is the command lab oracle, which measures how fast the timestamp
+// oracle is. command.go starts servers and clients, and adds up the clients' results;
+// client.go is what a client does.
 package oracle
 
 import (
@@ -38,28 +39,30 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	opts := &options{}
 	cmd := &cobra.Command{
 		Use:   "oracle",
-		Short: "Measure how fast timestamps are",
-		Long: `Measure how fast timestamps are, on this machine: an emulator of Bigtable, server
-processes and client processes are started, and callers in the clients ask for
-one timestamp at a time, from one caller to --callers in all. In the same run:
-a bare gRPC round trip to the leading server, and direct mode on the emulator.
+		Short: "Measure how fast the oracle hands out timestamps",
+		Long: `Measure how fast the timestamp oracle is on this machine. The command starts an emulator
+of Bigtable, server processes and client processes. Callers in the clients request
+one timestamp at a time; their number grows from one to --callers. For comparison it
+measures bare gRPC round trips to the leader, and direct mode on the emulator.
 
-timestamps_per_second of the json is the highest rate of served mode.`,
+The JSON field timestamps_per_second at the top is the highest rate of served mode.`,
+		Example: `  lab oracle
+  lab oracle --clients 2 --servers 3 -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return opts.run(cmd.Context(), s) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&opts.servers, "servers", 1, "server processes; one leads")
-	f.IntVar(&opts.clients, "clients", 1, "client processes")
-	f.IntVar(&opts.callers, "callers", 4096, "callers at the end, in all clients together")
-	f.DurationVar(&opts.duration, "duration", 2*time.Second, "how long each line of the table is measured")
+	f.IntVar(&opts.servers, "servers", 1, "number of server processes; one leads")
+	f.IntVar(&opts.clients, "clients", 1, "number of client processes")
+	f.IntVar(&opts.callers, "callers", 4096, "largest number of callers, in all clients together")
+	f.DurationVar(&opts.duration, "duration", 2*time.Second, "how long to measure each line of the table")
 	f.StringVar(&opts.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
 	cmd.AddCommand(newClientCmd(s))
 	return cmd
 }
 
-// report is what bench prints.
+// A report is what lab oracle prints.
 type report struct {
 	TimestampsPerSecond float64 `json:"timestamps_per_second"`
 	IdleP50             float64 `json:"idle_p50_us"`
@@ -75,7 +78,7 @@ type report struct {
 type line struct {
 	What     string  `json:"what"` // served, direct, bare
 	Callers  int     `json:"callers"`
-	Rate     float64 `json:"timestamps_per_second"` // of bare: round trips
+	Rate     float64 `json:"timestamps_per_second"` // for bare: round trips a second
 	P50      float64 `json:"p50_us"`
 	P90      float64 `json:"p90_us"`
 	P99      float64 `json:"p99_us"`
@@ -112,7 +115,7 @@ func (opts *options) run(ctx context.Context, s *cli.Streams) (err error) {
 	return printReport(s, r)
 }
 
-// run is the processes of a benchmark.
+// A run has the processes of a measurement.
 type run struct {
 	opts     *options
 	err      io.Writer
@@ -132,15 +135,15 @@ func (b *run) start(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, rig.Project, rig.Instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
-	if err := admin.CreateTable(ctx, txn.DefaultMetadataTable); err != nil {
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
+	if err := adminClient.CreateTable(ctx, txn.DefaultMetadataTable); err != nil {
 		return err
 	}
-	if err := admin.CreateColumnFamily(ctx, txn.DefaultMetadataTable, "tso"); err != nil {
+	if err := adminClient.CreateColumnFamily(ctx, txn.DefaultMetadataTable, "tso"); err != nil {
 		return err
 	}
 	table := bt.Open(txn.DefaultMetadataTable)
@@ -169,7 +172,7 @@ func (b *run) start(ctx context.Context) error {
 	return b.awaitLeader(ctx, table)
 }
 
-// awaitLeader returns once somebody leads.
+// awaitLeader waits until a server leads.
 func (b *run) awaitLeader(ctx context.Context, table *bigtable.Table) error {
 	c, err := tso.NewClient(tso.ClientConfig{Addresses: b.addrs})
 	if err != nil {
@@ -190,13 +193,13 @@ func (b *run) spawn(ctx context.Context, name string, args ...string) (*child.Pr
 	return child.Start(ctx, child.Config{Name: name, Args: args})
 }
 
-// ending is how long a process has for ending once it was told to.
+// ending is how long a process may take to end.
 const ending = 30 * time.Second
 
 func (b *run) close() error {
 	var errs []error
 	for _, p := range append(b.clients, b.servers...) {
-		// After an interrupt, SIGTERM ends one that does not listen for it yet.
+		// After an interrupt, SIGTERM also ends a process that does not handle it yet.
 		if err := p.End(ending); !p.Killed() {
 			errs = append(errs, err)
 		}
@@ -246,7 +249,8 @@ func (b *run) measure(ctx context.Context) (report, error) {
 	return r, nil
 }
 
-// step is finer where the peak is.
+// step returns the distance to the next number of callers. It is smaller near the
+// highest rate.
 func step(callers int) int {
 	if callers < 64 {
 		return 4
@@ -254,8 +258,8 @@ func step(callers int) int {
 	return 2
 }
 
-// line measures one line of the table with all clients. It calls started when
-// they have their orders.
+// line measures one line of the table with all clients. It calls started when the
+// clients have their orders.
 func (b *run) line(ctx context.Context, what string, callers int, started func()) (line, error) {
 	before, err := b.writes(ctx)
 	if err != nil {
@@ -309,7 +313,7 @@ func (b *run) line(ctx context.Context, what string, callers int, started func()
 	return line, nil
 }
 
-// writes is how often the servers have written to Bigtable.
+// writes returns how often the servers have written to Bigtable.
 func (b *run) writes(ctx context.Context) (uint64, error) {
 	var n uint64
 	for _, a := range b.addrs {

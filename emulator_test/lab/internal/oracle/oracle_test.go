@@ -19,7 +19,7 @@ import (
 
 var program = cli.Program{Name: "lab", Commands: []cli.Command{bench.NewCmd, oracle.NewCmd}}
 
-// TestMain lets the benchmark start this binary as lab.
+// TestMain makes this test binary run as lab in the benchmark's processes.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "oracle" || os.Args[1] == "bench") {
 		os.Exit(program.Main(os.Args[1:], cli.System()))
@@ -50,7 +50,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// lines passes on what a command prints.
+// lines sends what a command prints to a channel.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -58,7 +58,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestBenchInterrupted does not finish the line that it measures.
+// TestBenchInterrupted: an interrupt ends the measurement of a line.
 func TestBenchInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -68,7 +68,7 @@ func TestBenchInterrupted(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
 	select {
-	case <-errs: // the clients have their orders for the first line
+	case <-errs: // the clients have the orders of the first line
 	case err := <-ended:
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestBenchInterrupted(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("still measuring")
+		t.Error("lab oracle still measures after the interrupt")
 		<-ended
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// usage is what a turn has used.
+// A usage is what a process has used in its turn.
 type usage struct {
 	CPU         time.Duration
 	Allocations uint64
-	requests    int64 // that the stub saw
+	requests    int64 // that the stub received
 }
 
 type discard struct{}
@@ -30,8 +30,8 @@ type discard struct{}
 func (discard) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error { return nil }
 func (discard) Shutdown(context.Context) error                             { return nil }
 
-// runTurns runs as many transactions as it is told, line by line, and tells what
-// they used.
+// runTurns reads numbers, line by line, runs that many transactions, and prints their
+// usage.
 func runTurns(ctx context.Context, m mode, stub string, orders io.Reader, out io.Writer) error {
 	cfg := txn.Config{SyncSecondaries: true, TokenTTL: -1}
 	switch m {
@@ -50,11 +50,11 @@ func runTurns(ctx context.Context, m mode, stub string, orders io.Reader, out io
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
 	client, err := txn.NewClient(ctx, bt, cfg)
 	if err != nil {
 		return err

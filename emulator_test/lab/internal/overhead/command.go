@@ -1,16 +1,14 @@
-// Package overhead is lab overhead: what telemetry costs.
+// Package overhead is the command lab overhead, which measures what telemetry costs.
 //
-// It runs one transaction again and again in several processes by turns, and
-// compares the CPU time and the allocations that they use for it. One process is
-// built without telemetry: the functions that make spans and metrics are emptied,
-// and looks at the clock for them removed (strip.go). The others are built of the
-// same source as it is, and have no SDK, an SDK that samples and measures nothing,
-// and one that records everything.
+// Several processes take turns to run the same transaction, and the command compares
+// their CPU time and allocations. One process is built without telemetry: the functions
+// that make spans and metrics are empty, and the clock is not read for them (strip.go).
+// The other processes are built from the unchanged source. One has no SDK, one an SDK
+// that samples and measures nothing, and one an SDK that records everything.
 //
-// Bigtable is a stub in this process, which answers at once, so that all that is
-// measured is the client's own work: transaction, Bigtable client and gRPC. With a
-// real Bigtable the share of telemetry in the time that a transaction takes is far
-// smaller.
+// Bigtable is a stub in this process, which answers at once, so that the measurement
+// contains only the client's own work: transaction, Bigtable client and gRPC. With a
+// real Bigtable, telemetry's share of a transaction's time is far smaller.
 package overhead
 
 import (
@@ -33,9 +31,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct {
@@ -56,7 +53,7 @@ type mode string
 const (
 	removed   mode = "telemetry removed"
 	noSDK     mode = "no SDK"
-	again     mode = "no SDK, again" // what the numbers are worth
+	again     mode = "no SDK, again" // its difference from "no SDK" is the error of the measurement
 	sampledNo mode = "SDK, nothing sampled"
 	recorded  mode = "SDK, everything recorded"
 )
@@ -69,15 +66,18 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overhead",
 		Short: "Measure what telemetry costs, in about five minutes",
-		Long: `Measure what telemetry costs: CPU time and allocations of a transaction, in processes
-that are built without telemetry, have no SDK, an SDK that samples nothing, and one that
-records everything. It has to be run in the module, which it builds.`,
+		Long: `Measure what telemetry costs: the CPU time and allocations of a transaction in processes
+that are built without telemetry, have no SDK, have an SDK that samples nothing, or
+have one that records everything. The command builds the module, so run it inside the
+module's directory.`,
+		Example: `  lab overhead
+  lab overhead --sessions 2 --rounds 20   # a first impression`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.sessions, "sessions", 20, "how often programs are linked anew, in another order of their functions")
-	f.IntVar(&o.rounds, "rounds", 100, "how often each process has its turn in a session")
+	f.IntVar(&o.sessions, "sessions", 20, "number of sessions; each links the programs with another order of functions")
+	f.IntVar(&o.rounds, "rounds", 100, "turns of each process in a session")
 	f.IntVar(&o.transactions, "transactions", 8, "transactions in a turn")
 	cmd.AddCommand(&cobra.Command{
 		Use:    "process MODE STUB",
@@ -119,7 +119,7 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 	return report(out, o, uses)
 }
 
-// measure has processes run by turns, and adds what they used.
+// measure lets the processes take turns, and collects their usage.
 func measure(ctx context.Context, o options, whole, bare string, stub *txntest.Stub, uses map[mode][]usage) (err error) {
 	children := map[mode]*child.Process{}
 	for _, m := range modes {
@@ -135,7 +135,7 @@ func measure(ctx context.Context, o options, whole, bare string, stub *txntest.S
 		for _, i := range rand.Perm(len(modes)) {
 			before, _ := stub.Counts()
 			var u usage
-			if err := children[modes[i]].Ask(o.transactions, &u); err != nil { // while the others wait
+			if err := children[modes[i]].Ask(o.transactions, &u); err != nil { // the other processes wait
 				return err
 			}
 			after, _ := stub.Counts()
@@ -152,19 +152,19 @@ func measure(ctx context.Context, o options, whole, bare string, stub *txntest.S
 }
 
 const (
-	// warming is how many turns do not count.
+	// warming is the number of turns that do not count.
 	warming = 10
-	// ending is how long a process has for ending once it was told to.
+	// ending is how long a process may take to end.
 	ending = 30 * time.Second
 )
 
-// build builds this program as it is, and without telemetry. Where functions lie
-// makes a difference of several parts in a hundred, which has nothing to do with
-// what they do; so the linker puts them into an order that layout chooses.
+// build builds this program as it is, and without telemetry. The addresses of functions
+// change the time by several percent, which has nothing to do with what the functions
+// do. So the linker orders functions at random, by the seed layout.
 func build(ctx context.Context, dir string, layout int, progress io.Writer) (whole, bare string, err error) {
 	text, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
-		return "", "", fmt.Errorf("it has to be run in the module: %w", err)
+		return "", "", fmt.Errorf("lab overhead must run inside the module's directory: %w", err)
 	}
 	module := strings.TrimSpace(string(text))
 	overlay, emptied, clocks, err := strip(module, dir)
@@ -193,20 +193,20 @@ func startStub(ctx context.Context) (*txntest.Stub, error) {
 		return nil, errors.Join(err, stub.Close())
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return nil, errors.Join(err, stub.Close())
 	}
-	defer func(bt *bigtable.Client) { _, _ = bt.Close(), admin.Close() }(bt)
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
+	defer func(bt *bigtable.Client) { _, _ = bt.Close(), adminClient.Close() }(bt)
+	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: table, Families: []string{column.Family}}); err != nil {
 		return nil, errors.Join(err, stub.Close())
 	}
 	return stub, nil
 }
 
-// report compares the turns of each round with each other. They are short and many:
-// what else the machine does changes more slowly, and so concerns all turns of a
-// round alike. The ratio of a session is the median of its rounds'.
+// report compares the turns of each round with each other. Turns are short and many, so
+// that other load of the machine, which changes more slowly, affects all turns of a
+// round alike. The ratio of a session is the median of the ratios of its rounds.
 func report(out io.Writer, o options, uses map[mode][]usage) error {
 	n := float64(o.transactions)
 	fmt.Fprintf(out, "%d sessions of %d rounds of %d transactions\n\n", o.sessions, o.rounds, o.transactions)

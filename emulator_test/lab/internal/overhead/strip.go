@@ -14,24 +14,23 @@ import (
 	"strings"
 )
 
-// telemetryFiles make spans and metrics. Their functions are emptied.
+// telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
 	"txn/telemetry.go", "txn/metrics.go", "txn/gctelemetry.go", "txn/stranded.go", "txn/secondaries.go", "txn/tracelater.go",
 	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
-// kept do something else as well, or are called by others.
+// kept functions do something else as well, or have other callers.
 var kept = []string{
 	"TraceLater", "started", "ParseTraceParent", "errorType", "ErrorType", "outcomeOf",
 }
 
-// packages are where the calls are.
+// packages have the calls.
 var packages = []string{"txn", "tso", "tso/internal/telemetry", "tso/server", "notify"}
 
-// strip writes copies of the module's files without telemetry into dir, and an
-// overlay for go build that puts them in the place of the module's. It returns
-// the overlay's path, and how many functions were emptied and how many looks at
-// the clock removed.
+// strip writes copies of the module's files without telemetry into dir, with an overlay
+// for go build that replaces the module's files. It returns the overlay's path, how
+// many functions became empty, and how many reads of the clock were removed.
 func strip(module, dir string) (overlay string, emptied, clocks int, err error) {
 	replace := map[string]string{}
 	for _, pkg := range packages {
@@ -78,8 +77,8 @@ func strip(module, dir string) (overlay string, emptied, clocks int, err error) 
 	return overlay, emptied, clocks, os.WriteFile(overlay, text, 0o666)
 }
 
-// empty has functions return at once: the context that they were given, and
-// zero values. What is imported for the rest is still named.
+// empty makes functions return at once, with the context that they got and zero values.
+// Imports are still used.
 func empty(file *ast.File) (n int) {
 	var used []ast.Expr
 	for _, d := range file.Decls {
@@ -88,18 +87,18 @@ func empty(file *ast.File) (n int) {
 			continue
 		}
 		n++
-		// The old body becomes a function that nobody calls.
+		// The old body becomes a function that is never called.
 		used = append(used, &ast.FuncLit{Type: &ast.FuncType{Params: params(f), Results: f.Type.Results}, Body: f.Body})
 		f.Body = &ast.BlockStmt{List: []ast.Stmt{&ast.ReturnStmt{Results: results(f)}}}
 	}
 	for _, u := range used {
 		file.Decls = append(file.Decls, &ast.GenDecl{Tok: token.VAR, Specs: []ast.Spec{&ast.ValueSpec{Names: []*ast.Ident{ast.NewIdent("_")}, Values: []ast.Expr{u}}}})
 	}
-	file.Comments = nil // they stand at places of the old text
+	file.Comments = nil // their positions are those of the old text
 	return n
 }
 
-// params are those of a function, its receiver first.
+// params returns the parameters of a function, its receiver first.
 func params(f *ast.FuncDecl) *ast.FieldList {
 	all := &ast.FieldList{}
 	if f.Recv != nil {
@@ -112,7 +111,7 @@ func params(f *ast.FuncDecl) *ast.FieldList {
 	return all
 }
 
-// results are the context of a function's parameters, and else zero.
+// results returns the context of a function's parameters, and zero values.
 func results(f *ast.FuncDecl) (all []ast.Expr) {
 	if f.Type.Results == nil {
 		return nil
@@ -134,12 +133,12 @@ func zero(f *ast.FuncDecl, t ast.Expr) ast.Expr {
 		}
 	}
 	if fn, ok := t.(*ast.FuncType); ok && fn.Params.NumFields() == 0 && fn.Results.NumFields() == 0 {
-		return &ast.FuncLit{Type: &ast.FuncType{Params: &ast.FieldList{}}, Body: &ast.BlockStmt{}} // it may be called
+		return &ast.FuncLit{Type: &ast.FuncType{Params: &ast.FieldList{}}, Body: &ast.BlockStmt{}} // a caller may call it
 	}
 	return &ast.StarExpr{X: &ast.CallExpr{Fun: ast.NewIdent("new"), Args: []ast.Expr{t}}}
 }
 
-// stopClocks removes looks at the clock that only telemetry is told of.
+// stopClocks removes reads of the clock that only telemetry uses.
 func stopClocks(file *ast.File) (n int) {
 	for _, d := range file.Decls {
 		f, ok := d.(*ast.FuncDecl)
@@ -187,7 +186,7 @@ func isNow(e ast.Expr) bool {
 	return ok && selectors(call.Fun) == "time.Now"
 }
 
-// selectors writes a.b.c as it is, and everything else as nothing.
+// selectors returns a.b.c as text, and "" for any other expression.
 func selectors(e ast.Expr) string {
 	switch x := e.(type) {
 	case *ast.Ident:

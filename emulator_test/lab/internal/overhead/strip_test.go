@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What is left without telemetry compiles, and little of it is left.
+// TestStrip: the code without telemetry compiles, and about as many functions and reads
+// of the clock are removed as expected.
 func TestStrip(t *testing.T) {
 	module, err := filepath.Abs("../../../..")
 	if err != nil {
@@ -17,11 +18,11 @@ func TestStrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	if emptied < 60 || clocks < 6 {
-		t.Errorf("%d functions emptied and %d looks at the clock removed; there were more", emptied, clocks)
+		t.Errorf("%d functions made empty and %d reads of the clock removed, want more", emptied, clocks)
 	}
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "./txn", "./tso/...", "./notify")
 	cmd.Dir = module
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("it does not compile: %v\n%s", err, out)
+		t.Errorf("the code without telemetry does not compile: %v\n%s", err, out)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// transfer moves an amount between two accounts.
+// transfer moves money between two accounts.
 func transfer(ctx context.Context, w *worker, t *Task, _ int) error {
 	from := rand.IntN(t.Rows)
 	to := (from + 1 + rand.IntN(t.Rows-1)) % t.Rows
@@ -30,10 +30,10 @@ func transfer(ctx context.Context, w *worker, t *Task, _ int) error {
 	return err
 }
 
-// Amount is how a sum of money is stored.
+// Amount returns the stored form of a sum of money.
 func Amount(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
 
-// AmountOf reads what Amount returns; nothing stored is 0.
+// AmountOf is the inverse of Amount. It returns 0 for no stored value.
 func AmountOf(b []byte) int64 {
 	if len(b) != 8 {
 		return 0

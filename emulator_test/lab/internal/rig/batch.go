@@ -2,7 +2,6 @@ package rig
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -10,25 +9,24 @@ import (
 	"cloud.google.com/go/bigtable"
 )
 
-// A BatchOrder clusters the repository again and again, as batch processing
-// does: each run reads all documents and writes all clusters. Documents arrive
-// meanwhile, and wait for the run after the one that is under way. It uses
-// Bigtable without transactions.
+// A BatchOrder clusters the repository again and again, as batch processing does: each
+// run reads all documents and writes all clusters. Documents that arrive during a run
+// wait for the next one. It uses Bigtable without transactions.
 type BatchOrder struct {
-	Documents int     // that are there
+	Documents int     // number at the beginning
 	Rate      float64 // of arrivals, a second
 	Duration  time.Duration
-	Runs      int // at least; documents stop arriving after Duration
+	Runs      int // least number of runs; documents stop arriving after Duration
 }
 
-// A Batch is one run.
+// A Batch is one run of batch processing.
 type Batch struct {
 	Began, Ended int64 // Unix nanoseconds
 	Documents    int   // read
 	Dues         []int64
 }
 
-// An arrivals is the stream of new documents.
+// arrivals is the stream of new documents.
 type arrivals struct {
 	mu   sync.Mutex
 	dues []int64
@@ -42,7 +40,7 @@ func (a *arrivals) take() []int64 {
 	return taken
 }
 
-// crawl writes documents as they are due, several at a time.
+// crawl writes documents when they are due, several in one request.
 func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o BatchOrder, begin time.Time) error {
 	out := &bulk{table: table}
 	count := int(o.Rate * o.Duration.Seconds())
@@ -71,27 +69,6 @@ func (a *arrivals) crawl(ctx context.Context, table *bigtable.Table, o BatchOrde
 		a.mu.Unlock()
 	}
 	return nil
-}
-
-// batches runs one batch after the other until the documents have stopped
-// arriving.
-func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
-	table := w.bt.Open(documentsTable)
-	var in arrivals
-	begin := time.Now()
-	crawled := make(chan error, 1)
-	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
-	var all []Batch
-	for len(all) < o.Runs || time.Since(begin) < o.Duration {
-		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
-		n, err := recluster(ctx, table)
-		if err != nil {
-			return nil, errors.Join(err, <-crawled)
-		}
-		b.Ended, b.Documents = time.Now().UnixNano(), n
-		all = append(all, b)
-	}
-	return all, <-crawled
 }
 
 // recluster reads all documents and writes the cluster of each.

@@ -15,9 +15,9 @@ import (
 
 // The tables of the brokerage. Rows:
 //
-//	orders    order                        status, what it is about
-//	trades    order                        of an order that was executed
-//	holdings  customer/security            how much the customer has
+//	orders    order                        its status and contents
+//	trades    order                        contents of an executed order
+//	holdings  customer/security            quantity that the customer has
 //	pending   customer/order               index: orders not executed yet
 //	history   security/order               index: trades of a security
 const (
@@ -45,7 +45,7 @@ const (
 	QuantityColumn = "qty"
 )
 
-// brokerageStep is one transaction.
+// brokerageStep runs one transaction of the workload.
 func brokerageStep(ctx context.Context, w *worker, t *Task, i int) error {
 	who := rand.IntN(t.Rows)
 	customer := customerKey(who)
@@ -55,7 +55,7 @@ func brokerageStep(ctx context.Context, w *worker, t *Task, i int) error {
 	case n < 8:
 		return execute(ctx, w, customer)
 	}
-	return look(ctx, w, customer)
+	return viewHoldings(ctx, w, customer)
 }
 
 func place(ctx context.Context, w *worker, customer string, security int, order string) error {
@@ -87,7 +87,7 @@ func execute(ctx context.Context, w *worker, customer string) error {
 				return err
 			}
 			if string(status) != "pending" {
-				return fmt.Errorf("order %s is %q and in the index of pending ones", order, status)
+				return fmt.Errorf("order %s is %q, but in the index of pending orders", order, status)
 			}
 			holding := customer + "/" + security
 			has, _, err := tx.Table(HoldingsTable).Get(ctx, holding, Family, QuantityColumn)
@@ -105,7 +105,7 @@ func execute(ctx context.Context, w *worker, customer string) error {
 	return err
 }
 
-// OrderOf reads what an order is about.
+// OrderOf parses the contents of an order.
 func OrderOf(text []byte) (customer, security string, quantity int64, err error) {
 	parts := bytes.Fields(text)
 	if len(parts) != 3 {
@@ -115,7 +115,8 @@ func OrderOf(text []byte) (customer, security string, quantity int64, err error)
 	return string(parts[0]), string(parts[1]), quantity, err
 }
 
-func look(ctx context.Context, w *worker, customer string) error {
+// viewHoldings reads a customer's holdings and pending orders.
+func viewHoldings(ctx context.Context, w *worker, customer string) error {
 	s, err := w.client.Snapshot(ctx)
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// Numbers is a flag of whole numbers, separated by commas.
+// Numbers parses a flag with whole numbers that are separated by commas.
 func Numbers(flag, value string, least, most int) ([]int, error) {
 	var all []int
 	for _, part := range strings.Split(value, ",") {
@@ -23,7 +23,7 @@ func Numbers(flag, value string, least, most int) ([]int, error) {
 	return all, nil
 }
 
-// CheckDuration checks a flag that says how long something is measured.
+// CheckDuration checks a flag with the duration of a measurement.
 func CheckDuration(flag string, d time.Duration) error {
 	if d < 10*time.Millisecond || d > time.Hour {
 		return cli.Usagef("--%s %v: it has to be from 10ms to 1h", flag, d)
@@ -31,7 +31,7 @@ func CheckDuration(flag string, d time.Duration) error {
 	return nil
 }
 
-// A Quantiles is a distribution in a few numbers, in milliseconds.
+// Quantiles describe a distribution, in milliseconds.
 type Quantiles struct {
 	P5  float64 `json:"p5_ms"`
 	P50 float64 `json:"p50_ms"`
@@ -52,10 +52,10 @@ func NewQuantiles(all []time.Duration) Quantiles {
 	return Quantiles{at(.05), at(.5), at(.95), at(.99), at(1)}
 }
 
-// MS is a duration in milliseconds.
+// MS returns a duration in milliseconds.
 func MS(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// Between checks a flag that is a whole number.
+// Between checks a flag with a whole number.
 func Between(flag string, value, least, most int) error {
 	if value < least || value > most {
 		return cli.Usagef("--%s %d: it has to be from %d to %d", flag, value, least, most)
@@ -63,7 +63,7 @@ func Between(flag string, value, least, most int) error {
 	return nil
 }
 
-// Progress tells on standard error what is measured next.
+// Progress writes to standard error what is measured next.
 func Progress(s *cli.Streams, format string, args ...any) {
 	fmt.Fprintf(s.Err, "measuring: "+format+"\n", args...)
 }

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// lateDialer connects over a slow network: what is sent arrives after a delay,
-// in order and as much at a time as there is; answers come back at once. So each
-// request takes the delay once, whether it is a unary one or on a stream.
+// lateDialer connects over a slow network. What is sent arrives after a delay, in order
+// and with any bandwidth; answers come back at once. So each request takes the delay
+// once, on a stream or not.
 func lateDialer(delay time.Duration) []grpc.DialOption {
 	if delay == 0 {
 		return nil
@@ -36,7 +36,7 @@ type lateConn struct {
 	once    sync.Once
 }
 
-// A parcel is what was written at a time.
+// A parcel is what one Write wrote.
 type parcel struct {
 	due  time.Time
 	text []byte
@@ -68,7 +68,7 @@ func (c *lateConn) deliver() {
 		case p := <-c.parcels:
 			sleepUntil(p.due)
 			if _, err := c.Conn.Write(p.text); err != nil {
-				_ = c.Close() // who reads sees it
+				_ = c.Close() // the reader gets an error
 				return
 			}
 		case <-c.closed:
@@ -77,9 +77,9 @@ func (c *lateConn) deliver() {
 	}
 }
 
-// early is how long before it is due that a parcel is waited for without
-// sleeping: a sleep ends late by some tenths of a millisecond, which would count
-// as the library's at each request.
+// early is how long before its time a parcel is waited for without sleeping. A sleep
+// ends late by some tenths of a millisecond, which would count for the library at each
+// request.
 const early = 700 * time.Microsecond
 
 func sleepUntil(due time.Time) {

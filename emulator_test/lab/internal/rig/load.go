@@ -6,16 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -29,32 +26,31 @@ const (
 
 // Columns of documents.
 const (
-	bodyColumn    = "body"    // what the copying observer watches
+	bodyColumn    = "body"    // the column that the copying observer observes
 	copyColumn    = "copy"    // what it writes
-	keysColumn    = "keys"    // what the clustering observer watches: the clustering keys
+	keysColumn    = "keys"    // the clustering keys, which the clustering observer observes
 	clusterColumn = "cluster" // what it writes: the cluster's first document
 )
 
 // clusteringKeys is how many keys a document has (paper §3.1).
 const clusteringKeys = 3
 
-// RowOf spreads documents over the table.
+// RowOf returns the row of the i-th document. Rows are spread over the table.
 func RowOf(i int) string { return fmt.Sprintf("%08x", uint32(i)*2654435761) }
 
-// SetUp makes the tables and fills them with documents as they were before the
-// table was adopted: rows of plain data.
+// SetUp makes the tables and fills them with plain data, as from before an adoption.
 func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error {
-	bt, admin, closeAll, err := r.connect(ctx)
+	bt, adminClient, closeAll, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	for _, name := range []string{documentsTable, clustersTable} {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: name, Families: []string{Family}}); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: name, Families: []string{Family}}); err != nil {
 			return err
 		}
 	}
-	// Registered before anything is loaded: writers have to know.
+	// The observer registers before the load, because writers need to know of it.
 	client, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1})
 	if err != nil {
 		return err
@@ -67,10 +63,10 @@ func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error 
 	return fill(ctx, bt, documents, observer.Observer == "cluster")
 }
 
-// plainTime is that of data from before the adoption.
+// plainTime is the timestamp of data from before the adoption.
 const plainTime = bigtable.Timestamp(1_000_000_000_000)
 
-// fill writes documents, and clusters them.
+// fill writes documents, and clusters them if clustered is set.
 func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered bool) error {
 	out := &bulk{table: bt.Open(documentsTable)}
 	index := &bulk{table: bt.Open(clustersTable)}
@@ -110,12 +106,11 @@ func fill(ctx context.Context, bt *bigtable.Client, documents int, clustered boo
 	return errors.Join(out.flush(ctx), index.flush(ctx))
 }
 
-// body is a short document.
+// body is the text of a short document.
 func body(i int) []byte { return fmt.Appendf(nil, "%0200d", i) }
 
-// keysOf are the clustering keys of a document, chosen at random from three
-// quarters as many as there are documents (paper §3.1: 750M keys for a billion
-// documents).
+// keysOf returns the clustering keys of a document. They are chosen at random among
+// three keys for every four documents (paper §3.1: 750M keys for a billion documents).
 func keysOf(i, documents int) []string {
 	random := rand.New(rand.NewPCG(uint64(i), 7))
 	keys := make([]string, clusteringKeys)
@@ -127,7 +122,7 @@ func keysOf(i, documents int) []string {
 
 func indexRow(k int, key string) string { return fmt.Sprintf("%d/%s", k, key) }
 
-// A bulk collects mutations for large requests.
+// A bulk collects mutations into large requests.
 type bulk struct {
 	table *bigtable.Table
 	rows  []string
@@ -155,14 +150,13 @@ func (b *bulk) flush(ctx context.Context) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// A LoadOrder writes documents: every Of-th from the Index-th on of Count in
-// all.
+// A LoadOrder writes documents: of Count in all, those whose number is Index modulo Of.
 type LoadOrder struct {
-	What      string  // touch: change documents that are there; crawl: add new ones
-	Documents int     // that are there
-	Count     int     // to write, by all processes together
-	Rate      float64 // a second, of all processes together; 0: as fast as can be
-	Start     int64   // when the first is due, Unix nanoseconds
+	What      string  // touch: change existing documents; crawl: add new ones
+	Documents int     // number of existing documents
+	Count     int     // documents to write, by all processes together
+	Rate      float64 // documents a second, of all processes together; 0: as fast as possible
+	Start     int64   // when the first document is due, Unix nanoseconds
 	Index, Of int
 }
 
@@ -172,72 +166,12 @@ type Loaded struct {
 	Due, At int64 // Unix nanoseconds
 }
 
-// loadCallers bounds the transactions of one process's load.
-const loadCallers = 32
-
-// load writes documents when they are due. One that is late is written at once:
-// what delays it counts.
-func (w *worker) load(ctx context.Context, o LoadOrder) error {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make(chan error, loadCallers)
-	for range loadCallers {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)-1)*o.Of + o.Index
-				if i >= o.Count {
-					return
-				}
-				if err := w.loadOne(ctx, o, i); err != nil {
-					errs <- err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(errs)
-	var all []error
-	for err := range errs {
-		all = append(all, err)
-	}
-	return errors.Join(all...)
-}
-
-func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
-	due := time.Now()
-	if o.Rate > 0 {
-		due = DueAt(o.Start, o.Rate, i)
-		if err := Pause(ctx, time.Until(due)); err != nil {
-			return err
-		}
-	}
-	row, column, value := RowOf(o.Documents+i), keysColumn, []byte(nil)
-	if o.What == "touch" {
-		row, column, value = RowOf(i%o.Documents), bodyColumn, body(i)
-	} else {
-		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
-	}
-	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(documentsTable).Set(row, Family, column, value)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("loading document %d: %w", i, err)
-	}
-	now := time.Now()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.answer.Loads = append(w.answer.Loads, Loaded{row, due.UnixNano(), now.UnixNano()})
-	return nil
-}
-
-// DueAt is when the i-th of a steady stream is due.
+// DueAt returns when the i-th document of a steady stream is due.
 func DueAt(start int64, rate float64, i int) time.Time {
 	return time.Unix(0, start).Add(time.Duration(float64(i) / rate * float64(time.Second)))
 }
 
-// Pause waits, or returns the error of a context that ends before.
+// Pause waits. If ctx ends first, it returns its error.
 func Pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -269,9 +203,9 @@ func observerOf(o RunOrder) (notify.Column, string, notify.Observer) {
 	})
 }
 
-// clusterDocument puts a document into the cluster that one of its keys leads
-// to, or begins one, and has its other keys lead there (paper §3.1, an
-// elaboration of Figure 2).
+// clusterDocument puts a document into the cluster to which one of its keys leads, or
+// begins a new cluster. Then it makes the document's other keys lead there too (paper
+// §3.1, an elaboration of Figure 2).
 func clusterDocument(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	value, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 	if err != nil || !ok {

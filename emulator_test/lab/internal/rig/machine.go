@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// A Machine is where and when something was measured.
+// A Machine says where and when something was measured.
 type Machine struct {
 	CPUs      int    `json:"cpus"`            // processors
-	Processor string `json:"processor"`       // empty where it is not known
+	Processor string `json:"processor"`       // empty if not known
 	OS        string `json:"os"`              // and architecture
 	Go        string `json:"go"`              // its version
 	Client    string `json:"bigtable_client"` // its version
-	Load      string `json:"load_average"`    // before the measurement: over 1, 5 and 15 minutes; empty where it is not known
+	Load      string `json:"load_average"`    // before the measurement: over 1, 5 and 15 minutes; empty if not known
 	Time      string `json:"time"`            // when the measurement began
 }
 
@@ -43,7 +43,7 @@ func ThisMachine() Machine {
 	return m
 }
 
-// processor is the processor's name, where Linux tells it.
+// processor returns the processor's name, if Linux has it.
 func processor() string {
 	f, err := os.Open("/proc/cpuinfo")
 	if err != nil {

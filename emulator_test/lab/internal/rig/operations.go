@@ -3,8 +3,6 @@ package rig
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -12,8 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// The operations: those that begin with raw are the best that Bigtable offers
-// without transactions, and what the others are compared with.
+// The operations. Those that begin with raw are the best use of Bigtable without
+// transactions, with which the other ones are compared.
 var operations = map[string]operation{
 	"raw-get":       rawGet,
 	"raw-row":       rawRow,
@@ -38,10 +36,7 @@ var operations = map[string]operation{
 	"brokerage":     brokerageStep,
 }
 
-// ColumnOf is the q-th column of the rows of measurements.
-func ColumnOf(q int) string { return fmt.Sprintf("q%03d", q) }
-
-// newest is the filter of a raw read of whole rows.
+// newest returns the filter of a raw read of whole rows.
 func newest() bigtable.ReadOption { return bigtable.RowFilter(bigtable.LatestNFilter(1)) }
 
 func rawGet(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -59,29 +54,6 @@ func rawRow(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.hasColumns(row, err)
 }
 
-func (t *Task) hasColumns(row bigtable.Row, err error) error {
-	if err == nil && len(row[Family]) != max(t.Columns, 1) {
-		return fmt.Errorf("row %q of %s has %d cells, want %d", row.Key(), t.Table, len(row[Family]), max(t.Columns, 1))
-	}
-	return err
-}
-
-// anyRows are Batch different rows, spread over the table.
-func (t *Task) anyRows() bigtable.RowList {
-	list, first := make(bigtable.RowList, t.Batch), rand.IntN(t.Rows)
-	for i := range list {
-		list[i] = KeyOf((first + i*(t.Rows/t.Batch)) % t.Rows)
-	}
-	slices.Sort(list) // as Bigtable answers
-	return list
-}
-
-// anyRange is a range of Batch rows.
-func (t *Task) anyRange() bigtable.RowRange {
-	first := rand.IntN(t.Rows - t.Batch + 1)
-	return bigtable.NewRange(KeyOf(first), KeyOf(first+t.Batch))
-}
-
 func rawRows(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.countRaw(ctx, w, t.anyRows())
 }
@@ -90,35 +62,12 @@ func rawScan(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.countRaw(ctx, w, t.anyRange())
 }
 
-func (t *Task) countRaw(ctx context.Context, w *worker, rs bigtable.RowSet) error {
-	n := 0
-	err := w.bt.Open(t.Table).ReadRows(ctx, rs, func(bigtable.Row) bool { n++; return true }, newest())
-	return t.hasRows(n, err)
-}
-
-func (t *Task) hasRows(n int, err error) error {
-	if err == nil && n != t.Batch {
-		return fmt.Errorf("%d rows of %s were read, want %d", n, t.Table, t.Batch)
-	}
-	return err
-}
-
 func rawWrite(ctx context.Context, w *worker, t *Task, i int) error {
 	return w.bt.Open(t.Table).Apply(ctx, t.turnRow(i), t.mutation())
 }
 
-func (t *Task) mutation() *bigtable.Mutation {
-	m, value := bigtable.NewMutation(), t.value()
-	for q := range max(t.Columns, 1) {
-		m.Set(Family, ColumnOf(q), bigtable.Now(), value)
-	}
-	return m
-}
-
-func (t *Task) value() []byte { return make([]byte, t.Bytes) }
-
-// rawCondition writes unless somebody has written the cell since: the check
-// against lost updates that Bigtable itself offers.
+// rawCondition writes a cell unless another caller has written it since. This is
+// Bigtable's own check against lost updates.
 func rawCondition(ctx context.Context, w *worker, t *Task, i int) error {
 	since := bigtable.Now().TruncateToMilliseconds() + 1000
 	m := bigtable.NewCondMutation(bigtable.ChainFilters(bigtable.ColumnRangeFilter(Family, ColumnOf(0), ColumnOf(0)+"\x00"),
@@ -138,23 +87,14 @@ func rawWrites(ctx context.Context, w *worker, t *Task, i int) error {
 	return err
 }
 
-// get reads a cell in a snapshot of its own, as each transaction of the
-// paper's does; callers who ask the oracle at a time share a request.
+// get reads a cell in its own snapshot, as each transaction of the paper does.
+// Concurrent callers share requests to the oracle.
 func get(ctx context.Context, w *worker, t *Task, _ int) error {
 	s, err := w.client.Snapshot(ctx)
 	if err != nil {
 		return err
 	}
 	return t.getFrom(ctx, s)
-}
-
-func (t *Task) getFrom(ctx context.Context, s *txn.Snapshot) error {
-	row := t.anyRow()
-	_, ok, err := s.Table(t.Table).Get(ctx, row, Family, ColumnOf(0))
-	if err == nil && !ok {
-		return fmt.Errorf("row %s of %s has no value", row, t.Table)
-	}
-	return err
 }
 
 func getShared(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -165,7 +105,7 @@ func getShared(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.getFrom(ctx, s)
 }
 
-// staleness is what getStale accepts.
+// staleness is how old the snapshots of getStale may be.
 const staleness = 100 * time.Millisecond
 
 func getStale(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -174,20 +114,6 @@ func getStale(ctx context.Context, w *worker, t *Task, _ int) error {
 		return err
 	}
 	return t.getFrom(ctx, s)
-}
-
-// shared is a snapshot for all reads of the round.
-func (w *worker) shared(ctx context.Context) (*txn.Snapshot, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.snapshot == nil {
-		s, err := w.client.Snapshot(ctx)
-		if err != nil {
-			return nil, err
-		}
-		w.snapshot = s
-	}
-	return w.snapshot, nil
 }
 
 func readRow(ctx context.Context, w *worker, t *Task, _ int) error {
@@ -216,42 +142,12 @@ func scan(ctx context.Context, w *worker, t *Task, _ int) error {
 	return t.countRows(ctx, w, t.anyRange())
 }
 
-func (t *Task) countRows(ctx context.Context, w *worker, rs bigtable.RowSet) error {
-	s, err := w.client.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	n := 0
-	for _, err := range s.Table(t.Table).ReadRows(ctx, rs) {
-		if err != nil {
-			return err
-		}
-		n++
-	}
-	return t.hasRows(n, nil)
-}
-
 func write(ctx context.Context, w *worker, t *Task, i int) error {
 	return t.update(ctx, w, i, 1)
 }
 
 func writes(ctx context.Context, w *worker, t *Task, i int) error {
 	return t.update(ctx, w, i*t.Batch, t.Batch)
-}
-
-// update writes rows in one transaction.
-func (t *Task) update(ctx context.Context, w *worker, first, rows int) error {
-	value := t.value()
-	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-		table := tx.Table(t.Table)
-		for k := range rows {
-			for q := range max(t.Columns, 1) {
-				table.Set(t.turnRow(first+k), Family, ColumnOf(q), value)
-			}
-		}
-		return nil
-	})
-	return err
 }
 
 // readWrite reads a cell and writes it.
@@ -268,7 +164,7 @@ func readWrite(ctx context.Context, w *worker, t *Task, i int) error {
 	return err
 }
 
-// rawPair does what is the least for a conditional write in two phases.
+// rawPair sends the least requests for a conditional write in two phases.
 func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	row := t.turnRow(i)
 	for range 2 {
@@ -279,14 +175,8 @@ func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	return nil
 }
 
-func (t *Task) conditional(ctx context.Context, w *worker, row string) error {
-	column := bigtable.ColumnRangeFilter(Family, ColumnOf(0), ColumnOf(0)+"\x00")
-	var matched bool
-	return w.bt.Open(t.Table).Apply(ctx, row, bigtable.NewCondMutation(column, nil, t.mutation()), bigtable.GetCondMutationResult(&matched))
-}
-
-// rawTen sends the requests of a transaction of Batch rows: a conditional
-// mutation for each, one more for the first, and one for the rest.
+// rawTen sends the requests of a transaction of Batch rows: a conditional mutation for
+// each, one more for the first, and one bulk mutation for the other rows.
 func rawTen(ctx context.Context, w *worker, t *Task, i int) error {
 	var rows []string
 	var mutations []*bigtable.Mutation

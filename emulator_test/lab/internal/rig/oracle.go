@@ -15,29 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Serve starts a served oracle for the workers that are added from now on. The
-// metadata table has to be there.
-func (r *Run) Serve(ctx context.Context) error {
-	p, err := r.spawn(ctx, "oracle", "oracle", "--emulator", r.Address)
-	if err != nil {
-		return err
-	}
-	r.oracle = p
-	if r.Served, err = p.Line(); err != nil {
-		return err
-	}
-	// Until somebody leads.
-	c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	_, err = c.Timestamp(ctx)
-	return err
-}
-
-// newOracleCmd is the process of a served oracle: it prints its address, and
-// ends with its standard input.
+// newOracleCmd makes the command of a served oracle's process. It prints its address,
+// and ends when its standard input does.
 func newOracleCmd(s *cli.Streams) *cobra.Command {
 	var emulator string
 	cmd := ProcessCmd("oracle", "The oracle process of a measurement", func(ctx context.Context) error {
@@ -52,11 +31,11 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	table := bt.OpenTable(txn.DefaultMetadataTable)
 	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err
@@ -74,7 +53,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(ctx, lis) }()
-	err = tellCPU(s)
+	err = answerCPU(s)
 	stop()
 	return errors.Join(err, <-ended)
 }

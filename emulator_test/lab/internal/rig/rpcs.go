@@ -9,18 +9,18 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// rpcs are counts of requests to Bigtable, as gRPC sees them.
+// rpcs counts requests to Bigtable where gRPC sends them.
 type rpcs struct {
 	// Requests by method.
 	Requests map[string]int `json:"requests"`
-	// Scans are reads of ranges of the table under test, what they returned, and
-	// how many bytes that took.
+	// Scans counts reads of ranges of the measured table; the next fields are what
+	// they returned, in rows and bytes.
 	Scans     int   `json:"scan_requests"`
 	ScanRows  int   `json:"scan_rows"`
 	ScanBytes int64 `json:"scan_bytes"`
 }
 
-// All is how many requests there were.
+// All returns the number of all requests.
 func (r *rpcs) All() int {
 	n := 0
 	for _, m := range r.Requests {
@@ -43,7 +43,7 @@ func (r *rpcs) add(other rpcs) {
 
 // rpcCounter is a stats.Handler that counts requests.
 type rpcCounter struct {
-	table string // scans of it are told apart
+	table string // scans of this table are counted separately
 
 	mu    sync.Mutex
 	count rpcs
@@ -95,7 +95,7 @@ func (c *rpcCounter) HandleRPC(ctx context.Context, s stats.RPCStats) {
 func (c *rpcCounter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (c *rpcCounter) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// take returns the counts so far and starts again.
+// take returns the counts and resets them.
 func (c *rpcCounter) take() rpcs {
 	c.mu.Lock()
 	defer c.mu.Unlock()

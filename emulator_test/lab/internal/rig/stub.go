@@ -12,10 +12,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// stubTS is when the stub's cells were committed: long ago for any client.
+// stubTS is the commit_ts of the stub's cells: long ago.
 const stubTS = 1_700_000_000_000_000
 
-// newStubCmd is the stub's process, as newEmulatorCmd is the emulator's.
+// newStubCmd makes the command of the stub's process, which answers as the emulator's
+// does.
 func newStubCmd(s *cli.Streams) *cobra.Command {
 	return ProcessCmd("stub", "The stub process of a measurement", func(context.Context) (err error) {
 		columns := []txn.Column{{Family: Family, Qualifier: ColumnOf(0)}}
@@ -27,6 +28,6 @@ func newStubCmd(s *cli.Streams) *cobra.Command {
 		}
 		defer func() { err = errors.Join(err, stub.Close()) }()
 		fmt.Fprintln(s.Out, stub.Addr())
-		return tellCPU(s)
+		return answerCPU(s)
 	})
 }

@@ -2,20 +2,17 @@ package rig
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// A TableSpec is a pair of tables with the same data: NAME, which is
-// transactional, and NAME-raw, which is not.
+// A TableSpec is a pair of tables with the same data: NAME is transactional, NAME-raw
+// is not.
 type TableSpec struct {
 	Name     string
 	Rows     int
@@ -24,59 +21,24 @@ type TableSpec struct {
 	Versions int // of each cell; 0 is 1
 }
 
-// Raw is the name of the table without transactions.
+// Raw returns the name of the table without transactions.
 func (t TableSpec) Raw() string { return t.Name + "-raw" }
 
-// WithAdmin calls f with clients of this process.
-func (r *Run) WithAdmin(ctx context.Context, f func(context.Context, *bigtable.Client, *bigtable.AdminClient) error) error {
-	bt, admin, closeAll, err := r.connect(ctx)
-	if err != nil {
+// Init makes both tables without rows.
+func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
 		return err
 	}
-	defer closeAll()
-	return f(ctx, bt, admin)
+	if err := adminClient.CreateTable(ctx, t.Raw()); err != nil {
+		return err
+	}
+	return adminClient.CreateColumnFamily(ctx, t.Raw(), Family)
 }
 
-// MakeTables makes pairs of tables and fills them.
-func (r *Run) MakeTables(ctx context.Context, specs ...TableSpec) (err error) {
-	bt, admin, closeAll, err := r.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	for _, t := range specs {
-		if err := t.Init(ctx, bt, admin); err != nil {
-			return err
-		}
-	}
-	client, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, client.Close(ctx)) }()
-	for _, t := range specs {
-		if err := t.fill(ctx, bt, client); err != nil {
-			return fmt.Errorf("filling table %s: %w", t.Name, err)
-		}
-	}
-	return nil
-}
-
-// Init makes both tables, empty.
-func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) error {
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
-		return err
-	}
-	if err := admin.CreateTable(ctx, t.Raw()); err != nil {
-		return err
-	}
-	return admin.CreateColumnFamily(ctx, t.Raw(), Family)
-}
-
-// fill writes committed rows to one table, and the same cells to the other.
+// fill writes committed rows to one table, and the same cells to the other one.
 func (t TableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Client) error {
 	for v := range max(t.Versions, 1) {
-		if _, err := txnadmin.BulkLoad(ctx, client, t.Name, t.bulkRows(), txnadmin.BulkConfig{Idle: true}); err != nil {
+		if _, err := admin.BulkLoad(ctx, client, t.Name, t.bulkRows(), admin.BulkConfig{Idle: true}); err != nil {
 			return err
 		}
 		out := &bulk{table: bt.Open(t.Raw())}
@@ -96,12 +58,12 @@ func (t TableSpec) fill(ctx context.Context, bt *bigtable.Client, client *txn.Cl
 	return nil
 }
 
-func (t TableSpec) bulkRows() iter.Seq2[txnadmin.BulkRow, error] {
-	return func(yield func(txnadmin.BulkRow, error) bool) {
+func (t TableSpec) bulkRows() iter.Seq2[admin.BulkRow, error] {
+	return func(yield func(admin.BulkRow, error) bool) {
 		for i := range t.Rows {
-			row := txnadmin.BulkRow{Row: KeyOf(i)}
+			row := admin.BulkRow{Row: KeyOf(i)}
 			for q := range t.Columns {
-				row.Cells = append(row.Cells, txnadmin.BulkCell{Family: Family, Qualifier: ColumnOf(q), Value: make([]byte, t.Bytes)})
+				row.Cells = append(row.Cells, admin.BulkCell{Family: Family, Qualifier: ColumnOf(q), Value: make([]byte, t.Bytes)})
 			}
 			if !yield(row, nil) {
 				return
@@ -110,42 +72,13 @@ func (t TableSpec) bulkRows() iter.Seq2[txnadmin.BulkRow, error] {
 	}
 }
 
-// Check runs the consistency check over a table, and fails at a violation.
-func (r *Run) Check(ctx context.Context, tables ...string) error {
-	return r.WithClient(ctx, func(client *txn.Client) error { return checkTables(ctx, client, tables) })
-}
-
-// WithClient calls f with a client of this process.
-func (r *Run) WithClient(ctx context.Context, f func(*txn.Client) error) (err error) {
-	bt, _, closeAll, err := r.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	cfg := txn.Config{TokenTTL: -1}
-	if r.Served != "" {
-		oracle, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Served}})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = oracle.Close() }()
-		cfg.Oracle = oracle
-	}
-	client, err := txn.NewClient(ctx, bt, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, client.Close(ctx)) }()
-	return f(client)
-}
-
 func checkTables(ctx context.Context, client *txn.Client, tables []string) error {
 	for _, name := range tables {
-		for v, err := range txnadmin.Check(ctx, client, name, nil) {
+		for v, err := range admin.Check(ctx, client, name, nil) {
 			if err != nil {
 				return err
 			}
-			return fmt.Errorf("the consistency check of table %s: %s", name, v)
+			return fmt.Errorf("consistency check of table %s: %s", name, v)
 		}
 	}
 	return nil

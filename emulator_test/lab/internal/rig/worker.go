@@ -6,7 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -14,66 +18,21 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// An Order is a line of json that a worker process reads; it answers each with
-// a line of json.
-type Order struct {
-	// Do is run, load, status, stop, batch or measure.
-	Do    string
-	Run   RunOrder
-	Load  LoadOrder
-	Batch BatchOrder
-	Task  Task
-}
-
-// A RunOrder starts a worker with one observer.
-type RunOrder struct {
-	Observer    string // copy or cluster
-	Hints       bool
-	Locks       bool // advisory locks in the metadata table
-	NoTeleport  bool
-	Work        time.Duration // how long a run takes beside its requests
-	MinInterval time.Duration // of the scanner
-	MaxInterval time.Duration
-}
-
-// An Answer is what a worker process says. Lists are in answers to stop only.
-type Answer struct {
-	Error     string
-	Committed int // runs
-	Loaded    int
-	Done      []done
-	Loads     []Loaded
-	Worker    notify.Stats
-	Scanner   notify.ScannerStats
-	RPCs      rpcs
-	// Useful is the time spent in runs that committed, Vain in those that did
-	// not, and Looks in looks that found nothing to do.
-	Useful, Vain, Looks time.Duration
-	Batches             []Batch
-	Measured            Measured
-}
-
-// done says when an observer's run for a row was committed, by the clock.
-type done struct {
-	Row string
-	At  int64 // Unix nanoseconds
-}
-
-// A worker is the process's side of a measurement.
+// A worker carries out orders in a worker process.
 type worker struct {
 	bt     *bigtable.Client
 	client *txn.Client
 	rpcs   *rpcCounter
 	config txn.Config  // of client
-	oracle *tso.Client // if it is a served one
+	oracle *tso.Client // of a served oracle; nil in direct mode
 
 	runner  *notify.Worker
 	scanner *notify.Scanner
@@ -102,18 +61,18 @@ func newWorkerCmd(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
-// serveOrders carries out orders until there are no more.
+// serveOrders carries out orders until its input ends.
 func serveOrders(ctx context.Context, s *cli.Streams, emulator, oracle string, delay time.Duration, noLatches bool) error {
 	w := &worker{rpcs: &rpcCounter{table: documentsTable}}
 	conn, err := txntest.Dial(emulator, append(lateDialer(delay), grpc.WithStatsHandler(w.rpcs))...)
 	if err != nil {
 		return err
 	}
-	bt, admin, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	defer func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }()
+	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
 	w.bt = bt
 	if noLatches {
 		w.config.LatchWait = -1
@@ -184,7 +143,7 @@ func (w *worker) do(ctx context.Context, o Order) (Answer, error) {
 		return Answer{Measured: m}, err
 	case "stop":
 		if w.stopLoading != nil {
-			w.stopLoading() // what is late by now is left out
+			w.stopLoading() // documents that are late are not written any more
 		}
 		w.loading.Wait()
 		err := w.end()
@@ -202,7 +161,7 @@ func (w *worker) do(ctx context.Context, o Order) (Answer, error) {
 	return Answer{}, fmt.Errorf("unknown order %q", o.Do)
 }
 
-// Run starts a worker in the background.
+// run starts an observer in the background.
 func (w *worker) run(ctx context.Context, o RunOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
@@ -228,7 +187,87 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 	return nil
 }
 
-// end ends the worker.
+// loadCallers bounds the concurrent transactions of one process's load.
+const loadCallers = 32
+
+// load writes documents when they are due. A late document is written at once; its
+// delay counts.
+func (w *worker) load(ctx context.Context, o LoadOrder) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, loadCallers)
+	for range loadCallers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)-1)*o.Of + o.Index
+				if i >= o.Count {
+					return
+				}
+				if err := w.loadOne(ctx, o, i); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+func (w *worker) loadOne(ctx context.Context, o LoadOrder, i int) error {
+	due := time.Now()
+	if o.Rate > 0 {
+		due = DueAt(o.Start, o.Rate, i)
+		if err := Pause(ctx, time.Until(due)); err != nil {
+			return err
+		}
+	}
+	row, column, value := RowOf(o.Documents+i), keysColumn, []byte(nil)
+	if o.What == "touch" {
+		row, column, value = RowOf(i%o.Documents), bodyColumn, body(i)
+	} else {
+		value = []byte(strings.Join(keysOf(o.Documents+i, o.Documents), " "))
+	}
+	_, err := w.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(documentsTable).Set(row, Family, column, value)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("loading document %d: %w", i, err)
+	}
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer.Loads = append(w.answer.Loads, Loaded{row, due.UnixNano(), now.UnixNano()})
+	return nil
+}
+
+// batches runs one batch after another until no more documents arrive.
+func (w *worker) batches(ctx context.Context, o BatchOrder) ([]Batch, error) {
+	table := w.bt.Open(documentsTable)
+	var in arrivals
+	begin := time.Now()
+	crawled := make(chan error, 1)
+	go func() { crawled <- in.crawl(ctx, table, o, begin) }()
+	var all []Batch
+	for len(all) < o.Runs || time.Since(begin) < o.Duration {
+		b := Batch{Began: time.Now().UnixNano(), Dues: in.take()}
+		n, err := recluster(ctx, table)
+		if err != nil {
+			return nil, errors.Join(err, <-crawled)
+		}
+		b.Ended, b.Documents = time.Now().UnixNano(), n
+		all = append(all, b)
+	}
+	return all, <-crawled
+}
+
+// end stops the observer.
 func (w *worker) end() error {
 	if w.stop == nil {
 		return nil
@@ -240,7 +279,7 @@ func (w *worker) end() error {
 
 func (w *worker) close(ctx context.Context) {
 	w.loading.Wait()
-	_ = w.end() // it was asked for by an order if anybody wants to know
+	_ = w.end() // an order to stop would have returned the error
 	if w.client != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout/3)
 		defer cancel()
@@ -248,7 +287,7 @@ func (w *worker) close(ctx context.Context) {
 	}
 }
 
-// event keeps account of runs.
+// event counts the runs of the observer.
 func (w *worker) event(e notify.Event) {
 	now := time.Now()
 	w.mu.Lock()
@@ -258,11 +297,116 @@ func (w *worker) event(e notify.Event) {
 		w.answer.Done = append(w.answer.Done, done{e.Cell.Row, now.UnixNano()})
 		w.answer.Useful += e.Duration
 	case notify.Acknowledged, notify.Waiting:
-		w.answer.Looks += e.Duration
+		w.answer.Idle += e.Duration
 	default:
-		w.answer.Vain += e.Duration
+		w.answer.Wasted += e.Duration
 	}
 }
 
-// LocalOracle stands for the address of an oracle: timestamps come from memory.
+// LocalOracle, in place of an oracle's address, means timestamps from memory.
 const LocalOracle = "local"
+
+// measure carries out a task.
+func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
+	op, ok := operations[t.Op]
+	if !ok {
+		return Measured{}, fmt.Errorf("unknown operation %q", t.Op)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	w.snapshot = nil
+	var before txn.Stats
+	if w.client != nil {
+		before = w.client.Stats()
+	}
+	profiled, err := cli.StartProfile(t.Profile)
+	if err != nil {
+		return Measured{}, err
+	}
+	defer profiled()
+	w.rpcs.take()
+	oracle := w.oracleRequests()
+	var memory, after runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	took, errs := make([][]time.Duration, t.Callers), make([]error, t.Callers)
+	used, began := cputime.Used(), time.Now()
+	end := began.Add(t.Duration)
+	for c := range t.Callers {
+		wg.Go(func() {
+			for last := began; t.Duration == 0 || last.Before(end); {
+				i := int(next.Add(1)) - 1
+				if t.Duration == 0 && i >= t.Count {
+					return
+				}
+				if errs[c] = op(ctx, w, &t, i); errs[c] != nil {
+					stop() // stops the other callers too
+					return
+				}
+				now := time.Now()
+				took[c] = append(took[c], now.Sub(last))
+				last = now
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return Measured{}, err
+	}
+	// Background work belongs to the operations.
+	if err := w.drain(ctx); err != nil {
+		return Measured{}, err
+	}
+	m := Measured{Elapsed: time.Since(began), CPU: cputime.Used() - used}
+	runtime.ReadMemStats(&after)
+	m.Mallocs, m.Bytes = after.Mallocs-memory.Mallocs, after.TotalAlloc-memory.TotalAlloc
+	all := slices.Sorted(slices.Values(slices.Concat(took...)))
+	m.Ops = len(all)
+	m.quantiles(all)
+	if w.client != nil {
+		m.Stats = w.client.Stats()
+		m.Stats.Begun -= before.Begun
+		m.Stats.Committed -= before.Committed
+		m.Stats.Conflicts -= before.Conflicts
+		m.Stats.Retries -= before.Retries
+		m.Stats.Timestamps -= before.Timestamps
+	}
+	m.RPCs = w.rpcs.take()
+	m.Oracle = w.oracleRequests() - oracle
+	if t.Duration == 0 {
+		m.Samples = all
+	}
+	return m, nil
+}
+
+// drain waits until the client's background has no work left.
+func (w *worker) drain(ctx context.Context) error {
+	for w.client != nil && w.client.Stats().BackgroundCells > 0 {
+		if err := Pause(ctx, 200*time.Microsecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *worker) oracleRequests() uint64 {
+	if w.oracle == nil {
+		return 0
+	}
+	return w.oracle.Stats().Requests
+}
+
+// shared returns a snapshot for all reads of the round.
+func (w *worker) shared(ctx context.Context) (*txn.Snapshot, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.snapshot == nil {
+		s, err := w.client.Snapshot(ctx)
+		if err != nil {
+			return nil, err
+		}
+		w.snapshot = s
+	}
+	return w.snapshot, nil
+}

@@ -14,29 +14,28 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// This file asks a served oracle for more timestamps than transactions do, and
-// holds all of them, those of the history too, against what an oracle promises:
-// none is handed out twice, and one that was asked for after another was received
-// is larger.
+// This file requests more timestamps of a served oracle than transactions do. It
+// checks all of them, including those of the history, against the promises of an
+// oracle: no timestamp is handed out twice, and a timestamp that was requested after
+// another one was received is larger.
 
 const (
-	// A burner asks for burst timestamps at once, every burstPause.
+	// A burner requests burst timestamps at the same time, every burstPause.
 	burst      = 3000
 	burstPause = 50 * time.Millisecond
 )
 
-// A span is timestamps that follow one another, the last included.
+// A span is a range of consecutive timestamps, including Last.
 type span struct{ First, Last int64 }
 
-// A batch is what callers were given who asked at the same time. The times are
-// of one clock for the whole history: before the first asked, and after the last
-// was answered.
+// A batch is the timestamps of concurrent callers. Its times are of one clock for the
+// whole history: before the first request, and after the last answer.
 type batch struct {
 	Begun, Ended int64
 	Runs         []span
 }
 
-// batchOf makes a batch of timestamps in any order. A timestamp that comes twice
+// batchOf makes a batch of timestamps in any order. A timestamp that appears twice
 // makes two runs that overlap.
 func batchOf(begun, ended int64, all []int64) batch {
 	slices.Sort(all)
@@ -58,7 +57,7 @@ func (b batch) count() (n int64) {
 	return n
 }
 
-// batchesOf are the timestamps of a history's transactions.
+// batchesOf returns the timestamps of a history's transactions.
 func batchesOf(records []history.Record) (batches []batch) {
 	begun := map[int]int64{}
 	for _, r := range records {
@@ -71,7 +70,7 @@ func batchesOf(records []history.Record) (batches []batch) {
 		}
 		b := batch{Begun: begun[r.Process], Ended: r.Time, Runs: []span{{r.StartTS, r.StartTS}}}
 		if r.Type == history.Info {
-			b.Ended = math.MaxInt64 // of a dead client, or of what is still under way
+			b.Ended = math.MaxInt64 // the client is dead, or the request still under way
 		}
 		if r.CommitTS > r.StartTS {
 			b.Runs = append(b.Runs, span{r.CommitTS, r.CommitTS})
@@ -95,7 +94,7 @@ func checkTimestamps(batches []batch) (wrong []string) {
 	}
 	ended := slices.Clone(batches)
 	slices.SortFunc(ended, func(a, b batch) int { return cmp.Compare(a.Ended, b.Ended) })
-	// highest[i] is the highest timestamp of those that ended first.
+	// highest[i] is the highest timestamp of the first i batches to end.
 	highest := make([]int64, len(ended)+1)
 	for i, b := range ended {
 		highest[i+1] = max(highest[i], b.Runs[len(b.Runs)-1].Last)
@@ -103,16 +102,15 @@ func checkTimestamps(batches []batch) (wrong []string) {
 	for _, b := range batches {
 		n := sort.Search(len(ended), func(i int) bool { return ended[i].Ended >= b.Begun })
 		if first := b.Runs[0].First; first <= highest[n] {
-			wrong = append(wrong, fmt.Sprintf("timestamp %d was asked for after %d was received", first, highest[n]))
+			wrong = append(wrong, fmt.Sprintf("timestamp %d was requested after %d was received", first, highest[n]))
 		}
 	}
 	return wrong
 }
 
-// burn asks for timestamps until ctx ends. Those of each round are checked where
-// they come from too, so that nothing hides between batches.
-func (sp spec) burn(ctx context.Context, send func(message)) error {
-	c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
+// burn requests timestamps until ctx ends. Each round becomes a batch of its own.
+func burn(ctx context.Context, oracles []string, send func(message)) error {
+	c, err := tso.NewClient(tso.ClientConfig{Addresses: oracles, AttemptTimeout: 300 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -121,7 +119,7 @@ func (sp spec) burn(ctx context.Context, send func(message)) error {
 	tick := time.NewTicker(burstPause)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		b := sp.round(ctx, c)
+		b := askAtOnce(ctx, c)
 		if len(b.Runs) > 0 {
 			send(message{Batch: &b, Timestamps: b.count()})
 		}
@@ -133,7 +131,8 @@ func (sp spec) burn(ctx context.Context, send func(message)) error {
 	return c.Close()
 }
 
-func (sp spec) round(ctx context.Context, c *tso.Client) batch {
+// askAtOnce requests burst timestamps at the same time.
+func askAtOnce(ctx context.Context, c *tso.Client) batch {
 	given := make([]int64, burst)
 	begun := time.Now()
 	var asking sync.WaitGroup

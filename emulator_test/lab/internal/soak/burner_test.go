@@ -10,6 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
+// TestBatchOf: consecutive timestamps form runs, and one that appears twice is found.
 func TestBatchOf(t *testing.T) {
 	got := batchOf(1, 2, []int64{7, 5, 6, 9, 6})
 	want := batch{Begun: 1, Ended: 2, Runs: []span{{5, 6}, {6, 7}, {9, 9}}}
@@ -20,11 +21,11 @@ func TestBatchOf(t *testing.T) {
 		t.Errorf("%d timestamps", n)
 	}
 	if wrong := checkTimestamps([]batch{got}); len(wrong) != 1 {
-		t.Errorf("6 comes twice, found: %q", wrong)
+		t.Errorf("6 appears twice; found: %q", wrong)
 	}
 }
 
-// TestCheckTimestamps finds what an oracle must not do, and nothing else.
+// TestCheckTimestamps finds each violation of an oracle's promises, and nothing else.
 func TestCheckTimestamps(t *testing.T) {
 	b := func(begun, ended int64, runs ...span) batch { return batch{begun, ended, runs} }
 	for _, tc := range []struct {
@@ -39,8 +40,8 @@ func TestCheckTimestamps(t *testing.T) {
 		{"no end", []batch{b(1, math.MaxInt64, span{50, 50}), b(3, 4, span{20, 29})}, nil},
 		{"twice", []batch{b(1, 5, span{10, 20}), b(1, 5, span{20, 29})}, []string{"timestamp 20 was handed out twice"}},
 		{"inside of another", []batch{b(1, 5, span{10, 20}), b(1, 5, span{15, 16})}, []string{"timestamp 15 was handed out twice"}},
-		{"backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 19})}, []string{"timestamp 10 was asked for after 29 was received"}},
-		{"one run backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 10}, span{30, 39})}, []string{"timestamp 10 was asked for after 29 was received"}},
+		{"backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 19})}, []string{"timestamp 10 was requested after 29 was received"}},
+		{"one run backwards", []batch{b(1, 2, span{20, 29}), b(3, 4, span{10, 10}, span{30, 39})}, []string{"timestamp 10 was requested after 29 was received"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, checkTimestamps(tc.batches)); diff != "" {
@@ -48,14 +49,14 @@ func TestCheckTimestamps(t *testing.T) {
 			}
 			slices.Reverse(tc.batches)
 			if got := checkTimestamps(tc.batches); len(got) != len(tc.want) {
-				t.Errorf("the other way round: %q", got)
+				t.Errorf("with the batches in the other order: %q", got)
 			}
 		})
 	}
 }
 
-// TestBatchesOf: timestamps of transactions count too, those of dead clients
-// without an end.
+// TestBatchesOf: the timestamps of transactions count too. Those of dead clients have
+// no end.
 func TestBatchesOf(t *testing.T) {
 	got := batchesOf([]history.Record{
 		{Type: history.Invoke, Process: 1, Time: 10, StartTS: 5},
@@ -69,6 +70,7 @@ func TestBatchesOf(t *testing.T) {
 	}
 }
 
+// TestGoals compares a summary with the goals of an hour.
 func TestGoals(t *testing.T) {
 	s := &summary{Seconds: 1800, Histories: 40, Transactions: 600_000, OK: 100_000, Faults: map[string]int{}, RecoveryP99: 1.5}
 	for _, kind := range kinds {
@@ -76,7 +78,7 @@ func TestGoals(t *testing.T) {
 	}
 	s.Faults[faultClock] = 3
 	met := map[string]bool{}
-	for _, g := range s.goals() {
+	for _, g := range goalsOf(s) {
 		met[g.Goal] = g.Met
 		if g.Goal == "transactions attempted" && g.AnHour != 1_200_000 {
 			t.Errorf("%+v", g)
@@ -87,7 +89,7 @@ func TestGoals(t *testing.T) {
 		"recovery p99, seconds": true, "of every kind of fault (fewest: clock)": false,
 	} {
 		if got, ok := met[goal]; !ok || got != want {
-			t.Errorf("%s: met %v (there: %v), want %v", goal, got, ok, want)
+			t.Errorf("%s: met %v (exists: %v), want %v", goal, got, ok, want)
 		}
 	}
 }

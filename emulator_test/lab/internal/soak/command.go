@@ -1,6 +1,6 @@
-// Package soak is lab soak: workloads in many processes while requests are
-// lost and processes are killed, one short history after the other, each of them
-// checked.
+// Package soak is the command lab soak. It runs workloads in many processes while
+// requests are lost and processes are killed, in many short histories, and checks each
+// history.
 package soak
 
 import (
@@ -43,34 +43,34 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "soak",
-		Short: "Run workloads while everything fails, and check their histories",
-		Long: `Run workloads in several processes while requests are lost, doubled and delayed
-and processes are killed and stopped, and check what came of it.
+		Short: "Run workloads under faults, and check their histories",
+		Long: `Run workloads in several processes while requests are lost, duplicated and delayed and
+processes are killed and stopped. Then check the results.
 
-A soak is many histories, several at a time. Each has an emulator, clients and, by
-turns, servers of the timestamp oracle of its own, and two processes that ask
-these for timestamps, tens of thousands a second. Workers are in groups that want
-the same few keys, and go on to new ones every now and then. In the end of each
-history all faults are healed, all locks settled and all observers run; then come
-the consistency check, the history (by timestamps, and by cycles), the workload's
-own invariant, and the uniqueness and order of all timestamps.
+A soak makes many histories, several at the same time. Each history has its own emulator
+and clients. Every other one also has servers of the timestamp oracle, and two processes
+that request tens of thousands of timestamps a second. Workers form groups; those of a
+group use the same few keys, and change to new keys every few seconds. At the end
+of a history all faults stop, all locks are resolved and all observers run. Then come
+the consistency check, the checks of the history (by timestamps, and by cycles), the
+workload's own invariant, and a check that timestamps are unique and in order.
 
-Faults: kill (SIGKILL of clients), stop (SIGSTOP of clients, past the ttl of their
-locks), server (SIGSTOP of the emulator), rpc (requests dropped before and after
-they are applied, doubled, delayed, slow, cut short, half done, and callers that
-give up), oracle (SIGKILL and SIGSTOP of the servers of timestamps), clock (clocks
-that are wrong by up to an hour, and jump), net (connections that are reset, open
-at one end only, or slow).
+Faults: kill (SIGKILL of clients), stop (SIGSTOP of clients, for longer than their
+locks' ttl), server (SIGSTOP of the emulator), rpc (requests that are lost before or
+after they are applied, duplicated, delayed, slow, cut short or done in part, and
+callers that give up), oracle (SIGKILL and SIGSTOP of oracle servers), clock (clocks
+that are wrong by up to an hour, and jump), net (connections that are reset, half-open
+or slow).
 
-A line on standard error tells of each history. The summary ends with what an hour
-with all faults has to reach, and what this soak reaches at its rate.
+Standard error gets one line for each history. The summary ends with the goals for
+an hour with all faults, and what this soak would reach in an hour.
 
-A seed makes every choice of the soak: what clients ask for, and what is done to
-which request and process. When they happen is up to the operating system, so a
-seed replays the choices, and not the interleaving to the last instruction. What
-is found comes with the seed of its history and the command that runs it again.
+The seed makes all choices: what clients request, and which request or process gets
+which fault. But the operating system decides when things happen, so the same seed
+does not always give the same interleaving. Each finding is printed with its history's
+seed and the command that repeats the history.
 
-Exit status 4 means that something was found.`,
+Exit status 4 means that the soak found something.`,
 		Example: `  lab soak --duration 10m
   lab soak --workload append --duration 60s --faults all --history run.jsonl -o json
   lab soak --workload bank --oracle served --faults kill,oracle --seed 7 --histories 1
@@ -79,20 +79,20 @@ Exit status 4 means that something was found.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.workload, "workload", "all", "all, one after the other, or a list of "+strings.Join(names, ", "))
+	f.StringVar(&o.workload, "workload", "all", "all in turn, or a list of "+strings.Join(names, ", "))
 	f.StringVar(&o.faultList, "faults", "all", "all, none, or a list of "+strings.Join(faultGroups, ", "))
-	f.StringVar(&o.oracle, "oracle", "both", "direct, served, or both by turns")
-	f.DurationVar(&o.duration, "duration", time.Minute, "how long to begin histories")
+	f.StringVar(&o.oracle, "oracle", "both", "direct, served, or both in turn")
+	f.DurationVar(&o.duration, "duration", time.Minute, "how long the soak begins new histories")
 	f.DurationVar(&o.each, "each", 15*time.Second, "how long clients work in each history")
-	f.IntVar(&o.histories, "histories", 0, "how many histories (0: as many as --duration allows)")
-	f.IntVar(&o.parallel, "parallel", 4, "histories at a time, each with an emulator of its own")
-	f.IntVar(&o.clients, "clients", 3, "client processes at a time in each history")
-	f.IntVar(&o.workers, "workers", 8, "transactions at a time in each client")
-	f.Uint64Var(&o.seed, "seed", 0, "make every choice by this number (0: by chance)")
+	f.IntVar(&o.histories, "histories", 0, "number of histories (0: as many as --duration allows)")
+	f.IntVar(&o.parallel, "parallel", 4, "concurrent histories, each with its own emulator")
+	f.IntVar(&o.clients, "clients", 3, "concurrent client processes in each history")
+	f.IntVar(&o.workers, "workers", 8, "concurrent transactions in each client")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of all choices (0: random)")
 	f.Float64Var(&o.share, "share", 0.02, "share of requests that get a fault")
-	f.StringVar(&o.history, "history", "", "write the history to this file, as lines of JSON; makes one history of the whole duration")
+	f.StringVar(&o.history, "history", "", "write the history to this file as lines of JSON; the soak then makes one history of the whole duration")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	_ = cmd.MarkFlagFilename("history") // it fails only where the flag does not exist
+	_ = cmd.MarkFlagFilename("history") // fails only if the flag does not exist
 	cmd.AddCommand(newProcessCmd(s))
 	return cmd
 }
@@ -106,7 +106,7 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 		w := workload.Named(name)
 		switch {
 		case name == "all":
-			// Observers twice: they have the most left to do.
+			// Observers twice, because changes need time to be observed.
 			loads = append(loads, append(workload.All(), workload.Observers())...)
 		case w == nil:
 			return nil, cli.Usagef("--workload %s: there is none of that name; lab soak --help lists them", name)
@@ -143,8 +143,8 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 	return loads, nil
 }
 
-// seedOf is the seed of the i-th history. The first has the soak's, so that a
-// history's own seed and --histories 1 run it again.
+// seedOf returns the seed of the i-th history. The first has the soak's seed, so that a
+// history's own seed and --histories 1 repeat it.
 func (o *options) seedOf(i int) uint64 {
 	if i == 0 {
 		return o.seed
@@ -169,7 +169,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
 	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
 		sum.add(r)
-		r.tell(s.Err, i+1, o, time.Since(began))
+		r.write(s.Err, i+1, o, time.Since(began))
 		if file != nil {
 			if err := write(file, r.records); err != nil {
 				return fmt.Errorf("writing %s: %w", o.history, err)
@@ -180,7 +180,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	if ended != nil && sum.Histories == 0 {
 		return ended
 	}
-	// Also of a soak that was interrupted, or whose next history did not get going.
+	// There is a summary even if the soak was interrupted, or a history could not start.
 	sum.Seconds = time.Since(began).Seconds()
 	sum.finish()
 	if err := cli.Print(s.Out, o.format, sum, sum.text); err != nil {
@@ -192,8 +192,8 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	return ended
 }
 
-// makeAll makes the histories, several at a time, and hands each to done, one at
-// a time. The first error ends them all.
+// makeAll makes the histories, several at the same time. It calls done with each, one
+// at a time. The first error ends all of them.
 func (o *options) makeAll(ctx context.Context, loads []*workload.Workload, done func(int, *result) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -250,7 +250,7 @@ func write(w io.Writer, records []history.Record) error {
 	return nil
 }
 
-// replay is the command that makes the same choices again.
+// replay returns the command that makes the same choices again.
 func (o *options) replay(load, oracle string, seed uint64, more string) string {
 	return fmt.Sprintf("lab soak --seed %d --workload %s --oracle %s --faults %s --each %v --clients %d --workers %d --share %v%s",
 		seed, load, oracle, o.faultList, o.each, o.clients, o.workers, o.share, more)

@@ -17,48 +17,20 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// stride is how far apart the process numbers are that follow one another after
-// unknown outcomes.
+// stride is the distance between process numbers that a worker uses after unknown
+// outcomes.
 const stride = 100_000
 
-// A result is what came of one history.
-type result struct {
-	workload string
-	oracle   string
-	seed     uint64
-
-	mu         sync.Mutex
-	records    []history.Record
-	open       map[int]history.Record // invocations without an end
-	count      map[history.Type]int
-	faults     map[string]int
-	kills      int
-	failovers  int
-	timestamps int64
-	observed   int64
-	stranded   int // locks left in the end
-	deaths     map[string]time.Time
-	settled    int             // locks of killed clients, by other clients
-	recovery   []time.Duration // from a kill until another client had a cell
-
-	anomalies  []string
-	violations []string
-
-	batches []batch // of timestamps
-	epoch   uint64  // the last term of the oracle's leader that was seen
-}
-
-// An episode is one history while it is made.
+// An episode makes one history.
 type episode struct {
 	*result
 	opts   *options
 	load   *workload.Workload
 	rnd    *rand.Rand
-	at     spec // where the tables are
+	at     spec // the addresses of emulator and oracles
 	length time.Duration
 
 	emulator *process
@@ -66,25 +38,25 @@ type episode struct {
 	clients  []*process
 	burners  []*process
 	client   *txn.Client
-	next     int // process number
+	next     int // the next process number
 	probes   sync.WaitGroup
 }
 
-// runEpisode makes one history and checks it. The error is one of the soak
-// itself; what is found is in the result.
+// runEpisode makes one history and checks it. The error is one of the soak itself;
+// findings are in the result.
 func runEpisode(ctx context.Context, opts *options, load *workload.Workload, served bool, seed uint64, length time.Duration) (*result, error) {
 	e := &episode{
 		result: &result{workload: load.Name, oracle: "direct", seed: seed, open: map[int]history.Record{}, count: map[history.Type]int{}, faults: map[string]int{}, deaths: map[string]time.Time{}},
 		opts:   opts, load: load, rnd: rand.New(rand.NewPCG(seed, 0)), length: length, next: 1,
 	}
 	defer e.end()
-	sctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("setting the history up took a minute"))
+	sctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the setup of the history took longer than a minute"))
 	defer cancel()
 	own, err := e.setUp(sctx, served)
 	if err != nil {
 		return e.result, err
 	}
-	if err := e.disturb(ctx); err != nil {
+	if err := (&nemesis{e}).disturb(ctx); err != nil {
 		return e.result, err
 	}
 	hctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -94,7 +66,7 @@ func runEpisode(ctx context.Context, opts *options, load *workload.Workload, ser
 		if ctx.Err() != nil {
 			return e.result, err
 		}
-		e.violation("in the end, with everything healed: %v", err)
+		e.violation("at the end, without faults: %v", err)
 	}
 	return e.result, nil
 }
@@ -111,17 +83,17 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 		return nil, err
 	}
 	e.at = spec{Project: "soak", Instance: fmt.Sprintf("history-%d", e.seed), Workload: e.load.Name, Stride: stride, Workers: e.opts.workers,
-		// As many workers want the same keys as there are in two of each client.
+		// A group has two workers of each client.
 		Groups: max(1, e.opts.workers/2), Began: time.Now(), Clock: e.opts.faults.has(faultClock), Net: e.opts.faults.has(faultNet)}
 	if e.at.Emulator, err = e.emulator.await(ctx); err != nil {
 		return nil, err
 	}
-	bt, admin, err := e.at.open(ctx)
+	bt, adminClient, err := e.at.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range e.load.Tables {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", t); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", t); err != nil {
 			return nil, err
 		}
 	}
@@ -138,7 +110,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 		return nil, err
 	}
 	cfg := clientConfig()
-	cfg.Oracle, cfg.Admin = oracle, admin
+	cfg.Oracle, cfg.Admin = oracle, adminClient
 	if e.client, err = txn.NewClient(ctx, bt, cfg); err != nil {
 		return nil, err
 	}
@@ -155,7 +127,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 	return own, nil
 }
 
-// serve starts two servers of the timestamp oracle.
+// serve starts two servers of the timestamp oracle, and two burners.
 func (e *episode) serve(ctx context.Context, bt *bigtable.Client) error {
 	e.oracle = "served"
 	if _, err := tso.SetMode(ctx, bt.OpenTable(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
@@ -210,7 +182,7 @@ func (e *episode) startClient(ctx context.Context) error {
 	return nil
 }
 
-// handle takes a message of a process.
+// handle processes a message of a process.
 func (e *episode) handle(p *process, m message) {
 	if m.Record != nil {
 		e.record(*m.Record)
@@ -248,7 +220,7 @@ func (e *episode) record(r history.Record) {
 	}
 }
 
-// died ends what a killed client had under way, as unknown, and returns it.
+// died ends the transactions of a killed client as unknown, and returns them.
 func (e *episode) died(p *process) (open []history.Record) {
 	e.mu.Lock()
 	var left []history.Record
@@ -265,7 +237,7 @@ func (e *episode) died(p *process) (open []history.Record) {
 	return open
 }
 
-// finish settles everything, reads all keys for the last time, and checks.
+// finish resolves all locks, reads all keys a last time, and checks the history.
 func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 	e.probes.Wait()
 	var ending sync.WaitGroup
@@ -275,7 +247,7 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 				e.violation("%v", err)
 			}
 			if p.spec.Role == clientRole {
-				e.died(p) // what a client that would not end had under way
+				e.died(p) // in case the client had to be killed
 			}
 		})
 	}
@@ -288,7 +260,7 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 	for _, t := range e.load.Tables {
 		n, err := workload.ResolveAll(ctx, e.client, t.Name)
 		if err != nil {
-			return fmt.Errorf("settling locks of table %s: %w", t.Name, err)
+			return fmt.Errorf("resolving the locks of table %s: %w", t.Name, err)
 		}
 		e.stranded += n
 	}
@@ -296,18 +268,18 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		for n := range int(time.Since(e.at.Began)/rotation) + 1 {
 			own.Space = space(group, n)
 			if err := e.load.ReadAll(ctx, own); err != nil {
-				return fmt.Errorf("reading everything: %w", err)
+				return fmt.Errorf("reading all keys: %w", err)
 			}
 		}
 	}
 	for _, t := range e.load.Tables {
-		for v, err := range txnadmin.Check(ctx, e.client, t.Name, nil) {
+		for v, err := range admin.Check(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return fmt.Errorf("consistency check of table %s: %w", t.Name, err)
 			}
 			e.violation("consistency check: %v", v)
 		}
-		for l, err := range txnadmin.Locks(ctx, e.client, t.Name, nil) {
+		for l, err := range admin.Locks(ctx, e.client, t.Name, nil) {
 			if err != nil {
 				return err
 			}
@@ -334,7 +306,7 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 	return e.client.Close(ctx)
 }
 
-// observeRest runs the observers until nothing is left to do.
+// observeRest runs the observers until no change is pending.
 func (e *episode) observeRest(ctx context.Context) error {
 	if e.load.Handle == nil {
 		return nil
@@ -357,12 +329,42 @@ func (e *episode) observeRest(ctx context.Context) error {
 	return errors.Join(err, <-done)
 }
 
-// end kills what still runs.
+// end kills the processes that still run.
 func (e *episode) end() {
 	for _, p := range slices.Concat(e.clients, e.burners, e.oracles, []*process{e.emulator}) {
 		if p != nil {
 			p.Resume()
 			p.kill()
 		}
+	}
+}
+
+// leader asks the servers which of them leads, and in which epoch, and counts the
+// changes. It returns -1 if none leads.
+func (e *episode) leader(ctx context.Context) (leader int) {
+	leader = -1
+	for i, address := range e.at.Oracles {
+		actx, cancel := context.WithTimeout(ctx, askLeader)
+		s, err := tso.ServerStatus(actx, tso.ClientConfig{Addresses: []string{address}})
+		cancel()
+		if err != nil || !s.Leading {
+			continue
+		}
+		leader = i
+		e.mu.Lock()
+		if e.epoch > 0 && s.Epoch > e.epoch {
+			e.failovers += int(s.Epoch - e.epoch)
+		}
+		e.epoch = max(e.epoch, s.Epoch)
+		e.mu.Unlock()
+	}
+	return leader
+}
+
+// heal ends the faults of processes: stopped ones continue. Clients end their own
+// faults when they are told to end.
+func (e *episode) heal() {
+	for _, p := range slices.Concat(e.clients, e.oracles, e.burners, []*process{e.emulator}) {
+		p.Resume()
 	}
 }

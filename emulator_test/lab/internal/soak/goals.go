@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 )
 
-// kinds are the faults that a soak with all of them makes.
+// kinds are the kinds of faults that a soak with all faults makes.
 var kinds = []string{
 	faultKill, faultStop, faultServer, faultClock, faultDeadline, faultOracleKill, faultOracleStop,
 	workload.FaultDropRequest, workload.FaultDropResponse, workload.FaultDuplicate, workload.FaultDelay,
@@ -19,22 +19,22 @@ var kinds = []string{
 	workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle,
 }
 
-// A goal is what a soak of an hour with all faults and workloads, on 2 cores,
-// has to reach.
+// A goal is what a soak of an hour must reach, with all faults and workloads, on 2
+// cores.
 type goal struct {
 	Goal string `json:"goal"`
-	// Wanted in an hour; at most, where AtMost is set.
+	// Wanted is the least number in an hour, or with AtMost the largest.
 	Wanted float64 `json:"wanted"`
 	AtMost bool    `json:"at_most"`
-	// Reached by this soak, and in an hour at its rate; the same for what does not
-	// grow with time.
+	// Reached is the number of this soak, and AnHour that of an hour at the same
+	// rate. They are equal if the number does not grow with time.
 	Reached float64 `json:"reached"`
 	AnHour  float64 `json:"an_hour"`
 	Met     bool    `json:"met"`
 }
 
-// goals holds a summary against the goals.
-func (s *summary) goals() []goal {
+// goalsOf compares a summary with the goals.
+func goalsOf(s *summary) []goal {
 	hour := 0.0
 	if s.Seconds > 0 {
 		hour = time.Hour.Seconds() / s.Seconds
@@ -72,11 +72,11 @@ func (s *summary) goals() []goal {
 	return all
 }
 
-func (s *summary) goalsText(w io.Writer) error {
+func writeGoals(w io.Writer, goals []goal) error {
 	fmt.Fprintln(w)
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "goal of an hour", "wanted", "reached", "an hour", "")
-	for _, g := range s.Goals {
+	cli.WriteRow(t, "goal for an hour", "wanted", "reached", "in an hour", "")
+	for _, g := range goals {
 		sign, met := "≥", "met"
 		if g.AtMost {
 			sign = "≤"

@@ -7,18 +7,17 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// The groups of faults that --faults chooses from, and the kinds of those that
-// are not of single requests (emulator_test/workload names those).
+// The groups of faults that --faults chooses from, and the kinds of faults. Those of
+// single requests are in emulator_test/workload.
 const (
 	faultKill   = "kill"   // SIGKILL of a client
 	faultStop   = "stop"   // SIGSTOP and SIGCONT of a client
 	faultServer = "server" // SIGSTOP and SIGCONT of the emulator
 	faultRPC    = "rpc"    // single requests
 	faultOracle = "oracle" // SIGKILL and SIGSTOP of the leader of the served oracle
-	faultClock  = "clock"  // clocks of processes that are wrong and jump
+	faultClock  = "clock"  // wrong clocks, which also jump
 	faultNet    = "net"    // connections of clients
 
 	faultDeadline   = "deadline" // callers that give up
@@ -29,15 +28,15 @@ const (
 var faultGroups = []string{faultKill, faultStop, faultServer, faultRPC, faultOracle, faultClock, faultNet}
 
 const (
-	// strikePause is how far apart faults of processes are in one history, on
-	// average, and netPause those of one client's connections.
+	// strikePause is the average time between faults of processes in one history,
+	// and netPause the time between faults of one client's connections.
 	strikePause = 700 * time.Millisecond
 	netPause    = 3 * time.Second
 	// A failover takes about two leases.
 	askLeader = 200 * time.Millisecond
 )
 
-// A faultSet is what --faults chooses.
+// A faultSet is a choice of --faults.
 type faultSet []string
 
 func (f faultSet) has(group string) bool { return slices.Contains(f, group) }
@@ -52,21 +51,24 @@ func parseFaults(s string) (faultSet, error) {
 	set := strings.Split(s, ",")
 	for _, g := range set {
 		if !slices.Contains(faultGroups, g) {
-			return nil, cli.Usagef("--faults %s: %q is none of them; they are all, none, or a list of %s", s, g, strings.Join(faultGroups, ", "))
+			return nil, cli.Usagef("--faults %s: no faults %q; use all, none, or a list of %s", s, g, strings.Join(faultGroups, ", "))
 		}
 	}
 	return set, nil
 }
 
-// disturb lets the clients work and does something to the processes every now
-// and then, until the history's time is over.
-func (e *episode) disturb(ctx context.Context) error {
-	over := time.NewTimer(e.length)
-	defer over.Stop()
+// A nemesis makes the faults of an episode's processes.
+type nemesis struct{ *episode }
+
+// disturb makes a fault now and then while the clients work, until the history's time
+// ends.
+func (n *nemesis) disturb(ctx context.Context) error {
+	end := time.NewTimer(n.length)
+	defer end.Stop()
 	for {
-		pause := time.NewTimer(time.Duration(e.rnd.Int64N(int64(2 * strikePause))))
+		pause := time.NewTimer(time.Duration(n.rnd.Int64N(int64(2 * strikePause))))
 		select {
-		case <-over.C:
+		case <-end.C:
 			pause.Stop()
 			return nil
 		case <-ctx.Done():
@@ -74,132 +76,102 @@ func (e *episode) disturb(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-pause.C:
 		}
-		if err := e.reap(ctx); err != nil {
+		if err := n.reap(ctx); err != nil {
 			return err
 		}
-		if err := e.strike(ctx); err != nil {
+		if err := n.strike(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// reap replaces clients that ended by themselves, which none should.
-func (e *episode) reap(ctx context.Context) error {
-	for i, p := range e.clients {
+// reap replaces clients that ended by themselves, which is a violation.
+func (n *nemesis) reap(ctx context.Context) error {
+	for i, p := range n.clients {
 		select {
 		case <-p.ended:
-			e.violation("a client process ended: %v", p.Wait())
-			e.died(p)
-			e.clients = slices.Delete(slices.Clone(e.clients), i, i+1)
-			return e.startClient(ctx)
+			n.violation("a client process ended: %v", p.Wait())
+			n.died(p)
+			n.clients = slices.Delete(slices.Clone(n.clients), i, i+1)
+			return n.startClient(ctx)
 		default:
 		}
 	}
 	return nil
 }
 
-func (e *episode) fired(kind string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.faults[kind]++
+func (n *nemesis) fired(kind string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.faults[kind]++
 }
 
-// strike makes one fault, if the dice choose one that is on.
-func (e *episode) strike(ctx context.Context) error {
-	length := func(most time.Duration) time.Duration { return time.Duration(e.rnd.Int64N(int64(most))) }
-	switch n := e.rnd.IntN(100); {
-	case n < 40 && e.opts.faults.has(faultKill):
-		return e.killClient(ctx)
-	case n >= 40 && n < 55 && e.opts.faults.has(faultStop):
-		p := e.clients[e.rnd.IntN(len(e.clients))]
-		e.stopFor(p, faultStop, length(2*lockTTL))
-	case n >= 55 && n < 65 && e.opts.faults.has(faultServer):
-		e.stopFor(e.emulator, faultServer, length(500*time.Millisecond))
-	case n >= 65 && n < 98 && e.opts.faults.has(faultOracle) && len(e.oracles) > 0:
-		return e.strikeOracle(ctx, length)
+// strike makes one random fault, if --faults allows it.
+func (n *nemesis) strike(ctx context.Context) error {
+	length := func(most time.Duration) time.Duration { return time.Duration(n.rnd.Int64N(int64(most))) }
+	switch dice := n.rnd.IntN(100); {
+	case dice < 40 && n.opts.faults.has(faultKill):
+		return n.killClient(ctx)
+	case dice >= 40 && dice < 55 && n.opts.faults.has(faultStop):
+		p := n.clients[n.rnd.IntN(len(n.clients))]
+		n.stopFor(p, faultStop, length(2*lockTTL))
+	case dice >= 55 && dice < 65 && n.opts.faults.has(faultServer):
+		n.stopFor(n.emulator, faultServer, length(500*time.Millisecond))
+	case dice >= 65 && dice < 98 && n.opts.faults.has(faultOracle) && len(n.oracles) > 0:
+		return n.strikeOracle(ctx, length)
 	}
 	return nil
 }
 
-func (e *episode) stopFor(p *process, kind string, d time.Duration) {
+func (n *nemesis) stopFor(p *process, kind string, d time.Duration) {
 	if p.Suspend() {
-		e.fired(kind)
+		n.fired(kind)
 		time.AfterFunc(d, p.Resume)
 	}
 }
 
-// killClient kills a client and starts another.
-func (e *episode) killClient(ctx context.Context) error {
-	i := e.rnd.IntN(len(e.clients))
-	p := e.clients[i]
+// killClient kills a client and starts another one.
+func (n *nemesis) killClient(ctx context.Context) error {
+	i := n.rnd.IntN(len(n.clients))
+	p := n.clients[i]
 	p.mu.Lock()
 	owner := p.owner
 	p.mu.Unlock()
 	if owner == "" {
-		return nil // it has not begun
+		return nil // the client has not begun
 	}
 	p.Resume()
 	died := time.Now()
-	e.mu.Lock()
-	e.deaths[owner] = died
-	e.kills++
-	e.faults[faultKill]++
-	e.mu.Unlock()
+	n.mu.Lock()
+	n.deaths[owner] = died
+	n.kills++
+	n.faults[faultKill]++
+	n.mu.Unlock()
 	p.kill()
-	e.probe(ctx, died, e.died(p))
-	e.clients = slices.Delete(slices.Clone(e.clients), i, i+1)
-	return e.startClient(ctx)
+	probe(ctx, n.episode, died, n.died(p))
+	n.clients = slices.Delete(slices.Clone(n.clients), i, i+1)
+	return n.startClient(ctx)
 }
 
-// leader asks the servers which of them leads, and in which term, and counts the
-// changes; -1: none says so.
-func (e *episode) leader(ctx context.Context) (leader int) {
-	leader = -1
-	for i, address := range e.at.Oracles {
-		actx, cancel := context.WithTimeout(ctx, askLeader)
-		s, err := tso.ServerStatus(actx, tso.ClientConfig{Addresses: []string{address}})
-		cancel()
-		if err != nil || !s.Leading {
-			continue
-		}
-		leader = i
-		e.mu.Lock()
-		if e.epoch > 0 && s.Epoch > e.epoch {
-			e.failovers += int(s.Epoch - e.epoch)
-		}
-		e.epoch = max(e.epoch, s.Epoch)
-		e.mu.Unlock()
-	}
-	return leader
-}
-
-// strikeOracle kills one of the servers and starts it again, or stops it past
-// its lease: the leader, mostly.
-func (e *episode) strikeOracle(ctx context.Context, length func(time.Duration) time.Duration) error {
-	i, kill, any := e.rnd.IntN(len(e.oracles)), e.rnd.IntN(2) == 0, e.rnd.IntN(4) == 0
+// strikeOracle kills a server and starts it again, or stops it for longer than its
+// lease. Mostly it chooses the leader.
+func (n *nemesis) strikeOracle(ctx context.Context, length func(time.Duration) time.Duration) error {
+	i, kill, any := n.rnd.IntN(len(n.oracles)), n.rnd.IntN(2) == 0, n.rnd.IntN(4) == 0
 	stopped := lease + length(2*lease)
-	if leader := e.leader(ctx); leader >= 0 && !any {
+	if leader := n.leader(ctx); leader >= 0 && !any {
 		i = leader
 	}
-	p := e.oracles[i]
+	p := n.oracles[i]
 	if !kill {
-		e.stopFor(p, faultOracleStop, stopped)
+		n.stopFor(p, faultOracleStop, stopped)
 		return nil
 	}
-	e.fired(faultOracleKill)
+	n.fired(faultOracleKill)
 	p.Resume()
 	p.kill()
-	again, err := e.startOracle(ctx, e.at.Oracles[i])
+	again, err := n.startOracle(ctx, n.at.Oracles[i])
 	if err == nil {
-		e.oracles[i] = again
+		n.oracles[i] = again
 	}
 	return err
-}
-
-// heal ends the faults: everything that was stopped goes on, and the clients,
-// once told to end, let the requests go that they have kept.
-func (e *episode) heal() {
-	for _, p := range slices.Concat(e.clients, e.oracles, e.burners, []*process{e.emulator}) {
-		p.Resume()
-	}
 }

@@ -17,72 +17,33 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
-// A role is what a process of a soak is.
-type role string
-
-const (
-	emulatorRole role = "emulator"
-	oracleRole   role = "oracle"
-	clientRole   role = "client"
-	burnerRole   role = "burner"
-)
-
-// A spec tells a process what to do. It ends when its standard input does.
-type spec struct {
-	Role role
-	// Listen is where an emulator or oracle listens.
-	Listen string
-	// Emulator, Project and Instance are where the tables are.
-	Emulator, Project, Instance string
-	// Oracles are the addresses of the served oracle; none: direct mode.
-	Oracles []string
-	Seed    uint64
-	// Clock has the process's clock run wrong, up to an hour, and jump.
-	Clock bool
-
-	// Of a client:
-
-	Workload string
-	// Process is the history's process number of the first worker; the others
-	// follow.
-	Process, Stride, Workers int
-	// Groups is how many groups the workers are in: only those of one group, each in
-	// another process, want the same keys. Began is when the history did.
-	Groups int
-	Began  time.Time
-	// Chaos is the share of requests that get a fault.
-	Chaos float64
-	// Net has connections fail.
-	Net bool
-}
-
-// A message is one line from a process.
+// A message is one line that a process writes.
 type message struct {
-	// Ready is the first: the address that it listens on, or the client's token.
+	// Ready is in the first message: the server's address, or the client's token.
 	Ready *string `json:",omitempty"`
-	// Record of the history.
+	// Record is a record of the history.
 	Record *history.Record `json:",omitempty"`
-	// Faults that the client has made, since the last message.
+	// Faults counts the faults of this client since the last message.
 	Faults map[string]int `json:",omitempty"`
-	// Settled: the client has settled a lock of this owner.
+	// Settled is the owner of a lock that the client has resolved.
 	Settled string `json:",omitempty"`
-	// Timestamps and Observed count what the client was given, and the changes that
-	// its observers have acknowledged, since the last message.
+	// Timestamps and Observed count, since the last message, the timestamps that the
+	// client received and the changes that its observers acknowledged.
 	Timestamps, Observed int64 `json:",omitempty"`
-	// Batch is of a burner.
+	// Batch is a round of a burner.
 	Batch *batch `json:",omitempty"`
-	// Problem is something that must not happen.
+	// Problem describes something that must not happen.
 	Problem string `json:",omitempty"`
 	At      time.Time
 }
 
-// newProcessCmd is the command that a soak starts its processes with.
+// newProcessCmd makes the command with which a soak starts its processes.
 func newProcessCmd(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "process SPEC",
 		Short:  "A process of lab soak",
 		Hidden: true,
-		Args:   cli.ExactArgs(1, "what it is to do"),
+		Args:   cli.ExactArgs(1, "a specification in JSON"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var sp spec
 			if err := json.Unmarshal([]byte(args[0]), &sp); err != nil {
@@ -93,42 +54,18 @@ func newProcessCmd(s *cli.Streams) *cobra.Command {
 	}
 }
 
-func (sp spec) run(ctx context.Context, s *cli.Streams) error {
-	ctx, cancel := child.Attend(ctx, s.In, nil)
-	defer cancel()
-	var mu sync.Mutex
-	out := json.NewEncoder(s.Out)
-	send := func(m message) {
-		m.At = time.Now()
-		mu.Lock()
-		defer mu.Unlock()
-		_ = out.Encode(m) // fails when the parent is dead, which the input tells too
-	}
-	switch sp.Role {
-	case emulatorRole:
-		return sp.emulator(ctx, send)
-	case oracleRole:
-		return sp.oracle(ctx, send)
-	case clientRole:
-		return sp.client(ctx, send)
-	case burnerRole:
-		return sp.burn(ctx, send)
-	}
-	return fmt.Errorf("unknown role %q", sp.Role)
-}
-
-// A process is one that runs.
+// A process is a running process of a soak.
 type process struct {
 	*child.Process
 	spec  spec
-	ready chan string   // receives what it said when it was ready
+	ready chan string   // receives the value of its first message
 	ended chan struct{} // closed when it has ended
 
 	mu    sync.Mutex
 	owner string // of a client: its worker token
 }
 
-// start starts this program again. Messages go to handle, one at a time.
+// start starts this program again. It calls handle with each message, one at a time.
 func start(sp spec, handle func(*process, message)) (*process, error) {
 	arg, err := json.Marshal(sp)
 	if err != nil {
@@ -143,7 +80,7 @@ func start(sp spec, handle func(*process, message)) (*process, error) {
 	c.Each(func(line []byte) {
 		var m message
 		if err := json.Unmarshal(line, &m); err != nil {
-			m = message{Problem: fmt.Sprintf("a process wrote %q: %v", line, err), At: time.Now()}
+			m = message{Problem: fmt.Sprintf("a process wrote the line %q: %v", line, err), At: time.Now()}
 		}
 		if m.Ready == nil {
 			handle(p, m)
@@ -158,20 +95,19 @@ func start(sp spec, handle func(*process, message)) (*process, error) {
 	return p, nil
 }
 
-// await returns what the process said when it was ready.
+// await waits for the first message, and returns its value.
 func (p *process) await(ctx context.Context) (string, error) {
 	select {
 	case s := <-p.ready:
 		return s, nil
 	case <-p.ended:
-		return "", fmt.Errorf("it ended at once: %w", p.Wait())
+		return "", fmt.Errorf("the process ended at once: %w", p.Wait())
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
 }
 
-// kill ends the process with SIGKILL, and returns when all that it wrote is
-// read.
+// kill ends the process with SIGKILL, and returns when all of its messages are handled.
 func (p *process) kill() {
 	p.Kill()
 	_ = p.Wait()

@@ -10,19 +10,17 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// probePatience is how long a probe waits for a cell. It is far above what the
-// goals allow, so that what is slow is measured and not cut off.
+// probePatience is how long a probe waits for a cell. It is far above the goals, so
+// that slow recoveries are measured.
 const probePatience = 30 * time.Second
 
-// probe reads a cell that a killed client may have left locked, for each of its
-// transactions, and measures how long it was from the kill until the reader had
-// it. Locks that nobody comes upon are in nobody's way; so somebody comes upon
-// these at once.
-func (e *episode) probe(ctx context.Context, died time.Time, open []history.Record) {
+// probe reads, for each open transaction of a killed client, a cell that it may have
+// left locked. It measures the time from the kill until the reader has the cell.
+// Without a probe, a lock could stay until a worker happens to read the cell.
+func probe(ctx context.Context, e *episode, died time.Time, open []history.Record) {
 	for _, r := range open {
 		i := slices.IndexFunc(r.Value, func(o history.Op) bool { return o.F != history.Read })
 		if i < 0 || r.StartTS == 0 {
@@ -32,11 +30,11 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 		e.probes.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, probePatience)
 			defer cancel()
-			if !e.isLocked(ctx, cell, r.StartTS) {
-				return // it had sent nothing, or nothing is left
+			if !isLocked(ctx, e.client, cell, r.StartTS) {
+				return // the client had not locked the cell, or the lock is gone
 			}
-			for e.read(ctx, cell) != nil && ctx.Err() == nil {
-				// A server may be stopped for longer than a request waits.
+			for readCell(ctx, e.client, cell) != nil && ctx.Err() == nil {
+				// A request may fail because the server is stopped.
 			}
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -45,8 +43,8 @@ func (e *episode) probe(ctx context.Context, died time.Time, open []history.Reco
 	}
 }
 
-func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bool {
-	for l, err := range admin.TransactionLocks(ctx, e.client, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+func isLocked(ctx context.Context, c *txn.Client, cell txn.Cell, startTS int64) bool {
+	for l, err := range admin.TransactionLocks(ctx, c, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}
@@ -54,8 +52,8 @@ func (e *episode) isLocked(ctx context.Context, cell txn.Cell, startTS int64) bo
 	return false
 }
 
-func (e *episode) read(ctx context.Context, cell txn.Cell) error {
-	s, err := e.client.Snapshot(ctx)
+func readCell(ctx context.Context, c *txn.Client, cell txn.Cell) error {
+	s, err := c.Snapshot(ctx)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 )
 
-// A summary is what a soak prints.
+// A summary is the output of a soak.
 type summary struct {
 	Seed         uint64         `json:"seed"`
 	Seconds      float64        `json:"seconds"`
@@ -23,23 +23,24 @@ type summary struct {
 	FaultsFired  int            `json:"faults_fired"`
 	Faults       map[string]int `json:"faults"`
 	Kills        int            `json:"kills"`
-	// OracleFailovers counts changes of the leader among the servers of timestamps.
+	// OracleFailovers counts changes of the oracle's leader.
 	OracleFailovers int   `json:"oracle_failovers"`
 	Timestamps      int64 `json:"timestamps"`
 	// Observed counts changes that observers have acknowledged.
 	Observed int64 `json:"observed"`
-	// Stranded counts locks that were left at the ends of histories.
+	// Stranded counts locks that were left when the histories ended.
 	Stranded int `json:"stranded_locks"`
 	// Recovered counts locks of killed clients that other clients settled.
 	Recovered int `json:"recovered_locks"`
-	// Probes are cells that a killed client had left locked and that a reader was
-	// sent for at once; recovery is from the kill until it had the cell.
+	// Probes counts cells that a killed client had left locked and that a reader read
+	// at once. Recovery is the time from the kill until the reader had the cell.
 	Probes      int     `json:"recovery_probes"`
 	RecoveryP50 float64 `json:"recovery_p50_seconds"`
 	RecoveryP99 float64 `json:"recovery_p99_seconds"`
 	Anomalies   int     `json:"anomalies"`
 	Violations  int     `json:"violations"`
-	// Goals of an hour with all faults on 2 cores, and what is reached at this rate.
+	// Goals are those of an hour with all faults on 2 cores, with the numbers of this
+	// soak.
 	Goals []goal `json:"goals"`
 
 	recovery []time.Duration
@@ -74,7 +75,7 @@ func (s *summary) finish() {
 		s.RecoveryP50 = s.recovery[s.Probes/2].Seconds()
 		s.RecoveryP99 = s.recovery[s.Probes*99/100].Seconds()
 	}
-	s.Goals = s.goals()
+	s.Goals = goalsOf(s)
 }
 
 func (s *summary) text(w io.Writer) error {
@@ -88,34 +89,11 @@ func (s *summary) text(w io.Writer) error {
 	}
 	row("timestamps", "%d, with %d changes of the leading server", s.Timestamps, s.OracleFailovers)
 	row("observed changes", "%d", s.Observed)
-	row("locks of killed clients", "%d settled by others; readers of %d had the cell after %.2f s (p50) and %.2f s (p99); ttl %v", s.Recovered, s.Probes, s.RecoveryP50, s.RecoveryP99, lockTTL)
+	row("locks of killed clients", "%d resolved by other clients; %d probes read the cell after %.2f s (p50) and %.2f s (p99); ttl %v", s.Recovered, s.Probes, s.RecoveryP50, s.RecoveryP99, lockTTL)
 	row("anomalies", "%d", s.Anomalies)
 	row("violations", "%d", s.Violations)
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return s.goalsText(w)
-}
-
-// listed is how many findings of a history are told.
-const listed = 5
-
-// tell reports a history, and everything about one in which something was found.
-func (r *result) tell(w io.Writer, number int, o *options, since time.Duration) {
-	fmt.Fprintf(w, "%8v %4d %-20s %-6s seed %-10d %6d ok %6d failed %4d unknown %5d kills\n", since.Round(time.Second), number, r.workload, r.oracle, r.seed, r.count[history.OK], r.count[history.Fail], r.count[history.Info], r.kills)
-	for _, found := range []struct {
-		what string
-		all  []string
-	}{{"anomaly", r.anomalies}, {"violation", r.violations}} {
-		for i, f := range found.all {
-			if i == listed {
-				fmt.Fprintf(w, "     … and %d more\n", len(found.all)-listed)
-				break
-			}
-			fmt.Fprintf(w, "%s: %s\n", found.what, cli.Line(f))
-		}
-	}
-	if len(r.anomalies)+len(r.violations) > 0 {
-		fmt.Fprintf(w, "again: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
-	}
+	return writeGoals(w, s.Goals)
 }

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// A report is what was found to be right.
+// A report has the traces that check found to be right.
 type report struct {
 	text             string
 	commit, recovery picture
 }
 
-// check asserts what docs/observability.md says of these traces.
+// check compares the traces with docs/observability.md.
 func check(all spans) (r report, err error) {
 	var text strings.Builder
 	var errs []error
@@ -25,19 +25,19 @@ func check(all spans) (r report, err error) {
 	return r, errors.Join(errs...)
 }
 
-// transfers are the writer's commits, in order.
+// transfers returns the writer's commits, in order.
 func transfers(all spans) spans {
 	return all.named("transaction transfer").where(func(s *span) bool { return s.attrs["percolator.outcome"] == "committed" })
 }
 
-// checkCommit looks at the tree of one commit.
+// checkCommit checks the tree of one commit.
 func checkCommit(all spans, out *strings.Builder, r *report) error {
 	roots := transfers(all)
 	if len(roots) != changes {
 		return fmt.Errorf("%d committed transfers, want %d", len(roots), changes)
 	}
-	// The first: the second may meet locks of the first, whose secondaries are
-	// committed in the background.
+	// Check the first transfer. The second may find locks of the first, whose
+	// secondaries are committed in the background.
 	root := roots[0]
 	trace := all.of(root.trace).ours()
 	const want = `transaction transfer
@@ -59,7 +59,7 @@ func checkCommit(all spans, out *strings.Builder, r *report) error {
 	}
 	for _, key := range []string{"percolator.start_ts", "percolator.commit_ts", "percolator.attempt", "percolator.rows"} {
 		if root.attrs[key] == "" || root.attrs[key] == "0" {
-			return fmt.Errorf("the transaction's %s is %q", key, root.attrs[key])
+			return fmt.Errorf("the transaction's attribute %s is %q", key, root.attrs[key])
 		}
 	}
 	secondaries, primary := trace.named("commit secondaries")[0], trace.named("commit primary accounts")[0]
@@ -71,8 +71,8 @@ func checkCommit(all spans, out *strings.Builder, r *report) error {
 	return nil
 }
 
-// tree draws the names below a span. Siblings that run side by side are in the
-// order of their names.
+// tree returns the names of the spans below a span, as text. Concurrent siblings are in
+// the order of their names.
 func tree(all spans, s *span, indent string) string {
 	var out strings.Builder
 	out.WriteString(indent + s.name)
@@ -92,8 +92,8 @@ func tree(all spans, s *span, indent string) string {
 	return out.String()
 }
 
-// checkObserver looks at the runs of the observer, which is another process
-// than the writer: one link for each change, to the transaction that wrote it.
+// checkObserver checks the runs of the observer, whose process is not the writer's.
+// Each has one link for each change, to the transaction that wrote the change.
 func checkObserver(all spans, out *strings.Builder, _ *report) error {
 	runs := all.named("observe " + observerID).where(func(s *span) bool { return s.attrs["percolator.outcome"] == "committed" })
 	if len(runs) != 2 {
@@ -121,8 +121,8 @@ func checkObserver(all spans, out *strings.Builder, _ *report) error {
 	return nil
 }
 
-// checkRecovery looks at the reader that met a lock of the victim: it is linked
-// to the victim's trace, in which the transaction never ended.
+// checkRecovery checks the reader that found a lock of the victim. It has a link to the
+// victim's trace, in which the transaction has no end.
 func checkRecovery(all spans, out *strings.Builder, r *report) error {
 	resolved := all.where(func(s *span) bool {
 		return s.name == "resolve lock accounts" && s.attrs["percolator.lock.action"] == "rolled back"
@@ -137,18 +137,18 @@ func checkRecovery(all spans, out *strings.Builder, r *report) error {
 	case len(prewrites) != 3:
 		return fmt.Errorf("the trace of the lock's owner has %d prewrites, want 3", len(prewrites))
 	case len(victim.where(func(v *span) bool { return strings.HasPrefix(v.name, "transaction") })) != 0:
-		return errors.New("the transaction of the lock's owner has ended; it should have been killed")
+		return errors.New("the transaction of the lock's owner has ended, but its process should have been killed")
 	case victim[0].instance == s.instance:
 		return errors.New("the lock's owner and the reader are one process")
 	}
 	reader := all.of(s.trace)
 	parent := reader.where(func(p *span) bool { return p.id == s.parent })
 	if len(parent) != 1 || parent[0].name != "read accounts" {
-		return fmt.Errorf("the resolution's parent is %v, want the read that met the lock", parent)
+		return fmt.Errorf("the resolution's parent is %v, want the read that found the lock", parent)
 	}
 	fmt.Fprintf(out, "recovery: trace %s rolled a lock back and leads to trace %s, whose process was killed\n", s.trace, victim[0].trace)
 	r.recovery = picture{
-		title: "A crash and its recovery", subtitle: "a client is killed before its commit point; a reader meets its lock, waits for the rest of its ttl, and rolls it back",
+		title: "A crash and its recovery", subtitle: "a client is killed before its commit point; a reader finds its lock, waits for the rest of its ttl, and rolls it back",
 		parts: []part{
 			{label: "client that was killed: its transaction and its commit never ended", spans: victim.ours()},
 			{label: "reader, in another process", spans: reader.where(func(s *span) bool { return s.scope != "" && !strings.HasPrefix(s.scope, "cloud.google.com/") }), link: s},

@@ -1,8 +1,8 @@
-// Package traces is lab traces: it shows, on real processes and with the
-// environment's exporters, that a trace leads where docs/observability.md says.
+// Package traces is the command lab traces. It checks, with real processes and the
+// exporters of the environment, that traces are as docs/observability.md describes them.
 //
-// run.go starts the processes, roles.go is what they do, check.go judges their
-// spans and picture.go draws them.
+// run.go starts the processes, roles.go is what they do, check.go checks their spans and
+// picture.go draws them.
 package traces
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// timeout bounds the whole run.
+// timeout bounds the whole command.
 const timeout = 2 * time.Minute
 
 // NewCmd returns the traces command.
@@ -23,10 +23,11 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "traces",
 		Short: "Check and draw the traces of a commit, an observer and a recovery",
-		Long: `Check that a trace leads where docs/observability.md says. A writer commits, an
-observer in another process runs for it, a client is killed in the middle of a commit,
-and a reader resolves its lock. All of them send their spans over OTLP, to a receiver
-in this process or, with --jaeger, to a Jaeger that is then asked through its query API.`,
+		Long: `Check that traces are as docs/observability.md describes them. A writer commits, and an
+observer in another process runs for the change. A client is killed in the middle of a
+commit, and a reader resolves its lock. All processes send their spans over OTLP, to a
+receiver in this process or, with --jaeger, to Jaeger, whose query API then returns
+them.`,
 		Example: `  lab traces
   lab traces --images docs/images
   lab traces --jaeger http://localhost:16686 --otlp http://localhost:4317`,
@@ -38,14 +39,14 @@ in this process or, with --jaeger, to a Jaeger that is then asked through its qu
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.jaeger, "jaeger", "", "address of Jaeger's query API; default: a receiver in this process")
-	f.StringVar(&o.otlp, "otlp", "http://localhost:4317", "where processes send their spans over gRPC, with --jaeger")
-	f.StringVar(&o.images, "images", "", "directory for pictures of the traces")
+	f.StringVar(&o.jaeger, "jaeger", "", "address of Jaeger's query API (default: a receiver in this process)")
+	f.StringVar(&o.otlp, "otlp", "http://localhost:4317", "with --jaeger, the address to which processes send their spans over gRPC")
+	f.StringVar(&o.images, "images", "", "write pictures of the traces into this directory")
 	cmd.AddCommand(newProcessCmd(s))
 	return cmd
 }
 
-// newProcessCmd is the command of the processes.
+// newProcessCmd makes the hidden command of the processes.
 func newProcessCmd(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "process ROLE EMULATOR",

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// jaeger asks Jaeger's query API for the traces of one service.
+// A jaeger asks Jaeger's query API for the traces of one service.
 type jaeger struct{ address, service string }
 
 type jaegerKV struct {
@@ -49,7 +49,7 @@ func (j *jaeger) traces(ctx context.Context) (spans, error) {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode == http.StatusNotFound {
-		return nil, nil // nothing of that service yet
+		return nil, nil // Jaeger does not know the service yet
 	}
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", at, res.Status)
@@ -84,7 +84,7 @@ func fromJaeger(s jaegerSpan, instance string) *span {
 		out.kind = "internal"
 	}
 	for _, r := range s.References {
-		// Jaeger keeps a span's parent among its references.
+		// In Jaeger a span's parent is one of its references.
 		if r.RefType == "CHILD_OF" && r.TraceID == s.TraceID && out.parent == "" {
 			out.parent = r.SpanID
 		} else {

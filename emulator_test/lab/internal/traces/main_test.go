@@ -16,8 +16,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The tree of a commit, an observer's links to its triggers and a resolver's to
-// a killed owner, across processes that export over OTLP.
+// TestTraces: a commit has the right tree of spans, an observer has links to the
+// changes that it ran for, and a resolver to the killed owner, across processes that
+// export over OTLP.
 func TestTraces(t *testing.T) {
 	var out bytes.Buffer
 	dir := t.TempDir()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A picture is a waterfall of one trace or more, on one axis of time.
+// A picture is a waterfall of one or more traces, with one time axis.
 type picture struct {
 	title, subtitle string
 	parts           []part
@@ -17,11 +17,11 @@ type picture struct {
 type part struct {
 	label string
 	spans spans
-	link  *span // the span with the link to the part before
+	link  *span // the span with the link to the previous part
 }
 
-// A line is one row of the picture: a span, or several of one name that follow
-// each other below one parent.
+// A line is one row of the picture: a span, or several successive spans of one name
+// below one parent.
 type line struct {
 	label  string
 	depth  int
@@ -33,7 +33,7 @@ type line struct {
 const (
 	width, left, right = 1200, 360, 150
 	lineHeight, top    = 26, 92
-	// folded is how many spans of one name below one parent share a line.
+	// folded is the number of spans of one name below one parent that share a line.
 	folded = 3
 )
 
@@ -143,7 +143,7 @@ func (p picture) svg() []byte {
 	return b.Bytes()
 }
 
-// tick is a round part of a duration, about a fifth.
+// tick returns a round number that is about a fifth of a duration.
 func tick(total time.Duration) time.Duration {
 	for unit := time.Microsecond; ; unit *= 10 {
 		for _, n := range []time.Duration{1, 2, 5} {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// receiver takes spans over OTLP and keeps them.
+// A receiver receives spans over OTLP and keeps them.
 type receiver struct {
 	collector.UnimplementedTraceServiceServer
 	server  *grpc.Server
@@ -31,13 +31,13 @@ func newReceiver() (*receiver, error) {
 	}
 	r := &receiver{server: grpc.NewServer(), address: "http://" + lis.Addr().String()}
 	collector.RegisterTraceServiceServer(r.server, r)
-	go func() { _ = r.server.Serve(lis) }() // it ends with close
+	go func() { _ = r.server.Serve(lis) }() // ends with close
 	return r, nil
 }
 
 func (r *receiver) close() { r.server.Stop() }
 
-// Export takes a batch.
+// Export receives a batch of spans.
 func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,7 +52,7 @@ func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRe
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// traces returns what was received so far.
+// traces returns the spans that were received so far.
 func (r *receiver) traces(context.Context) (spans, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

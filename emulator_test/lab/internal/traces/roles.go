@@ -26,7 +26,7 @@ const (
 	changes           = 2 // of the observed cell, before the observer's process starts
 )
 
-// No token: the reader has to wait for the lock's ttl, which a picture shows.
+// Without a token the reader has to wait for the lock's ttl, which the picture shows.
 var config = txn.Config{LockTTL: 400 * time.Millisecond, TokenTTL: -1}
 
 var roles = map[string]func(context.Context, *txn.Client) error{
@@ -36,8 +36,8 @@ var roles = map[string]func(context.Context, *txn.Client) error{
 	"reader":   read,
 }
 
-// runRole is one child: a process with its own connection and exporters. A
-// victim stops for ever when it would send its commit point.
+// runRole runs one process, with its own connection and exporters. A victim stops
+// before it sends its commit point, and waits to be killed.
 func runRole(ctx context.Context, role, emulator string, s *cli.Streams) error {
 	do, ok := roles[role]
 	if !ok {
@@ -52,11 +52,11 @@ func runRole(ctx context.Context, role, emulator string, s *cli.Streams) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
 	cfg := config
 	cfg.Logger = slog.New(slog.NewTextHandler(s.Err, nil))
 	client, err := txn.NewClient(ctx, bt, cfg)
@@ -66,7 +66,7 @@ func runRole(ctx context.Context, role, emulator string, s *cli.Streams) error {
 	return errors.Join(do(ctx, client), client.Close(ctx))
 }
 
-// stuck is where a victim is killed, which it says before.
+// stuck stops a victim where it is to be killed, after it has printed a line.
 func stuck(out io.Writer) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		msg, ok := req.(proto.Message)
@@ -83,7 +83,7 @@ func stuck(out io.Writer) grpc.UnaryClientInterceptor {
 	}
 }
 
-// write commits transfers, which the observer's column sees.
+// write commits transfers, which change the observed column.
 func write(ctx context.Context, c *txn.Client) error {
 	for _, t := range []string{accounts, ledger} {
 		if err := c.OpenTable(ctx, t); err != nil {
@@ -107,7 +107,7 @@ func write(ctx context.Context, c *txn.Client) error {
 	return nil
 }
 
-// observe runs the observer until it has seen the changes of both accounts.
+// observe runs the observer until it has run for the changes of both accounts.
 func observe(ctx context.Context, c *txn.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -144,7 +144,7 @@ func observe(ctx context.Context, c *txn.Client) error {
 	return w.Run(ctx)
 }
 
-// read reads what the victim has locked, as part of a request.
+// read reads the cell that the victim has locked, as part of a request.
 func read(ctx context.Context, c *txn.Client) error {
 	ctx, span := otel.Tracer("github.com/percolator-bigtable/percolator/emulator_test/lab").Start(ctx, "GET /accounts/bob", trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()

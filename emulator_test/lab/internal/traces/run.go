@@ -12,14 +12,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 type options struct{ jaeger, otlp, images string }
 
-// A backend is where spans end up.
+// A backend is where the spans arrive.
 type backend interface {
 	traces(context.Context) (spans, error)
 }
@@ -53,8 +52,8 @@ func run(ctx context.Context, o options, out, stderr io.Writer) error {
 			return fmt.Errorf("%s: %w", role, err)
 		}
 	}
-	// The processes have sent everything when they end; a back end may take a
-	// moment to answer for it.
+	// The processes have sent all spans when they end. A backend may need a moment
+	// until it returns them.
 	var found report
 	var last error
 	for {
@@ -87,24 +86,24 @@ func createTables(ctx context.Context, emulator *txntest.Emulator) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	bt, admin, err := txntest.Open(ctx, conn, project, instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, project, instance)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = bt.Close(), admin.Close() }()
-	for _, spec := range []txnadmin.TableSpec{
+	defer func() { _, _ = bt.Close(), adminClient.Close() }()
+	for _, spec := range []admin.TableSpec{
 		{Name: accounts, Families: []string{"bal"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
 		{Name: ledger, Families: []string{"entry"}},
 	} {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", spec); err != nil {
+		if err := admin.InitTable(ctx, adminClient, bt, "", spec); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// runChild runs this program again in a role, to its end; a victim until it is
-// stuck, where it is killed.
+// runChild runs this program in a role until it ends. A victim runs until it is stuck,
+// and is then killed.
 func runChild(ctx context.Context, role, emulator string, env []string, stderr io.Writer) error {
 	p, err := child.Start(ctx, child.Config{Name: role, Args: []string{"traces", "process", role, emulator}, Env: env, Stderr: stderr})
 	if err != nil {
@@ -122,7 +121,7 @@ func runChild(ctx context.Context, role, emulator string, env []string, stderr i
 		return err
 	}
 	if !killed {
-		return errors.Join(errors.New("it never came to its commit point"), err)
+		return errors.Join(errors.New("the victim did not reach its commit point"), err)
 	}
 	return nil
 }

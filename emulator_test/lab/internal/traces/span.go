@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A span is what a back end knows of one.
+// A span is what a backend knows of a span.
 type span struct {
 	trace, id, parent string // in hexadecimal
 	name, kind, scope string
@@ -23,7 +23,7 @@ type event struct {
 
 type link struct{ trace, span string }
 
-// spans are those of any number of traces.
+// spans are the spans of any number of traces.
 type spans []*span
 
 func (all spans) where(f func(*span) bool) spans {
@@ -49,7 +49,7 @@ func (all spans) below(parent *span) spans {
 	return all.where(func(s *span) bool { return s.trace == parent.trace && s.parent == parent.id })
 }
 
-// ours leaves the spans of the libraries below out.
+// ours leaves out the spans of the libraries that this one uses.
 func (all spans) ours() spans {
 	return all.where(func(s *span) bool {
 		const prefix = "github.com/percolator-bigtable/percolator/"

@@ -37,23 +37,23 @@ func NewFigure7Cmd(s *cli.Streams) *cobra.Command {
 	o := &figure7Options{streams: s}
 	cmd := &cobra.Command{
 		Use:   "figure7",
-		Short: "Measure the paper's Figure 7: clustering delay against crawl rate",
-		Long: `Measure the paper's Figure 7 in miniature: how long after a document is crawled it
-is clustered by three clustering keys, incrementally by an observer, and by batches
-that read the whole repository and write all clusters, again and again, on the same
-emulator and without transactions. The crawl rate is raised until the backlog of the
-observers grows without bound.
+		Short: "Measure the paper's Figure 7: clustering delay by crawl rate",
+		Long: `Measure the paper's Figure 7 in miniature: how long after its crawl a document is
+clustered by three clustering keys. An observer does this incrementally; batches without
+transactions read the whole repository and write all clusters, again and again. The
+command raises the crawl rate until the observers' backlog grows without bound.
 
 The paper's hour is scaled: its batch takes 20 minutes, so an hour is three batches
-over the repository, as measured here. With --plot, figure7.svg and figure7.png are
-written into that directory.
+over the repository, as measured here. With --plot, the command writes figure7.svg and
+figure7.png into that directory.
 
-In json: documents, batch_seconds (over the repository, nothing crawled),
+JSON fields: documents, batch_seconds (over the repository, without a crawl),
 hour_seconds, saturation_per_second and saturation_percent_per_hour (the highest rate
-that the observers have worked off), and points with kind (incremental or batch),
+that the observers sustained), and points with kind (incremental or batch),
 documents_per_second, percent_per_hour, p5_ms, p50_ms, p95_ms, sustained, and
 backlog_growth_per_second.`,
-		Args: cli.NoArgs,
+		Example: `  lab bench observers figure7 --plot /tmp`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.rates, err = rig.Numbers("rates", o.ratesFlag, 1, 1_000_000); err != nil {
 				return err
@@ -75,8 +75,8 @@ backlog_growth_per_second.`,
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.documents, "documents", 20_000, "documents in the repository")
-	f.StringVar(&o.ratesFlag, "rates", "5,10,20,40,80,160,240,320,480,640", "documents crawled a second, separated by commas")
-	f.DurationVar(&o.duration, "duration", 8*time.Second, "how long documents are crawled at each rate")
+	f.StringVar(&o.ratesFlag, "rates", "5,10,20,40,80,160,240,320,480,640", "rates of the crawl, in documents a second, separated by commas")
+	f.DurationVar(&o.duration, "duration", 8*time.Second, "how long to crawl at each rate")
 	f.IntVar(&o.workers, "workers", 2, "worker processes, which also crawl")
 	f.StringVar(&o.plot, "plot", "", "write figure7.svg and figure7.png into this directory")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
@@ -102,14 +102,14 @@ const (
 	batched     = "batch"
 )
 
-// A point is one rate, incremental or batched; its quantiles are of the delays.
+// A point is one rate, incremental or in batches, with the quantiles of the delays.
 type point struct {
 	Kind    string  `json:"kind"`
 	Rate    float64 `json:"documents_per_second"`
 	Percent float64 `json:"percent_per_hour"`
 	rig.Quantiles
-	// Sustained: the backlog did not grow without bound. If it did, the delays
-	// are those of this run's length, and would grow with it.
+	// Sustained means that the backlog did not grow without bound. If it grew, the
+	// delays would grow with the duration of the measurement.
 	Sustained bool    `json:"sustained"`
 	Growth    float64 `json:"backlog_growth_per_second"`
 }
@@ -132,7 +132,7 @@ func (o *figure7Options) run(ctx context.Context) error {
 	beyond := 0
 	for _, rate := range o.rates {
 		rate := float64(rate)
-		if beyond < 2 { // two points show where it leads
+		if beyond < 2 { // measure two points with a growing backlog
 			rig.Progress(o.streams, "incremental, %g documents a second", rate)
 			p, err := o.incremental(ctx, rate)
 			if err != nil {
@@ -156,14 +156,14 @@ func (o *figure7Options) run(ctx context.Context) error {
 	}
 	r.Percent = percent(r.Saturation)
 	if o.plot != "" {
-		if err := r.plot(filepath.Join(o.plot, "figure7")); err != nil {
+		if err := plotFigure7(r, filepath.Join(o.plot, "figure7")); err != nil {
 			return err
 		}
 	}
 	return cli.Print(o.streams.Out, o.format, r, r.text)
 }
 
-// Batch clusters by batches.
+// batch clusters in batches.
 func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []rig.Batch, err error) {
 	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
@@ -184,7 +184,7 @@ func (o *figure7Options) batch(ctx context.Context, rate float64) (batches []rig
 	return a.Batches, err
 }
 
-// batchDelays are the delays of all documents that a batch has clustered. The
+// batchDelays returns the delays of all documents that batches have clustered. The
 // first batch has none.
 func batchDelays(batches []rig.Batch) rig.Quantiles {
 	var all []time.Duration
@@ -196,9 +196,8 @@ func batchDelays(batches []rig.Batch) rig.Quantiles {
 	return rig.NewQuantiles(all)
 }
 
-// incremental clusters by an observer. Documents are crawled by the workers
-// themselves, so that they know of each other's at once or by scanning, half
-// and half with two.
+// incremental clusters by an observer. The workers themselves crawl documents, so that
+// a worker finds a document by a hint or by scanning.
 func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point, err error) {
 	r, err := rig.Start(ctx, o.profiles)
 	if err != nil {
@@ -238,17 +237,17 @@ func (o *figure7Options) incremental(ctx context.Context, rate float64) (p point
 	for i := range count {
 		at, ok := clustered[rig.RowOf(o.documents+i)]
 		if !ok {
-			at = time.Now().UnixNano() // it is still waiting
+			at = time.Now().UnixNano() // not clustered yet
 		}
 		all = append(all, time.Duration(at-rig.DueAt(begin.UnixNano(), rate, i).UnixNano()))
 	}
 	return point{Kind: incremental, Rate: rate, Quantiles: rig.NewQuantiles(all), Growth: growth, Sustained: growth < rate/20 || backlog < rate}, nil
 }
 
-// watch waits until all documents are clustered, or for as long again as they
-// took to arrive. It returns how fast the backlog grew in the second half of
-// their arrival, and how large it was in the end: less than a second's arrivals
-// is no backlog.
+// watch waits until all documents are clustered, but not longer than twice the time in
+// which they arrived. It returns how fast the backlog grew in the second half of that
+// time, and how large it was at the end. A backlog of less than one second's documents
+// counts as none.
 func (o *figure7Options) watch(ctx context.Context, r *rig.Run, begin time.Time, rate float64, count int) (growth, backlog float64, err error) {
 	end := begin.Add(o.duration)
 	half := begin.Add(o.duration / 2)

@@ -1,5 +1,5 @@
-// Package observers is lab bench observers: latency, throughput, and the paper's
-// Figure 7.
+// Package observers is the command lab bench observers. It measures latency,
+// throughput, and the paper's Figure 7.
 package observers
 
 import (
@@ -33,18 +33,19 @@ func NewLatencyCmd(s *cli.Streams) *cobra.Command {
 	o := &latencyOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "latency",
-		Short: "Measure how long after a commit its observer has committed",
+		Short: "Measure how soon after a commit its observer has committed",
 		Long: `Measure the time from the end of a commit of an observed column to the end of its
-observer's commit, at tables of different sizes and under light load: first with
-hints, where the changes are committed in the worker's process, then without, where
-another process commits them and the worker finds them by scanning. Scans are
-counted where gRPC sends them.
+observer's commit, in tables of different sizes and under light load. With hints, the
+worker's process commits the changes. Without hints, another process commits them and
+the worker finds them by scanning. Scans are counted where gRPC sends them.
 
-In json: change_rate_per_second, and lines with rows, hints, changes, p50_ms and the
-like, sweeps, and per change: requests_per_change to Bigtable in all,
-scan_requests_per_change, scan_rows_per_change and scan_bytes_per_change returned,
-rows_passed_per_change that the scans passed over.`,
-		Args: cli.NoArgs,
+JSON fields: change_rate_per_second, and lines with rows, hints, changes, p50_ms and
+other quantiles, sweeps, and for each change: requests_per_change to Bigtable,
+scan_requests_per_change, and scan_rows_per_change and scan_bytes_per_change that scans
+returned. rows_passed_per_change is how many rows the scans read without returning
+them.`,
+		Example: `  lab bench observers latency --rows 1000,100000`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.rows, err = rig.Numbers("rows", o.rowsFlag, 10, 1_000_000); err != nil {
 				return err
@@ -61,7 +62,7 @@ rows_passed_per_change that the scans passed over.`,
 	f := cmd.Flags()
 	f.StringVar(&o.rowsFlag, "rows", "1000,10000,100000", "rows of the table, separated by commas")
 	f.Float64Var(&o.rate, "rate", 20, "changes a second")
-	f.DurationVar(&o.duration, "duration", 15*time.Second, "how long each line of the table is measured")
+	f.DurationVar(&o.duration, "duration", 15*time.Second, "how long to measure each line of the table")
 	f.DurationVar(&o.interval, "scan-interval", time.Second, "how long after one sweep of the table the next begins (notify.Scanner.MinInterval)")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON)
@@ -77,8 +78,8 @@ type latencyReport struct {
 	Lines    []latencyLine `json:"lines"`
 }
 
-// A latencyLine is one size of the table, with hints or without; its quantiles
-// are of the delays.
+// A latencyLine is one size of the table, with or without hints, and the quantiles of
+// the delays.
 type latencyLine struct {
 	Rows    int  `json:"rows"`
 	Hints   bool `json:"hints"`
@@ -117,7 +118,7 @@ func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line l
 	if err := rig.SetUp(ctx, r, rows, job); err != nil {
 		return line, err
 	}
-	workers := 2 // the second only commits changes
+	workers := 2 // the second worker only commits changes
 	if hints {
 		workers = 1
 	}
@@ -128,7 +129,7 @@ func (o *latencyOptions) line(ctx context.Context, rows int, hints bool) (line l
 		return line, err
 	}
 	count := min(int(o.rate*o.duration.Seconds()), rows)
-	// The worker registers and announces itself, and makes its first sweep.
+	// The worker registers, announces itself and makes its first sweep.
 	begin := time.Now().Add(500 * time.Millisecond)
 	if _, err := rig.Ask(r.Workers[workers-1], rig.Order{Do: "load", Load: rig.LoadOrder{What: "touch", Documents: rows, Count: count, Rate: o.rate, Start: begin.UnixNano(), Of: 1}}); err != nil {
 		return line, err

@@ -14,15 +14,15 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
 )
 
-// plot writes path.svg and path.png.
-func (r figure7Report) plot(path string) error {
+// plotFigure7 writes path.svg and path.png.
+func plotFigure7(r figure7Report, path string) error {
 	p := plot.New()
 	p.Title.Text = "Clustering delay against crawl rate, after the paper's Figure 7"
 	p.Title.TextStyle.Font.Size = 14
 	p.Title.Padding = vg.Points(8)
 	p.X.Label.Text = fmt.Sprintf("Crawl rate (%% of the repository per hour; %d documents, an hour scaled to %d batches = %.2f s)", r.Documents, batchesPerHour, r.Hour)
 	p.Y.Label.Text = "Median clustering delay (ms; bars: 5th to 95th percentile)"
-	// The data are logarithms: gonum's own logarithmic axes make too much room
+	// The data are logarithms, because gonum's logarithmic axes leave too much room
 	// for long labels.
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Tick.Marker = charts.LogTicks{}
@@ -43,13 +43,13 @@ func (r figure7Report) plot(path string) error {
 		{batched, "batches over the whole repository", charts.BatchColour, nil, draw.BoxGlyph{}},
 	}
 	for _, l := range lines {
-		if err := r.addLine(p, l.kind, l.legend, l.colour, l.dashes, l.shape); err != nil {
+		if err := addLine(p, r.Points, l.kind, l.legend, l.colour, l.dashes, l.shape); err != nil {
 			return err
 		}
 	}
 	p.X.Min, p.X.Max = p.X.Min-0.08, p.X.Max+0.08
 	p.Y.Max += (p.Y.Max - p.Y.Min) * 0.28 // room for the legend
-	if err := r.addLimit(p); err != nil {
+	if err := addLimit(p, r); err != nil {
 		return err
 	}
 	p.Legend.Top, p.Legend.Left = true, true
@@ -64,15 +64,16 @@ func (r figure7Report) plot(path string) error {
 	return nil
 }
 
-// delays are points with their error bars, as gonum wants them.
+// delays are points with error bars, in gonum's form.
 type delays struct {
 	plotter.XYs
 	plotter.YErrors
 }
 
-func (r figure7Report) addLine(p *plot.Plot, kind, legend string, colour color.Color, dashes []vg.Length, shape draw.GlyphDrawer) error {
+// addLine draws the points of one kind.
+func addLine(p *plot.Plot, measured []point, kind, legend string, colour color.Color, dashes []vg.Length, shape draw.GlyphDrawer) error {
 	var d delays
-	for _, pt := range r.Points {
+	for _, pt := range measured {
 		if pt.Kind != kind || pt.P50 <= 0 {
 			continue
 		}
@@ -99,8 +100,8 @@ func (r figure7Report) addLine(p *plot.Plot, kind, legend string, colour color.C
 	return nil
 }
 
-// addLimit draws where the observers do not keep up any more.
-func (r figure7Report) addLimit(p *plot.Plot) error {
+// addLimit draws the rate at which the observers' backlog begins to grow.
+func addLimit(p *plot.Plot, r figure7Report) error {
 	grows := false
 	for _, pt := range r.Points {
 		grows = grows || !pt.Sustained

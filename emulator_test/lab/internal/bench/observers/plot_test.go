@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
-// The plot names its axes with units, and both files can be read.
+// TestPlot: the plot names its axes with units, and both files can be read.
 func TestPlot(t *testing.T) {
 	t.Parallel()
 	r := figure7Report{Documents: 20_000, Hour: 2.5, Saturation: 300, Percent: 4}
@@ -23,10 +23,10 @@ func TestPlot(t *testing.T) {
 		r.Points = append(r.Points, at, point{Kind: batched, Rate: rate, Percent: rate / 80, Quantiles: rig.Quantiles{P5: 600, P50: 1000, P95: 1600}, Sustained: true})
 	}
 	path := filepath.Join(t.TempDir(), "figure7")
-	if dir := os.Getenv("PLOT_DIR"); dir != "" { // to look at it
+	if dir := os.Getenv("PLOT_DIR"); dir != "" { // to keep the plot
 		path = filepath.Join(dir, "figure7")
 	}
-	if err := r.plot(path); err != nil {
+	if err := plotFigure7(r, path); err != nil {
 		t.Fatal(err)
 	}
 	picture, err := os.ReadFile(path + ".png")

@@ -31,19 +31,18 @@ func NewThroughputCmd(s *cli.Streams) *cobra.Command {
 	o := &throughputOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Measure how fast worker processes work off a backlog, and what they do in vain",
-		Long: `Measure how fast worker processes work off a backlog that they find by scanning,
-with advisory locks in the metadata
-table and without, and with scanners that jump elsewhere where they
-meet another worker and without. A run is in vain when another worker has committed
-for the same change first: a lost race.
+		Short: "Measure how fast worker processes work off a backlog, and how much work they waste",
+		Long: `Measure how fast worker processes work off a backlog that they find by scanning. The
+lines differ in the number of workers, in whether they use advisory locks in the metadata
+table, and in whether their scanners jump to another place when they find another worker.
+A run is wasted if another worker has committed for the same change first (a lost race).
 
-In json: lines with workers, locks, teleport, seconds, changes_per_second,
-lost_races, conflicts, vain_seconds (spent in runs that did not commit),
-vain_share of the time spent in runs, looks (at cells with nothing to do),
-left_to_others (cells that another worker had locked), teleports,
-requests_per_change to Bigtable.`,
-		Args: cli.NoArgs,
+JSON fields: lines with workers, locks, teleport, seconds, changes_per_second,
+lost_races, conflicts, vain_seconds (in runs that did not commit), vain_share of the
+time in runs, looks (at cells without a pending change), left_to_others (cells that
+another worker had locked), teleports, and requests_per_change to Bigtable.`,
+		Example: `  lab bench observers throughput --workers 1,4 --changes 1000`,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.workers, err = rig.Numbers("workers", o.workersFlag, 1, 32); err != nil {
 				return err
@@ -61,10 +60,10 @@ requests_per_change to Bigtable.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.workersFlag, "workers", "1,2,4", "worker processes, separated by commas")
+	f.StringVar(&o.workersFlag, "workers", "1,2,4", "numbers of worker processes, separated by commas")
 	f.IntVar(&o.rows, "rows", 10_000, "rows of the table")
-	f.IntVar(&o.changes, "changes", 2000, "changes to work off")
-	f.DurationVar(&o.work, "work", 0, "how long an observer takes beside its reads and writes")
+	f.IntVar(&o.changes, "changes", 2000, "number of changes in the backlog")
+	f.DurationVar(&o.work, "work", 0, "how long an observer works in addition to its reads and writes")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON)
 	return cmd
@@ -89,7 +88,7 @@ type throughputLine struct {
 	Rate      float64 `json:"changes_per_second"`
 	LostRaces int64   `json:"lost_races"`
 	Conflicts int64   `json:"conflicts"`
-	Vain      float64 `json:"vain_seconds"` // of runs that lost to another or conflicted
+	Vain      float64 `json:"vain_seconds"` // in runs that lost a race or had a conflict
 	VainShare float64 `json:"vain_share"`
 	Looks     int64   `json:"looks"`
 	Left      int64   `json:"left_to_others"`
@@ -103,7 +102,7 @@ func (o *throughputOptions) run(ctx context.Context) error {
 		for _, locks := range []bool{true, false} {
 			for _, teleport := range []bool{true, false} {
 				if !teleport && workers == 1 {
-					continue // there is nobody to meet
+					continue // a single worker does not find another one
 				}
 				rig.Progress(o.streams, "%s, locks %v, teleport %v", cli.Count(workers, "worker"), locks, teleport)
 				line, err := o.line(ctx, workers, locks, teleport)
@@ -157,8 +156,8 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 	return throughputLine{
 		Workers: workers, Locks: locks, Teleport: teleport,
 		Seconds: elapsed.Seconds(), Rate: float64(o.changes) / elapsed.Seconds(),
-		LostRaces: sum.Worker.LostRaces, Conflicts: sum.Worker.Conflicts, Vain: sum.Vain.Seconds(),
-		VainShare: sum.Vain.Seconds() / (sum.Vain + sum.Useful + sum.Looks).Seconds(),
+		LostRaces: sum.Worker.LostRaces, Conflicts: sum.Worker.Conflicts, Vain: sum.Wasted.Seconds(),
+		VainShare: sum.Wasted.Seconds() / (sum.Wasted + sum.Useful + sum.Idle).Seconds(),
 		Looks:     sum.Worker.Acknowledged, Left: sum.Worker.Locked, Teleports: sum.Scanner.Teleports,
 		Requests: float64(sum.RPCs.All()) / float64(o.changes),
 	}, nil
@@ -166,7 +165,7 @@ func (o *throughputOptions) line(ctx context.Context, workers int, locks, telepo
 
 func (r throughputReport) text(w io.Writer) error {
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "WORKERS", "LOCKS", "TELEPORT", "CHANGES/s", "LOST RACES", "CONFLICTS", "IN VAIN", "LOOKS", "LEFT TO OTHERS", "TELEPORTS", "REQUESTS/CHANGE")
+	cli.WriteRow(t, "WORKERS", "LOCKS", "TELEPORT", "CHANGES/s", "LOST RACES", "CONFLICTS", "WASTED", "EMPTY LOOKS", "LEFT LOCKED", "TELEPORTS", "REQUESTS/CHANGE")
 	yes := map[bool]string{true: "yes", false: "no"}
 	for _, l := range r.Lines {
 		cli.WriteRow(t, strconv.Itoa(l.Workers), yes[l.Locks], yes[l.Teleport], cli.Fixed(l.Rate, 0), strconv.FormatInt(l.LostRaces, 10), strconv.FormatInt(l.Conflicts, 10),

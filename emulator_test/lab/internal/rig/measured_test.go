@@ -8,6 +8,7 @@ import (
 	"time"
 )
 
+// TestQuantile checks quantiles of few values, which lie between two of them.
 func TestQuantile(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -24,8 +25,8 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// Writes go over all rows alike, and reads of many rows find different ones in
-// order.
+// TestRowsInTurn: writes go to all rows equally often, and reads of many rows choose
+// different ones, in order.
 func TestRowsInTurn(t *testing.T) {
 	t.Parallel()
 	for _, rows := range []int{1000, 10_000} {
@@ -49,8 +50,8 @@ func TestRowsInTurn(t *testing.T) {
 	}
 }
 
-// What is written arrives after the delay, whole and in order, and a connection
-// that was closed takes nothing more.
+// TestLateConn: what is written arrives after the delay, complete and in order. After
+// its end a connection delivers nothing.
 func TestLateConn(t *testing.T) {
 	t.Parallel()
 	near, far := net.Pipe()
@@ -63,19 +64,19 @@ func TestLateConn(t *testing.T) {
 		}
 	}
 	if took := time.Since(began); took >= delay {
-		t.Errorf("writing waited for %v", took)
+		t.Errorf("Write waited for %v, want no wait", took)
 	}
 	got := make([]byte, 6)
 	if _, err := io.ReadFull(far, got); err != nil || string(got) != "onetwo" {
 		t.Errorf("%q, %v", got, err)
 	}
 	if took := time.Since(began); took < delay {
-		t.Errorf("it arrived after %v, want %v", took, delay)
+		t.Errorf("the text arrived after %v, want %v", took, delay)
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := far.Read(got); err == nil {
-		t.Error("something arrived after the end")
+		t.Error("a text arrived after Close")
 	}
 }

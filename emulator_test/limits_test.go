@@ -17,18 +17,17 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Bigtable's limits, which the emulator does not know.
+// Bigtable's limits, in bytes. The emulator does not have them.
 const (
 	maxFilter      = 20 << 10
 	maxReadRequest = 512 << 10
 )
 
-// sizes holds what it sees against Bigtable's limits.
+// sizes compares the sizes of requests with Bigtable's limits.
 type sizes struct {
 	t      *testing.T
 	mu     sync.Mutex
@@ -44,6 +43,7 @@ func newSizes(t *testing.T) *sizes {
 
 func (s *sizes) dialOptions() []grpc.DialOption { return intercept(s.see) }
 
+// see measures one request.
 func (s *sizes) see(c txntest.Call) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +73,8 @@ func (s *sizes) reset() {
 	s.reads = nil
 }
 
-// names of n columns; the longest that are allowed, or short ones.
+// columnNames returns n columns, with names of the greatest allowed length, or short
+// ones.
 func columnNames(n int, long bool) []txn.Column {
 	cols := make([]txn.Column, n)
 	for i := range cols {
@@ -85,8 +86,8 @@ func columnNames(n int, long bool) []txn.Column {
 	return cols
 }
 
-// setColumns sets columns of a row of which another column was changed meanwhile:
-// a prewrite that names none does not do then.
+// setColumns sets columns of a row in which another column was changed meanwhile. Then
+// the prewrite has to name its columns.
 func setColumns(t *testing.T, c *txn.Client, row string, cols []txn.Column) {
 	t.Helper()
 	tx, other := begin(t, c), begin(t, c)
@@ -101,8 +102,9 @@ func setColumns(t *testing.T, c *txn.Client, row string, cols []txn.Column) {
 	}
 }
 
-// Filters were larger than Bigtable allows, marker-if-nothing-there with one
-// long name; closed by maxColumnKey (limits.go) and the costs of filter.go.
+// No prewrite or read has a filter larger than Bigtable allows, for any number of
+// columns and length of names. Before the fix, marker-if-nothing-there was larger for a
+// single long name.
 func TestFilterSizes(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -130,8 +132,9 @@ func TestFilterSizes(t *testing.T) {
 	}
 }
 
-// The same in the requests that settle locks: fate, marker-if-nothing-there,
-// roll forward and back, heartbeat, and the second read of exact versions.
+// The same for the requests that resolve locks: reading the status,
+// marker-if-nothing-there, roll forward and back, heartbeat, and the second read of
+// exact versions.
 func TestFilterSizesOfRecovery(t *testing.T) {
 	for _, cols := range [][]txn.Column{columnNames(400, false), columnNames(30, true)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -142,11 +145,11 @@ func TestFilterSizesOfRecovery(t *testing.T) {
 			// The primary is never written: marker-if-nothing-there.
 			dieLocking(t, env, cols, stepOn(txntest.StepPrewrite, "p"), time.Minute)
 			wantColumns(t, takeSnapshot(t, env.Client), cols, "v")
-			// It dies before its commit.
+			// The client dies before its commit point.
 			dieLocking(t, env, cols, step(txntest.StepCommit), time.Minute)
 			wantColumns(t, takeSnapshot(t, env.Client), cols, "v")
-			// It dies after its commit. A read between start and commit walks past
-			// the locks, and has to read the older versions by themselves.
+			// The client dies after its commit point. A read between start_ts and
+			// commit_ts ignores the locks, and reads the older versions separately.
 			between := dieLocking(t, env, cols, step(txntest.StepSecondaries), 0)
 			wantColumns(t, between, cols, "v")
 			wantColumns(t, takeSnapshot(t, env.Client), cols, "w")
@@ -161,8 +164,8 @@ func TestFilterSizesOfRecovery(t *testing.T) {
 	}
 }
 
-// dieLocking lets a client write p, the primary, and the columns of row many,
-// and die. It returns a snapshot from the time between start and commit.
+// dieLocking makes a client write p, the primary, and the columns of row many, and die.
+// It returns a snapshot from between start and commit.
 func dieLocking(t *testing.T, env *txntest.Env, cols []txn.Column, died func(txntest.Call) bool, later time.Duration) *txn.Snapshot {
 	t.Helper()
 	faults := txntest.NewFaults(t)
@@ -181,7 +184,7 @@ func dieLocking(t *testing.T, env *txntest.Env, cols []txn.Column, died func(txn
 	faults.Kill()
 	cancel()
 	<-owner
-	pass(later)
+	advance(later)
 	return s
 }
 
@@ -201,10 +204,9 @@ func wantColumns(t *testing.T, s *txn.Snapshot, cols []txn.Column, value string)
 	}
 }
 
-// The other side of TestFilterSizes: 300 short columns were prewritten in five
-// parts; closed by counting the timestamp range once a filter (filterOverhead,
-// filter.go). They take three, where the bytes would fit into two, when they have
-// to be named.
+// Filters are not smaller than necessary either. A prewrite of 300 short columns that
+// have to be named takes three requests; by their bytes it could be two. Before the fix
+// it took five.
 func TestPrewritesOfManyColumns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
@@ -212,7 +214,7 @@ func TestPrewritesOfManyColumns(t *testing.T) {
 		env.CreateTable("a", "f")
 		setColumns(t, env.Client, "many", columnNames(300, false))
 		synctest.Wait()
-		const others = 2 // of the other column, and the one that names none
+		const others = 2 // that of the other column, and the first try, which names no columns
 		n, fewest := seen.count[txntest.StepPrewrite]-others, (seen.total[txntest.StepPrewrite]+maxFilter-1)/maxFilter
 		if n != 3 || float64(n) > 1.5*float64(fewest) {
 			t.Errorf("%d prewrites of a row with 300 short columns, want 3; the predicates' %d bytes fit into %d", n, seen.total[txntest.StepPrewrite], fewest)
@@ -220,8 +222,8 @@ func TestPrewritesOfManyColumns(t *testing.T) {
 	})
 }
 
-// Limit(math.MaxInt) overflowed into a negative rows_limit; closed by min in
-// run (scan.go).
+// Limit(math.MaxInt) reads all rows. Before the fix it overflowed into a negative
+// rows_limit.
 func TestLargestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
@@ -257,8 +259,8 @@ func wantKeys(t *testing.T, s *txn.Snapshot, rs bigtable.RowSet, want []string, 
 	}
 }
 
-// A long list of row ranges made a request larger than Bigtable allows; closed
-// by cutting it as lists of keys are (request, rowset.go).
+// A long list of row ranges is split into several requests, as a list of keys is.
+// Before the fix the request was larger than Bigtable allows.
 func TestLongListOfRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
@@ -282,7 +284,7 @@ func TestLongListOfRanges(t *testing.T) {
 			wantKeys(t, s, rs, want)
 			synctest.Wait()
 			if len(seen.reads) < 2 {
-				t.Errorf("%d requests; the test is to need more than one", len(seen.reads))
+				t.Errorf("%d requests; the test needs more than one", len(seen.reads))
 			}
 			wantKeys(t, s, rs, backwards, txn.Reverse())
 			for v, err := range admin.Check(t.Context(), env.Client, "a", rs) {

@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,42 +15,106 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/child"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Short, so that what killed clients leave is settled many times in a history.
+// A role is what a process does.
+type role string
+
+const (
+	emulatorRole role = "emulator"
+	oracleRole   role = "oracle"
+	clientRole   role = "client"
+	burnerRole   role = "burner"
+)
+
+// A spec says what a process does. The process ends when its standard input does.
+type spec struct {
+	Role role
+	// Listen is the address at which an emulator or oracle listens.
+	Listen string
+	// Emulator is the emulator's address; Project and Instance have the tables.
+	Emulator, Project, Instance string
+	// Oracles are the addresses of the served oracle. Without any, mode is direct.
+	Oracles []string
+	Seed    uint64
+	// Clock makes the process's clock wrong by up to an hour, with jumps.
+	Clock bool
+
+	// The following fields are for clients.
+
+	Workload string
+	// Process is the first worker's process number in the history. The other workers
+	// have the numbers after it.
+	Process, Stride, Workers int
+	// Groups is how many groups a client's workers form. Workers of one group, in
+	// several processes, use the same keys. Began is when the history began.
+	Groups int
+	Began  time.Time
+	// Chaos is the share of requests that get a fault.
+	Chaos float64
+	// Net makes connections fail.
+	Net bool
+}
+
+// run carries out the spec's role.
+func (sp spec) run(ctx context.Context, s *cli.Streams) error {
+	ctx, cancel := child.Attend(ctx, s.In, nil)
+	defer cancel()
+	var mu sync.Mutex
+	out := json.NewEncoder(s.Out)
+	send := func(m message) {
+		m.At = time.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		_ = out.Encode(m) // fails if the parent is dead; then the input ends too
+	}
+	switch sp.Role {
+	case emulatorRole:
+		return sp.emulator(ctx, send)
+	case oracleRole:
+		return sp.oracle(ctx, send)
+	case clientRole:
+		return sp.client(ctx, send)
+	case burnerRole:
+		return burn(ctx, sp.Oracles, send)
+	}
+	return fmt.Errorf("unknown role %q", sp.Role)
+}
+
+// These are short, so that a history has many recoveries.
 const (
 	lockTTL  = time.Second
 	tokenTTL = 500 * time.Millisecond
 	lease    = 300 * time.Millisecond
-	// longest is the longest pause of a request: past the ttl of locks.
+	// longest is the longest pause of a request. It is longer than the locks' ttl.
 	longest = 1500 * time.Millisecond
-	// maxStep is how far a clock that is wrong may push oracle time ahead without
-	// being found out. Oracle time stands still until real time has caught up with
-	// it, and the ttl of locks with it.
+	// maxStep is the largest jump of a clock that the oracle accepts. After it, oracle
+	// time stands still until real time has caught up, and so do the ttls of locks.
 	maxStep = 500 * time.Millisecond
 	// rotation is how long the workers of a group keep their keys.
 	rotation = 2500 * time.Millisecond
 )
 
-// space is what the keys of a group begin with after some time.
+// space returns the prefix of a group's keys after a number of rotations.
 func space(group, rotations int) string { return fmt.Sprintf("%d.%d/", group, rotations) }
 
 func clientConfig() txn.Config {
 	return txn.Config{LockTTL: lockTTL, TokenTTL: tokenTTL, RPCTimeout: 3 * time.Second, Backoff: txn.Backoff{Max: 50 * time.Millisecond}}
 }
 
-// drawnConfig has options that must not change what anybody sees, and that each
-// client of a history has otherwise.
+// drawnConfig chooses options that must not change what clients see. Each client of a
+// history has other ones.
 func drawnConfig(rnd *rand.Rand) txn.Config {
 	cfg := clientConfig()
 	cfg.PassLocks = rnd.IntN(2) == 0
@@ -64,10 +129,11 @@ func workerConfig() notify.Config {
 		Finder:  &notify.Scanner{MinInterval: 20 * time.Millisecond, MaxInterval: 200 * time.Millisecond},
 		LockTTL: time.Second, Timeout: 5 * time.Second, DrainTimeout: 3 * time.Second,
 		Backoff:     txn.Backoff{Min: 10 * time.Millisecond, Max: 100 * time.Millisecond},
-		MaxAttempts: 1 << 30, // faults are no reason to give a change up
+		MaxAttempts: 1 << 30, // no dead letters because of faults
 	}
 }
 
+// emulator runs an emulator until ctx ends.
 func (sp spec) emulator(ctx context.Context, send func(message)) error {
 	e, err := txntest.StartEmulator(sp.Listen)
 	if err != nil {
@@ -76,11 +142,11 @@ func (sp spec) emulator(ctx context.Context, send func(message)) error {
 	address := e.Addr()
 	send(message{Ready: &address})
 	<-ctx.Done()
-	return nil // with all its connections
+	return nil // the process and its connections end
 }
 
-// clock returns the process's clock: right, or wrong by up to an hour and
-// jumping, and counts the jumps.
+// clock returns the process's clock, which is right, or wrong by up to an hour with
+// jumps. It counts the jumps.
 func (sp spec) clock(jumps *atomic.Int64) func() time.Time {
 	if !sp.Clock {
 		return time.Now
@@ -97,7 +163,7 @@ func (sp spec) clock(jumps *atomic.Int64) func() time.Time {
 			until = now.Add(time.Duration(rnd.Int64N(int64(500 * time.Millisecond))))
 			offset = time.Duration(rnd.Int64N(int64(2*time.Hour))) - time.Hour
 			if rnd.IntN(3) == 0 {
-				offset /= 3600 // a second: what no check of steps finds strange
+				offset /= 3600 // a second or less, which no check of steps refuses
 			}
 			jumps.Add(1)
 		}
@@ -105,6 +171,7 @@ func (sp spec) clock(jumps *atomic.Int64) func() time.Time {
 	}
 }
 
+// open connects to the emulator.
 func (sp spec) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
 	conn, err := txntest.Dial(sp.Emulator, opts...)
 	if err != nil {
@@ -113,6 +180,7 @@ func (sp spec) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Cli
 	return txntest.Open(ctx, conn, sp.Project, sp.Instance)
 }
 
+// oracle runs a server of the timestamp oracle until ctx ends.
 func (sp spec) oracle(ctx context.Context, send func(message)) error {
 	bt, _, err := sp.open(ctx)
 	if err != nil {
@@ -154,13 +222,14 @@ func every(ctx context.Context, f func()) {
 	}
 }
 
-// timestamps is an oracle of a process, and how many timestamps it handed out.
+// timestamps is an oracle, with the number of timestamps that it handed out.
 type timestamps struct {
 	tso.Oracle
 	close func() error
 	count func() uint64
 }
 
+// timestamps returns the oracle of a client, served or direct.
 func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps, error) {
 	if len(sp.Oracles) > 0 {
 		c, err := tso.NewClient(tso.ClientConfig{Addresses: sp.Oracles, AttemptTimeout: 300 * time.Millisecond})
@@ -173,7 +242,7 @@ func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps
 	return &timestamps{d, d.Close, func() uint64 { return d.Stats().Timestamps }}, nil
 }
 
-// client runs workers, and observers where the workload has some.
+// client runs workers, and observers if the workload has some.
 func (sp spec) client(ctx context.Context, send func(message)) error {
 	load := workload.Named(sp.Workload)
 	if load == nil {
@@ -261,7 +330,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	return errors.Join(err, oracle.close())
 }
 
-// newClient tries again what a fault has kept from working.
+// newClient makes a client. It tries again if a fault makes this fail.
 func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.Client, error) {
 	for {
 		c, err := txn.NewClient(ctx, bt, cfg)
@@ -271,8 +340,7 @@ func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.C
 	}
 }
 
-// observe runs the observers until ctx ends. Registering them may fail under
-// faults.
+// observe runs the observers until ctx ends. A registration may fail because of faults.
 func observe(ctx context.Context, w *notify.Worker, send func(message)) {
 	for ctx.Err() == nil {
 		err := w.Run(ctx)
@@ -283,11 +351,11 @@ func observe(ctx context.Context, w *notify.Worker, send func(message)) {
 	}
 }
 
-// work runs one worker until ctx ends. Some of its callers give up early.
+// work runs one worker until ctx ends. Some of its transactions have a short deadline.
 func (sp spec) work(ctx context.Context, load *workload.Workload, w *workload.Worker, group int, deadlines *atomic.Int64, send func(message)) {
 	for ctx.Err() == nil {
 		w.Space = space(group, int(time.Since(sp.Began)/rotation))
-		// What is under way when the soak ends is finished.
+		// A transaction that is open when the history ends may continue.
 		step, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		if sp.Chaos > 0 && w.Rand.IntN(16) == 0 {
 			cancel()

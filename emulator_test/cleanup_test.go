@@ -1,0 +1,92 @@
+package emulator_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A commit whose transaction was committed at another timestamp fails with ErrCorrupt,
+// and leaves its secondaries' locks alone. Before the fix it removed them, and a part
+// of the transaction was lost.
+func TestCommittedElsewhereIsNotCleanedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "3", "bob", "joe")
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), tx)
+		<-slow.Fired()
+		other, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		primary := txn.Cell{Table: "a", Row: "bob", Family: "f", Qualifier: "q"}
+		s, err := env.Client.Settle(t.Context(), &txn.UndeterminedError{Primary: primary, StartTS: tx.StartTS(), CommitTS: other})
+		if err != nil || s.CommitTS != other {
+			t.Fatalf("settle: %+v, %v", s, err)
+		}
+		slow.Release()
+		if o := <-owner; !errors.Is(o.err, txn.ErrCorrupt) || errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v, want ErrCorrupt", o.err)
+		}
+		synctest.Wait()
+		for _, row := range []string{"bob", "joe"} {
+			wantValue(t, takeSnapshot(t, env.Client), row, "3")
+		}
+	})
+}
+
+// A reader of a secondary notices when the lock's owner rolls back, although this
+// leaves nothing at the primary. Before the fix the reader waited for the whole ttl.
+func TestReaderOfAbortedSecondary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "3", "bob", "joe")
+		mustSet(t, env.Client, "1", "bob") // tx will conflict
+		conflict := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
+		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
+		owner := commitInBackground(t.Context(), tx)
+		<-conflict.Fired()
+		synctest.Wait() // joe is locked
+		conflict.Release()
+		<-abort.Fired()
+		s := takeSnapshot(t, env.Client)
+		reader := inBackground(func() error { wantValue(t, s, "joe", ""); return nil })
+		synctest.Wait() // the reader waits for the lock
+		abort.Release()
+		if o := <-owner; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v, want a conflict", o.err)
+		}
+		if o := <-reader; o.took > 2*time.Second {
+			t.Errorf("the read waited %v for a lock that was removed at once", o.took)
+		}
+	})
+}
+
+// If another client rolled the transaction back, Commit returns at once and removes the
+// remaining locks in the background. Before the fix it waited for these requests even
+// after its context had ended.
+func TestCleanUpDoesNotDelayCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		faults.On("heartbeat", step(txntest.StepHeartbeat), txntest.DropRequest, 0)
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		cleanUp := faults.OnStep(txntest.StepRollBackCell, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-slow.Fired()
+		advance(12 * time.Second)
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "") // rolls the transaction back
+		slow.Release()
+		if o := <-owner; !errors.Is(o.err, txn.ErrConflict) || o.took > 13*time.Second {
+			t.Errorf("commit: %v after %v, want a conflict after 12s", o.err, o.took)
+		}
+		<-cleanUp.Fired()
+		cleanUp.Release()
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}

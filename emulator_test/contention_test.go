@@ -1,0 +1,74 @@
+package emulator_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// Two transactions that lock the same rows in opposite orders do not wait for a ttl.
+// Before wait-die each such pair cost one.
+func TestOppositeOrders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := func(primary, other string) (<-chan outcome, *txntest.Rule) {
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			hold := faults.On("prewrite of "+other, stepOn(txntest.StepPrewrite, other), txntest.Hold, 1)
+			ch := inBackground(func() error { return tryUpdate(ctx, c, primary, primary, other) })
+			<-hold.Fired()
+			synctest.Wait()
+			return ch, hold
+		}
+		older, bobLocked := start("bob", "joe")
+		younger, joeLocked := start("joe", "bob")
+		bobLocked.Release() // the older one finds the lock on joe and waits
+		synctest.Wait()
+		joeLocked.Release() // the younger one finds the lock on bob and fails
+		for _, ch := range []<-chan outcome{older, younger} {
+			if o := <-ch; o.err != nil || o.took > 5*time.Second {
+				t.Errorf("commit: %v after %v", o.err, o.took)
+			}
+		}
+	})
+}
+
+// Many transactions on the same rows, in either order, never wait for a ttl.
+func TestContention(t *testing.T) {
+	for _, orders := range [][2][2]string{{{"bob", "joe"}, {"bob", "joe"}}, {{"bob", "joe"}, {"joe", "bob"}}} {
+		synctest.Test(t, func(t *testing.T) {
+			env := txntest.New(t, txntest.Embedded())
+			env.CreateTable("a", "f")
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			const clients, commits = 4, 25
+			done := make(chan time.Duration, clients)
+			for i := range clients {
+				c := env.NewClient(txn.Config{LockTTL: time.Hour}, slow(5*time.Millisecond)...)
+				go func() {
+					var slowest time.Duration
+					for range commits {
+						begun := time.Now()
+						if err := tryUpdate(ctx, c, "v", orders[i%2][:]...); err != nil {
+							t.Error(err)
+						}
+						slowest = max(slowest, time.Since(begun))
+					}
+					done <- slowest
+				}()
+			}
+			for range clients {
+				if d := <-done; d > time.Minute {
+					t.Errorf("orders %v: a commit took %v", orders, d)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,109 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// While one commit writes the client's token, another commit waits for it only until
+// its own context ends. Before the fix it waited longer.
+func TestTokenDoesNotDelayOtherCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: 5 * time.Second})
+		faults.On("token", step(txntest.StepToken), txntest.Hold, 0)
+		commit := func(row string, timeout time.Duration) <-chan outcome {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			t.Cleanup(cancel)
+			ch := commitInBackground(ctx, beginSet(t, a, "3", row))
+			synctest.Wait()
+			return ch
+		}
+		first, hurried, third := commit("r1", time.Minute), commit("r2", time.Second), commit("r3", time.Minute)
+		if o := <-hurried; !errors.Is(o.err, context.DeadlineExceeded) || errors.Is(o.err, txn.ErrUndetermined) || o.took != time.Second {
+			t.Errorf("commit with a deadline of 1s: %v after %v", o.err, o.took)
+		}
+		for _, ch := range []<-chan outcome{first, third} {
+			if o := <-ch; o.err != nil || o.took > 6*time.Second {
+				t.Errorf("commit: %v after %v; want it to continue without a token after 5s", o.err, o.took)
+			}
+		}
+	})
+}
+
+// If one renewal of the token hangs, the client gives it up in time for the next one.
+// Before the fix all of the client's live locks counted as dead.
+func TestHungTokenRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{})
+		mustSet(t, a, "1", "warm") // writes the token
+		synctest.Wait()
+		faults.On("renewal", step(txntest.StepToken), txntest.Hold, 1)
+		advance(6 * time.Second)
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		s := takeSnapshot(t, env.Client)
+		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
+		synctest.Wait()
+		slow.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit of a client that is alive: %v", o.err)
+		}
+		<-reader
+	})
+}
+
+// If one heartbeat hangs, the client gives it up in time for the next one. Before the
+// fix the primary lock expired.
+func TestHungHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 9 * time.Second})
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		faults.OnStep(txntest.StepHeartbeat, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		advance(10 * time.Second)
+		s := takeSnapshot(t, env.Client)
+		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
+		synctest.Wait()
+		slow.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit of a client that is alive: %v", o.err)
+		}
+		<-reader
+	})
+}
+
+// A lock whose owner has no token is live until its ttl ends: a missing token says
+// nothing about the owner.
+func TestMissingToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{})
+		mustSet(t, a, "1", "warm") // writes the token
+		synctest.Wait()
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "worker/"+a.Owner(), m); err != nil {
+			t.Fatal(err)
+		}
+		s := takeSnapshot(t, env.Client)
+		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
+		synctest.Wait()
+		slow.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit of a client without a token: %v", o.err)
+		}
+		<-reader
+	})
+}

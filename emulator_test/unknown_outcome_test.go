@@ -1,0 +1,124 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// After an unknown outcome, Update does not run its function again, although its
+// context has not ended: that could apply the changes twice. And a refusal that follows
+// an unknown outcome does not make it a failure.
+func TestUndeterminedIsNotRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent atomic.Bool
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+			if c.Step == txntest.StepCommit {
+				sent.Store(true)
+			}
+			return c.Step == txntest.StepRead && sent.Load()
+		})...)
+		faults.OnStep(txntest.StepCommit, txntest.DropResponse)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		runs := 0
+		_, err := a.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			runs++
+			set(tx, "3", "bob", "joe")
+			return nil
+		})
+		var u *txn.UndeterminedError
+		if !errors.As(err, &u) || runs != 1 || ctx.Err() != nil {
+			t.Fatalf("update: %v after %d runs, want an UndeterminedError after one, at once", err, runs)
+		}
+		if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+			t.Errorf("settle: %v, %v", s.State, err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "3")
+	})
+}
+
+// If the context ends before the commit request is sent, the outcome is not unknown:
+// the client checks the context at the last moment.
+func TestContextEndsBeforeTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		ctx, cancel := context.WithCancel(t.Context())
+		faults := txntest.NewFaults(t)
+		oracle := &cancellingOracle{Oracle: env.Oracle(), after: 2, cancel: cancel}
+		a := env.NewClient(txn.Config{TokenTTL: -1, Oracle: oracle}, faults.DialOptions()...)
+		err := tryUpdate(ctx, a, "3", "bob", "joe")
+		if !errors.Is(err, context.Canceled) || errors.Is(err, txn.ErrUndetermined) {
+			t.Errorf("update: %v, want the context's error alone", err)
+		}
+		if n := faults.Count()[txntest.StepCommit]; n != 0 {
+			t.Errorf("%d commit requests were sent, want none", n)
+		}
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// A cancellingOracle cancels the caller's context after a number of timestamps.
+type cancellingOracle struct {
+	tso.Oracle
+	after  int
+	cancel context.CancelFunc
+}
+
+func (o *cancellingOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	ts, err := o.Oracle.Timestamp(ctx)
+	if o.after--; o.after == 0 {
+		o.cancel()
+	}
+	return ts, err
+}
+
+// If Settle cannot find out the outcome, it returns an UndeterminedError again. Before
+// the fix its caller took the outcome as known.
+func TestSettleThatCannotFindOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		for _, lost := range []txntest.Step{txntest.StepSchema, txntest.StepRead, txntest.StepCommit} {
+			u := undetermined(t, env, "bob-"+string(lost))
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			faults.On(string(lost), step(lost), txntest.DropRequest, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := c.Settle(ctx, u)
+			cancel()
+			var again *txn.UndeterminedError
+			if !errors.As(err, &again) || again.Primary != u.Primary || again.StartTS != u.StartTS || again.CommitTS != u.CommitTS {
+				t.Errorf("settle without %s: %v, want an UndeterminedError with the same facts", lost, err)
+			}
+			if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+				t.Errorf("settle: %v, %v", s.State, err)
+			}
+		}
+	})
+}
+
+// undetermined makes a commit whose requests are lost until its context ends, and
+// returns its error.
+func undetermined(t *testing.T, env *txntest.Env, row string) *txn.UndeterminedError {
+	t.Helper()
+	faults := txntest.NewFaults(t)
+	faults.On("commit", step(txntest.StepCommit), txntest.DropRequest, 0)
+	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var u *txn.UndeterminedError
+	if err := tryUpdate(ctx, c, "3", row); !errors.As(err, &u) {
+		t.Fatalf("update: %v, want an UndeterminedError", err)
+	}
+	return u
+}
