@@ -363,7 +363,7 @@ func TestCloseEndsPausingSenders(t *testing.T) {
 		faults.On("secondaries", step(txntest.StepSecondaries), txntest.Crash, 2)
 		mustSet(t, a, "3", "bob", "joe", "sue")
 		for a.Stats().BackgroundCells > 0 {
-			pass(100 * time.Microsecond) // less than a pause
+			advance(100 * time.Microsecond) // less than a pause
 		}
 		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
 			t.Errorf("%d requests, want the third to succeed", n)
