@@ -16,7 +16,8 @@ import (
 
 // telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
-	"txn/telemetry.go", "txn/metrics.go", "txn/gctelemetry.go", "txn/stranded.go", "txn/secondaries.go", "txn/tracelater.go",
+	"txn/internal/telemetry/trace.go", "txn/internal/telemetry/metrics.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/oldest.go",
+	"txn/txnmetrics.go", "txn/readmetrics.go", "txn/deferredtrace.go", "txn/gc/telemetry.go", "txn/changes/trace.go",
 	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
@@ -26,7 +27,7 @@ var kept = []string{
 }
 
 // packages have the calls.
-var packages = []string{"txn", "tso", "tso/internal/telemetry", "tso/server", "notify"}
+var packages = []string{"txn", "txn/format", "txn/internal/telemetry", "txn/internal/store", "txn/internal/recovery", "txn/internal/latch", "txn/gc", "txn/changes", "tso", "tso/internal/telemetry", "tso/server", "notify"}
 
 // strip writes copies of the module's files without telemetry into dir, with an overlay
 // for go build that replaces the module's files. It returns the overlay's path, how
