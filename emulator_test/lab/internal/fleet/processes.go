@@ -47,7 +47,7 @@ type place struct {
 	Oracles  []string // addresses of the servers of timestamps
 }
 
-// A spec tells a process what to do. It ends when its standard input does.
+// A spec says what a process is to do. It ends when its standard input does.
 type spec struct {
 	place
 	// Listen is the address of a server of timestamps; empty for a worker.
