@@ -23,8 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Far enough in the past for every ttl to be over, and one that is not over for
-// twenty years.
+// Far enough in the past for every ttl to have expired, and a ttl of twenty years.
 var pastBegin = tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC))
 
 const (
@@ -207,7 +206,7 @@ func (f *fixture) fill(ctx context.Context) error {
 
 // commits is the history that is through.
 func (f *fixture) commits(ctx context.Context) error {
-	// It lives on: with a token it would go on renewing it.
+	// It stays open: with a token it would keep renewing it.
 	c, err := f.client(ctx, txn.Config{Oracle: &f.past, SyncSecondaries: true, TokenTTL: -1})
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func shortenGC() {
 }
 
 // newGCFixture leaves what is garbage, and the locks of one committed
-// transaction; the fixture of the other scripts has locks that live for ever.
+// transaction; the fixture of the other scripts has locks that do not expire.
 func newGCFixture(t *testing.T) *fixture {
 	ctx := context.Background()
 	f, err := newFixture(ctx, t)

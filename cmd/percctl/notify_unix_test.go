@@ -154,7 +154,7 @@ func TestReplayInterrupted(t *testing.T) {
 	f, g := gatedFixture(t)
 	type report struct{ Done, Failed, Unfinished int }
 	// Of two letters the first is replayed and removed; the removal of the
-	// second is on its way for ever.
+	// second never arrives.
 	held := g.arm(1, bulkTo("percolator", "dead/"))
 	stdout, stderr := f.interrupt(t, held, "notify", "replay", "--all", "--yes", "-o", "json")
 	var first, second report
@@ -176,8 +176,8 @@ func TestReplayInterrupted(t *testing.T) {
 	}
 }
 
-// TestBackfillInterrupted: it says from where to go on, and going on from there
-// notifies the rest.
+// TestBackfillInterrupted: the message says from where to continue, and continuing from
+// there notifies the rest.
 func TestBackfillInterrupted(t *testing.T) {
 	t.Parallel()
 	f, g := gatedFixture(t)

@@ -95,7 +95,7 @@ func TestResolveInterrupted(t *testing.T) {
 		return r
 	}
 
-	// One of two locks is rolled forward; the other is on its way for ever.
+	// One of two locks is rolled forward; the request for the other never arrives.
 	held := g.arm(txntest.StepRollForward, 1)
 	cmd := resolve()
 	var stdout, stderr bytes.Buffer

@@ -25,7 +25,7 @@ func TestRequests(t *testing.T) {
 		{"ten rows", Kind{Rows: 10}, KindPlan{Oracle: 2, Prewrites: 10, Commits: 1, Secondary: 1, Requests: 14, RoundTrips: 4}},
 		{"ten rows in each of two tables", Kind{Rows: 20, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 20, Commits: 1, Secondary: 2, Requests: 25, RoundTrips: 4}},
 		{"a row in each of two tables", Kind{Rows: 2, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 6, RoundTrips: 4}},
-		{"more rows than go on at a time", Kind{Rows: 65}, KindPlan{Oracle: 2, Prewrites: 65, Commits: 1, Secondary: 1, Requests: 69, RoundTrips: 5}},
+		{"more rows than run at a time", Kind{Rows: 65}, KindPlan{Oracle: 2, Prewrites: 65, Commits: 1, Secondary: 1, Requests: 69, RoundTrips: 5}},
 		{"a transfer", Kind{Reads: 2, Rows: 2}, KindPlan{Oracle: 2, Reads: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 8, RoundTrips: 6}},
 	} {
 		got := Workload{Oracle: Direct, RTT: 5, OracleRTT: 1, Parallelism: 64}.Requests(tt.kind)

@@ -191,7 +191,7 @@ func (p *Process) Suspend() bool {
 	return true
 }
 
-// Resume lets a process go on that was suspended.
+// Resume continues a process that was suspended.
 func (p *Process) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,7 +201,7 @@ func (p *Process) Resume() {
 	}
 }
 
-// CloseInput tells the process to end.
+// CloseInput asks the process to end.
 func (p *Process) CloseInput() { _ = p.stdin.Close() }
 
 // Wait waits until the process has ended. An error has what it wrote on standard
@@ -221,7 +221,7 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
-// End tells the process to end and waits until it has. One that takes longer than
+// End asks the process to end and waits until it has. One that takes longer than
 // patience is killed, which is an error.
 func (p *Process) End(patience time.Duration) error {
 	p.Resume()

@@ -149,8 +149,8 @@ func wrong(expr string, exposed map[string]map[string]bool) (problems []string) 
 	return problems
 }
 
-// compareExpressions holds the dashboard and the alerts against what Prometheus
-// would scrape from a scene of everything.
+// compareExpressions compares the dashboard and the alerts with what Prometheus would
+// scrape from a scene of everything.
 func compareExpressions(t *testing.T, s *scene) {
 	used := ""
 	for panel, exprs := range dashboard(t) {

@@ -28,7 +28,7 @@ func (o *longAgo) Timestamp(context.Context) (tso.Timestamp, error) {
 	return tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)) + tso.Timestamp(o.last.Add(1_000_000)), nil
 }
 
-// Rows with a lock that nobody meets before garbage collection does.
+// Rows with a lock that garbage collection finds first.
 const (
 	deadRow  = "dead long ago"
 	doneRow  = "committed long ago" // the primary of tailRow
@@ -68,7 +68,7 @@ func (s *scene) garbage() {
 		_, err := gc.Run(ctx, s.env.Client, gc.Config{})
 		s.must(err)
 		s.collect()
-		return // counters go on
+		return // counters continue
 	}
 	s.collected = true
 	s.interrupted()
@@ -133,7 +133,7 @@ func (s *scene) interrupted() {
 	}
 }
 
-// lostLease has somebody else take a run's lease, which it cannot renew.
+// lostLease has another collector take a run's lease, which it cannot renew.
 func (s *scene) lostLease() {
 	ctx := s.t.Context()
 	faults := txntest.NewFaults(s.t)

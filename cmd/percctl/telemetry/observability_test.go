@@ -27,11 +27,11 @@ const (
 )
 
 // logging are the folders whose log lines are documented.
-var logging = []string{"txn", "notify", "tso", "cmd"}
+var logging = []string{"txn", "notify", "tso", "cmd", "internal"}
 
 var update = flag.Bool("update", false, "write the generated part of docs/reference/telemetry.md again")
 
-// A table of the document: rows of cells, by the heading it stands under.
+// A table of the document: rows of cells, by the heading above it.
 type table [][]string
 
 // tables reads the document's tables, without their headings.

@@ -56,7 +56,7 @@ func (s *scene) reads() {
 	wg.Wait()
 }
 
-// A waitedFor is a context that tells when somebody waits for its end: here, a read
+// A waitedFor is a context that reports when a caller waits for its end: here, a read
 // that is to share a request.
 type waitedFor struct {
 	context.Context

@@ -25,7 +25,7 @@ import (
 )
 
 // A scene is everything that can be seen of the library at least once: what it
-// produces is held against the documentation, the dashboard and the alerts.
+// produces is compared with the documentation, the dashboard and the alerts.
 type scene struct {
 	t        *testing.T
 	env      *txntest.Env

@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// parse runs when a document is loaded. It takes the document apart.
+// parse runs when a document is loaded. It stores its hash and its links.
 func parse(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	documents, name := tx.Table(Documents), cell.Row
 	row, err := read(ctx, documents, name, contentsRaw, parsedHash, parsedLinks)
@@ -26,17 +26,17 @@ func parse(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	}
 	hash := Digest([]byte(raw))
 	if row[parsedHash] == hash {
-		return nil // loaded again, as it was: this is where it ends
+		return nil // loaded again without a change: nothing follows
 	}
 	set(documents, name, parsedHash, hash)
 	set(documents, name, parsedLinks, encodeNames(Parse(name, []byte(raw))))
 	return nil
 }
 
-// cluster runs when a document's hash is written. It moves the document from
-// the cluster that it was in to the one it belongs to, and has both elect their
-// canonical document. It writes nothing that belongs to a cluster as a whole:
-// documents that enter the same one do not conflict.
+// cluster runs when a document's hash is written. It moves the document from its old
+// cluster to the one of its hash, and has both elect their canonical document. It
+// writes no cell that belongs to a whole cluster, so that documents that enter the
+// same cluster do not conflict.
 func cluster(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	documents, dups, name := tx.Table(Documents), tx.Table(Dups), cell.Row
 	row, err := read(ctx, documents, name, parsedHash, clusterHash, clusterCanonical)
@@ -60,14 +60,14 @@ func cluster(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		notifyWeakly(dups, hash, clusterElect)
 	}
 	if canonical, ok := row[clusterCanonical]; ok {
-		// Written again, as it is, to have the inverter look at the links.
+		// Written again without a change, to run the inverter for the new links.
 		set(documents, name, clusterCanonical, canonical)
 	}
 	return nil
 }
 
 // elect runs when a cluster's members have changed, or the in-links of one. It
-// chooses the canonical document, and tells the members.
+// chooses the canonical document, and writes its name to the members.
 func elect(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	documents, dups, inlinks, hash := tx.Table(Documents), tx.Table(Dups), tx.Table(Inlinks), cell.Row
 	row, members, err := readCluster(ctx, dups, hash)
@@ -107,15 +107,15 @@ func elect(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	for _, m := range members {
 		if told[m] != canonical {
 			set(documents, m, clusterCanonical, canonical)
-			dups.Lock(hash, "member", m) // it may be leaving: then it is not ours to tell
+			dups.Lock(hash, "member", m) // conflict if it leaves: then the name is not for it
 		}
 	}
 	return nil
 }
 
-// invert runs when a document is told its canonical document. It enters the
-// document, under the name of its canonical document, with every page that it
-// links to.
+// invert runs when the canonical document is written to a document. For every page
+// that the document links to, it adds the document to the page's in-links, with the
+// name of the canonical document.
 func invert(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	documents, inlinks, name := tx.Table(Documents), tx.Table(Inlinks), cell.Row
 	row, err := read(ctx, documents, name, parsedLinks, clusterCanonical, invertedTo, invertedAs)
@@ -151,12 +151,11 @@ func invert(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	return nil
 }
 
-// forward runs when the in-links of a page have changed. It tells the cluster
-// of the document of that name, if there is one. The inverter cannot do that
-// itself: a document that changes its cluster at the same time would be looked
-// for in the old one. What is notified by the page's name is looked up here in a
-// snapshot that has the change; and whoever moves the document after that has
-// its new cluster elect and export anyway.
+// forward runs when the in-links of a page have changed. If there is a document of
+// that name, it notifies the cluster of the document. The inverter cannot do that: if
+// the document changes its cluster at the same time, the inverter would notify the old
+// cluster. This run reads a snapshot that has the new in-links. If the document moves
+// after that, the clusterer has its new cluster elect and export.
 func forward(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	hash, ok, err := tx.Table(Documents).Get(ctx, cell.Row, clusterHash.Family, clusterHash.Qualifier)
 	if err != nil || !ok {
@@ -169,15 +168,15 @@ func forward(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		return err
 	case len(members) > 1:
 		notifyWeakly(dups, string(hash), clusterElect)
-	default: // nobody to choose from
+	default: // the only member is canonical
 		notifyWeakly(dups, string(hash), clusterExport)
 	}
 	return nil
 }
 
-// export runs when a cluster's canonical document, its members, or their
-// in-links have changed. It writes the row that is served, and removes the one
-// that was served before.
+// export runs when a cluster's canonical document, its members, or their in-links
+// have changed. It writes the row that is served, and removes the one that was served
+// before.
 func export(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	dups, inlinks, serving, hash := tx.Table(Dups), tx.Table(Inlinks), tx.Table(Serving), cell.Row
 	cluster, members, err := readCluster(ctx, dups, hash)
@@ -186,14 +185,14 @@ func export(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	}
 	canonical, elected := cluster[clusterCanonical]
 	if elected && !slices.Contains(members, canonical) {
-		return nil // it has left; the elector is notified, and comes back to us
+		return nil // it has left: the elector runs, and then this observer runs again
 	}
 	if served, ok := cluster[clusterServed]; ok && served != canonical {
 		row, err := read(ctx, serving, served, docHash, docDuplicates, docInlinks)
 		if err != nil {
 			return err
 		}
-		if row[docHash] == hash { // else it is served by the cluster that it has moved to
+		if row[docHash] == hash { // otherwise its new cluster serves it
 			for c := range row {
 				update(serving, served, row, c, nil)
 			}
@@ -225,7 +224,7 @@ func export(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	update(serving, canonical, row, docDuplicates, &duplicates)
 	update(serving, canonical, row, docInlinks, &links)
 	update(dups, hash, cluster, clusterServed, &canonical)
-	dups.Lock(hash, "member", canonical) // it may be leaving: then the row is not ours to write
+	dups.Lock(hash, "member", canonical) // conflict if it leaves: then its new cluster writes the row
 	return nil
 }
 
@@ -265,7 +264,7 @@ func set(t *txn.Table, row string, c txn.Column, value string) {
 	t.Set(row, c.Family, c.Qualifier, []byte(value))
 }
 
-// update writes a cell, or deletes it if value is nil, unless it is so already.
+// update writes a cell, or deletes it if value is nil. It skips what would not change.
 func update(t *txn.Table, row string, have map[txn.Column]string, c txn.Column, value *string) {
 	old, there := have[c]
 	switch {

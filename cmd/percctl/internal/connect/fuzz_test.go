@@ -8,7 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
-// FuzzCbtrc reads what may stand in ~/.cbtrc. An error names the line, with
+// FuzzCbtrc reads what ~/.cbtrc may contain. An error names the line, with
 // nothing in it that steers a terminal.
 func FuzzCbtrc(f *testing.F) {
 	f.Add("project = p\ninstance=i\n# comment\n\ncreds = /a=b\n")

@@ -191,7 +191,7 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
-// TestErrorPages: a page says what went wrong, escaped, and goes on trying.
+// TestErrorPages: a page says what went wrong, escaped, and keeps trying.
 func TestErrorPages(t *testing.T) {
 	for _, test := range []struct {
 		err    error

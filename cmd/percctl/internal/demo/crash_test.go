@@ -126,7 +126,7 @@ func TestCrash(t *testing.T) {
 			if _, member, err := snapshot.Table(index.Dups).Get(t.Context(), hash, "member", "file"); !member || err != nil {
 				t.Errorf("the document is in its cluster: %v, %v", member, err)
 			}
-			// Nobody waits for the dead one: its requests hang until they time out.
+			// Do not wait for the dead one: its requests hang until their timeout.
 			cancel()
 		})
 	}

@@ -18,7 +18,7 @@ func at(second int, server string, uptime float64, timestamps uint64, locks ...s
 }
 
 // TestSince: rates are per second, and unknown where a counter began anew, where
-// somebody else leads, and beyond the limits.
+// another server leads, and beyond the limits.
 func TestSince(t *testing.T) {
 	known := func(p *Picture, name string, v *float64, want float64) {
 		t.Helper()

@@ -34,7 +34,7 @@ type initOptions struct {
 }
 
 func newInitCmd(s *cli.Streams) *cobra.Command {
-	o := &initOptions{}
+	o := &initOptions{streams: s}
 	cmd := &cobra.Command{
 		Use:   "init TABLE",
 		Short: "Create a transactional table, or add the metadata families to one",

@@ -155,7 +155,7 @@ func stopClocks(file *ast.File) (n int) {
 					looks = append(looks, x)
 				}
 			case *ast.CallExpr:
-				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
+				if path := selectors(x.Fun); strings.Contains(path, ".Metrics.") || strings.Contains(path, ".metrics.") || strings.Contains(path, ".measure.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
 					for _, arg := range x.Args {
 						if id, ok := arg.(*ast.Ident); ok {
 							told[id.Name]++
