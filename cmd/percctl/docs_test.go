@@ -133,18 +133,20 @@ func isNote(path string) bool { return strings.HasPrefix(path, "docs/design/") }
 
 var (
 	testNames = regexp.MustCompile(`\b(?:Test|Fuzz|Example)[A-Z]\w*|\b[a-z_]+_test\.go\b`)
+	testRuns  = regexp.MustCompile(`go test \./([\w/]+) -run (Test\w+)`)
 	testFuncs = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)[A-Z]\w*)\(`)
 )
 
 // TestTestsInDocs: tests, and their files, that the pages name are there.
 func TestTestsInDocs(t *testing.T) {
 	t.Parallel()
-	tests := map[string]bool{}
+	tests, placed := map[string]bool{}, map[string]bool{} // placed: by folder
 	err := filepath.WalkDir(moduleRoot, func(path string, _ fs.DirEntry, err error) error {
 		if strings.HasSuffix(path, "_test.go") {
 			tests[filepath.Base(path)] = true
 			for _, m := range testFuncs.FindAllStringSubmatch(page(t, strings.TrimPrefix(path, moduleRoot)), -1) {
 				tests[m[1]] = true
+				placed[strings.TrimPrefix(filepath.Dir(path), moduleRoot)+" "+m[1]] = true
 			}
 		}
 		return err
@@ -161,6 +163,11 @@ func TestTestsInDocs(t *testing.T) {
 			n++
 			if !tests[name] {
 				t.Errorf("%s: there is no %s", path, name)
+			}
+		}
+		for _, m := range testRuns.FindAllStringSubmatch(page(t, path), -1) {
+			if dir, name := m[1], m[2]; !placed[dir+" "+name] {
+				t.Errorf("%s: there is no %s in %s", path, name, dir)
 			}
 		}
 	}
