@@ -20,7 +20,7 @@ import (
 //
 // progress, when not nil, is told how many were notified so far. After an error
 // it can be called again, from the row that it came to.
-func Backfill(ctx context.Context, client *txn.Client, col Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
+func Backfill(ctx context.Context, client *txn.Client, table string, column txn.Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
 	snapshot, err := client.Snapshot(ctx)
 	if err != nil {
 		return 0, err
@@ -38,11 +38,11 @@ func Backfill(ctx context.Context, client *txn.Client, col Column, rs bigtable.R
 		pending = pending[:0]
 		return nil
 	}
-	for row, err := range snapshot.Table(col.Table).ReadRows(ctx, rs, txn.Columns(col.column())) {
+	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, txn.Columns(column)) {
 		if err != nil {
 			return cells, err
 		}
-		pending = append(pending, txn.Cell{Table: col.Table, Row: row.Key(), Family: col.Family, Qualifier: col.Qualifier})
+		pending = append(pending, txn.Cell{Table: table, Row: row.Key(), Family: column.Family, Qualifier: column.Qualifier})
 		if len(pending) == batch {
 			if err := send(); err != nil {
 				return cells, err

@@ -28,7 +28,7 @@ import (
 // (key, Family, Qualifier), 8 bytes, big-endian, absent before the first fold.
 //
 //	visits := notify.Counter{Table: "pages", Family: "c", Qualifier: "visits"}
-//	w.Handle("fold-visits", visits.Column(), visits)
+//	w.Handle("fold-visits", visits.Table, visits.Column(), visits)
 //
 // Sums wrap around at 2^63, as integers do. All of a counter's cells stay for
 // ever; a key may be counted again from zero only under another name.
@@ -59,9 +59,14 @@ type CounterReader interface {
 	ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...txn.ReadOption) iter.Seq2[bigtable.Row, error]
 }
 
-// Column is the column that increments go to: what the observer is for.
-func (c Counter) Column() Column {
-	return Column{Table: c.Table, Family: c.Family, Qualifier: c.Qualifier + addedSuffix}
+// Column is the column of Table that increments go to, and that the observer watches.
+func (c Counter) Column() txn.Column {
+	return txn.Column{Family: c.Family, Qualifier: c.Qualifier + addedSuffix}
+}
+
+// String returns table/family:qualifier of the sum.
+func (c Counter) String() string {
+	return target{c.Table, txn.Column{Family: c.Family, Qualifier: c.Qualifier}}.String()
 }
 
 // Add adds delta to the counter key, when tx commits. It reads one cell. Which
@@ -103,7 +108,7 @@ func (c Counter) Read(ctx context.Context, r CounterReader, key string) (int64, 
 func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	key, _, ok := cutLast(cell.Row, shardInfix)
 	if !ok {
-		return fmt.Errorf("notify: counter %s: %w: row %q is not one of its shards; has something else written the column?", c.Column(), txn.ErrInvalid, cell.Row)
+		return fmt.Errorf("notify: counter %s: %w: row %q is not one of its shards; has something else written the column?", c, txn.ErrInvalid, cell.Row)
 	}
 	t := tx.Table(c.Table)
 	s, err := c.read(ctx, t, key)
@@ -167,7 +172,7 @@ func (c Counter) shards() (int, error) {
 	case c.Shards == 0:
 		return 16, nil
 	case c.Shards < 0 || c.Shards > maxShards:
-		return 0, fmt.Errorf("notify: counter %s: %w: Shards is %d; it has to be from 1 to %d, or zero for its default", c.Column(), txn.ErrInvalid, c.Shards, maxShards)
+		return 0, fmt.Errorf("notify: counter %s: %w: Shards is %d; it has to be from 1 to %d, or zero for its default", c, txn.ErrInvalid, c.Shards, maxShards)
 	}
 	return c.Shards, nil
 }

@@ -7,8 +7,8 @@
 //
 //	worker, err := notify.NewWorker(client, notify.Config{})
 //	…
-//	contents := notify.Column{Table: "documents", Family: "contents", Qualifier: "raw"}
-//	err = worker.Handle("parser", contents, notify.ObserverFunc(
+//	contents := txn.Column{Family: "contents", Qualifier: "raw"}
+//	err = worker.Handle("parser", "documents", contents, notify.ObserverFunc(
 //		func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 //			documents := tx.Table(cell.Table)
 //			raw, _, err := documents.Get(ctx, cell.Row, cell.Family, cell.Qualifier)

@@ -540,7 +540,7 @@ func TestConflictInsideAnObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		ev := &events{}
 		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add, MaxAttempts: 3})
-		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		z := columnOf("effects", "e", "z")
 		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			one, err := env.Client.Begin(ctx)
 			if err != nil {

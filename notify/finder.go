@@ -41,7 +41,7 @@ type Search struct {
 // offer puts what a finder has found into its lane.
 func (w *Worker) offer(ctx context.Context, n changes.Notification, met func()) (taken bool) {
 	w.telemetry.scannedCell()
-	l := w.lanes[columnOf(n.Cell)]
+	l := w.lanes[targetOf(n.Cell)]
 	if l == nil {
 		w.orphans.found(ctx, n)
 		return false

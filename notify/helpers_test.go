@@ -20,10 +20,20 @@ import (
 )
 
 var (
-	input  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
-	middle = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
-	output = notify.Column{Table: "docs", Family: "d", Qualifier: "out"}
+	input  = columnOf("docs", "d", "in")
+	middle = columnOf("docs", "d", "mid")
+	output = columnOf("docs", "d", "out")
 )
+
+// A column is what an observer watches: a column of a table.
+type column struct {
+	table string
+	txn.Column
+}
+
+func columnOf(table, family, qualifier string) column {
+	return column{table, txn.Column{Family: family, Qualifier: qualifier}}
+}
 
 // virtual runs f in virtual time, with tables docs (family d) and effects
 // (family e).
@@ -53,9 +63,9 @@ func newWorker(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	return w
 }
 
-func handle(t *testing.T, w *notify.Worker, id string, col notify.Column, f notify.ObserverFunc, opts ...notify.HandleOption) {
+func handle(t *testing.T, w *notify.Worker, id string, col column, f notify.ObserverFunc, opts ...notify.HandleOption) {
 	t.Helper()
-	if err := w.Handle(id, col, f, opts...); err != nil {
+	if err := w.Handle(id, col.table, col.Column, f, opts...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -85,17 +95,17 @@ func start(t *testing.T, w *notify.Worker) (stop func() error) {
 
 // register registers an observer before its worker runs, so that what is
 // committed from now on is notified.
-func register(t *testing.T, c *txn.Client, col notify.Column, id string, weak bool) {
+func register(t *testing.T, c *txn.Client, col column, id string, weak bool) {
 	t.Helper()
-	if err := changes.RegisterObserver(t.Context(), c, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
+	if err := changes.RegisterObserver(t.Context(), c, col.table, col.Column, id, weak); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func put(t *testing.T, c *txn.Client, col notify.Column, row, value string) {
+func put(t *testing.T, c *txn.Client, col column, row, value string) {
 	t.Helper()
 	_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(col.Table).Set(row, col.Family, col.Qualifier, []byte(value))
+		tx.Table(col.table).Set(row, col.Family, col.Qualifier, []byte(value))
 		return nil
 	})
 	if err != nil {
@@ -105,23 +115,23 @@ func put(t *testing.T, c *txn.Client, col notify.Column, row, value string) {
 
 // notifyWeakly commits a transaction that writes a row of effects and notifies
 // a cell.
-func notifyWeakly(ctx context.Context, c *txn.Client, col notify.Column, row, effect string) error {
+func notifyWeakly(ctx context.Context, c *txn.Client, col column, row, effect string) error {
 	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("effects").Set(effect, "e", "x", nil)
-		tx.Table(col.Table).Notify(row, col.Family, col.Qualifier)
+		tx.Table(col.table).Notify(row, col.Family, col.Qualifier)
 		return nil
 	})
 	return err
 }
 
 // value reads a cell now; "" is absent.
-func value(t *testing.T, c *txn.Client, col notify.Column, row string) string {
+func value(t *testing.T, c *txn.Client, col column, row string) string {
 	t.Helper()
 	s, err := c.Snapshot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, _, err := s.Table(col.Table).Get(t.Context(), row, col.Family, col.Qualifier)
+	v, _, err := s.Table(col.table).Get(t.Context(), row, col.Family, col.Qualifier)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,19 +11,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Column is what an observer watches: a column of a table, in every row.
-type Column struct {
-	Table     string
-	Family    string
-	Qualifier string
+// A target is what observers watch: a column of a table, in every row.
+type target struct {
+	table  string
+	column txn.Column
 }
 
+func targetOf(cell txn.Cell) target { return target{cell.Table, cell.Column()} }
+
 // String returns table/family:qualifier.
-func (c Column) String() string { return c.Table + "/" + c.column().String() }
-
-func (c Column) column() txn.Column { return txn.Column{Family: c.Family, Qualifier: c.Qualifier} }
-
-func columnOf(cell txn.Cell) Column { return Column{cell.Table, cell.Family, cell.Qualifier} }
+func (t target) String() string { return t.table + "/" + t.column.String() }
 
 // An Observer reacts to changes of a column.
 //

@@ -214,7 +214,7 @@ func TestRateLimit(t *testing.T) {
 // TestCycle: an observer that triggers itself, and two that trigger each other,
 // are stopped, and the dead letter says how it came.
 func TestCycle(t *testing.T) {
-	bump := func(to notify.Column) notify.ObserverFunc {
+	bump := func(to column) notify.ObserverFunc {
 		return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			v, _, err := tx.Table("docs").Get(ctx, "row", to.Family, to.Qualifier)
 			n, _ := strconv.Atoi(string(v))
@@ -224,12 +224,12 @@ func TestCycle(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name      string
-		observers map[string][2]notify.Column
+		observers map[string][2]column
 		says      []string
 	}{
-		{"itself", map[string][2]notify.Column{"narcissus": {input, input}},
+		{"itself", map[string][2]column{"narcissus": {input, input}},
 			[]string{"more than Config.MaxHops (20)", "narcissus of docs/row/d:in", "caused by narcissus of docs/row/d:in"}},
-		{"each other", map[string][2]notify.Column{"ping": {input, middle}, "pong": {middle, input}},
+		{"each other", map[string][2]column{"ping": {input, middle}, "pong": {middle, input}},
 			[]string{"ping of docs/row/d:in", "caused by pong of docs/row/d:mid", "caused by ping of docs/row/d:in"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -312,7 +312,7 @@ func TestConflictsAreReported(t *testing.T) {
 			select {
 			case <-quiet:
 			default:
-				put(t, other, notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}, "hot", "in the way")
+				put(t, other, columnOf("docs", "d", "sum"), "hot", "in the way")
 			}
 			return nil
 		})
@@ -362,18 +362,18 @@ func TestMisuse(t *testing.T) {
 		t.Errorf("without observers: %v", err)
 	}
 	for _, opt := range []notify.HandleOption{notify.Concurrency(0), notify.MaxAttempts(0), notify.Timeout(-1), notify.RateLimit(1, 0), notify.RateLimit(-1, 1)} {
-		if err := w.Handle("o", input, notify.ObserverFunc(observeEffect), opt); !errors.Is(err, txn.ErrInvalid) {
+		if err := w.Handle("o", input.table, input.Column, notify.ObserverFunc(observeEffect), opt); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
 	}
-	if err := errors.Join(w.Handle("", input, notify.ObserverFunc(observeEffect)), w.Handle("o", input, nil)); !errors.Is(err, txn.ErrInvalid) {
+	if err := errors.Join(w.Handle("", input.table, input.Column, notify.ObserverFunc(observeEffect)), w.Handle("o", input.table, input.Column, nil)); !errors.Is(err, txn.ErrInvalid) {
 		t.Error(err)
 	}
 	handle(t, w, "o", input, observeEffect)
-	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrObserver) {
+	if err := w.Handle("o", middle.table, middle.Column, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrObserver) {
 		t.Errorf("the same id: %v", err)
 	}
-	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrObserver) {
+	if err := w.Handle("p", input.table, input.Column, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrObserver) {
 		t.Errorf("weak and strong: %v", err)
 	}
 	// Registered otherwise by somebody else.

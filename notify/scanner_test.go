@@ -55,7 +55,7 @@ func sweepOnce(t *testing.T, c *txn.Client, s *notify.Scanner, meet func(txn.Cel
 func TestTeleportSkipsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var want []txn.Cell
-		cols := []notify.Column{input, middle, output}
+		cols := []column{input, middle, output}
 		for _, col := range cols {
 			register(t, env.Client, col, col.Qualifier, false)
 		}
@@ -272,7 +272,7 @@ func TestDeletedTable(t *testing.T) {
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
 		found := make(chan struct{}, 10)
 		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error { found <- struct{}{}; return nil })
-		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		z := columnOf("effects", "e", "z")
 		handle(t, w, "e", z, observeEffect)
 		start(t, w)
 		pass(5 * time.Minute)
@@ -302,7 +302,7 @@ func TestSweepsBesideOtherTables(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		for range 20 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
-			handle(t, w, "e", notify.Column{Table: "effects", Family: "e", Qualifier: "z"}, observeEffect)
+			handle(t, w, "e", columnOf("effects", "e", "z"), observeEffect)
 			start(t, w)
 		}
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})

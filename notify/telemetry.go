@@ -89,8 +89,8 @@ func (w *Worker) watchLanes() (stop func(), err error) {
 		}
 	}
 	r, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		for col, l := range w.lanes {
-			o.ObserveInt64(t.backlog, int64(len(l.queue)), metric.WithAttributes(semconv.DBCollectionName(col.Table), attrColumn.String(col.column().String())))
+		for to, l := range w.lanes {
+			o.ObserveInt64(t.backlog, int64(len(l.queue)), metric.WithAttributes(semconv.DBCollectionName(to.table), attrColumn.String(to.column.String())))
 		}
 		if s, ok := w.cfg.Finder.(*Scanner); ok {
 			stats := s.Stats()
@@ -110,7 +110,7 @@ func (w *Worker) watchLanes() (stop func(), err error) {
 // of its own, because what caused it was over when it committed, and may be many.
 func (t *telemetry) begin(ctx context.Context, h *handler, began time.Time) (context.Context, trace.Span) {
 	return t.tracer.Start(ctx, "observe "+h.id, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer), trace.WithTimestamp(began),
-		trace.WithAttributes(attrObserver.String(h.id), semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBCollectionName(h.column.Table), attrColumn.String(h.column.column().String())))
+		trace.WithAttributes(attrObserver.String(h.id), semconv.DBSystemNameKey.String("gcp.bigtable"), semconv.DBCollectionName(h.target.table), attrColumn.String(h.target.column.String())))
 }
 
 // link links a run to what triggered it, one link for each change.

@@ -68,7 +68,7 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Handle("first", input, o, notify.MaxAttempts(1)); err != nil {
+	if err := w.Handle("first", input.table, input.Column, o, notify.MaxAttempts(1)); err != nil {
 		t.Fatal(err)
 	}
 	// Whatever the worker is run in is not what caused its runs.
@@ -221,7 +221,7 @@ func TestNoTraceOfNothing(t *testing.T) {
 				}
 			}
 		}})
-		if err := w.Handle("first", input, copyTo(middle, "a")); err != nil {
+		if err := w.Handle("first", input.table, input.Column, copyTo(middle, "a")); err != nil {
 			t.Fatal(err)
 		}
 		stop := start(t, w)

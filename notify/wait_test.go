@@ -63,7 +63,7 @@ func scanOf(table string) func(txntest.Call) bool {
 func TestWaitSeesRunsInBetween(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
-		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		late := columnOf("zdocs", "d", "in")
 		register(t, env.Client, late, "first", false)
 		register(t, env.Client, input, "second", false)
 		put(t, env.Client, late, "row", "v")
@@ -316,19 +316,19 @@ func TestWaitBesideHotRow(t *testing.T) {
 func TestWaitNeverEarly(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
-		far := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		far := columnOf("zdocs", "d", "in")
 		const chains = 8
-		hop := func(to notify.Column) notify.ObserverFunc {
+		hop := func(to column) notify.ObserverFunc {
 			return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				v, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 				n, _ := strconv.Atoi(cell.Row)
-				tx.Table(to.Table).Set(strconv.Itoa((n+chains/2)%chains), to.Family, to.Qualifier, v)
+				tx.Table(to.table).Set(strconv.Itoa((n+chains/2)%chains), to.Family, to.Qualifier, v)
 				return err
 			}
 		}
 		steps := []struct {
 			id       string
-			from, to notify.Column
+			from, to column
 		}{{"one", input, far}, {"two", far, middle}, {"three", middle, output}}
 		for i := range 3 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: i == 0, NoLocks: i == 1})
@@ -390,7 +390,7 @@ func TestWaitSeesWeakRunsInBetween(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
 		env.CreateTable("zz", "e")
-		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		late := columnOf("zdocs", "d", "in")
 		register(t, env.Client, late, "first", true)
 		register(t, env.Client, input, "second", false)
 		writing := txntest.NewFaults(t)

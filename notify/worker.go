@@ -33,8 +33,8 @@ type Worker struct {
 	active  sync.WaitGroup // lanes
 
 	mu       sync.Mutex
-	handlers map[Column][]*handler
-	lanes    map[Column]*lane
+	handlers map[target][]*handler
+	lanes    map[target]*lane
 	running  bool
 	// end ends Run with an error.
 	end context.CancelCauseFunc
@@ -43,7 +43,7 @@ type Worker struct {
 // A handler is an observer with its options.
 type handler struct {
 	id       string
-	column   Column
+	target   target
 	observer Observer
 
 	weak        bool
@@ -76,7 +76,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 		client:   client,
 		cfg:      cfg,
 		slots:    make(chan struct{}, cfg.Concurrency),
-		handlers: map[Column][]*handler{},
+		handlers: map[target][]*handler{},
 	}
 	if w.locker, err = newLocker(client, cfg); err != nil {
 		return nil, err
@@ -95,13 +95,14 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 //
 // Several observers may watch a column. Like the paper we advise against it: it
 // is not obvious then what runs when a column is written.
-func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption) error {
-	h := &handler{id: id, column: col, observer: o, concurrency: w.cfg.Concurrency, maxAttempts: w.cfg.MaxAttempts, timeout: w.cfg.Timeout}
+func (w *Worker) Handle(id, table string, column txn.Column, o Observer, opts ...HandleOption) error {
+	to := target{table, column}
+	h := &handler{id: id, target: to, observer: o, concurrency: w.cfg.Concurrency, maxAttempts: w.cfg.MaxAttempts, timeout: w.cfg.Timeout}
 	for _, opt := range opts {
 		opt(h)
 	}
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("notify: observer %q of column %s: %w: %s", id, col, txn.ErrInvalid, fmt.Sprintf(format, args...))
+		return fmt.Errorf("notify: observer %q of column %s: %w: %s", id, to, txn.ErrInvalid, fmt.Sprintf(format, args...))
 	}
 	switch {
 	case o == nil:
@@ -129,15 +130,15 @@ func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption)
 	for _, others := range w.handlers {
 		for _, other := range others {
 			switch {
-			case other.id == id && other.column.Table == col.Table:
-				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, changes.ErrObserver, other.column)
-			case other.column == col && other.weak != h.weak:
-				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, changes.ErrObserver, other.id)
+			case other.id == id && other.target.table == table:
+				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, to, changes.ErrObserver, other.target)
+			case other.target == to && other.weak != h.weak:
+				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, to, changes.ErrObserver, other.id)
 			}
 		}
 	}
-	w.handlers[col] = append(w.handlers[col], h)
-	slices.SortFunc(w.handlers[col], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
+	w.handlers[to] = append(w.handlers[to], h)
+	slices.SortFunc(w.handlers[to], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
 	return nil
 }
 
@@ -217,7 +218,7 @@ func (w *Worker) fail(err error) { w.end(&endError{err}) }
 // that something else is registered under an id or for a column.
 func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
-		if err := changes.RegisterObserver(ctx, w.client, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
+		if err := changes.RegisterObserver(ctx, w.client, h.target.table, h.target.column, h.id, h.weak); err != nil {
 			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
 		}
 	}
@@ -233,7 +234,7 @@ func (w *Worker) all() []*handler {
 		all = append(all, hs...)
 	}
 	slices.SortFunc(all, func(a, b *handler) int {
-		if c := strings.Compare(a.column.String(), b.column.String()); c != 0 {
+		if c := strings.Compare(a.target.String(), b.target.String()); c != 0 {
 			return c
 		}
 		return strings.Compare(a.id, b.id)
@@ -252,8 +253,8 @@ func (w *Worker) ids() []string {
 // tables returns those that have observers here.
 func (w *Worker) tables() []string {
 	var names []string
-	for col := range w.handlers {
-		names = append(names, col.Table)
+	for to := range w.handlers {
+		names = append(names, to.table)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -262,7 +263,7 @@ func (w *Worker) tables() []string {
 // start starts a lane for each column, and the cleaner.
 func (w *Worker) start(ctx, runs context.Context) {
 	w.later.open()
-	w.lanes = map[Column]*lane{}
+	w.lanes = map[target]*lane{}
 	for col, hs := range w.handlers {
 		l := newLane(w, hs)
 		w.lanes[col] = l
@@ -297,7 +298,7 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 
 // hinted reports whether there is room for a cell that a hint told of.
 func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
-	l := w.lanes[columnOf(cell)]
+	l := w.lanes[targetOf(cell)]
 	if l == nil || ctx.Err() != nil {
 		return false
 	}
@@ -313,8 +314,8 @@ func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
 // columns returns those that have observers here.
 func (w *Worker) columns() []changes.Registration {
 	var all []changes.Registration
-	for col := range w.handlers {
-		all = append(all, changes.Registration{Table: col.Table, Column: col.column()})
+	for to := range w.handlers {
+		all = append(all, changes.Registration{Table: to.table, Column: to.column})
 	}
 	return all
 }

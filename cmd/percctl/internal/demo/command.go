@@ -254,7 +254,7 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 		return nil, err
 	}
 	if at.goesOn() {
-		if err := txnchanges.RegisterObserver(ctx, own, criticColumn().Table, txn.Column{Family: criticColumn().Family, Qualifier: criticColumn().Qualifier}, criticID, false); err != nil {
+		if err := txnchanges.RegisterObserver(ctx, own, criticized().Table, criticized().Column, criticID, false); err != nil {
 			return nil, err
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/index"
-	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 
 	txnchanges "github.com/percolator-bigtable/percolator/txn/changes"
@@ -52,7 +51,8 @@ const (
 	malformedDoc = "demo/malformed"
 )
 
-func criticColumn() notify.Column { return index.Observers()[0].Column }
+// criticized is the observer whose column the critic watches too.
+func criticized() index.Observer { return index.Observers()[0] }
 
 // criticize gives documents up that are malformed on purpose.
 func criticize(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {

@@ -103,7 +103,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 		return err
 	}
 	if at.goesOn() {
-		if err := worker.Handle(criticID, criticColumn(), notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
+		if err := worker.Handle(criticID, criticized().Table, criticized().Column, notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
 			return err
 		}
 	}
