@@ -138,8 +138,8 @@ func value(t *testing.T, c *txn.Client, col column, row string) string {
 	return string(v)
 }
 
-// effect leaves a row of its own for each run that commits: two runs for one
-// change show, and do not conflict but for their acknowledgments.
+// effect writes another row in each run that commits, so that two runs for one change
+// show. They conflict only on their acknowledgments.
 func effect(tx *txn.Txn, cell txn.Cell) {
 	tx.Table("effects").Set(fmt.Sprintf("%s/%d", cell.Row, tx.StartTS()), "e", "x", nil)
 }
@@ -167,7 +167,7 @@ func effects(t *testing.T, c *txn.Client) map[string]int {
 	return n
 }
 
-// left counts the notifications and failures that stand in docs.
+// left counts the notifications and failures in docs.
 func left(t *testing.T, c *txn.Client) (triggers, failures int) {
 	t.Helper()
 	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
@@ -209,7 +209,7 @@ func wait(t *testing.T, c *txn.Client) {
 	}
 }
 
-// events records what workers tell.
+// events records the events of workers.
 type events struct {
 	mu  sync.Mutex
 	all []notify.Event
@@ -239,7 +239,7 @@ func (e *events) count(o notify.Outcome) int {
 	return len(found)
 }
 
-// a meeting lets n goroutines go on once all have come; later ones pass.
+// A meeting holds n goroutines until all have come; later ones pass.
 type meeting struct {
 	mu   sync.Mutex
 	left int

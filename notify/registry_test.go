@@ -15,9 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// TestUnregistered: an observer that was taken out is not run any more, and the
-// notifications of a column that has no observer left are removed by any worker
-// of the table.
+// TestUnregistered: an unregistered observer runs no more. Every worker of the table removes
+// the notifications of a column that has no observer left.
 func TestUnregistered(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "old", false)
@@ -25,7 +24,7 @@ func TestUnregistered(t *testing.T) {
 			put(t, env.Client, input, fmt.Sprintf("row%d", i), "v")
 		}
 		wantLeft(t, env.Client, 10, 0)
-		// Waiting for what nobody is to run would be for ever.
+		// Wait would never return if it waited for this observer.
 		if found, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "old"); err != nil || !found {
 			t.Fatal(found, err)
 		}
@@ -107,10 +106,9 @@ func TestRenamed(t *testing.T) {
 	})
 }
 
-// TestWritersLearn: a client that runs all the time sets notify cells for a new
-// observer at the latest after its SchemaMaxAge. What it commits before that is
-// found by Backfill.
-func TestWritersLearn(t *testing.T) {
+// TestRunningWritersNotice: a running client notifies a new observer after its SchemaMaxAge
+// at the latest. Backfill finds what it commits before that.
+func TestRunningWritersNotice(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const age = 40 * time.Second
 		writer := env.NewClient(txn.Config{TokenTTL: time.Minute, SchemaMaxAge: age})
@@ -144,8 +142,8 @@ func TestWritersLearn(t *testing.T) {
 	})
 }
 
-// TestAdopted: data from before the table was adopted is a change that nobody
-// acknowledged.
+// TestAdopted: data from before the table was adopted is a change that no
+// observer has acknowledged.
 func TestAdopted(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		m := bigtable.NewMutation()
