@@ -22,7 +22,7 @@ func newCounter(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	t.Helper()
 	w, err := notify.NewWorker(c, cfg)
 	if err == nil {
-		err = w.Handle("fold", visits.Column(), visits)
+		err = w.Handle("fold", visits.Table, visits.Column(), visits)
 	}
 	if err != nil {
 		t.Fatal(err)

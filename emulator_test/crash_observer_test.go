@@ -42,7 +42,7 @@ func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = w.Handle("count", notify.Column{Table: "left", Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+	err = w.Handle("count", "left", txn.Column{Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		seen, _, err := tx.Table("left").Get(ctx, cell.Row, "f", "seen")
 		if err != nil {
 			return err

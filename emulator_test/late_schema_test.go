@@ -36,15 +36,15 @@ func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 
 // observeSums runs an observer of a/f:q with client c. It returns how to count its
 // runs.
-func observeSums(t *testing.T, c *txn.Client) (runs func() int, col notify.Column) {
+func observeSums(t *testing.T, c *txn.Client) (runs func() int, col txn.Column) {
 	t.Helper()
 	w, err := notify.NewWorker(c, notify.Config{NoHints: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var n atomic.Int64
-	col = notify.Column{Table: "a", Family: "f", Qualifier: "q"}
-	if err := w.Handle("o", col, notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { n.Add(1); return nil })); err != nil {
+	col = txn.Column{Family: "f", Qualifier: "q"}
+	if err := w.Handle("o", "a", col, notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { n.Add(1); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -88,7 +88,7 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 		advance(15 * time.Second)
 		close(hold.release)
 		advance(46 * time.Second) // 61 s after the registration
-		if _, err := notify.Backfill(t.Context(), env.Client, col, nil, nil); err != nil {
+		if _, err := notify.Backfill(t.Context(), env.Client, "a", col, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		advance(5 * time.Second)

@@ -100,7 +100,7 @@ func TestRoundTripsOfObservers(t *testing.T) {
 				if observe == nil {
 					observe = own
 				}
-				if err := w.Handle("o", notify.Column{Table: "a", Family: "f", Qualifier: "in"}, observe); err != nil {
+				if err := w.Handle("o", "a", txn.Column{Family: "f", Qualifier: "in"}, observe); err != nil {
 					t.Fatal(err)
 				}
 				if err := changes.RegisterObserver(t.Context(), c, "a", cell.Column(), "o", false); err != nil {

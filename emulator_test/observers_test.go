@@ -20,9 +20,9 @@ import (
 // and adds an entry for each of its runs. "count" runs for d:sum and counts the
 // entries.
 var (
-	docIn  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
-	docMid = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
-	docSum = notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}
+	docIn  = txn.Column{Family: "d", Qualifier: "in"}
+	docMid = txn.Column{Family: "d", Qualifier: "mid"}
+	docSum = txn.Column{Family: "d", Qualifier: "sum"}
 )
 
 // newChain returns a worker that runs the chain.
@@ -59,9 +59,9 @@ func newChain(c *txn.Client, cfg notify.Config) (*notify.Worker, error) {
 		return nil
 	}
 	return w, errors.Join(
-		w.Handle("parse", docIn, notify.ObserverFunc(parse)),
-		w.Handle("index", docMid, notify.ObserverFunc(index)),
-		w.Handle("count", docSum, notify.ObserverFunc(count), notify.Weak()),
+		w.Handle("parse", "docs", docIn, notify.ObserverFunc(parse)),
+		w.Handle("index", "docs", docMid, notify.ObserverFunc(index)),
+		w.Handle("count", "docs", docSum, notify.ObserverFunc(count), notify.Weak()),
 	)
 }
 
@@ -362,7 +362,7 @@ func TestFailureRequestFaults(t *testing.T) {
 					}
 					runs := 0
 					broken := true
-					err = w.Handle("parse", docIn, notify.ObserverFunc(func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+					err = w.Handle("parse", "docs", docIn, notify.ObserverFunc(func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
 						runs++
 						if broken {
 							return errors.New("broken on purpose")

@@ -25,12 +25,12 @@ import (
 func TestPassedNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newObserved(t)
-		col := notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}
+		col := txn.Column{Family: "d", Qualifier: "sum"}
 		var mu sync.Mutex
 		var seen []string
 		w, err := notify.NewWorker(env.NewClient(txn.Config{PassLocks: true}), notify.Config{})
 		if err == nil {
-			err = w.Handle("sum", col, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
+			err = w.Handle("sum", "docs", col, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
 				v, _, err := tx.Table("docs").Get(ctx, "a", "d", "mid")
 				mu.Lock()
 				defer mu.Unlock()

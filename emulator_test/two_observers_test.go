@@ -33,7 +33,7 @@ func TestObserverElsewhere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = w.Handle(id, notify.Column{Table: "left", Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			err = w.Handle(id, "left", txn.Column{Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				seen, _, err := tx.Table("left").Get(ctx, cell.Row, "f", id)
 				tx.Table("left").Set(cell.Row, "f", id, append(seen, 'x'))
 				return err

@@ -9,40 +9,46 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// Backfill notifies every cell of an observed column in rows of its table (nil:
-// all rows) that has a value, and returns how many it notified. Observers that
-// have acknowledged a cell's newest change do not run again. It is for an
-// observer that is registered when there is data already, and for the changes
-// that clients made before they knew of the registration: call it once the
-// largest Config.SchemaMaxAge of all clients has passed since then, and as long as
-// their commits may take.
+// backfillBatch is how many cells Backfill notifies with one request.
+const backfillBatch = 500
+
+// Backfill notifies every cell of a table's column that has a value, in the rows rs (nil:
+// all rows), and returns how many it notified. Use it after you have registered an
+// observer for a column with data. An observer that has acknowledged a cell's newest
+// change does not run again.
 //
-// progress, when not nil, is told how many were notified so far. After an error
-// it can be called again, from the row that it came to.
-func Backfill(ctx context.Context, client *txn.Client, col Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
+// Clients that are running notice the registration late, and the changes that they commit
+// before that have no notifications. Backfill covers those changes too if it runs late
+// enough: after the largest Config.SchemaMaxAge of all clients, plus the time that their
+// longest commit takes.
+//
+// progress, if not nil, is called after each batch with the number of cells notified so
+// far and the last of their rows. After an error the cells up to that row are notified,
+// and another call may begin with it. Backfill fails with txn.ErrSchema if the column has
+// no observer.
+func Backfill(ctx context.Context, client *txn.Client, table string, column txn.Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
 	snapshot, err := client.Snapshot(ctx)
 	if err != nil {
 		return 0, err
 	}
-	const batch = 500
-	var pending []txn.Cell
+	var batch []txn.Cell
 	send := func() error {
-		if err := changes.Notify(ctx, client, pending...); err != nil {
+		if err := changes.Notify(ctx, client, batch...); err != nil {
 			return err
 		}
-		cells += len(pending)
-		if progress != nil && len(pending) > 0 {
-			progress(cells, pending[len(pending)-1].Row)
+		cells += len(batch)
+		if progress != nil && len(batch) > 0 {
+			progress(cells, batch[len(batch)-1].Row)
 		}
-		pending = pending[:0]
+		batch = batch[:0]
 		return nil
 	}
-	for row, err := range snapshot.Table(col.Table).ReadRows(ctx, rs, txn.Columns(col.column())) {
+	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, txn.Columns(column)) {
 		if err != nil {
 			return cells, err
 		}
-		pending = append(pending, txn.Cell{Table: col.Table, Row: row.Key(), Family: col.Family, Qualifier: col.Qualifier})
-		if len(pending) == batch {
+		batch = append(batch, txn.Cell{Table: table, Row: row.Key(), Family: column.Family, Qualifier: column.Qualifier})
+		if len(batch) == backfillBatch {
 			if err := send(); err != nil {
 				return cells, err
 			}

@@ -2,44 +2,50 @@ package notify
 
 import (
 	"context"
+	"log/slog"
 	"sync"
+	"sync/atomic"
+
+	"github.com/percolator-bigtable/percolator/txn"
 
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// The cleaner removes notifications that were dealt with, in batches: what
-// arrives while one request is under way goes with the next. What it loses is
-// found again, and found to be acknowledged.
+// A cleaner removes notifications that every observer has acknowledged, in batches: what
+// is added during one request is removed by the next. It may lose notifications. The scan
+// finds them again, and the check finds them acknowledged.
 type cleaner struct {
-	worker *Worker
-	wake   chan struct{}
+	client  *txn.Client
+	logger  *slog.Logger
+	cleared *atomic.Int64 // cells
+	wake    chan struct{}
 
 	mu      sync.Mutex
-	pending []changes.Cleared
-	done    chan struct{}
+	waiting []changes.Cleared
+	stopped chan struct{}
 	closed  bool
 }
 
 const (
-	maxCleared = 1000   // in one request
-	maxPending = 20_000 // in memory; the rest is dropped
+	maxBatch   = 1000   // cells in one request
+	maxWaiting = 20_000 // cells in memory; it drops the rest
 )
 
-func newCleaner(w *Worker) *cleaner {
-	return &cleaner{worker: w, wake: make(chan struct{}, 1)}
+func newCleaner(client *txn.Client, logger *slog.Logger, cleared *atomic.Int64) *cleaner {
+	return &cleaner{client: client, logger: logger, cleared: cleared, wake: make(chan struct{}, 1)}
 }
 
 func (c *cleaner) start(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.done, c.closed = make(chan struct{}), false
-	go c.run(ctx, c.done)
+	c.stopped, c.closed = make(chan struct{}), false
+	go c.run(ctx, c.stopped)
 }
 
 func (c *cleaner) add(d changes.Cleared) {
 	c.mu.Lock()
-	if len(c.pending) < maxPending {
-		c.pending = append(c.pending, d)
+	if len(c.waiting) < maxWaiting {
+		c.waiting = append(c.waiting, d)
 	}
 	c.mu.Unlock()
 	c.signal()
@@ -52,8 +58,8 @@ func (c *cleaner) signal() {
 	}
 }
 
-func (c *cleaner) run(ctx context.Context, done chan struct{}) {
-	defer close(done)
+func (c *cleaner) run(ctx context.Context, stopped chan struct{}) {
+	defer close(stopped)
 	for {
 		batch, closed := c.take()
 		if len(batch) == 0 {
@@ -63,29 +69,29 @@ func (c *cleaner) run(ctx context.Context, done chan struct{}) {
 			<-c.wake
 			continue
 		}
-		if err := changes.ClearNotifications(ctx, c.worker.client, batch...); err != nil {
-			c.worker.cfg.Logger.WarnContext(ctx, "removing notifications failed; they are found again", "cells", len(batch), "error", err)
+		if err := changes.ClearNotifications(ctx, c.client, batch...); err != nil {
+			c.logger.WarnContext(ctx, "removing notifications failed; a later sweep finds them again", "cells", len(batch), "error", err)
 			continue
 		}
-		c.worker.counters.cleared.Add(int64(len(batch)))
+		c.cleared.Add(int64(len(batch)))
 	}
 }
 
 func (c *cleaner) take() (batch []changes.Cleared, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(c.pending), maxCleared)
-	batch = c.pending[:n:n]
-	c.pending = c.pending[n:]
+	n := min(len(c.waiting), maxBatch)
+	batch = c.waiting[:n:n]
+	c.waiting = c.waiting[n:]
 	return batch, c.closed
 }
 
-// stop removes what is pending and ends.
+// stop removes what was added and returns once the cleaner has stopped.
 func (c *cleaner) stop() {
 	c.mu.Lock()
 	c.closed = true
-	done := c.done
+	stopped := c.stopped
 	c.mu.Unlock()
 	c.signal()
-	<-done
+	<-stopped
 }

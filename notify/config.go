@@ -16,12 +16,12 @@ import (
 
 // Config configures a [Worker]. The zero value is usable.
 type Config struct {
-	// Concurrency bounds how many observers run at a time in this worker.
+	// Concurrency bounds how many observers run at the same time in this worker.
 	// Defaults to 16.
 	Concurrency int
 
-	// Queue bounds how many cells wait for an observer. A scanner that finds it
-	// full waits; a hint is dropped.
+	// Queue bounds how many cells of each observed column wait for an observer. If it
+	// is full, a scanner waits, and the worker drops hints.
 	// Defaults to 1024.
 	Queue int
 
@@ -29,25 +29,24 @@ type Config struct {
 	// Defaults to a Scanner with its own defaults.
 	Finder Finder
 
-	// NoHints has the worker find work by scanning alone.
+	// NoHints has the worker find changes by scanning alone.
 	// Defaults to false.
 	NoHints bool
 
-	// Locks are the advisory locks that keep two workers from running for the
-	// same cell. Without them, both may run, and one of them in vain: never is
-	// correctness lost. tso.NewRowLocks makes locks in the metadata table, which
-	// pay only for observers that take much longer than some requests to
-	// Bigtable.
-	// Defaults to the timestamp service's, if the client uses one, and otherwise
-	// to none.
+	// Locks are the advisory locks that keep two workers from running an observer for
+	// the same cell. Without them both may run it, and only one of the runs commits.
+	// tso.NewRowLocks makes locks in the metadata table; these only pay for observers
+	// that take much longer than a few requests to Bigtable.
+	// Defaults to the locks of the timestamp service, if the client uses one, and to
+	// none otherwise.
 	Locks tso.Locks
 
-	// NoLocks runs observers without advisory locks, also where the timestamp
-	// service has them.
+	// NoLocks has the worker take no advisory locks, although the timestamp service
+	// has them.
 	// Defaults to false.
 	NoLocks bool
 
-	// LockTTL is how long an advisory lock outlives a worker that died.
+	// LockTTL is how long an advisory lock stays after its worker has died.
 	// Defaults to 30 seconds.
 	LockTTL time.Duration
 
@@ -55,36 +54,37 @@ type Config struct {
 	// Defaults to 5 minutes.
 	Timeout time.Duration
 
-	// DrainTimeout is how long Run, once its context has ended, waits for runs
-	// under way before it cancels them.
+	// DrainTimeout bounds how long Run waits for current runs after its context has
+	// ended. It then cancels them.
 	// Defaults to 30 seconds.
 	DrainTimeout time.Duration
 
-	// MaxAttempts is after how many failed runs for one change it becomes a dead
-	// letter.
+	// MaxAttempts bounds the failed runs for one change. After that many, the change
+	// becomes a dead letter.
 	// Defaults to 10.
 	MaxAttempts int
 
-	// Backoff paces failed runs of one cell: the n-th is followed by a pause of
-	// between a half of and the whole Min·2ⁿ, at most Max. The pause is stored,
-	// so that it holds for every worker.
-	// Defaults to 1 second growing to 10 minutes.
+	// Backoff bounds the pauses after failed runs of one cell: at most Min after the
+	// first failure, and twice as long after each further one, up to Max. Each pause is
+	// random, between a half and the whole of its bound. It is stored, so that it holds
+	// for every worker.
+	// Defaults to 1 second, growing to 10 minutes.
 	Backoff txn.Backoff
 
-	// ConflictAttempts is how many runs follow each other at once while they
-	// conflict with other transactions; then the change is to be tried again later.
-	// Conflicts alone make no dead letter.
+	// ConflictAttempts bounds how many runs follow each other at once while they
+	// conflict with other transactions. After that many, the worker pauses. Conflicts
+	// alone never make a dead letter.
 	// Defaults to 8.
 	ConflictAttempts int
 
-	// MaxHops is how many runs of observers may cause each other, one after the
-	// other, before the last one is taken for part of an endless cycle and its
-	// change becomes a dead letter.
+	// MaxHops bounds how many runs of observers may cause each other, one after the
+	// other. Beyond it, the worker assumes an endless cycle, and the change becomes a
+	// dead letter.
 	// Defaults to 1000. Negative: no limit.
 	MaxHops int
 
-	// OnEvent, when set, is called at each step of the worker's. It has to return
-	// quickly and may be called concurrently.
+	// OnEvent, if set, is called after each check of a cell for an observer. Calls may
+	// be concurrent. The worker waits for it, so it must return quickly.
 	// Defaults to nil.
 	OnEvent func(Event)
 
@@ -102,8 +102,9 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	if c.Finder == nil {
+		c.Finder = &Scanner{}
 	}
 	err := cmp.Or(
 		defaults.Positive("Config.LockTTL", &c.LockTTL, 30*time.Second),

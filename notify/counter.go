@@ -13,66 +13,72 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A Counter is a sum that many transactions add to at a time, which one cell
-// could not be: any two that overlap would conflict on it. As the paper does it
-// for the brokers of TPC-E (§4.3), an increment goes to a side cell, and an
-// observer folds those into the sum:
+// A Counter is a sum to which many transactions can add at the same time. With a single
+// cell they would conflict. As in the paper, for the brokers of TPC-E (§4.3), each
+// increment goes to one of several shards, and an observer folds (adds) the shards into
+// the sum:
 //
-//   - Add adds to one of the key's shards, each a cell in a row of its own.
-//   - Observe, the observer of the shards' column, adds to the sum what the shards
-//     have gained. It never writes what Add writes, so the two do not conflict.
-//   - Read returns the sum and what is not folded yet, as of one timestamp: it is
+//   - [Counter.Add] adds to one shard of a key. Each shard is a cell in its own row.
+//   - [Counter.Observe], the observer of the shards' column, adds to the sum what the
+//     shards have gained. It writes no cell that Add writes, so they do not conflict.
+//   - [Counter.Read] returns the sum plus what is not folded yet, at one timestamp. It is
 //     exact at any moment, whether an observer runs or not.
 //
-// The folded sum alone, which lags behind, is a cell like any other:
-// (key, Family, Qualifier), 8 bytes, big-endian, absent before the first fold.
+// The folded sum, which lags, is a normal cell: (key, Family, Qualifier), with 8 bytes,
+// big-endian. It does not exist before the first fold.
 //
 //	visits := notify.Counter{Table: "pages", Family: "c", Qualifier: "visits"}
-//	w.Handle("fold-visits", visits.Column(), visits)
+//	w.Handle("fold-visits", visits.Table, visits.Column(), visits)
 //
-// Sums wrap around at 2^63, as integers do. All of a counter's cells stay for
-// ever; a key may be counted again from zero only under another name.
+// Sums wrap around at 2^63, as integers do. The cells of a counter must not be deleted.
+// To count from zero again, use another key.
 type Counter struct {
 	Table     string
 	Family    string
 	Qualifier string
-	// Shards is among how many cells the increments of one key are spread. k
-	// transactions at a time conflict with each other in about k²/2·Shards pairs.
-	// It may be made larger later, by all processes at once, and never smaller.
+	// Shards is the number of cells that share the increments of one key, from 1 to
+	// 4096. Of k transactions at the same time, about k²/(2·Shards) pairs conflict. You
+	// may make it larger later, in all processes at once, and never smaller.
 	// Defaults to 16.
 	Shards int
 }
 
 const (
-	maxShards   = 4096 // what one request reads
+	maxShards   = 4096 // Read reads them with one request
 	shardInfix  = "#shard-"
 	shardDigits = 4
-	// addedSuffix is of the column of all increments of a shard, foldedSuffix of
-	// that of those that are in the sum.
+	// A shard has two columns: the sum of its increments, and how much of that is
+	// already in the sum of the key.
 	addedSuffix  = ".added"
 	foldedSuffix = ".folded"
 )
 
-// A CounterReader reads rows as of one timestamp: a *txn.Table, which sees its
-// transaction's own increments, or the *txn.View of a snapshot.
+// A CounterReader reads rows as of one timestamp. A *txn.Table is one, and sees the
+// increments of its own transaction; so is the *txn.View of a snapshot.
 type CounterReader interface {
 	ReadRows(ctx context.Context, rs bigtable.RowSet, opts ...txn.ReadOption) iter.Seq2[bigtable.Row, error]
 }
 
-// Column is the column that increments go to: what the observer is for.
-func (c Counter) Column() Column {
-	return Column{Table: c.Table, Family: c.Family, Qualifier: c.Qualifier + addedSuffix}
+// Column is the column of Table that increments go to, and that the observer watches.
+func (c Counter) Column() txn.Column {
+	return txn.Column{Family: c.Family, Qualifier: c.Qualifier + addedSuffix}
 }
 
-// Add adds delta to the counter key, when tx commits. It reads one cell. Which
-// shard it is follows from the transaction's start_ts, so a run after a conflict
-// takes another.
+// String returns table/family:qualifier of the sum.
+func (c Counter) String() string {
+	return target{c.Table, txn.Column{Family: c.Family, Qualifier: c.Qualifier}}.String()
+}
+
+// Add adds delta to the counter key when tx commits. It reads one cell. The start_ts of the
+// transaction decides the shard, so a retry after a conflict uses another shard. Fails
+// with txn.ErrInvalid if Shards is out of range or the shard's cell is not a count, and
+// with the errors of [txn.Table.Get].
 func (c Counter) Add(ctx context.Context, tx *txn.Txn, key string, delta int64) error {
 	shards, err := c.shards()
 	if err != nil || delta == 0 {
 		return err
 	}
-	// Multiplied, because timestamps that follow each other are close.
+	// The multiplication spreads timestamps that are close to each other.
 	shard := uint64(tx.StartTS()) * 0x9e3779b97f4a7c15 >> 32 % uint64(shards)
 	t, row, column := tx.Table(c.Table), shardRow(key, int(shard)), c.Qualifier+addedSuffix
 	v, ok, err := t.Get(ctx, row, c.Family, column)
@@ -89,21 +95,21 @@ func (c Counter) Add(ctx context.Context, tx *txn.Txn, key string, delta int64) 
 	return nil
 }
 
-// Read returns the counter key as of the reader's timestamp: everything that was
-// added and committed before, folded or not. It reads the key's rows in one
-// request. A key that was never added to is 0.
+// Read returns the counter key as of the reader's timestamp: everything that was committed
+// before it, folded or not. It reads the key's rows with one request. A key to which nothing
+// was added is 0. Fails like Add.
 func (c Counter) Read(ctx context.Context, r CounterReader, key string) (int64, error) {
 	s, err := c.read(ctx, r, key)
 	return s.sum + s.unfolded, err
 }
 
-// Observe is the observer of Column: it folds what the shards of the cell's key
-// have gained. When several run for one key, one commits, and the others find
-// nothing left to do.
+// Observe is the observer of Column: it folds what the shards of the cell's key have
+// gained. If it runs for several shards of a key, one run commits, and the other runs find
+// nothing to do. Fails like Add, and with txn.ErrInvalid if the cell is not a shard's.
 func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	key, _, ok := cutLast(cell.Row, shardInfix)
 	if !ok {
-		return fmt.Errorf("notify: counter %s: %w: row %q is not one of its shards; has something else written the column?", c.Column(), txn.ErrInvalid, cell.Row)
+		return fmt.Errorf("notify: counter %s: %w: row %q is not one of its shards; only Counter.Add may write the column", c, txn.ErrInvalid, cell.Row)
 	}
 	t := tx.Table(c.Table)
 	s, err := c.read(ctx, t, key)
@@ -117,11 +123,11 @@ func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error 
 	return nil
 }
 
-// counted is what a key's rows hold.
+// counted is what the rows of a key contain.
 type counted struct {
 	sum      int64            // folded
 	unfolded int64            // added and not folded
-	gained   map[string]int64 // what was ever added, by row of a shard that is not all folded
+	gained   map[string]int64 // all increments of a shard, by the row of each shard that is not folded completely
 }
 
 func (c Counter) read(ctx context.Context, r CounterReader, key string) (s counted, err error) {
@@ -167,7 +173,7 @@ func (c Counter) shards() (int, error) {
 	case c.Shards == 0:
 		return 16, nil
 	case c.Shards < 0 || c.Shards > maxShards:
-		return 0, fmt.Errorf("notify: counter %s: %w: Shards is %d; it has to be from 1 to %d, or zero for its default", c.Column(), txn.ErrInvalid, c.Shards, maxShards)
+		return 0, fmt.Errorf("notify: counter %s: %w: Shards is %d; it must be from 1 to %d, or zero for its default", c, txn.ErrInvalid, c.Shards, maxShards)
 	}
 	return c.Shards, nil
 }
@@ -189,7 +195,7 @@ func encodeCount(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uin
 
 func decodeCount(cell txn.Cell, v []byte) (int64, error) {
 	if len(v) != 8 {
-		return 0, fmt.Errorf("notify: %s holds %d bytes, which is no count: %w: has something else written it?", cell, len(v), txn.ErrInvalid)
+		return 0, fmt.Errorf("notify: %s has %d bytes: %w: a count has 8; only a Counter may write the cell", cell, len(v), txn.ErrInvalid)
 	}
 	return int64(binary.BigEndian.Uint64(v)), nil
 }

@@ -15,7 +15,7 @@ func TestCounterReads(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n"}
 		w := newWorker(t, env.Client, notify.Config{})
-		if err := w.Handle("fold", c.Column(), c); err != nil {
+		if err := w.Handle("fold", c.Table, c.Column(), c); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Register(t.Context()); err != nil {

@@ -1,49 +1,83 @@
-// Package notify runs observers: code that runs when a column changes. It is the
-// other half of Percolator (Peng & Dabek, OSDI 2010, §2.4): an application is a
-// chain of observers, each of which reacts to a change in a transaction and, by
-// what it writes, causes the next one to run.
+// Package notify runs observers: functions of yours that run when a column changes. This
+// program keeps the number of words of each document:
 //
-// # An observer
+//	func main() {
+//		ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+//		defer cancel()
+//		bt, err := bigtable.NewClient(ctx, "project", "instance")
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//		client, err := txn.NewClient(ctx, bt, txn.Config{})
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//		worker, err := notify.NewWorker(client, notify.Config{})
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//		text := txn.Column{Family: "f", Qualifier: "text"}
+//		if err := worker.Handle("word-counter", "documents", text, notify.ObserverFunc(countWords)); err != nil {
+//			log.Fatal(err)
+//		}
+//		if err := worker.Run(ctx); err != nil { // until an interrupt
+//			log.Fatal(err)
+//		}
+//	}
 //
-//	worker, err := notify.NewWorker(client, notify.Config{})
-//	…
-//	contents := notify.Column{Table: "documents", Family: "contents", Qualifier: "raw"}
-//	err = worker.Handle("parser", contents, notify.ObserverFunc(
-//		func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
-//			documents := tx.Table(cell.Table)
-//			raw, _, err := documents.Get(ctx, cell.Row, cell.Family, cell.Qualifier)
-//			if err != nil {
-//				return err
-//			}
-//			documents.Set(cell.Row, "contents", "links", links(raw))
-//			return nil
-//		}))
-//	…
-//	err = worker.Run(ctx) // until ctx ends; then it drains
+//	func countWords(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+//		documents := tx.Table(cell.Table)
+//		text, _, err := documents.Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+//		if err != nil {
+//			return err
+//		}
+//		words := strconv.Itoa(len(strings.Fields(string(text))))
+//		documents.Set(cell.Row, "f", "words", []byte(words))
+//		return nil
+//	}
 //
-// Any number of workers may run the same observers.
+// The table must be transactional (percctl table init, or admin.InitTable). You may run
+// any number of these programs at the same time.
+//
+// Observers are the second half of Percolator (Peng & Dabek, "Large-scale Incremental
+// Processing Using Distributed Transactions and Notifications", OSDI 2010, §2.4). What an
+// observer writes can trigger the next observer, and an application is a chain of them.
+// Package txn is the first half: the transactions in which observers run.
 //
 // # What is promised
 //
-// At most one observer transaction commits for each change, and its writes are
-// committed together with the acknowledgment that the change was seen. Every
-// change is seen, also those of clients that died right after their commit point.
-// Several changes of a cell may be seen by one run. An observer may be called more
-// than once before a run commits, in several processes even, so that it must not
-// have side effects that are wrong to repeat. docs/observers.md has the whole
+// At most one run of an observer commits for each change. The run's writes and its
+// acknowledgment of the change are one transaction.
+//
+// Every change is seen, also if the client that wrote it died right after its commit
+// point. One run may handle several changes of a cell.
+//
+// An observer may run more than once before a run commits, also in several processes. It
+// must not have side effects that are wrong to repeat. docs/observers.md has the complete
 // list.
 //
 // # When observers fail
 //
-// An error, or a panic, rolls the run back, and it is tried again after a pause,
-// which is kept in the store for all workers. After Config.MaxAttempts the
-// change becomes a dead letter: it is out of everybody's way, and `percctl
-// notify list --dead` and `percctl notify replay` show it and give it another
-// try. [Snooze] and [Drop] put a change off or away.
+// If an observer returns an error or panics, the worker rolls the run back and retries
+// after a pause. The pause is stored, so all workers keep it. After Config.MaxAttempts
+// failures the change becomes a dead letter: the workers ignore it, `percctl notify list
+// --dead` shows it, and `percctl notify replay` has the observer run again.
 //
-// # How work is found
+// An observer can also return [Snooze] to delay the change, or [Drop] to acknowledge it
+// without effect.
 //
-// A commit of an observed column sets a notify cell. Workers scan for them, each
-// its share, and what is committed by, or hinted to, a worker's own process is
-// run at once. Hints may be lost; the scan finds what they miss.
+// # How a worker finds changes
+//
+// The commit of a change to an observed column also writes a notify cell. Workers scan the
+// tables for notify cells and share this work ([Scanner]). Hints make it faster: a worker
+// runs changes of its own process at once, and those of other processes if the timestamp
+// service carries hints. Hints may be lost, and the scan finds what they miss.
+//
+// # More
+//
+// [Weak] notifications trigger an observer without a write, so that many transactions can
+// notify one cell without conflicts. [Counter] uses observers to count without conflicts.
+//
+// [Load] feeds documents into a chain. [Wait] waits until a chain has handled everything.
+// [Backfill] triggers an observer for data that was there before it.
 package notify

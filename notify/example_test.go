@@ -28,8 +28,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	text := notify.Column{Table: "documents", Family: "f", Qualifier: "text"}
-	err = worker.Handle("split", text, notify.ObserverFunc(
+	text := txn.Column{Family: "f", Qualifier: "text"}
+	err = worker.Handle("split", "documents", text, notify.ObserverFunc(
 		func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			value, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 			if err != nil {
@@ -44,8 +44,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	changed := notify.Column{Table: "words", Family: "f", Qualifier: "changed"}
-	err = worker.Handle("count", changed, notify.ObserverFunc(
+	changed := txn.Column{Family: "f", Qualifier: "changed"}
+	err = worker.Handle("count", "words", changed, notify.ObserverFunc(
 		func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			row, err := tx.Table("words").ReadRow(ctx, cell.Row)
 			if err != nil {
@@ -105,8 +105,8 @@ func ExampleWeak() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	stale := notify.Column{Table: "totals", Family: "f", Qualifier: "stale"}
-	err = worker.Handle("sum", stale, notify.ObserverFunc(
+	stale := txn.Column{Family: "f", Qualifier: "stale"}
+	err = worker.Handle("sum", "totals", stale, notify.ObserverFunc(
 		func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			sum := 0
 			for row, err := range tx.Table("sales").ReadRows(ctx, nil) {
@@ -172,11 +172,11 @@ func ExampleMaxAttempts() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	body := notify.Column{Table: "mail", Family: "f", Qualifier: "body"}
+	body := txn.Column{Family: "f", Qualifier: "body"}
 	fail := make(chan struct{}, 2)
 	fail <- struct{}{}
 	fail <- struct{}{}
-	err = worker.Handle("send", body, notify.ObserverFunc(
+	err = worker.Handle("send", "mail", body, notify.ObserverFunc(
 		func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
 			select {
 			case <-fail:

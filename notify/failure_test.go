@@ -19,9 +19,8 @@ import (
 
 func observeBroken(context.Context, *txn.Txn, txn.Cell) error { return errBroken }
 
-// TestBackoffAcrossWorkers: four workers share one failing change. Together they
-// try it as often as one would: the pause is stored, and each attempt counts for
-// all. A worker that ignored what another one stored would try at once.
+// TestBackoffAcrossWorkers: four workers share one failing change. Together they run it as
+// often as one worker would, because the pause and the number of attempts are stored.
 func TestBackoffAcrossWorkers(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const attempts = 6
@@ -44,13 +43,13 @@ func TestBackoffAcrossWorkers(t *testing.T) {
 		if len(parked) != 1 {
 			t.Errorf("parked %d times", len(parked))
 		}
-		// Two may try at the same moment, when the pause is over.
+		// Two may run at the same moment, when the pause has ended.
 		if n := len(failed); n < attempts-1 || n > 2*attempts {
 			t.Errorf("%d failed runs of %d attempts", n, attempts)
 		}
 		// Pauses of 1, 2, 4, 8 and 16 s, of each a half at least.
 		if _, end := ev.of(notify.Parked); len(end) > 0 && end[0].Sub(at[0]) < 15*time.Second {
-			t.Errorf("given up %v after the first run", end[0].Sub(at[0]))
+			t.Errorf("parked %v after the first run", end[0].Sub(at[0]))
 		}
 		letters := deadLetters(t, env.Client)
 		if len(letters) != 1 {
@@ -64,8 +63,8 @@ func TestBackoffAcrossWorkers(t *testing.T) {
 	})
 }
 
-// TestFailureIsKnownElsewhere: a worker that starts while a pause lasts does not
-// run the observer before it is over.
+// TestFailureIsKnownElsewhere: a worker that starts during a pause does not run the
+// observer before the pause has ended.
 func TestFailureIsKnownElsewhere(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -87,9 +86,9 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 		begun := time.Now()
 		pass(4 * time.Minute)
 		if s := second.Stats(); s.Runs != 0 || s.Found > 2 {
-			t.Errorf("%d runs and %d looks within the pause", s.Runs, s.Found)
+			t.Errorf("%d runs and %d checks within the pause", s.Runs, s.Found)
 		}
-		// A hint is no reason to try either.
+		// A hint does not end the pause either.
 		if err := changes.Notify(t.Context(), client, txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}); err != nil {
 			t.Fatal(err)
 		}
@@ -108,9 +107,9 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 	})
 }
 
-// TestNewerChangeIsANewCase: a change that comes while an older one waits for its
+// TestNewerChangeCountsItsOwnAttempts: a change that comes while an older one waits for its
 // pause is run at once, and counts its own attempts.
-func TestNewerChangeIsANewCase(t *testing.T) {
+func TestNewerChangeCountsItsOwnAttempts(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		var seen []int
@@ -139,7 +138,7 @@ func TestNewerChangeIsANewCase(t *testing.T) {
 		if d := deadLetters(t, env.Client); len(d) != 1 || d[0].Attempts != 3 {
 			t.Errorf("dead letters %+v", d)
 		}
-		// A dead letter does not count, and a newer change is run as ever.
+		// The dead letter does not prevent the run of a newer change.
 		wait(t, env.Client)
 		put(t, env.Client, input, "row", "3")
 		pass(time.Second)
@@ -149,8 +148,8 @@ func TestNewerChangeIsANewCase(t *testing.T) {
 	})
 }
 
-// TestReplay: a replayed letter runs again; one that fails at once leaves
-// another letter, although Replay removes the first only after the run.
+// TestReplay: a replayed change runs again. If it fails at once, it leaves another dead
+// letter, although Replay removes the first one only after that run.
 func TestReplay(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -210,8 +209,8 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// TestParkedStaysParked: a worker that has queued the cell before another parked
-// it does not run it once more.
+// TestParkedStaysParked: a worker that queued the cell before another worker parked its
+// change does not run it again.
 func TestParkedStaysParked(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -231,12 +230,12 @@ func TestParkedStaysParked(t *testing.T) {
 		f.offer <- changes.Notification{Cell: cell}
 		pass(time.Minute)
 		if s := late.Stats(); s.Runs != 0 || s.Acknowledged == 0 {
-			t.Errorf("a dead letter was revived: %+v", s)
+			t.Errorf("a dead letter was run again: %+v", s)
 		}
 	})
 }
 
-// manualFinder offers what a test tells it to.
+// manualFinder offers what a test sends it.
 type manualFinder struct{ offer chan changes.Notification }
 
 func (f *manualFinder) Find(ctx context.Context, s notify.Search) error {
@@ -250,8 +249,8 @@ func (f *manualFinder) Find(ctx context.Context, s notify.Search) error {
 	}
 }
 
-// TestParkedBesideAnotherObserver: of two observers of a column one fails for
-// good. The other runs, and nothing is left behind in the table.
+// TestParkedBesideAnotherObserver: of two observers of a column, one always fails. The
+// other one runs, and no notification stays in the table.
 func TestParkedBesideAnotherObserver(t *testing.T) {
 	for _, first := range []string{"a", "z"} { // before and after the other one
 		t.Run(first, func(t *testing.T) {
@@ -338,8 +337,8 @@ func TestLeftoverFailure(t *testing.T) {
 	})
 }
 
-// TestSnooze: a snoozed change is run again when its time has come, by whoever,
-// and counts no attempt.
+// TestSnooze: a snoozed change runs again when its time has come, by any worker, and no
+// attempt is counted.
 func TestSnooze(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -374,8 +373,8 @@ func TestSnooze(t *testing.T) {
 	})
 }
 
-// TestDrop: a dropped change is done with, without effect. One that arrives
-// between the run and the acknowledgment of the drop is not lost.
+// TestDrop: a dropped change is acknowledged without effect. A change that arrives between
+// the run and the acknowledgment of the drop is not lost.
 func TestDrop(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -409,8 +408,7 @@ func TestDrop(t *testing.T) {
 	})
 }
 
-// TestPanic: a panic is an error of its run, with a stack in the log; the worker
-// goes on.
+// TestPanic: a panic is an error of its run, with a stack in the log. The worker continues.
 func TestPanic(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -461,8 +459,8 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestFailureBeforeAnyTimestamp: a worker whose client was given no timestamp yet
-// cannot tell whether a pause is over, and looks.
+// TestFailureBeforeAnyTimestamp: a worker whose client has no timestamp yet does not know
+// if a pause has ended, and checks the cell.
 func TestFailureBeforeAnyTimestamp(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -492,8 +490,8 @@ func TestFailureBeforeAnyTimestamp(t *testing.T) {
 	})
 }
 
-// An observer that makes another transaction, whose outcome is not known, was taken
-// for committed itself once that one was settled: its change was lost; closed by
+// An observer made another transaction with an unknown outcome. Once the worker had settled
+// that one, it counted the observer's run as committed, and the change was lost. Fixed by
 // comparing start timestamps (classify, run.go).
 func TestUndeterminedInsideAnObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
@@ -527,19 +525,19 @@ func TestUndeterminedInsideAnObserver(t *testing.T) {
 			t.Errorf("%d effects of %d runs, want one of the second", n, runs)
 		}
 		if n := ev.count(notify.Committed); n != 1 {
-			t.Errorf("%d runs are said to be committed", n)
+			t.Errorf("%d runs were reported as committed", n)
 		}
 	})
 }
 
-// An observer whose own transaction conflicts every time was run again at once, for
-// ever, as if the run itself had conflicted; closed by comparing start timestamps
-// (classify, run.go).
+// An observer made another transaction, which always conflicted. The worker retried at once
+// and without limit, as if the run itself had conflicted. Fixed by comparing start
+// timestamps (classify, run.go).
 func TestConflictInsideAnObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		ev := &events{}
 		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add, MaxAttempts: 3})
-		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		z := columnOf("effects", "e", "z")
 		handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			one, err := env.Client.Begin(ctx)
 			if err != nil {

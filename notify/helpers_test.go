@@ -19,10 +19,20 @@ import (
 )
 
 var (
-	input  = notify.Column{Table: "docs", Family: "d", Qualifier: "in"}
-	middle = notify.Column{Table: "docs", Family: "d", Qualifier: "mid"}
-	output = notify.Column{Table: "docs", Family: "d", Qualifier: "out"}
+	input  = columnOf("docs", "d", "in")
+	middle = columnOf("docs", "d", "mid")
+	output = columnOf("docs", "d", "out")
 )
+
+// A column is what an observer watches: a column of a table.
+type column struct {
+	table string
+	txn.Column
+}
+
+func columnOf(table, family, qualifier string) column {
+	return column{table, txn.Column{Family: family, Qualifier: qualifier}}
+}
 
 // virtual runs f in virtual time, with tables docs (family d) and effects
 // (family e).
@@ -52,9 +62,9 @@ func newWorker(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	return w
 }
 
-func handle(t *testing.T, w *notify.Worker, id string, col notify.Column, f notify.ObserverFunc, opts ...notify.HandleOption) {
+func handle(t *testing.T, w *notify.Worker, id string, col column, f notify.ObserverFunc, opts ...notify.HandleOption) {
 	t.Helper()
-	if err := w.Handle(id, col, f, opts...); err != nil {
+	if err := w.Handle(id, col.table, col.Column, f, opts...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -84,17 +94,17 @@ func start(t *testing.T, w *notify.Worker) (stop func() error) {
 
 // register registers an observer before its worker runs, so that what is
 // committed from now on is notified.
-func register(t *testing.T, c *txn.Client, col notify.Column, id string, weak bool) {
+func register(t *testing.T, c *txn.Client, col column, id string, weak bool) {
 	t.Helper()
-	if err := changes.RegisterObserver(t.Context(), c, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, weak); err != nil {
+	if err := changes.RegisterObserver(t.Context(), c, col.table, col.Column, id, weak); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func put(t *testing.T, c *txn.Client, col notify.Column, row, value string) {
+func put(t *testing.T, c *txn.Client, col column, row, value string) {
 	t.Helper()
 	_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-		tx.Table(col.Table).Set(row, col.Family, col.Qualifier, []byte(value))
+		tx.Table(col.table).Set(row, col.Family, col.Qualifier, []byte(value))
 		return nil
 	})
 	if err != nil {
@@ -104,31 +114,31 @@ func put(t *testing.T, c *txn.Client, col notify.Column, row, value string) {
 
 // notifyWeakly commits a transaction that writes a row of effects and notifies
 // a cell.
-func notifyWeakly(ctx context.Context, c *txn.Client, col notify.Column, row, effect string) error {
+func notifyWeakly(ctx context.Context, c *txn.Client, col column, row, effect string) error {
 	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("effects").Set(effect, "e", "x", nil)
-		tx.Table(col.Table).Notify(row, col.Family, col.Qualifier)
+		tx.Table(col.table).Notify(row, col.Family, col.Qualifier)
 		return nil
 	})
 	return err
 }
 
 // value reads a cell now; "" is absent.
-func value(t *testing.T, c *txn.Client, col notify.Column, row string) string {
+func value(t *testing.T, c *txn.Client, col column, row string) string {
 	t.Helper()
 	s, err := c.Snapshot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, _, err := s.Table(col.Table).Get(t.Context(), row, col.Family, col.Qualifier)
+	v, _, err := s.Table(col.table).Get(t.Context(), row, col.Family, col.Qualifier)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(v)
 }
 
-// effect leaves a row of its own for each run that commits: two runs for one
-// change show, and do not conflict but for their acknowledgments.
+// effect writes another row in each run that commits, so that two runs for one change
+// show. They conflict only on their acknowledgments.
 func effect(tx *txn.Txn, cell txn.Cell) {
 	tx.Table("effects").Set(fmt.Sprintf("%s/%d", cell.Row, tx.StartTS()), "e", "x", nil)
 }
@@ -156,7 +166,7 @@ func effects(t *testing.T, c *txn.Client) map[string]int {
 	return n
 }
 
-// left counts the notifications and failures that stand in docs.
+// left counts the notifications and failures in docs.
 func left(t *testing.T, c *txn.Client) (triggers, failures int) {
 	t.Helper()
 	for n, err := range changes.Notifications(t.Context(), c, "docs", nil) {
@@ -198,7 +208,7 @@ func wait(t *testing.T, c *txn.Client) {
 	}
 }
 
-// events records what workers tell.
+// events records the events of workers.
 type events struct {
 	mu  sync.Mutex
 	all []notify.Event
@@ -228,7 +238,7 @@ func (e *events) count(o notify.Outcome) int {
 	return len(found)
 }
 
-// a meeting lets n goroutines go on once all have come; later ones pass.
+// A meeting holds n goroutines until all have come; later ones pass.
 type meeting struct {
 	mu   sync.Mutex
 	left int

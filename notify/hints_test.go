@@ -36,7 +36,7 @@ func TestHintsFromOtherProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Handle("first", input, copyTo(middle, "a")); err != nil {
+	if err := w.Handle("first", input.table, input.Column, copyTo(middle, "a")); err != nil {
 		t.Fatal(err)
 	}
 	start(t, w)

@@ -13,66 +13,50 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// A lane holds the cells of one column that wait for their observers, each
-// once, so that a slow column does not hold others up.
+// A lane holds the cells of one column that wait for their observers, each cell once.
+// Each column has its own lane, so that slow observers do not delay other columns.
 type lane struct {
-	worker   *Worker
 	handlers []*handler
-	width    int // how many cells are looked at at a time
-	// found are cells that a finder has found, and few of them: it is old news
-	// soon where other workers find them too, so that the finder waits, for a
-	// moment. queue is for hints, and for what was found for slow observers.
+	width    int // cells that it checks at the same time
+	// found holds cells that a finder found. It is short, and the finder waits for room,
+	// because another worker may soon have handled what waits here. queue holds cells
+	// of hints, and cells that a finder found for slow observers.
 	found, queue chan task
-	slow         atomic.Bool
-	// look is Worker.process.
-	look func(ctx, runs context.Context, l *lane, t task) (again time.Duration)
+	slow         atomic.Bool // found had no room for roomTimeout
+	// check checks a cell, and returns after which time to check it again; 0: when it is
+	// found or hinted.
+	check func(ctx, runs context.Context, l *lane, t task) (again time.Duration)
+	later *timers
 
 	mu    sync.Mutex
 	cells map[string]cellState // by row
-	// settled are cells that a look has found to need nothing of this worker,
-	// although their notifications stay, for observers elsewhere for example. A
-	// finder would have them looked at in each of its sweeps.
-	settled map[string]settledCell
+	// skips are cells in which this worker has nothing to do, although their
+	// notifications stay, for example for observers of other workers. Without skips,
+	// every sweep would check them again.
+	skips map[string]skip
 }
 
-// A settledCell needs no look before until, unless it is notified above upTo.
-type settledCell struct {
+// A skip says that a cell needs no check before until, unless it has a notification
+// above upTo.
+type skip struct {
 	upTo  tso.Timestamp
 	until time.Time
 }
 
-// maxSettled bounds what a lane remembers of cells; forgetting costs looks.
-const maxSettled = 100_000
+// maxSkips bounds a lane's skips, and so its memory. Beyond it the lane forgets them all,
+// which costs one check each.
+const maxSkips = 100_000
 
-func (l *lane) settle(row string, upTo tso.Timestamp, d time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.settled) >= maxSettled {
-		clear(l.settled)
-	}
-	l.settled[row] = settledCell{upTo, time.Now().Add(d)}
-}
+// roomTimeout is how long a finder waits for room in a lane before the lane counts its
+// observers as slow. Fast observers make room sooner. A finder that waits longer would
+// delay the lanes of other columns.
+const roomTimeout = 50 * time.Millisecond
 
-func (l *lane) isSettled(n changes.Notification) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s, ok := l.settled[n.Cell.Row]
-	if !ok {
-		return false
-	}
-	newer := slices.ContainsFunc(n.Triggers, func(t format.Trigger) bool { return t.TS > s.upTo })
-	if newer || time.Now().After(s.until) {
-		delete(l.settled, n.Cell.Row)
-		return false
-	}
-	return true
-}
-
-// A task is a cell to look at.
+// A task is a cell to check.
 type task struct {
 	cell txn.Cell
-	// met is called when another worker is at the cell; nil in hints.
-	met func()
+	// contended is called if another worker turns out to work on the cell; nil for hints.
+	contended func()
 }
 
 type cellState int8
@@ -80,30 +64,71 @@ type cellState int8
 const (
 	queued cellState = iota + 1
 	running
-	runningAgain // somebody asked for it meanwhile
+	runningAgain // offered again during the check
 )
 
-// patience is how long a finder waits for room in a lane before it takes its
-// observers for slow: longer than fast ones take, and short enough for the
-// lanes of other columns, which wait along.
-const patience = 50 * time.Millisecond
-
-func newLane(w *Worker, hs []*handler) *lane {
+// newLane returns a lane for a column's handlers. It has room for as many hints as queue,
+// and checks at most concurrency cells at the same time.
+func newLane(hs []*handler, concurrency, queue int, later *timers) *lane {
 	width := 1
 	for _, h := range hs {
-		width = max(width, min(h.concurrency, w.cfg.Concurrency))
+		width = max(width, min(h.concurrency, concurrency))
 	}
-	return &lane{worker: w, handlers: hs, width: width, look: w.process, queue: make(chan task, w.cfg.Queue), found: make(chan task, width), cells: map[string]cellState{}, settled: map[string]settledCell{}}
+	return &lane{handlers: hs, width: width, later: later, queue: make(chan task, queue), found: make(chan task, width), cells: map[string]cellState{}, skips: map[string]skip{}}
 }
 
-// offer queues a task unless its cell is queued already. Where there is no
-// room it waits, as finders do, or refuses, as is done with hints. While the cell
-// is being looked at, it has it looked at again.
+// skip has the lane refuse a row's cell for d, unless it has a notification above upTo.
+func (l *lane) skip(row string, upTo tso.Timestamp, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.skips) >= maxSkips {
+		clear(l.skips)
+	}
+	l.skips[row] = skip{upTo, time.Now().Add(d)}
+}
+
+// skipped reports whether a cell needs no check yet.
+func (l *lane) skipped(n changes.Notification) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, ok := l.skips[n.Cell.Row]
+	if !ok {
+		return false
+	}
+	newer := slices.ContainsFunc(n.Triggers, func(t format.Trigger) bool { return t.TS > s.upTo })
+	if newer || time.Now().After(s.until) {
+		delete(l.skips, n.Cell.Row)
+		return false
+	}
+	return true
+}
+
+// allWaiting reports whether every observer of the lane has failed on the newest change
+// and its pause has not ended, as far as the notify column shows. now is the oracle's
+// time; 0: unknown. A cell with failures and no notification is not waiting: its failures
+// have to be removed.
+func (l *lane) allWaiting(n changes.Notification, now tso.Timestamp) bool {
+	if now == 0 || len(n.Triggers) == 0 {
+		return false
+	}
+	newest := n.Triggers[len(n.Triggers)-1].TS
+	for _, h := range l.handlers {
+		f, failed := n.Failures[h.id]
+		if !failed || newest > f.LastTS || f.NotBefore <= now {
+			return false
+		}
+	}
+	return true
+}
+
+// offer queues a task, unless its cell is queued already. If the cell is being checked,
+// the lane checks it again. If there is no room, offer waits if wait is true, as for
+// finders, and otherwise refuses the task, as for hints.
 func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	if accepted, full := l.enter(t, wait); !full {
 		return accepted
 	}
-	if l.soon(ctx, t) {
+	if l.awaitRoom(ctx, t) {
 		return true
 	}
 	select {
@@ -117,25 +142,25 @@ func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	return false
 }
 
-// soon queues a task for an observer that is about to be free.
-func (l *lane) soon(ctx context.Context, t task) bool {
+// awaitRoom waits until found has room, for roomTimeout at most.
+func (l *lane) awaitRoom(ctx context.Context, t task) bool {
 	if l.slow.Load() {
 		return false
 	}
-	wait := time.NewTimer(patience)
-	defer wait.Stop()
+	timeout := time.NewTimer(roomTimeout)
+	defer timeout.Stop()
 	select {
 	case l.found <- t:
 		return true
-	case <-wait.C:
+	case <-timeout.C:
 		l.slow.Store(true)
 	case <-ctx.Done():
 	}
 	return false
 }
 
-// enter queues a task if there is room. full: the caller has to queue it, and
-// others count on that.
+// enter queues a task if there is room. If full is true, the cell counts as queued, and
+// the caller must queue the task.
 func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,15 +190,15 @@ func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 	return true, full
 }
 
-// busy reports whether the cell is queued or being looked at here.
+// busy reports whether this lane has queued the cell or is checking it.
 func (l *lane) busy(row string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cells[row] != 0
 }
 
-// work processes tasks until ctx ends. runs is the context of what is running,
-// which ends later.
+// work checks cells until ctx ends. runs is the context of observers' runs, which ends
+// later.
 func (l *lane) work(ctx, runs context.Context) {
 	for ctx.Err() == nil {
 		select {
@@ -189,14 +214,13 @@ func (l *lane) work(ctx, runs context.Context) {
 func (l *lane) process(ctx, runs context.Context, t task) {
 	for {
 		l.set(t.cell.Row, running)
-		after := l.look(ctx, runs, l, t)
-		if after > 0 {
-			l.worker.later.after(after, func() { l.offer(ctx, task{cell: t.cell}, false) })
+		if again := l.check(ctx, runs, l, t); again > 0 {
+			l.later.after(again, func() { l.offer(ctx, task{cell: t.cell}, false) })
 		}
 		if l.leave(t.cell.Row) || ctx.Err() != nil {
 			return
 		}
-		t.met = nil
+		t.contended = nil
 	}
 }
 
@@ -206,7 +230,7 @@ func (l *lane) set(row string, s cellState) {
 	l.cells[row] = s
 }
 
-// leave reports that nobody asked for the cell while it was running.
+// leave reports whether the cell was not offered again during its check.
 func (l *lane) leave(row string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,48 +239,4 @@ func (l *lane) leave(row string) bool {
 	}
 	delete(l.cells, row)
 	return true
-}
-
-// timers are cells to be looked at later. Their number is bounded: what is
-// forgotten is found by the finder.
-type timers struct {
-	mu     sync.Mutex
-	opened bool
-	all    map[*time.Timer]struct{}
-}
-
-const maxTimers = 10_000
-
-func (t *timers) open() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.opened, t.all = true, map[*time.Timer]struct{}{}
-}
-
-func (t *timers) after(d time.Duration, f func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.opened || len(t.all) >= maxTimers {
-		return
-	}
-	var timer *time.Timer
-	timer = time.AfterFunc(d, func() {
-		t.mu.Lock()
-		delete(t.all, timer)
-		opened := t.opened
-		t.mu.Unlock()
-		if opened {
-			f()
-		}
-	})
-	t.all[timer] = struct{}{}
-}
-
-func (t *timers) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.opened = false
-	for timer := range t.all {
-		timer.Stop()
-	}
 }

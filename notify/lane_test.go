@@ -14,27 +14,27 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// TestLaneLosesNothing offers few cells from many goroutines, as hints and as a
-// finder does. Whatever was accepted is looked at by a look that began after the
-// offer, and no cell is looked at twice at a time.
+// TestLaneLosesNothing offers few cells from many goroutines, as hints and as a finder
+// does. Each accepted cell has a check that begins after the offer, and no cell has two
+// checks at the same time.
 func TestLaneLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rows = 12
-		w := &Worker{cfg: Config{Queue: 2}}
-		l := newLane(w, nil)
+		var later timers
+		l := newLane(nil, 1, 2, &later)
 		var mu sync.Mutex
-		var offered, looked [rows]int
+		var offered, checked [rows]int
 		var busy [rows]atomic.Bool
-		w.later.open()
-		defer w.later.close()
-		l.look = func(_, _ context.Context, _ *lane, task task) time.Duration {
+		later.open()
+		defer later.close()
+		l.check = func(_, _ context.Context, _ *lane, task task) time.Duration {
 			var row int
 			_, _ = fmt.Sscan(task.cell.Row, &row)
 			if busy[row].Swap(true) {
-				t.Errorf("row %d is looked at twice at a time", row)
+				t.Errorf("row %d has two checks at the same time", row)
 			}
 			mu.Lock()
-			looked[row] = offered[row]
+			checked[row] = offered[row]
 			mu.Unlock()
 			<-time.After(time.Duration(rand.IntN(3)) * time.Millisecond)
 			busy[row].Store(false)
@@ -64,14 +64,14 @@ func TestLaneLosesNothing(t *testing.T) {
 			})
 		}
 		offers.Wait()
-		for row := range rows { // what was refused is found by a finder
+		for row := range rows { // a finder finds the cells that were refused
 			l.offer(ctx, task{cell: txn.Cell{Row: fmt.Sprint(row)}}, true)
 		}
 		<-time.After(time.Second)
 		synctest.Wait()
 		for row := range rows {
-			if looked[row] != offered[row] {
-				t.Errorf("row %d: the last look began after %d of %d offers", row, looked[row], offered[row])
+			if checked[row] != offered[row] {
+				t.Errorf("row %d: the last check began after %d of %d offers", row, checked[row], offered[row])
 			}
 			if l.busy(fmt.Sprint(row)) {
 				t.Errorf("row %d is still counted as busy", row)
@@ -85,30 +85,30 @@ func TestLaneLosesNothing(t *testing.T) {
 	})
 }
 
-// TestBoundedMemory: neither what is to be removed nor what is remembered of
-// cells grows without end.
+// TestBoundedMemory: neither the cells that the cleaner has to clear nor a lane's skips
+// nor its timers grow without bound.
 func TestBoundedMemory(t *testing.T) {
-	w := &Worker{cfg: Config{Queue: 1}}
-	c := newCleaner(w) // not started: a store that does not answer
-	for range 2 * maxPending {
+	c := newCleaner(nil, nil, nil) // not started: a store that does not answer
+	for range 2 * maxWaiting {
 		c.add(changes.Cleared{})
 	}
-	if n := len(c.pending); n != maxPending {
-		t.Errorf("%d removals are kept", n)
+	if n := len(c.waiting); n != maxWaiting {
+		t.Errorf("the cleaner keeps %d cells, want %d", n, maxWaiting)
 	}
-	l := newLane(w, nil)
-	for i := range maxSettled + 10 {
-		l.settle(fmt.Sprint(i), 1, time.Hour)
+	var later timers
+	l := newLane(nil, 1, 1, &later)
+	for i := range maxSkips + 10 {
+		l.skip(fmt.Sprint(i), 1, time.Hour)
 	}
-	if n := len(l.settled); n > maxSettled {
-		t.Errorf("%d cells are remembered", n)
+	if n := len(l.skips); n > maxSkips {
+		t.Errorf("the lane keeps %d skips, want at most %d", n, maxSkips)
 	}
-	w.later.open()
-	defer w.later.close()
+	later.open()
+	defer later.close()
 	for range 2 * maxTimers {
-		w.later.after(time.Hour, func() {})
+		later.after(time.Hour, func() {})
 	}
-	if n := len(w.later.all); n != maxTimers {
-		t.Errorf("%d timers", n)
+	if n := len(later.all); n != maxTimers {
+		t.Errorf("%d timers, want %d", n, maxTimers)
 	}
 }

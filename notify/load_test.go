@@ -51,8 +51,8 @@ func TestLoad(t *testing.T) {
 	})
 }
 
-// TestLoadStops: after an error nothing new is begun, and the error says which
-// document it was.
+// TestLoadStops: after an error Load begins no other transaction, and the error names the
+// document.
 func TestLoadStops(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var begun atomic.Int32
@@ -80,8 +80,8 @@ func TestLoadStops(t *testing.T) {
 	})
 }
 
-// TestLoadCancelled: with the context the load ends. That it ended after the
-// last document is no error.
+// TestLoadCancelled: Load ends with its context. If the context ends after the last
+// document, Load succeeds.
 func TestLoadCancelled(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		ctx, cancel := context.WithCancel(t.Context())

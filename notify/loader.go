@@ -10,27 +10,27 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/tso/defaults"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
 // LoadConfig configures [Load]. The zero value is usable.
 type LoadConfig struct {
-	// Concurrency bounds the transactions under way.
+	// Concurrency bounds how many transactions are under way at the same time.
 	// Defaults to 16.
 	Concurrency int
 
-	// TxnOptions are for the loader transactions; txn.MaxAttempts bounds their
-	// retries.
+	// TxnOptions are for the loader transactions, for example txn.MaxAttempts.
 	// Defaults to none.
 	TxnOptions []txn.TxnOption
 
-	// Progress, when set, is called after each document, with how many are loaded
-	// so far. Calls do not overlap.
+	// Progress, if set, is called after each document with the number of documents
+	// loaded so far. Calls do not overlap.
 	// Defaults to nil.
 	Progress func(loaded int)
 }
 
-// A LoadError says which document could not be loaded.
+// A LoadError names the document that could not be loaded.
 type LoadError[D any] struct {
 	Document D
 	Err      error
@@ -43,19 +43,20 @@ func (e *LoadError[D]) Error() string {
 // Unwrap returns Err.
 func (e *LoadError[D]) Unwrap() error { return e.Err }
 
-// Load feeds documents into a table by loader transactions, which is how work
-// enters a chain of observers (paper §2.4): one transaction each, several at a
-// time, run again after conflicts. It returns how many are loaded. The first
-// error, a *LoadError or one from the documents themselves, lets those that are
-// under way finish and begins no other.
+// Load loads documents with one loader transaction each, several at the same time. This is
+// how work enters a chain of observers (paper §2.4). After a conflict it calls load again,
+// which must therefore be repeatable. It returns how many documents are loaded.
+//
+// After the first error it begins no other transaction, and waits for those under way. It
+// returns an error of documents as it is, an error of a transaction as a *LoadError, and
+// several errors joined. Which documents are loaded is then not known: run it again with
+// all of them.
 func Load[D any](ctx context.Context, client *txn.Client, documents iter.Seq2[D, error], load func(ctx context.Context, tx *txn.Txn, document D) error, cfg LoadConfig) (loaded int, err error) {
-	if cfg.Concurrency < 0 {
-		return 0, fmt.Errorf("notify: %w: LoadConfig.Concurrency is %d; it has to be positive, or zero for its default", txn.ErrInvalid, cfg.Concurrency)
+	if err := defaults.Positive("LoadConfig.Concurrency", &cfg.Concurrency, 16); err != nil {
+		return 0, fmt.Errorf("notify: %w: %w", txn.ErrInvalid, err)
 	}
 	var g errgroup.Group
-	if g.SetLimit(16); cfg.Concurrency > 0 {
-		g.SetLimit(cfg.Concurrency)
-	}
+	g.SetLimit(cfg.Concurrency)
 	var failed atomic.Bool
 	var mu sync.Mutex
 	var source error

@@ -13,13 +13,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A locker takes advisory locks on cells (paper §2.4: each worker acquires a
-// lock from a lightweight lock service before scanning the row). They save runs
-// in vain, and nothing depends on them: a lock service that does not answer is
-// no reason not to run. Without a service there are none: a lock in a Bigtable
-// row costs more than the runs that it saves (docs/design/2026-11-20-advisory-locks.md).
+// A locker takes advisory locks on cells (paper §2.4: each worker takes a lock from a
+// lightweight lock service before it scans a row). The locks save double runs. Safety does
+// not need them, so the worker also runs observers while the lock service does not answer.
+// Without a service the default is no locks: a lock in a Bigtable row costs more than the
+// runs that it saves (docs/design/2026-11-20-advisory-locks.md).
 type locker struct {
-	locks tso.Locks // nil: none are taken
+	locks tso.Locks // nil: no locks
 	owner string
 	ttl   time.Duration
 }
@@ -41,25 +41,30 @@ func newLocker(client *txn.Client, cfg Config) (locker, error) {
 	return l, nil
 }
 
+// maxLockName bounds the name of a lock, in bytes. A cell with a longer name is locked
+// by its hash.
+const maxLockName = 1 << 10
+
 func lockName(cell txn.Cell) string {
 	name := "run/" + cell.String()
-	if len(name) > 1<<10 {
+	if len(name) > maxLockName {
 		sum := sha256.Sum256([]byte(name))
 		name = "run/" + cell.Table + "/" + hex.EncodeToString(sum[:])
 	}
 	return name
 }
 
-// wanted reports whether cells are to be looked at under a lock.
+// wanted reports whether a check of a cell needs its lock.
 func (l locker) wanted() bool { return l.locks != nil }
 
-// acquire reports whether the cell may be worked on.
+// acquire reports whether this worker may check the cell: it has the lock, or the lock
+// service does not answer.
 func (l locker) acquire(ctx context.Context, cell txn.Cell) bool {
 	ok, _, err := l.locks.Acquire(ctx, lockName(cell), l.owner, l.ttl)
 	return ok || err != nil
 }
 
-// hold keeps an acquired lock until release is called.
+// hold renews an acquired lock until release is called.
 func (l locker) hold(ctx context.Context, cell txn.Cell) (release func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var renewing sync.WaitGroup
@@ -80,7 +85,7 @@ func (l locker) hold(ctx context.Context, cell txn.Cell) (release func()) {
 		renewing.Wait()
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.ttl/3)
 		defer cancel()
-		// What is not released runs out.
+		// After an error the lock expires.
 		_ = l.locks.Release(rctx, lockName(cell), l.owner)
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"cloud.google.com/go/bigtable"
 )
 
-// piece is a range of a table's rows; end "" is the table's end.
+// A piece is a range of a table's rows. An empty end is the end of the table.
 type piece struct {
 	table, start, end string
-	// resumed: it is what was left of a piece.
+	// resumed: it is the rest of a piece that a scan left.
 	resumed bool
 }
 
@@ -32,8 +32,8 @@ func (p piece) turn() []piece {
 	return []piece{{p.table, at, p.end, p.resumed}, {p.table, p.start, at, p.resumed}}
 }
 
-// randomKey returns a key between start and end, if it finds one: the bytes
-// behind what the two have in common, read as a number.
+// randomKey returns a random key between start and end, or start if it finds none. It
+// reads the 8 bytes after their common prefix as numbers.
 func randomKey(start, end string) string {
 	n := 0
 	for n < len(start) && n < len(end) && start[n] == end[n] {
@@ -56,7 +56,7 @@ func number(s string) uint64 {
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// cutTable cuts a table at keys, into most pieces at the most.
+// cutTable cuts a table at keys, into at most as many pieces as most.
 func cutTable(table string, keys []string, most int) []piece {
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return k == "" })
 	slices.Sort(keys)
@@ -74,7 +74,7 @@ func cutTable(table string, keys []string, most int) []piece {
 	return append(cuts, piece{table: table, start: start})
 }
 
-// pieces are those of a sweep that are still to be read.
+// pieces are the pieces that a sweep has not read yet.
 type pieces struct {
 	mu   sync.Mutex
 	todo []piece

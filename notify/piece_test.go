@@ -62,7 +62,7 @@ func TestPiecesCoverTheTable(t *testing.T) {
 	})
 }
 
-// TestTurnStartsAnywhere: the place where a piece is begun differs.
+// TestTurnStartsAnywhere: scans of a piece begin at different rows.
 func TestTurnStartsAnywhere(t *testing.T) {
 	for _, p := range []piece{{table: "t"}, {table: "t", start: "a"}, {table: "t", start: "user1", end: "user2"}, {table: "t", start: "a", end: "b"}} {
 		starts := map[string]bool{}

@@ -14,9 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestUnregistered: an observer that was taken out is not run any more, and the
-// notifications of a column that has no observer left are removed by any worker
-// of the table.
+// TestUnregistered: an unregistered observer runs no more. Every worker of the table removes
+// the notifications of a column that has no observer left.
 func TestUnregistered(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "old", false)
@@ -24,7 +23,7 @@ func TestUnregistered(t *testing.T) {
 			put(t, env.Client, input, fmt.Sprintf("row%d", i), "v")
 		}
 		wantLeft(t, env.Client, 10, 0)
-		// Waiting for what nobody is to run would be for ever.
+		// Wait would never return if it waited for this observer.
 		if found, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "old"); err != nil || !found {
 			t.Fatal(found, err)
 		}
@@ -95,7 +94,7 @@ func TestRenamed(t *testing.T) {
 		if s := w.Stats(); s.Runs != 0 {
 			t.Errorf("%+v", s)
 		}
-		n, err := notify.Backfill(t.Context(), env.Client, input, nil, nil)
+		n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, nil, nil)
 		if err != nil || n != 1 {
 			t.Errorf("%d cells, %v", n, err)
 		}
@@ -106,10 +105,9 @@ func TestRenamed(t *testing.T) {
 	})
 }
 
-// TestWritersLearn: a client that runs all the time sets notify cells for a new
-// observer at the latest after its SchemaMaxAge. What it commits before that is
-// found by Backfill.
-func TestWritersLearn(t *testing.T) {
+// TestRunningWritersNotice: a running client notifies a new observer after its SchemaMaxAge
+// at the latest. Backfill finds what it commits before that.
+func TestRunningWritersNotice(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const age = 40 * time.Second
 		writer := env.NewClient(txn.Config{TokenTTL: time.Minute, SchemaMaxAge: age})
@@ -127,7 +125,7 @@ func TestWritersLearn(t *testing.T) {
 			t.Errorf("effects %v", got)
 		}
 		var progress []int
-		n, err := notify.Backfill(t.Context(), env.Client, input, bigtable.PrefixRange(""), func(cells int, row string) { progress = append(progress, cells) })
+		n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, bigtable.PrefixRange(""), func(cells int, row string) { progress = append(progress, cells) })
 		if err != nil || n != 3 || len(progress) != 1 {
 			t.Errorf("%d cells, progress %v, %v", n, progress, err)
 		}
@@ -143,8 +141,8 @@ func TestWritersLearn(t *testing.T) {
 	})
 }
 
-// TestAdopted: data from before the table was adopted is a change that nobody
-// acknowledged.
+// TestAdopted: data from before the table was adopted is a change that no
+// observer has acknowledged.
 func TestAdopted(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		m := bigtable.NewMutation()
@@ -162,7 +160,7 @@ func TestAdopted(t *testing.T) {
 		})
 		start(t, w)
 		for range 2 { // the second time it is acknowledged
-			if n, err := notify.Backfill(t.Context(), env.Client, input, bigtable.RowList{"row", "none"}, nil); err != nil || n != 1 {
+			if n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, bigtable.RowList{"row", "none"}, nil); err != nil || n != 1 {
 				t.Error(n, err)
 			}
 			wait(t, env.Client)

@@ -4,174 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/instrument"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
+
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// contended is how long to wait, on average, before looking again at a cell
-// that another worker is at.
-const contended = 100 * time.Millisecond
+// never is the NotBefore of a change that is a dead letter.
+const never = format.Never
 
-// forever is the NotBefore of a parked change.
-const forever = format.Never
-
-// process looks at one cell for each of its observers here, and removes its
-// notifications if every registered observer has acknowledged them. again is
-// when to look at it once more; 0: when it is found or hinted.
-func (w *Worker) process(ctx, runs context.Context, lane *lane, t task) (again time.Duration) {
-	if w.locker.wanted() {
-		if !w.locker.acquire(runs, t.cell) {
-			w.counters.locked.Add(1)
-			if t.met != nil {
-				t.met()
-				return 0 // it is found again, if the other one does not see to it
-			}
-			return jitter(contended)
-		}
-		defer w.locker.hold(runs, t.cell)()
-	}
-	var looks []look
-	for _, h := range lane.handlers {
-		if ctx.Err() != nil {
-			return 0
-		}
-		l := w.handle(ctx, runs, h, t.cell)
-		if l.again > 0 && (again == 0 || l.again < again) {
-			again = l.again
-		}
-		if l.settled > 0 {
-			lane.settle(t.cell.Row, changes.OracleNow(w.client), l.settled)
-		}
-		if l.seen != nil {
-			looks = append(looks, l)
-		}
-		if l.elsewhere && t.met != nil {
-			t.met() // its scan has found the change before
-			t.met = nil
-		}
-	}
-	if upTo := w.clear(t.cell, looks); upTo > 0 && len(looks) == len(lane.handlers) {
-		lane.settle(t.cell.Row, upTo, registryMaxAge)
-	}
-	return again
-}
-
-// A look is what came of a cell for one observer.
-type look struct {
-	observer string
-	// seen is the observation that it was decided by; nil if there was none.
-	seen *changes.Observation
-	// done: as of seen.StartTS the observer has nothing to do.
-	done bool
-	// elsewhere: another worker has acknowledged the change, as far as one can
-	// tell.
-	elsewhere bool
-	// failed: a failure was stored after seen was read.
-	failed bool
-	// again is when to look once more; 0: when it is found or hinted.
-	again time.Duration
-	// settled: a finder need not offer the cell again for that long.
-	settled time.Duration
-}
-
-// clear removes the notifications that were known in the earliest look at which an
-// observer was seen to have nothing to do, if there is one for every registered
-// observer (design §7). elsewhere is that timestamp if all observers here are
-// done and the notifications stay for those of other workers; else 0.
-func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
-	if len(looks) == 0 {
-		return 0
-	}
-	last := slices.MaxFunc(looks, func(a, b look) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
-	cleared := changes.Cleared{Cell: cell, UpTo: last.KnownUpTo()}
-	failures := map[string]bool{}
-	for _, l := range looks {
-		if !l.done {
-			return 0
-		}
-		cleared.UpTo = min(cleared.UpTo, l.seen.KnownUpTo())
-		if l.failed {
-			failures[l.observer] = true
-		}
-	}
-	for _, observer := range last.Observers {
-		here := slices.ContainsFunc(looks, func(l look) bool { return l.observer == observer })
-		if !here && last.Pending(observer) && !parked(last, observer) {
-			return cleared.UpTo // it has still to see it, elsewhere
-		}
-	}
-	for observer := range last.Failures {
-		failures[observer] = true
-	}
-	if len(last.Triggers) > 0 || len(failures) > 0 {
-		cleared.Failures = slices.Sorted(maps.Keys(failures))
-		w.cleaner.add(cleared)
-	}
-	return 0
-}
-
-// parked reports that the newest change is a dead letter for the observer.
-func parked(o *changes.Observation, observer string) bool {
-	f, ok := o.Failures[observer]
-	return ok && f.ChangeTS == o.ChangeTS && f.NotBefore == forever
-}
-
-// handle brings one observer up to date with one cell: it runs it until the
-// change is acknowledged, by this run or another, or has to wait.
-func (w *Worker) handle(ctx, runs context.Context, h *handler, cell txn.Cell) look {
-	for attempt := 1; ; attempt++ {
-		if !w.mayRun(ctx, h) {
-			return look{}
-		}
-		r := &run{worker: w, handler: h, cell: cell, began: time.Now()}
-		r.do(runs)
-		<-w.slots
-		<-h.slots
-		l, retry := r.settle(ctx, runs, attempt)
-		if !retry {
-			return l
-		}
-		if sleep(ctx, jitter(time.Millisecond<<min(attempt, 8))) != nil {
-			return look{}
-		}
-	}
-}
-
-// mayRun waits for the observer's rate limit and for its and the worker's
-// concurrency, or until ctx ends.
-func (w *Worker) mayRun(ctx context.Context, h *handler) bool {
-	if h.limiter != nil && h.limiter.Wait(ctx) != nil {
-		return false
-	}
-	select {
-	case h.slots <- struct{}{}:
-	case <-ctx.Done():
-		return false
-	}
-	select {
-	case w.slots <- struct{}{}:
-	case <-ctx.Done():
-		<-h.slots
-		return false
-	}
-	if ctx.Err() != nil { // both were ready
-		<-w.slots
-		<-h.slots
-		return false
-	}
-	return true
-}
+// settleTimeout bounds the search for the outcome of a commit. The cell is checked again
+// in any case, so a longer search gains nothing.
+const settleTimeout = 10 * time.Second
 
 // A run is one transaction of an observer.
 type run struct {
@@ -182,22 +38,20 @@ type run struct {
 
 	startTS  tso.Timestamp // of its transaction
 	seen     *changes.Observation
-	called   bool // the observer was
 	commitTS tso.Timestamp
 	outcome  Outcome
 	err      error
-	span     trace.Span // ended by tell; nil until there is something to see
+	span     trace.Span // report ends it; nil: nothing worth a trace has happened
 }
 
-// do looks at the cell and, if there is something to do, runs the observer and
-// commits. What is left behind after an error is nothing, or an undetermined
-// commit.
+// do reads the cell's changes and, if one is pending, runs the observer and commits.
+// After an error the transaction is rolled back, or its outcome is unknown.
 func (r *run) do(ctx context.Context) {
 	h := r.handler
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	// Most looks find nothing to do. A trace begins where one does, or where it
-	// has to settle what somebody left.
+	// Most checks find nothing to do. A trace begins when one does, or when it has to
+	// resolve a lock of another client.
 	begin := func(ctx context.Context) context.Context {
 		ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
 		return ctx
@@ -221,10 +75,9 @@ func (r *run) do(ctx context.Context) {
 	if r.outcome != "" {
 		return
 	}
-	// First, so that the acknowledgment is the primary: an observer's write
-	// records lead to what it ran for.
+	// First, so that the acknowledgment is the primary: the observer's write records
+	// then lead to the change that it ran for.
 	changes.Acknowledge(tx, r.seen, h.id)
-	r.called = true
 	r.worker.counters.runs.Add(1)
 	if err = r.call(context.WithValue(ctx, triggerKey{}, r.seen), tx); err == nil {
 		r.commitTS, err = tx.Commit(ctx)
@@ -232,11 +85,11 @@ func (r *run) do(ctx context.Context) {
 	r.outcome, r.err = r.classify(err), err
 }
 
-// need says why the observer need not run; empty: it does.
+// need returns why the observer need not run, or "" if it has to.
 func (r *run) need() Outcome {
 	id, o := r.handler.id, r.seen
-	// A change has its notify cell in the row until it was dealt with: without
-	// one it was acknowledged, or became a dead letter that nobody is to revive.
+	// A change keeps its notify cell until every observer has acknowledged it. Without
+	// one, the observer acknowledged the change, or it is a dead letter.
 	if !slices.Contains(o.Observers, id) || !o.Pending(id) || len(o.Triggers) == 0 {
 		return Acknowledged
 	}
@@ -249,6 +102,7 @@ func (r *run) need() Outcome {
 	return ""
 }
 
+// hops returns how many runs of observers, each caused by the one before, led here.
 func (r *run) hops() int {
 	most := 0
 	for _, t := range r.seen.Triggers {
@@ -257,7 +111,7 @@ func (r *run) hops() int {
 	return most
 }
 
-// call runs the observer. A panic is its error.
+// call calls the observer. A panic becomes its error.
 func (r *run) call(ctx context.Context, tx *txn.Txn) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -275,7 +129,7 @@ func (r *run) classify(err error) Outcome {
 	case err == nil:
 		return Committed
 	case errors.As(err, &unknown) && unknown.StartTS != r.startTS, errors.As(err, &conflict) && conflict.StartTS != r.startTS:
-		return Failed // of another transaction, which the observer has made
+		return Failed // the error belongs to another transaction, which the observer made
 	case unknown != nil:
 		return Unknown
 	case errors.As(err, &put):
@@ -290,77 +144,82 @@ func (r *run) classify(err error) Outcome {
 	return Failed
 }
 
-// ownAck reports that somebody else has acknowledged the change.
+// ownAck reports whether the run conflicted on its acknowledgment: another run has
+// acknowledged the change.
 func (r *run) ownAck(c *txn.ConflictError) bool {
 	col, observer, ok := format.ObserverOf(c.Cell.Column())
 	return ok && observer == r.handler.id && col == r.cell.Column() && c.Cell.Row == r.cell.Row &&
 		c.Cell.Table == r.cell.Table && (c.Reason == txn.ConflictWrite || c.Reason == txn.ConflictLock)
 }
 
-// settle does what the outcome asks for. retry: look again at once.
-func (r *run) settle(ctx, runs context.Context, attempt int) (_ look, retry bool) {
+// conclude does what the outcome asks for: it stores failures and dead letters, and
+// acknowledges dropped changes. retry: start the next run at once.
+func (r *run) conclude(ctx, runs context.Context, attempt int) (_ result, retry bool) {
 	w, id := r.worker, r.handler.id
 	if r.span != nil {
 		runs = trace.ContextWithSpan(runs, r.span)
 	}
 	if r.outcome == Unknown {
-		r.findOut(runs)
+		r.settle(runs)
 	}
-	l := look{observer: id, seen: r.seen}
+	res := result{observer: id, seen: r.seen}
 	switch r.outcome {
 	case Committed, Acknowledged:
-		l.done = true
-		l.elsewhere = r.outcome == Acknowledged
+		res.upToDate = true
+		res.elsewhere = r.outcome == Acknowledged
 	case LostRace:
-		r.tell()
-		return look{}, true
+		r.report()
+		return result{}, true
 	case Conflicted:
 		if attempt < w.cfg.ConflictAttempts {
-			r.tell()
-			return look{}, true
+			r.report()
+			return result{}, true
 		}
-		l.again = r.conflicts(runs, attempt)
+		res.again = r.conflicts(runs, attempt)
 	case Waiting:
-		l.again, l.done = r.waiting()
+		res.again, res.upToDate = r.waiting()
 	case Snoozed:
 		var put *snooze
 		errors.As(r.err, &put)
-		l.again = r.fail(runs, 0, put.d, "")
+		res.again = r.fail(runs, 0, put.d, "")
 	case Dropped:
-		l.done, l.again = r.drop(runs)
+		res.upToDate, res.again = r.drop(runs)
 	case Parked:
-		l.done, l.again = r.park(runs, 0, r.cycle(runs))
-		l.failed = l.done
+		res.upToDate, res.again = r.park(runs, 0, r.cycle(runs))
+		res.failed = res.upToDate
 	case Failed:
-		l.done, l.again = r.failed(ctx, runs)
-		l.failed = l.done
+		res.upToDate, res.again = r.failed(ctx, runs)
+		res.failed = res.upToDate
 	case Unknown:
-		l.again, l.settled = r.unknown(ctx)
+		res.again, res.skip = r.unknown(ctx)
 	}
-	r.tell()
-	return l, false
+	r.report()
+	return res, false
 }
 
-// unknown is for a run that could not begin, or whose commit is undetermined.
-func (r *run) unknown(ctx context.Context) (again, settled time.Duration) {
+// unknown handles a run that could not begin, or whose commit has an unknown outcome.
+func (r *run) unknown(ctx context.Context) (again, skip time.Duration) {
 	if errors.Is(r.err, txn.ErrClosed) {
-		r.worker.closed(r.err)
+		r.worker.clientClosed(r.err)
 		return 0, 0
 	}
 	if errors.Is(r.err, txn.ErrCorrupt) || errors.Is(r.err, txn.ErrFormatVersion) {
-		// Nothing that passes by itself.
-		again = jitter(r.worker.cfg.Backoff.Max)
-		settled = again
+		// An operator has to repair it.
+		again = pause.Jitter(r.worker.cfg.Backoff.Max)
+		skip = again
 	} else {
-		again = jitter(time.Second)
+		again = pause.Jitter(time.Second)
 	}
-	r.worker.cfg.Logger.WarnContext(ctx, "looking at a notified cell failed; it is looked at again", "observer", r.handler.id, "cell", r.cell, "after", again, "error", r.err)
-	return again, settled
+	r.worker.cfg.Logger.WarnContext(ctx, "checking a notified cell failed; the worker checks it again", "observer", r.handler.id, "cell", r.cell, "after", again, "error", r.err)
+	return again, skip
 }
 
-func (r *run) tell() {
+// report ends the run's span, and reports the run to metrics, Stats and Config.OnEvent.
+func (r *run) report() {
 	e := Event{Outcome: r.outcome, Observer: r.handler.id, Cell: r.cell, CommitTS: r.commitTS, Duration: time.Since(r.began), Err: r.err}
+	var triggers []format.Trigger
 	if o := r.seen; o != nil {
+		triggers = o.Triggers
 		e.ChangeTS, e.StartTS = o.ChangeTS, o.StartTS
 		for _, t := range o.Triggers {
 			if t.TS > o.Acks[e.Observer] && t.TS < o.ChangeTS {
@@ -368,27 +227,37 @@ func (r *run) tell() {
 			}
 		}
 	}
-	var triggers []format.Trigger
-	if r.seen != nil {
-		triggers = r.seen.Triggers
-	}
 	r.worker.telemetry.measure(e, triggers)
-	r.end(r.span)
-	r.worker.event(e)
+	r.endSpan()
+	r.worker.report(e)
 }
 
-// findOut settles a commit whose outcome is not known. What is not found out is
-// left: the cell is looked at again.
-func (r *run) findOut(ctx context.Context) {
+func (r *run) endSpan() {
+	if r.span == nil {
+		return
+	}
+	r.span.SetAttributes(attrOutcome.String(string(r.outcome)))
+	switch r.outcome {
+	case Failed, Unknown, Parked:
+		// Not the error's text: it comes from the application and may contain data.
+		r.span.SetStatus(codes.Error, string(r.outcome))
+		r.span.SetAttributes(semconv.ErrorTypeKey.String(instrument.ErrorType(r.err)))
+	}
+	r.span.End()
+}
+
+// settle settles a commit with an unknown outcome. If it fails, the outcome stays
+// unknown, and the cell is checked again.
+func (r *run) settle(ctx context.Context) {
 	var u *txn.UndeterminedError
 	if !errors.As(r.err, &u) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	switch s, err := r.worker.client.Settle(ctx, u); {
 	case err != nil:
-		r.worker.cfg.Logger.WarnContext(ctx, "the commit of an observer's run is undetermined", "observer", r.handler.id, "cell", r.cell, "error", err)
+		r.worker.cfg.Logger.WarnContext(ctx, "settling the commit of an observer failed; its outcome is unknown", "observer", r.handler.id, "cell", r.cell, "error", err)
 	case s.State == txn.StateCommitted:
 		r.outcome, r.commitTS, r.err = Committed, s.CommitTS, nil
 	default:
@@ -396,20 +265,20 @@ func (r *run) findOut(ctx context.Context) {
 	}
 }
 
-// waiting says when a change whose pause is not over is to be tried again; a
-// parked one never is.
-func (r *run) waiting() (again time.Duration, done bool) {
+// waiting returns when the pause of a failed change ends. A dead letter has no next run:
+// the observer is up to date.
+func (r *run) waiting() (again time.Duration, upToDate bool) {
 	f := r.seen.Failures[r.handler.id]
-	if f.NotBefore == forever {
+	if f.NotBefore == never {
 		return 0, true
 	}
 	return time.Duration(f.NotBefore-r.seen.StartTS) * time.Microsecond, false
 }
 
-// failed stores a failed run, or parks its change after the last attempt.
-func (r *run) failed(ctx, runs context.Context) (done bool, again time.Duration) {
+// failed stores the failure of the run. After the last attempt it parks the change.
+func (r *run) failed(ctx, runs context.Context) (upToDate bool, again time.Duration) {
 	if runs.Err() != nil || (ctx.Err() != nil && errors.Is(r.err, context.Canceled)) {
-		r.outcome = Cancelled // through no fault of its own
+		r.outcome = Cancelled // the worker stops: this is not the observer's failure
 		return false, 0
 	}
 	w, h := r.worker, r.handler
@@ -423,14 +292,14 @@ func (r *run) failed(ctx, runs context.Context) (done bool, again time.Duration)
 	if attempts >= h.maxAttempts {
 		return r.park(runs, attempts, r.err.Error())
 	}
-	pause := w.cfg.Backoff.Max
-	if shift := attempts - 1; shift < 40 && w.cfg.Backoff.Min<<shift < pause {
-		pause = w.cfg.Backoff.Min << shift
+	d := w.cfg.Backoff.Max
+	if shift := attempts - 1; shift < 40 && w.cfg.Backoff.Min<<shift < d {
+		d = w.cfg.Backoff.Min << shift
 	}
-	return false, r.fail(runs, attempts, pause/2+rand.N(pause/2+1), r.err.Error())
+	return false, r.fail(runs, attempts, pause.Jitter(d), r.err.Error())
 }
 
-// earlier is what became of earlier runs for the same change.
+// earlier returns what earlier runs stored about failures on the same change.
 func (r *run) earlier() format.Failure {
 	if f, ok := r.seen.Failures[r.handler.id]; ok && f.ChangeTS == r.seen.ChangeTS {
 		return f
@@ -438,37 +307,37 @@ func (r *run) earlier() format.Failure {
 	return format.Failure{ChangeTS: r.seen.ChangeTS, FirstTS: r.seen.StartTS}
 }
 
-// fail stores that the change is not to be tried again before pause is over.
-// attempts 0 keeps their number.
-func (r *run) fail(ctx context.Context, attempts int, pause time.Duration, text string) (again time.Duration) {
-	pause = max(pause, time.Millisecond)
+// fail stores that the next run must not start before d has passed. If attempts is 0,
+// their stored number stays.
+func (r *run) fail(ctx context.Context, attempts int, d time.Duration, text string) (again time.Duration) {
+	d = max(d, time.Millisecond)
 	f := r.earlier()
 	if attempts > 0 {
 		f.Attempts = attempts
 	}
 	f.LastTS = r.seen.StartTS
-	f.NotBefore = r.now() + tso.Timestamp(pause.Microseconds())
+	f.NotBefore = r.now() + tso.Timestamp(d.Microseconds())
 	f.Error = text
 	if err := changes.SetFailure(ctx, r.worker.client, r.cell, r.handler.id, f); err != nil {
-		r.worker.cfg.Logger.WarnContext(ctx, "storing an observer's failure failed; other workers may run it before its pause is over", "observer", r.handler.id, "cell", r.cell, "error", err)
+		r.worker.cfg.Logger.WarnContext(ctx, "storing the failure of an observer failed; other workers may retry too early", "observer", r.handler.id, "cell", r.cell, "error", err)
 	}
-	return pause
+	return d
 }
 
-// now is the oracle's time, estimated.
+// now estimates the oracle's time.
 func (r *run) now() tso.Timestamp {
 	return r.seen.StartTS + tso.Timestamp(time.Since(r.began).Microseconds())
 }
 
-// conflicts puts a change off whose run conflicts again and again.
+// conflicts delays a change after Config.ConflictAttempts conflicts in a row.
 func (r *run) conflicts(ctx context.Context, attempt int) (again time.Duration) {
-	text := fmt.Sprintf("%d runs in a row conflicted with other transactions, the last one: %v. If that goes on, split the observer in two with a weak notification in between (notify.Weak)", attempt, r.err)
+	text := fmt.Sprintf("%d runs in a row conflicted with other transactions, the last one: %v. If this continues, split the observer in two with a weak notification in between (notify.Weak)", attempt, r.err)
 	r.worker.cfg.Logger.WarnContext(ctx, "observer conflicts", "observer", r.handler.id, "cell", r.cell, "attempts", attempt, "error", r.err, "advice", "split the observer in two with a weak notification in between")
-	return r.fail(ctx, 0, jitter(2*r.worker.cfg.Backoff.Min), text)
+	return r.fail(ctx, 0, pause.Jitter(2*r.worker.cfg.Backoff.Min), text)
 }
 
-// drop acknowledges what a run has seen without its writes.
-func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
+// drop acknowledges what the run has seen, without its writes.
+func (r *run) drop(ctx context.Context) (upToDate bool, again time.Duration) {
 	o, id := r.seen, r.handler.id
 	ctx, cancel := context.WithTimeout(ctx, r.handler.timeout)
 	defer cancel()
@@ -482,15 +351,15 @@ func (r *run) drop(ctx context.Context) (done bool, again time.Duration) {
 	}, txn.Named(id))
 	if err != nil {
 		r.err = fmt.Errorf("acknowledging a dropped change: %w", err)
-		r.worker.cfg.Logger.WarnContext(ctx, "acknowledging a dropped change failed; it is tried again", "observer", id, "cell", r.cell, "error", err)
-		return false, jitter(time.Second)
+		r.worker.cfg.Logger.WarnContext(ctx, "acknowledging a dropped change failed; the worker retries", "observer", id, "cell", r.cell, "error", err)
+		return false, pause.Jitter(time.Second)
 	}
 	return true, 0
 }
 
-// park makes a dead letter of the change. The notification stays until
-// it is written.
-func (r *run) park(ctx context.Context, attempts int, text string) (done bool, again time.Duration) {
+// park makes the change a dead letter. Its notification stays until the dead letter is
+// stored.
+func (r *run) park(ctx context.Context, attempts int, text string) (upToDate bool, again time.Duration) {
 	w, o := r.worker, r.seen
 	f := r.earlier()
 	if attempts == 0 {
@@ -503,20 +372,20 @@ func (r *run) park(ctx context.Context, attempts int, text string) (done bool, a
 	err := changes.Park(ctx, w.client, d)
 	if err == nil && len(o.Observers) > 1 {
 		// The notification may have to stay for the other observers.
-		f.NotBefore, f.Attempts, f.Error, f.LastTS = forever, attempts, text, o.StartTS
+		f.NotBefore, f.Attempts, f.Error, f.LastTS = never, attempts, text, o.StartTS
 		err = changes.SetFailure(ctx, w.client, r.cell, r.handler.id, f)
 	}
 	if err != nil {
-		w.cfg.Logger.WarnContext(ctx, "storing a dead letter failed; it is tried again", "observer", r.handler.id, "cell", r.cell, "error", err)
-		return false, jitter(w.cfg.Backoff.Min)
+		w.cfg.Logger.WarnContext(ctx, "storing a dead letter failed; the worker retries", "observer", r.handler.id, "cell", r.cell, "error", err)
+		return false, pause.Jitter(w.cfg.Backoff.Min)
 	}
 	r.outcome = Parked
 	r.err = errors.New(text)
-	w.cfg.Logger.ErrorContext(ctx, "change given up; see percctl notify list --dead", "observer", r.handler.id, "cell", r.cell, "attempts", attempts, "error", text)
+	w.cfg.Logger.ErrorContext(ctx, "a change became a dead letter; see percctl notify list --dead", "observer", r.handler.id, "cell", r.cell, "attempts", attempts, "error", text)
 	return true, 0
 }
 
-// cycle describes how runs of observers led here, the way back of the last few.
+// cycle describes which runs of observers led here, the last few of them.
 func (r *run) cycle(ctx context.Context) string {
 	const shown = 8
 	var text strings.Builder
@@ -526,21 +395,7 @@ func (r *run) cycle(ctx context.Context) string {
 		fmt.Fprintf(&text, ", caused by %s of %s (committed at %d)", h.Observer, h.Cell, h.CommitTS)
 	}
 	if err != nil {
-		fmt.Fprintf(&text, ", and further back could not be read: %v", err)
+		fmt.Fprintf(&text, "; reading the runs before that failed: %v", err)
 	}
 	return text.String()
-}
-
-// jitter is between a half of d and all of it.
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -16,15 +16,16 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestDrain: at its end a worker finishes what runs and begins nothing new.
+// TestDrain: a worker that stops waits for its current runs and begins no other.
 func TestDrain(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -61,12 +62,12 @@ func TestDrain(t *testing.T) {
 			t.Error(err)
 		}
 		if n := running.Load(); n != 2 {
-			t.Errorf("%d runs, want those 2 that were under way", n)
+			t.Errorf("%d runs, want the 2 that were under way", n)
 		}
 		if got := effects(t, env.Client); len(got) != 2 {
 			t.Errorf("effects %v", got)
 		}
-		wantLeft(t, env.Client, 8, 0) // those of the two are removed
+		wantLeft(t, env.Client, 8, 0) // the worker removed those of the two
 		// The same worker again does the rest.
 		start(t, w)
 		wait(t, env.Client)
@@ -76,8 +77,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestDrainIsBounded: runs that take longer are cancelled, which is no failure
-// of theirs; one that ignores even that is left behind.
+// TestDrainIsBounded: a stopping worker cancels runs after DrainTimeout, and counts no
+// failure. It returns without a run that ignores its context.
 func TestDrainIsBounded(t *testing.T) {
 	for _, ignores := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ignores its context: %v", ignores), func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestDrainIsBounded(t *testing.T) {
 				}
 				if ignores {
 					if err := w.Run(t.Context()); err == nil {
-						t.Error("the worker ran again beside what it had left behind")
+						t.Error("the worker ran again while one of its observers was still running")
 					}
 				}
 				close(release)
@@ -120,8 +121,7 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 }
 
-// TestDrainWithStoreDown: the end does not wait for a store that does not
-// answer.
+// TestDrainWithStoreDown: a stopping worker does not wait for a store that does not answer.
 func TestDrainWithStoreDown(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -138,14 +138,14 @@ func TestDrainWithStoreDown(t *testing.T) {
 			t.Error(err)
 		}
 		if took := time.Since(begun); took > 10*time.Second {
-			t.Errorf("the end took %v", took)
+			t.Errorf("stopping took %v", took)
 		}
 		wantLeft(t, env.Client, 1, 0)
 	})
 }
 
 // TestConcurrency: neither the worker nor an observer runs more at a time than
-// it may, and a slow column does not hold others up.
+// it may, and a slow column does not delay other columns.
 func TestConcurrency(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "wide", false)
@@ -211,9 +211,9 @@ func TestRateLimit(t *testing.T) {
 }
 
 // TestCycle: an observer that triggers itself, and two that trigger each other,
-// are stopped, and the dead letter says how it came.
+// end in a dead letter, which names the runs that led to it.
 func TestCycle(t *testing.T) {
-	bump := func(to notify.Column) notify.ObserverFunc {
+	bump := func(to column) notify.ObserverFunc {
 		return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			v, _, err := tx.Table("docs").Get(ctx, "row", to.Family, to.Qualifier)
 			n, _ := strconv.Atoi(string(v))
@@ -223,12 +223,12 @@ func TestCycle(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name      string
-		observers map[string][2]notify.Column
+		observers map[string][2]column
 		says      []string
 	}{
-		{"itself", map[string][2]notify.Column{"narcissus": {input, input}},
+		{"itself", map[string][2]column{"narcissus": {input, input}},
 			[]string{"more than Config.MaxHops (20)", "narcissus of docs/row/d:in", "caused by narcissus of docs/row/d:in"}},
-		{"each other", map[string][2]notify.Column{"ping": {input, middle}, "pong": {middle, input}},
+		{"each other", map[string][2]column{"ping": {input, middle}, "pong": {middle, input}},
 			[]string{"ping of docs/row/d:in", "caused by pong of docs/row/d:mid", "caused by ping of docs/row/d:in"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -261,8 +261,8 @@ func TestCycle(t *testing.T) {
 }
 
 // TestHopsThroughRollForward: a chain whose writers die after their commit point
-// is a cycle all the same: whoever rolls the cell forward carries the number of
-// hops over from the lock.
+// is a cycle too: a client that rolls the cell forward copies the number of hops from the
+// lock.
 func TestHopsThroughRollForward(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		faults := txntest.NewFaults(t)
@@ -296,8 +296,8 @@ func TestHopsThroughRollForward(t *testing.T) {
 	})
 }
 
-// TestConflictsAreReported: an observer that conflicts again and again is put
-// off, with advice, and never given up.
+// TestConflictsAreReported: an observer that conflicts again and again is
+// delayed, with advice, and its change never becomes a dead letter.
 func TestConflictsAreReported(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -311,7 +311,7 @@ func TestConflictsAreReported(t *testing.T) {
 			select {
 			case <-quiet:
 			default:
-				put(t, other, notify.Column{Table: "docs", Family: "d", Qualifier: "sum"}, "hot", "in the way")
+				put(t, other, columnOf("docs", "d", "sum"), "hot", "blocks")
 			}
 			return nil
 		})
@@ -360,22 +360,14 @@ func TestMisuse(t *testing.T) {
 	if err := w.Run(t.Context()); !errors.Is(err, txn.ErrInvalid) {
 		t.Errorf("without observers: %v", err)
 	}
-	for _, opt := range []notify.HandleOption{notify.Concurrency(0), notify.MaxAttempts(0), notify.Timeout(-1), notify.RateLimit(1, 0), notify.RateLimit(-1, 1)} {
-		if err := w.Handle("o", input, notify.ObserverFunc(observeEffect), opt); !errors.Is(err, txn.ErrInvalid) {
-			t.Errorf("%v", err)
-		}
-	}
-	if err := errors.Join(w.Handle("", input, notify.ObserverFunc(observeEffect)), w.Handle("o", input, nil)); !errors.Is(err, txn.ErrInvalid) {
-		t.Error(err)
-	}
 	handle(t, w, "o", input, observeEffect)
-	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrRegistration) {
+	if err := w.Handle("o", middle.table, middle.Column, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrRegistration) {
 		t.Errorf("the same id: %v", err)
 	}
-	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrRegistration) {
+	if err := w.Handle("p", input.table, input.Column, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrRegistration) {
 		t.Errorf("weak and strong: %v", err)
 	}
-	// Registered otherwise by somebody else.
+	// Another client registered them for another column or kind.
 	register(t, env.Client, middle, "o", false)
 	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrRegistration) || !strings.Contains(err.Error(), "d:mid") {
 		t.Errorf("a contradictory registration: %v", err)
@@ -396,7 +388,7 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestClosedClient: a worker whose client is closed ends by itself.
+// TestClosedClient: a worker whose client is closed stops by itself.
 func TestClosedClient(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		for _, work := range []bool{false, true} {
@@ -437,8 +429,8 @@ func (f *failingFinder) Find(ctx context.Context, s notify.Search) error {
 	return ctx.Err()
 }
 
-// TestFinderErrors: a finder that fails is started again; one that is configured
-// wrongly ends the worker.
+// TestFinderErrors: the worker starts a finder that failed again. An invalid configuration
+// of the finder stops the worker.
 func TestFinderErrors(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -465,8 +457,8 @@ func TestFinderErrors(t *testing.T) {
 	})
 }
 
-// TestStoreDown: while Bigtable does not answer nothing is counted against a
-// change, and it is observed soon after.
+// TestStoreDown: while Bigtable does not answer, the worker counts no failures of a change.
+// Soon after that its observer runs.
 func TestStoreDown(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -519,13 +511,13 @@ func TestAnnounced(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := listed(); len(got) != 0 {
-			t.Errorf("observers %v after the end", got)
+			t.Errorf("observers %v after the worker has stopped", got)
 		}
 	})
 }
 
-// TestBrokenCell: a cell that cannot be looked at holds no other up, is looked at
-// now and then, and is run once it is mended.
+// TestBrokenCell: a cell that cannot be read delays no other cell. The worker checks it from
+// time to time, and runs its observer once it is repaired.
 func TestBrokenCell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
@@ -549,7 +541,7 @@ func TestBrokenCell(t *testing.T) {
 			t.Errorf("effects %v", got)
 		}
 		if n := ev.count(notify.Unknown); n < 5 || n > 50 {
-			t.Errorf("%d looks at the broken cell in ten minutes", n)
+			t.Errorf("%d checks of the broken cell in ten minutes", n)
 		}
 		if err := changes.ClearNotifications(t.Context(), env.Client, changes.Cleared{Cell: txn.Cell{Table: "docs", Row: "broken", Family: "d", Qualifier: "in"}, Failures: []string{"o"}}); err != nil {
 			t.Fatal(err)

@@ -15,45 +15,48 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Scanner is the paper's distributed scan (§2.4): a few threads per worker
-// that each read the notify column of a random piece of a random table, from a
-// random place in it, and jump elsewhere when they meet another worker. It also
-// settles locks of observed columns that dead clients have left, because these
-// may hide a change (txn.Client.Sweep).
+// A Scanner is the paper's distributed scan (§2.4): each worker runs a few threads, and
+// each thread reads the notify family of a random piece of a random table, from a random
+// row in it. If another worker turns out to work there, the thread jumps to another piece.
+// The scanner also resolves locks that dead clients left in observed columns, because
+// such a lock may hide a change (changes.Sweep).
 //
-// A sweep reads every piece once, in random order, so that what is there is
-// found within one. How often sweeps follow each other does not depend on the
-// number of workers: each does its share of the fleet's sweeps. An idle fleet
-// sweeps more and more seldom.
+// A sweep reads every piece once, in random order, so one sweep finds everything that was
+// there when it began. The interval between sweeps does not depend on the number of
+// workers: they share the sweeps. If sweeps find nothing, the intervals grow from
+// MinInterval to MaxInterval.
 //
-// Reading the notify family alone, Bigtable may still have to pass over
-// everything in a row; that is what a sweep costs, and what MaxInterval bounds.
+// Bigtable may have to skip everything else in a row to read its notify family. That is
+// the cost of a sweep.
+//
+// The zero value is usable. Do not change the fields once a worker runs.
 type Scanner struct {
 	// Threads is how many scans this worker has under way.
 	// Defaults to 2.
 	Threads int
 
-	// MinInterval is how long after one of the fleet's sweeps the next one
-	// begins, while there is something to find.
+	// MinInterval is the time from the begin of one sweep to the begin of the next, by
+	// any worker, while sweeps find something.
 	// Defaults to 1 second.
 	MinInterval time.Duration
 
-	// MaxInterval is the same when nothing was found for long: what a
-	// notification without a hint has to wait at most, roughly.
+	// MaxInterval is the same after many sweeps that found nothing: about the longest
+	// time that a notification without a hint waits.
 	// Defaults to 1 minute.
 	MaxInterval time.Duration
 
-	// Pieces bounds into how many pieces a table is cut. They are cut where
-	// Bigtable's SampleRowKeys does.
+	// Pieces bounds into how many pieces the scanner cuts a table. It cuts at the keys
+	// that Bigtable's SampleRowKeys returns.
 	// Defaults to 1000.
 	Pieces int
 
-	// NoTeleport has a scan go on where it has met another worker.
+	// NoTeleport has a scan continue where another worker turns out to work.
 	// Defaults to false.
 	NoTeleport bool
 
@@ -62,7 +65,8 @@ type Scanner struct {
 
 // ScannerStats are counts since the Scanner was first used.
 type ScannerStats struct {
-	// Sweeps begun, pieces read, and cells with notifications met.
+	// Sweeps counts sweeps begun, Pieces the pieces read, and Notifications the cells
+	// with notifications that they contained.
 	Sweeps        int64 `json:"sweeps"`
 	Pieces        int64 `json:"pieces"`
 	Notifications int64 `json:"notifications"`
@@ -75,12 +79,13 @@ func (s *Scanner) Stats() ScannerStats {
 	return ScannerStats{s.sweeps.Load(), s.pieces.Load(), s.notifications.Load(), s.teleports.Load()}
 }
 
-// Find implements [Finder].
+// Find implements [Finder]. Fails with txn.ErrInvalid if a field is negative, or
+// MaxInterval is below MinInterval.
 func (s *Scanner) Find(ctx context.Context, search Search) error {
 	sw := &sweeper{scanner: s, search: search, least: cmp.Or(s.MinInterval, time.Second), most: cmp.Or(s.MaxInterval, time.Minute), share: 1, cuts: map[string]cut{}}
 	threads, pieces := cmp.Or(s.Threads, 2), cmp.Or(s.Pieces, 1000)
 	if threads < 0 || pieces < 0 || sw.least < 0 || sw.most < sw.least {
-		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all have to be positive, and MaxInterval not below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
+		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all must be positive, and MaxInterval must not be below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
 	}
 	sw.threads, sw.pieces, sw.interval = threads, pieces, sw.least
 	for {
@@ -94,24 +99,7 @@ func (s *Scanner) Find(ctx context.Context, search Search) error {
 	}
 }
 
-// wait waits until the next sweep is due. In a large fleet that may be long,
-// and most of the fleet may go away meanwhile, so the workers are counted again
-// from time to time.
-func (s *sweeper) wait(ctx context.Context, began time.Time) error {
-	part := 0.5 + rand.Float64()/2
-	for {
-		left := time.Duration(part*float64(s.pause())) - time.Since(began)
-		if left <= 0 {
-			return ctx.Err()
-		}
-		if err := sleep(ctx, min(left, max(s.most, workersMaxAge))); err != nil {
-			return err
-		}
-		s.countWorkers(ctx)
-	}
-}
-
-// sweeper makes one worker's sweeps.
+// A sweeper makes one worker's sweeps.
 type sweeper struct {
 	scanner     *Scanner
 	search      Search
@@ -119,9 +107,9 @@ type sweeper struct {
 	pieces      int
 	least, most time.Duration
 
-	interval time.Duration // of the fleet's sweeps
-	share    int           // of how many workers this is one
-	counted  time.Time     // when share was last looked up
+	interval time.Duration // between the sweeps of all workers together
+	share    int           // workers that share the sweeps, this one included
+	counted  time.Time     // when share was counted
 	cuts     map[string]cut
 	missing  sync.Map // tables that this sweep has not found
 }
@@ -132,25 +120,41 @@ type cut struct {
 	pieces []piece
 }
 
-// cutMaxAge is how long a table's pieces are used. Old ones cost nothing but
-// balance: together they are always the whole table.
+// cutMaxAge is how long a sweeper uses a table's pieces. Old pieces are of less equal
+// size, but together they are always the whole table.
 const cutMaxAge = time.Minute
 
-// workersMaxAge is how long the number of workers is used.
+// workersMaxAge is how long a sweeper uses the number of workers.
 const workersMaxAge = 10 * time.Second
 
-// pause is how long after the begin of this worker's last sweep its next one is
-// due: the fleet's interval for each of its workers.
+// pause returns the time from the begin of this worker's last sweep to its next one: one
+// interval for each worker.
 func (s *sweeper) pause() time.Duration { return s.interval * time.Duration(s.share) }
 
-// skip reports that a table need not be there for the others to be swept: one that
-// was deleted while it still had observers.
+// wait waits until the next sweep is due. With many workers that takes long, and most of
+// them may stop meanwhile, so it counts the workers again from time to time.
+func (s *sweeper) wait(ctx context.Context, began time.Time) error {
+	part := 0.5 + rand.Float64()/2
+	for {
+		left := time.Duration(part*float64(s.pause())) - time.Since(began)
+		if left <= 0 {
+			return ctx.Err()
+		}
+		if err := pause.For(ctx, min(left, max(s.most, workersMaxAge))); err != nil {
+			return err
+		}
+		s.countWorkers(ctx)
+	}
+}
+
+// skip reports whether err says that a table is missing, for example because it was
+// deleted while it had observers. The sweep then continues with the other tables.
 func (s *sweeper) skip(ctx context.Context, table string, err error) bool {
 	if status.Code(err) != codes.NotFound && !errors.Is(err, txn.ErrNotInitialized) {
 		return false
 	}
 	if _, known := s.missing.LoadOrStore(table, true); !known {
-		s.search.Logger.WarnContext(ctx, "a table with observers is not there; it is looked for again with the next sweep", "table", table, "error", err)
+		s.search.Logger.WarnContext(ctx, "a table with observers is missing; the next sweep tries it again", "table", table, "error", err)
 	}
 	return true
 }
@@ -188,21 +192,21 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	return err
 }
 
-// scan reads a piece from a random place in it to its end, and then from its
-// beginning to that place. When it meets another worker it leaves what is left
-// of the piece for the end of the sweep.
+// scan reads a piece from a random row to its end, and then from its beginning to that
+// row. If another worker turns out to work there, it returns the rest of the piece, which
+// the sweep reads last.
 func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, err error) {
 	s.scanner.pieces.Add(1)
 	parts := p.turn()
 	for i, part := range parts {
-		var met atomic.Bool
+		var contended atomic.Bool
 		row := part.start
 		for n, err := range changes.Sweep(ctx, s.search.Client, p.table, part.rows()) {
 			if err != nil {
 				return found, nil, err
 			}
-			// Between rows: the rest of this row would be skipped.
-			if met.Load() && n.Cell.Row != row && !p.resumed && !s.scanner.NoTeleport {
+			// Between rows, because the rest begins with a whole row.
+			if contended.Load() && n.Cell.Row != row && !p.resumed && !s.scanner.NoTeleport {
 				s.scanner.teleports.Add(1)
 				rest = append(rest, piece{p.table, n.Cell.Row, part.end, true})
 				for _, other := range parts[i+1:] {
@@ -212,7 +216,7 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 			}
 			row = n.Cell.Row
 			s.scanner.notifications.Add(1)
-			if s.search.Offer(ctx, n, func() { met.Store(true) }) {
+			if s.search.Offer(ctx, n, func() { contended.Store(true) }) {
 				found++
 			}
 		}
@@ -220,8 +224,8 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	return found, nil, nil
 }
 
-// countWorkers looks up how many workers share the scan: those that run any of this
-// one's observers. Others sweep other tables.
+// countWorkers counts the workers that share the sweeps: those with an observer in common
+// with this one. Other workers sweep other tables.
 func (s *sweeper) countWorkers(ctx context.Context) {
 	if time.Since(s.counted) < workersMaxAge {
 		return

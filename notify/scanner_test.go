@@ -20,7 +20,7 @@ import (
 )
 
 // sweepOnce has a scanner read the tables once and returns what it offered.
-// meet says at which offers another worker turns out to be there.
+// meet says at which offers another worker turns out to work on the cell.
 func sweepOnce(t *testing.T, c *txn.Client, s *notify.Scanner, meet func(txn.Cell) bool) (offered []txn.Cell) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -49,12 +49,12 @@ func sweepOnce(t *testing.T, c *txn.Client, s *notify.Scanner, meet func(txn.Cel
 }
 
 // TestTeleportSkipsNothing: a scanner that jumps away from another worker comes
-// back within the same sweep: every notification is offered exactly once, also
-// the other columns of the row where it jumped.
+// back within the same sweep. It offers every notification exactly once, also in the other
+// columns of the row where it jumped.
 func TestTeleportSkipsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var want []txn.Cell
-		cols := []notify.Column{input, middle, output}
+		cols := []column{input, middle, output}
 		for _, col := range cols {
 			register(t, env.Client, col, col.Qualifier, false)
 		}
@@ -85,7 +85,7 @@ func TestTeleportSkipsNothing(t *testing.T) {
 			got := sweepOnce(t, env.Client, s, func(txn.Cell) bool { n++; return n%every == 0 })
 			slices.SortFunc(got, compare)
 			if !slices.Equal(got, want) {
-				t.Errorf("with a meeting at every %d. cell, %d threads and %d pieces: %d offers, want each of %d once", every, threads, pieces, len(got), len(want))
+				t.Errorf("with another worker at every %d. cell, %d threads and %d pieces: %d offers, want each of %d once", every, threads, pieces, len(got), len(want))
 			}
 			if st := s.Stats(); st.Teleports == 0 || st.Sweeps != 1 {
 				t.Errorf("%+v", st)
@@ -98,8 +98,8 @@ func TestTeleportSkipsNothing(t *testing.T) {
 	})
 }
 
-// TestTableGrows: rows that were there when a sweep began are found by it, each
-// once, whatever is written beside it.
+// TestTableGrows: a sweep finds each row that was there when it began once, although clients
+// write other rows at the same time.
 func TestTableGrows(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -161,8 +161,8 @@ func scans(calls []txntest.Call) int {
 }
 
 // TestScanCost: the number of scans does not grow with the number of workers,
-// and an idle fleet sweeps about once in MaxInterval, a piece by two requests. When all but one worker go away,
-// the one left does not keep to its small share.
+// and idle workers together sweep about once in MaxInterval, each piece with two requests. When
+// all but one worker stop, the last one does not keep its small share.
 func TestScanCost(t *testing.T) {
 	const minutes = 20
 	count := map[int]int{}
@@ -204,7 +204,7 @@ func TestScanCost(t *testing.T) {
 	}
 }
 
-// TestScanSpeedsUp: a scanner that finds something looks again soon.
+// TestScanSpeedsUp: a scanner that finds something sweeps again soon.
 func TestScanSpeedsUp(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		w := newWorker(t, env.Client, notify.Config{NoHints: true})
@@ -226,8 +226,8 @@ func TestScanSpeedsUp(t *testing.T) {
 	})
 }
 
-// TestForeignObserver: notifications that wait for an observer which runs
-// nowhere cost this worker a look now and then, not one in each of many sweeps.
+// TestForeignObserver: notifications of an observer that no worker runs cost this worker a
+// check from time to time, not one in every sweep.
 func TestForeignObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -246,9 +246,9 @@ func TestForeignObserver(t *testing.T) {
 			t.Errorf("%+v", stats)
 		}
 		if looks := stats.Acknowledged; looks > 25*rows {
-			t.Errorf("%d looks in vain at %d cells in 20 minutes", looks, rows)
+			t.Errorf("%d useless checks of %d cells in 20 minutes", looks, rows)
 		}
-		// A new change is run all the same.
+		// The observer still runs for a new change.
 		put(t, env.Client, input, "row0", "again")
 		pass(2 * time.Minute)
 		if n := effects(t, env.Client)["row0"]; n != 2 {
@@ -264,14 +264,14 @@ func TestForeignObserver(t *testing.T) {
 	})
 }
 
-// One table that was deleted while it had observers ended every sweep: nothing was
-// found in the others without a hint; closed by skip (scanner.go).
+// A table that was deleted while it had observers ended every sweep, and the scan found
+// nothing in other tables. Fixed by skip (scanner.go).
 func TestDeletedTable(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
 		found := make(chan struct{}, 10)
 		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error { found <- struct{}{}; return nil })
-		z := notify.Column{Table: "effects", Family: "e", Qualifier: "z"}
+		z := columnOf("effects", "e", "z")
 		handle(t, w, "e", z, observeEffect)
 		start(t, w)
 		pass(5 * time.Minute)
@@ -294,14 +294,14 @@ func TestDeletedTable(t *testing.T) {
 	})
 }
 
-// A worker took the workers of other tables for those that share its sweeps, and
-// swept as seldom as they all together; closed by counting those with an observer in
-// common (countWorkers, scanner.go).
+// A worker counted the workers of other tables among those that share its sweeps, and its
+// sweeps were too rare. Fixed by counting only workers with an observer in common
+// (countWorkers, scanner.go).
 func TestSweepsBesideOtherTables(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		for range 20 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
-			handle(t, w, "e", notify.Column{Table: "effects", Family: "e", Qualifier: "z"}, observeEffect)
+			handle(t, w, "e", columnOf("effects", "e", "z"), observeEffect)
 			start(t, w)
 		}
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})

@@ -22,9 +22,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// observed writes a cell three times, each in a trace of its own, lets a worker
-// find that, and returns the spans of the writers and of the worker. The two
-// clients know of each other only what is in Bigtable.
+// observed writes a cell three times, each time in another trace, has a worker observe it,
+// and returns the spans of the writers and of the worker. The two clients share nothing but
+// Bigtable.
 func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []trace.SpanContext, spans []sdktrace.ReadOnlySpan) {
 	t.Helper()
 	env := txntest.New(t)
@@ -67,10 +67,10 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Handle("first", input, o, notify.MaxAttempts(1)); err != nil {
+	if err := w.Handle("first", input.table, input.Column, o, notify.MaxAttempts(1)); err != nil {
 		t.Fatal(err)
 	}
-	// Whatever the worker is run in is not what caused its runs.
+	// The trace in which the worker runs did not cause its runs.
 	ctx, service := working.Tracer("test").Start(t.Context(), "service")
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -121,7 +121,7 @@ func TestTraceOfARun(t *testing.T) {
 	}
 }
 
-// Logs of a run lead to its trace, and its span tells how it ended for good.
+// Logs of a run lead to its trace, and its span has the final outcome.
 func TestTraceOfAFailedRun(t *testing.T) {
 	var mu sync.Mutex
 	var text bytes.Buffer
@@ -137,14 +137,14 @@ func TestTraceOfAFailedRun(t *testing.T) {
 		}
 		found = true
 		mu.Lock()
-		for _, message := range []string{"observer failed", "change given up"} {
+		for _, message := range []string{"observer failed", "a change became a dead letter"} {
 			if line := lineWith(text.String(), message); !strings.Contains(line, "trace_id="+s.SpanContext().TraceID().String()) {
-				t.Errorf("log line %q has not the trace id of its run: %s", message, line)
+				t.Errorf("log line %q lacks the trace id of its run: %s", message, line)
 			}
 		}
 		mu.Unlock()
 		if strings.Contains(s.Status().Description, "secret") {
-			t.Errorf("the span tells the error's text: %s", s.Status().Description)
+			t.Errorf("the span contains the error's text: %s", s.Status().Description)
 		}
 	}
 	if !found {
@@ -178,11 +178,11 @@ func lineWith(text, part string) string {
 	return ""
 }
 
-// Most looks find nothing to do: they are in no trace.
+// Most checks find nothing to do, and make no trace.
 func TestNoTraceOfNothing(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("docs", "d")
-	for _, id := range []string{"first", "elsewhere"} { // nobody runs the second, so the notification stays
+	for _, id := range []string{"first", "elsewhere"} { // no worker runs the second, so the notification stays
 		if err := changes.RegisterObserver(t.Context(), env.Client, "docs", txn.Column{Family: "d", Qualifier: "in"}, id, false); err != nil {
 			t.Fatal(err)
 		}
@@ -220,7 +220,7 @@ func TestNoTraceOfNothing(t *testing.T) {
 				}
 			}
 		}})
-		if err := w.Handle("first", input, copyTo(middle, "a")); err != nil {
+		if err := w.Handle("first", input.table, input.Column, copyTo(middle, "a")); err != nil {
 			t.Fatal(err)
 		}
 		stop := start(t, w)

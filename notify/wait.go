@@ -1,12 +1,16 @@
 package notify
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/defaults"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -14,69 +18,72 @@ import (
 
 // WaitConfig configures [Wait]. The zero value is usable.
 type WaitConfig struct {
-	// Progress, when set, is called before each pause with what stands in the way.
+	// Progress, if set, is called before each pause with the first pending change or
+	// lock that the check found.
 	// Defaults to nil.
 	Progress func(changes.Unfinished)
 
-	// Backoff paces the looks.
-	// Defaults to 10 ms growing to 1 second.
+	// Backoff bounds the pauses between checks.
+	// Defaults to 10 ms, growing to 1 second.
 	Backoff txn.Backoff
 }
 
-// Wait returns once every change that was committed before the call, and all
-// that observers have caused by it, is acknowledged: it returns a timestamp at
-// which nothing was left to do in any table of the deployment. Changes that are
-// committed after that timestamp are not waited for. Notifications of failing
-// observers are waited for until they are dead letters, which are not.
+// Wait waits until observers have acknowledged every change that was committed before the
+// call, and every change that they made because of it. It returns a timestamp at which
+// nothing was pending in any table of the deployment. Wait does not wait for changes that
+// are committed after that timestamp. If an observer fails on a change, Wait waits until
+// the change is acknowledged or a dead letter.
 //
-// What others write to columns without observers does not hold it up. Where
-// observed columns are written all the time, it returns once the workers have
-// caught up for a moment, so give ctx a deadline.
+// Writes of other clients to columns without observers do not delay Wait. If clients
+// write observed columns all the time, Wait returns once the workers have caught up for a
+// moment, so give ctx a deadline. Wait fails with ctx's error, or with the error of a
+// request to Bigtable or the oracle, or with txn.ErrInvalid if cfg is invalid. It changes nothing except that it resolves locks of
+// dead clients, which may hide changes.
 //
-// It runs no observer itself; it settles locks of dead clients that hide what
-// became of their cells. A look costs a scan of the metadata families of every
-// table with observers (of every table, twice, where columns are for weak
-// notifications), in vain only as far as the first thing found.
-//
-// How it can be sure is told at [txn.Client.Unfinished].
+// Wait runs no observer itself. Each check scans the metadata families of all tables with
+// observers, up to the first thing that it has to wait for; if there are columns for weak
+// notifications, it first scans all tables. [changes.FindUnfinished] explains why one
+// check is enough.
 func Wait(ctx context.Context, client *txn.Client, cfg WaitConfig) (tso.Timestamp, error) {
-	if cfg.Backoff.Min <= 0 {
-		cfg.Backoff.Min = 10 * time.Millisecond
+	err := cmp.Or(
+		defaults.Positive("WaitConfig.Backoff.Min", &cfg.Backoff.Min, 10*time.Millisecond),
+		defaults.Positive("WaitConfig.Backoff.Max", &cfg.Backoff.Max, time.Second),
+	)
+	if err != nil {
+		return 0, fmt.Errorf("notify: %w: %w", txn.ErrInvalid, err)
 	}
-	if cfg.Backoff.Max <= 0 {
-		cfg.Backoff.Max = time.Second
-	}
-	w := &waiter{client: client, cfg: cfg, pause: cfg.Backoff.Min}
+	w := &waiter{client: client, cfg: cfg, next: cfg.Backoff.Min}
 	for {
-		asOf, left, err := w.look(ctx)
+		asOf, left, err := w.check(ctx)
 		if err != nil || left == nil {
 			return asOf, err
 		}
-		if err := w.rest(ctx, *left); err != nil {
+		if err := w.pause(ctx, *left); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// waiter is one call of Wait.
+// A waiter is one call of Wait.
 type waiter struct {
 	client *txn.Client
 	cfg    WaitConfig
-	pause  time.Duration
+	next   time.Duration // pause
 }
 
-// rest waits a little longer than the last time.
-func (w *waiter) rest(ctx context.Context, left changes.Unfinished) error {
+// pause pauses, twice as long as the last time.
+func (w *waiter) pause(ctx context.Context, left changes.Unfinished) error {
 	if w.cfg.Progress != nil {
 		w.cfg.Progress(left)
 	}
-	d := w.pause
-	w.pause = min(2*d, max(w.cfg.Backoff.Min, w.cfg.Backoff.Max))
-	return sleep(ctx, jitter(d))
+	d := w.next
+	w.next = min(2*d, max(w.cfg.Backoff.Min, w.cfg.Backoff.Max))
+	return pause.For(ctx, pause.Jitter(d))
 }
 
-// look looks once; left is the first thing that is not finished.
-func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *changes.Unfinished, err error) {
+// check takes a timestamp, and finds the first thing that was not finished at that
+// timestamp; nil: everything was.
+func (w *waiter) check(ctx context.Context) (asOf tso.Timestamp, left *changes.Unfinished, err error) {
 	if asOf, err = w.client.Timestamp(ctx); err != nil {
 		return 0, nil, err
 	}
@@ -107,9 +114,9 @@ func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *changes.Un
 	return asOf, left, err
 }
 
-// first returns the first thing that is not finished. A lock tells nothing
-// until it is gone, which is waited for here, at the same asOf: with a new one
-// there would be new locks, of transactions that have nothing to do with it.
+// first returns the first thing that is not finished at asOf. A lock hides whether its
+// cell has changed, so first waits until the lock is gone. It keeps the same asOf: a later
+// one would add the locks of transactions that began after the call of Wait.
 func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp, allLocks bool) (*changes.Unfinished, error) {
 	for _, table := range tables {
 		for u, err := range changes.FindUnfinished(ctx, w.client, table, nil, asOf, allLocks) {
@@ -130,8 +137,8 @@ func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp,
 	return nil, nil
 }
 
-// unlocked waits until the locks that count are gone from a row, and returns
-// what is not finished in it then.
+// unlocked waits until a row has no lock that counts, and returns what else is not
+// finished in the row.
 func (w *waiter) unlocked(ctx context.Context, table string, u changes.Unfinished, asOf tso.Timestamp, allLocks bool) (*changes.Unfinished, error) {
 	for {
 		s, err := admin.Resolve(ctx, w.client, *u.Lock)
@@ -139,8 +146,8 @@ func (w *waiter) unlocked(ctx context.Context, table string, u changes.Unfinishe
 			return nil, err
 		}
 		if s.State != txn.StateCommitted && s.State != txn.StateRolledBack {
-			// Left alone while its owner lives.
-			if err := w.rest(ctx, u); err != nil {
+			// The owner lives, and the lock stays until it commits or rolls back.
+			if err := w.pause(ctx, u); err != nil {
 				return nil, err
 			}
 		}

@@ -55,14 +55,13 @@ func scanOf(table string) func(txntest.Call) bool {
 }
 
 // TestWaitSeesRunsInBetween: a change is pending at Wait's timestamp; before Wait
-// comes to its row, the observer runs, causes a change in a row that Wait has
-// read already, and removes the notification. Nothing in the row tells of it but
-// an acknowledgment that was committed above that timestamp. Without looking for
-// those, Wait returns here and the chain's end is missing.
+// reads its row, the observer runs, causes a change in a row that Wait has read already, and
+// removes the notification. Only an acknowledgment that was committed above that timestamp
+// shows the run. If Wait ignored those, it would return before the chain has ended.
 func TestWaitSeesRunsInBetween(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
-		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		late := columnOf("zdocs", "d", "in")
 		register(t, env.Client, late, "first", false)
 		register(t, env.Client, input, "second", false)
 		put(t, env.Client, late, "row", "v")
@@ -108,9 +107,8 @@ func TestWaitSeesRunsInBetween(t *testing.T) {
 	})
 }
 
-// TestWaitSeesStrandedLocks: the writer died after its commit point. The change
-// of its secondary is nowhere but in a lock. Without the rule on locks Wait
-// returns at once.
+// TestWaitSeesStrandedLocks: the writer died after its commit point. Only a lock shows the
+// change of its secondary. If Wait ignored locks, it would return at once.
 func TestWaitSeesStrandedLocks(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -167,8 +165,8 @@ func TestWaitSeesRunUnderWay(t *testing.T) {
 }
 
 // TestWaitSeesWeakNotifications: a transaction below Wait's timestamp has taken
-// its commit_ts and not sent its weak notification yet. All there is of it are
-// locks, in a column that nobody observes. Without the first pass Wait returns.
+// its commit_ts and not sent its weak notification yet. Only
+// locks show it, in a column without observers. Without its first pass Wait would return.
 func TestWaitSeesWeakNotifications(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", true)
@@ -197,9 +195,8 @@ func TestWaitSeesWeakNotifications(t *testing.T) {
 	})
 }
 
-// TestWaitBesideLoad: a load on columns that nobody observes, which always holds
-// locks somewhere, does not hold Wait up, not even where columns are for weak
-// notifications and every lock counts.
+// TestWaitBesideLoad: a load on columns without observers always has locks somewhere. It
+// does not delay Wait, even if columns are for weak notifications and every lock counts.
 func TestWaitBesideLoad(t *testing.T) {
 	for _, weak := range []bool{false, true} {
 		t.Run(fmt.Sprintf("weak %v", weak), func(t *testing.T) {
@@ -211,7 +208,7 @@ func TestWaitBesideLoad(t *testing.T) {
 				var commits atomic.Int32
 				for i := range 6 {
 					load.Go(func() {
-						// Each holds its lock half of the time, at other times than the others.
+						// Each holds its lock half of the time, and not all at the same time.
 						<-time.After(time.Duration(i) * 7 * time.Millisecond)
 						for ctx.Err() == nil {
 							_, err := busy.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
@@ -262,9 +259,8 @@ func TestWaitBesideLoad(t *testing.T) {
 	}
 }
 
-// TestWaitBesideHotRow: a row in which a lock stands whenever Wait looks, each time
-// another one, holds Wait up until the first of them is gone, and not for ever:
-// it looks for locks of its own timestamp alone.
+// TestWaitBesideHotRow: each time Wait checks a row, it finds another lock. It waits for the
+// first of them and for no other, because only locks below its own timestamp count.
 func TestWaitBesideHotRow(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", true) // weak: every lock counts
@@ -304,30 +300,30 @@ func TestWaitBesideHotRow(t *testing.T) {
 		}
 		commit()
 		if locks != 2 {
-			t.Errorf("Wait went on until the %dth lock of the row", locks)
+			t.Errorf("Wait returned after the %dth lock of the row", locks)
 		}
 	})
 }
 
 // TestWaitNeverEarly: chains across rows and tables under load of everything at
-// once. Whenever Wait returns, each chain that was begun before it was called is
-// complete at the timestamp it returns.
+// once. When Wait returns, each chain that began before the call is complete at the
+// timestamp that it returns.
 func TestWaitNeverEarly(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
-		far := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		far := columnOf("zdocs", "d", "in")
 		const chains = 8
-		hop := func(to notify.Column) notify.ObserverFunc {
+		hop := func(to column) notify.ObserverFunc {
 			return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				v, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 				n, _ := strconv.Atoi(cell.Row)
-				tx.Table(to.Table).Set(strconv.Itoa((n+chains/2)%chains), to.Family, to.Qualifier, v)
+				tx.Table(to.table).Set(strconv.Itoa((n+chains/2)%chains), to.Family, to.Qualifier, v)
 				return err
 			}
 		}
 		steps := []struct {
 			id       string
-			from, to notify.Column
+			from, to column
 		}{{"one", input, far}, {"two", far, middle}, {"three", middle, output}}
 		for i := range 3 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: i == 0, NoLocks: i == 1})
@@ -362,7 +358,16 @@ func TestWaitNeverEarly(t *testing.T) {
 	})
 }
 
-// TestWaitEnds: with its context, and it says what it waits for.
+// TestWaitRefuses: Wait refuses a negative pause.
+func TestWaitRefuses(t *testing.T) {
+	for _, b := range []txn.Backoff{{Min: -1}, {Max: -1}} {
+		if _, err := notify.Wait(t.Context(), nil, notify.WaitConfig{Backoff: b}); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("%+v: %v", b, err)
+		}
+	}
+}
+
+// TestWaitEnds: Wait ends with its context, and reports what it waits for.
 func TestWaitEnds(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -380,16 +385,15 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-// TestWaitSeesWeakRunsInBetween: a weak notification lands below Wait's timestamp
-// after its first pass has read the cell's row, and is dealt with before the
-// second comes to it. The row shows nothing but the acknowledgment, and what the
-// run has caused stands where Wait has been. Of a weak notification nothing is
-// left that could be judged, so the acknowledgment has to count.
+// TestWaitSeesWeakRunsInBetween: a weak notification is written below Wait's
+// timestamp after its first pass has read the cell's row, and is acknowledged before the
+// second pass reads it. The run caused a change in a row that Wait has read. A weak
+// notification leaves nothing but the acknowledgment, so the acknowledgment has to count.
 func TestWaitSeesWeakRunsInBetween(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
 		env.CreateTable("zz", "e")
-		late := notify.Column{Table: "zdocs", Family: "d", Qualifier: "in"}
+		late := columnOf("zdocs", "d", "in")
 		register(t, env.Client, late, "first", true)
 		register(t, env.Client, input, "second", false)
 		writing := txntest.NewFaults(t)

@@ -11,9 +11,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestLateWeakNotification: a weak notification is on its way, below a look that
-// finds an earlier one acknowledged. What that look removes must not take the late
-// one with it, which nobody has run for.
+// TestLateWeakNotification: a weak notification is on its way, below the timestamp of a
+// check that finds an earlier one acknowledged. That check must not remove the late one,
+// for which no observer has run.
 func TestLateWeakNotification(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		of := txntest.NewFaults(t)

@@ -9,15 +9,15 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/time/rate"
-
+	"github.com/percolator-bigtable/percolator/tso/instrument"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
+
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Worker runs observers. Any number of workers in any number of processes may
-// run the same observers; each change is acknowledged once (paper §2.4).
+// A Worker runs observers. Any number of workers in any number of processes may run the
+// same observers, and at most one run commits for each change (paper §2.4).
 type Worker struct {
 	client    *txn.Client
 	cfg       Config
@@ -25,40 +25,22 @@ type Worker struct {
 	cleaner   *cleaner
 	counters  counters
 	telemetry telemetry
+	orphans   *orphans
 
-	slots   chan struct{} // one for each observer that may run
-	later   timers
-	orphans orphans
-	active  sync.WaitGroup // lanes
+	slots chan struct{} // one for each run under way
+	later timers
+	lanes sync.WaitGroup // goroutines that check cells
 
 	mu       sync.Mutex
-	handlers map[Column][]*handler
-	lanes    map[Column]*lane
+	handlers map[target][]*handler
 	running  bool
-	// end ends Run with an error.
-	end context.CancelCauseFunc
+	// stop stops Run with an error.
+	stop context.CancelCauseFunc
 }
 
-// A handler is an observer with its options.
-type handler struct {
-	id       string
-	column   Column
-	observer Observer
-
-	weak        bool
-	concurrency int
-	rate        float64
-	burst       int
-	maxAttempts int
-	timeout     time.Duration
-	txnOptions  []txn.TxnOption
-
-	limiter *rate.Limiter
-	slots   chan struct{}
-}
-
-// NewWorker returns a worker over client, which stays the caller's. Nothing is
-// read or written before Run.
+// NewWorker returns a worker over client, which the caller still has to close. The
+// worker reads and writes nothing before Run. Fails with txn.ErrInvalid if client is nil
+// or cfg is invalid.
 func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	if client == nil {
 		return nil, fmt.Errorf("notify: %w: nil *txn.Client", txn.ErrInvalid)
@@ -67,15 +49,12 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Finder == nil {
-		cfg.Finder = &Scanner{}
-	}
 	cfg.Logger = txn.WithTraceIDs(cfg.Logger)
 	w := &Worker{
 		client:   client,
 		cfg:      cfg,
 		slots:    make(chan struct{}, cfg.Concurrency),
-		handlers: map[Column][]*handler{},
+		handlers: map[target][]*handler{},
 	}
 	if w.locker, err = newLocker(client, cfg); err != nil {
 		return nil, err
@@ -83,144 +62,166 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	if w.telemetry, err = newTelemetry(cfg); err != nil {
 		return nil, fmt.Errorf("notify: metrics: %w", err)
 	}
-	w.cleaner = newCleaner(w)
-	w.orphans.worker = w
+	w.cleaner = newCleaner(client, cfg.Logger, &w.counters.cleared)
+	w.orphans = &orphans{client: client, logger: cfg.Logger, cleaner: w.cleaner}
 	return w, nil
 }
 
-// Handle adds an observer of a column, before Run. id names it in the store: it
-// has to stay the same from one release to the next, and to differ from those of
-// the table's other observers. Run registers it, or Register.
+// Handle adds an observer of a table's column. Call it before Run, which registers the
+// observer in the table's schema record. The id names the observer in the store: it must
+// stay the same from one release to the next, and differ from the ids of the table's
+// other observers. It has 1 to 100 bytes, without spaces, slashes, colons and percent
+// signs.
 //
-// Several observers may watch a column. Like the paper we advise against it: it
-// is not obvious then what runs when a column is written.
-func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption) error {
-	h := &handler{id: id, column: col, observer: o, concurrency: w.cfg.Concurrency, maxAttempts: w.cfg.MaxAttempts, timeout: w.cfg.Timeout}
-	for _, opt := range opts {
-		opt(h)
-	}
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("notify: observer %q of column %s: %w: %s", id, col, txn.ErrInvalid, fmt.Sprintf(format, args...))
-	}
-	switch {
-	case o == nil:
-		return bad("it is nil")
-	case id == "":
-		return bad("its id is empty")
-	case h.concurrency <= 0:
-		return bad("Concurrency(%d) has to be positive", h.concurrency)
-	case h.maxAttempts <= 0:
-		return bad("MaxAttempts(%d) has to be positive", h.maxAttempts)
-	case h.timeout <= 0:
-		return bad("Timeout(%v) has to be positive", h.timeout)
-	case h.rate < 0 || (h.rate > 0 && h.burst <= 0):
-		return bad("RateLimit(%g, %d): both have to be positive", h.rate, h.burst)
-	}
-	h.slots = make(chan struct{}, h.concurrency)
-	if h.rate > 0 {
-		h.limiter = rate.NewLimiter(rate.Limit(h.rate), h.burst)
+// Several observers may watch a column. Like the paper, we advise against it: it is then
+// not obvious what runs when the column is written.
+//
+// Fails with txn.ErrInvalid if the table, the column, the id, the observer or an option
+// is invalid, or the worker is running; with txn.ErrLimit if the column and the id are
+// too long together; and with changes.ErrRegistration if another observer of the worker has
+// the id, or has the column for the other kind of notifications. The worker is then
+// unchanged. Only Run and Register can find that the table has no such family.
+func (w *Worker) Handle(id, table string, column txn.Column, o Observer, opts ...HandleOption) error {
+	h, err := newHandler(id, target{table, column}, o, w.cfg, opts)
+	if err != nil {
+		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if err := w.conflict(h); err != nil {
+		return fmt.Errorf("notify: observer %q of column %s: %w", id, h.target, err)
+	}
+	w.handlers[h.target] = append(w.handlers[h.target], h)
+	slices.SortFunc(w.handlers[h.target], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
+	return nil
+}
+
+// conflict returns why a handler cannot be added to the present ones. w.mu is locked.
+func (w *Worker) conflict(h *handler) error {
 	if w.running {
-		return bad("the worker is running; add observers before Run")
+		return fmt.Errorf("%w: the worker is running; call Handle before Run", txn.ErrInvalid)
 	}
 	for _, others := range w.handlers {
 		for _, other := range others {
 			switch {
-			case other.id == id && other.column.Table == col.Table:
-				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, changes.ErrRegistration, other.column)
-			case other.column == col && other.weak != h.weak:
-				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, changes.ErrRegistration, other.id)
+			case other.id == h.id && other.target.table == h.target.table:
+				return fmt.Errorf("%w: the worker has an observer with this id, of column %s", changes.ErrRegistration, other.target)
+			case other.target == h.target && other.weak != h.weak:
+				return fmt.Errorf("%w: observer %q has the column for the other kind of notifications, weak or strong", changes.ErrRegistration, other.id)
 			}
 		}
 	}
-	w.handlers[col] = append(w.handlers[col], h)
-	slices.SortFunc(w.handlers[col], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
 	return nil
 }
 
-// Run registers the observers and runs them until ctx ends. Then it starts
-// nothing new, finishes what is running, for Config.DrainTimeout at most, and
-// returns nil; an error if it had to cancel runs, which changes nothing for
-// their cells but that somebody else runs them. An observer that does not
-// return even then is left behind after a few seconds, and the worker cannot be
-// run again.
+// Run registers the observers, and runs them until ctx ends. It then starts no new run,
+// waits for the current ones, for Config.DrainTimeout at most, and returns nil. A worker
+// can run again after Run has returned, but only once at a time.
 //
-// It ends by itself, with an error, when the observers cannot be registered,
-// when the finder's configuration is invalid, or when the client is closed
-// under it. A worker runs once at a time.
+// If Run has to cancel runs, it returns an error. Their changes stay pending, for other
+// workers. If an observer does not return 5 seconds after its context was cancelled, Run
+// returns without it, and this worker cannot run again.
+//
+// Run stops by itself, with an error, if it cannot register the observers, if the
+// configuration of the finder is invalid (txn.ErrInvalid), or if the client is closed
+// (txn.ErrClosed).
 func (w *Worker) Run(ctx context.Context) error {
-	w.mu.Lock()
-	if w.running || len(w.handlers) == 0 {
-		defer w.mu.Unlock()
-		if w.running {
-			return errors.New("notify: the worker is running already")
-		}
-		return fmt.Errorf("notify: %w: the worker has no observers; call Handle first", txn.ErrInvalid)
+	ctx, err := w.begin(ctx)
+	if err != nil {
+		return err
 	}
-	w.running = true
-	ctx, w.end = context.WithCancelCause(ctx)
-	w.mu.Unlock()
-	defer w.end(nil)
-	ctx = trace.ContextWithSpanContext(ctx, quiet)
-
+	defer w.stop(nil)
 	if err := w.Register(ctx); err != nil {
 		w.stopped()
 		return err
 	}
 	if err := changes.Announce(ctx, w.client, w.ids()); err != nil {
-		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until its token is renewed", "error", err)
+		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until it renews its token", "error", err)
 	}
-	// What is running outlives ctx, until it is drained.
+	// Current runs outlive ctx until drain has waited for them.
 	runs, cancelRuns := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRuns()
-	w.start(ctx, runs)
-	stopMeasuring, err := w.watchLanes()
+	in := w.start(ctx, runs)
+	stopMeasuring, err := w.telemetry.watch(in.lanes, w.cfg.Finder)
 	if err != nil {
 		w.cfg.Logger.WarnContext(ctx, "measuring the backlog failed", "error", err)
 	}
 	defer stopMeasuring()
-	stopHints := w.watch(ctx)
-	w.find(ctx)
+	stopHints := func() {}
+	if !w.cfg.NoHints {
+		stopHints = in.takeHints(ctx)
+	}
+	w.find(ctx, in)
 	stopHints()
 	idle, err := w.drain(ctx, cancelRuns)
 	if idle {
 		w.stopped()
 	}
-	var own *endError
+	var own *stopError
 	if errors.As(context.Cause(ctx), &own) {
 		err = errors.Join(own.err, err)
 	}
 	return err
 }
 
-// stopped lets the worker be run again.
+// begin marks the worker as running, and returns the context of Run, which w.stop ends.
+func (w *Worker) begin(ctx context.Context) (context.Context, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.running:
+		return nil, errors.New("notify: the worker is running already")
+	case len(w.handlers) == 0:
+		return nil, fmt.Errorf("notify: %w: the worker has no observers; call Handle first", txn.ErrInvalid)
+	}
+	w.running = true
+	ctx, w.stop = context.WithCancelCause(ctx)
+	return instrument.Quiet(ctx), nil
+}
+
+// stopped lets the worker run again.
 func (w *Worker) stopped() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.running = false
 }
 
-// An endError is why a worker ended by itself.
-type endError struct{ err error }
+// A stopError is why a worker stopped by itself.
+type stopError struct{ err error }
 
-func (e *endError) Error() string { return e.err.Error() }
+func (e *stopError) Error() string { return e.err.Error() }
 
-// fail ends Run with an error.
-func (w *Worker) fail(err error) { w.end(&endError{err}) }
+// clientClosed stops a worker whose client is closed.
+func (w *Worker) clientClosed(err error) {
+	w.stop(&stopError{fmt.Errorf("notify: the client was closed while the worker was running: %w", err)})
+}
 
-// Register writes the observers into the registry, which Run does as well: what
-// is committed afterwards, by clients that know of it, is notified. On an error
-// some may be registered; to register again is harmless. changes.ErrRegistration says
-// that something else is registered under an id or for a column.
+// Register registers the observers in the schema records of their tables, as Run does
+// too. Clients that know of a registration notify the changes that they commit from then
+// on; running clients notice it up to Config.SchemaMaxAge later (see [Backfill]).
+//
+// Fails with changes.ErrRegistration if another observer is registered with the id, or the
+// column is registered for the other kind of notifications, and with txn.ErrSchema if the
+// table lacks the family. After an error some observers may be registered. Calling
+// Register again is harmless.
 func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
-		if err := changes.RegisterObserver(ctx, w.client, h.column.Table, h.column.column(), h.id, h.weak); err != nil {
+		if err := changes.RegisterObserver(ctx, w.client, h.target.table, h.target.column, h.id, h.weak); err != nil {
 			return fmt.Errorf("notify: registering observer %s: %w", h.id, err)
 		}
 	}
 	return nil
+}
+
+// Stats returns the worker's counts.
+func (w *Worker) Stats() Stats { return w.counters.stats() }
+
+// report counts an event and calls Config.OnEvent.
+func (w *Worker) report(e Event) {
+	w.counters.count(e)
+	if w.cfg.OnEvent != nil {
+		w.cfg.OnEvent(e)
+	}
 }
 
 // all returns the handlers in order of their columns and ids.
@@ -232,7 +233,7 @@ func (w *Worker) all() []*handler {
 		all = append(all, hs...)
 	}
 	slices.SortFunc(all, func(a, b *handler) int {
-		if c := strings.Compare(a.column.String(), b.column.String()); c != 0 {
+		if c := strings.Compare(a.target.String(), b.target.String()); c != 0 {
 			return c
 		}
 		return strings.Compare(a.id, b.id)
@@ -248,119 +249,79 @@ func (w *Worker) ids() []string {
 	return ids
 }
 
-// tables returns those that have observers here.
+// tables returns the tables that have observers in this worker.
 func (w *Worker) tables() []string {
 	var names []string
-	for col := range w.handlers {
-		names = append(names, col.Table)
+	for to := range w.handlers {
+		names = append(names, to.table)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
 // start starts a lane for each column, and the cleaner.
-func (w *Worker) start(ctx, runs context.Context) {
+func (w *Worker) start(ctx, runs context.Context) *intake {
 	w.later.open()
-	w.lanes = map[Column]*lane{}
-	for col, hs := range w.handlers {
-		l := newLane(w, hs)
-		w.lanes[col] = l
+	in := &intake{client: w.client, logger: w.cfg.Logger, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
+	for to, hs := range w.handlers {
+		l := newLane(hs, w.cfg.Concurrency, w.cfg.Queue, &w.later)
+		l.check = func(ctx, runs context.Context, l *lane, t task) time.Duration {
+			return (&check{w, l, t}).do(ctx, runs)
+		}
+		in.lanes[to] = l
 		for range l.width {
-			w.active.Go(func() { l.work(ctx, runs) })
+			w.lanes.Go(func() { l.work(ctx, runs) })
 		}
 	}
 	w.cleaner.start(runs)
+	return in
 }
 
-// watch has hints put into the lanes: of this process, and, where the oracle
-// carries them, of others.
-func (w *Worker) watch(ctx context.Context) (stop func()) {
-	if w.cfg.NoHints {
-		return func() {}
-	}
-	stopWatching := changes.WatchNotifications(w.client, func(cell txn.Cell) bool { return w.hinted(ctx, cell) })
-	sctx, cancel := context.WithCancel(ctx)
-	var subscribed sync.WaitGroup
-	subscribed.Go(func() {
-		err := changes.SubscribeHints(sctx, w.client, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
-		if err != nil && sctx.Err() == nil {
-			w.cfg.Logger.WarnContext(ctx, "hints from other processes are not to be had; the scan finds what they would have told of", "error", err)
-		}
-	})
-	return func() {
-		stopWatching()
-		cancel()
-		subscribed.Wait()
-	}
-}
+// findPause is the pause before a finder that failed starts again.
+const findPause = time.Second
 
-// hinted reports whether there is room for a cell that a hint told of.
-func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
-	l := w.lanes[columnOf(cell)]
-	if l == nil || ctx.Err() != nil {
-		return false
-	}
-	if !l.offer(ctx, task{cell: cell}, false) {
-		w.counters.hintsDropped.Add(1)
-		return false
-	}
-	w.counters.hinted.Add(1)
-	w.telemetry.took("hint")
-	return true
-}
-
-// columns returns those that have observers here.
-func (w *Worker) columns() []changes.ObservedColumn {
-	var all []changes.ObservedColumn
-	for col := range w.handlers {
-		all = append(all, changes.ObservedColumn{Table: col.Table, Column: col.column()})
-	}
-	return all
-}
-
-// find has the finder look for notifications until ctx ends. A finder that
-// fails is started again, unless that would not help.
-func (w *Worker) find(ctx context.Context) {
-	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: w.offer, Logger: w.cfg.Logger}
+// find runs the finder until ctx ends. After an error it starts the finder again, except
+// after errors that would come again.
+func (w *Worker) find(ctx context.Context, in *intake) {
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, txn.ErrClosed):
-			w.closed(err)
+			w.clientClosed(err)
 			return
 		case errors.Is(err, txn.ErrInvalid):
-			w.fail(err)
+			w.stop(&stopError{err})
 			return
 		}
-		w.cfg.Logger.WarnContext(ctx, "looking for notifications failed; it goes on in a second", "error", err)
-		_ = sleep(ctx, time.Second) // the loop looks
+		w.cfg.Logger.WarnContext(ctx, "finding notifications failed; the finder starts again in a second", "error", err)
+		_ = pause.For(ctx, findPause) // the loop sees that ctx has ended
 	}
 }
 
-func (w *Worker) closed(err error) {
-	w.fail(fmt.Errorf("notify: the client was closed under a running worker: %w", err))
-}
-
-// stuckTimeout is how long observers have for returning after they were
-// cancelled.
+// stuckTimeout is how long observers have to return after their context was cancelled.
 const stuckTimeout = 5 * time.Second
 
-// drain waits for the runs under way and for what is left to be removed, and
-// cancels both after DrainTimeout. idle: nothing is running any more.
+// withdrawTimeout bounds the last request of a worker, which takes it off the list of
+// workers.
+const withdrawTimeout = 5 * time.Second
+
+// drain waits until the current runs have returned and the cleaner has stopped. After
+// Config.DrainTimeout it cancels both. idle: nothing is running any more.
 func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err error) {
 	w.later.close()
-	ended := make(chan struct{})
+	stopped := make(chan struct{})
 	go func() {
-		w.active.Wait()
+		w.lanes.Wait()
 		w.cleaner.stop()
-		close(ended)
+		close(stopped)
 	}()
 	timeout := time.NewTimer(w.cfg.DrainTimeout)
 	defer timeout.Stop()
 	select {
-	case <-ended:
+	case <-stopped:
 		idle = true
 	case <-timeout.C:
 		n := len(w.slots)
@@ -368,21 +329,21 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 		stuck := time.NewTimer(stuckTimeout)
 		defer stuck.Stop()
 		select {
-		case <-ended:
+		case <-stopped:
 			idle = true
 		case <-stuck.C:
 		}
 		switch {
 		case !idle:
-			err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and have not returned although their context was cancelled; an observer has to return when its context ends", len(w.slots), w.cfg.DrainTimeout+stuckTimeout)
+			err = fmt.Errorf("notify: the worker cannot stop: %d observers are still running, %v after their context was cancelled; an observer has to return when its context ends", len(w.slots), stuckTimeout)
 		case n > 0:
-			err = fmt.Errorf("notify: %d observers were still running %v after the end of Run was asked for, and were cancelled; their changes are left to other workers", n, w.cfg.DrainTimeout)
+			err = fmt.Errorf("notify: the worker cancelled %d observers that were still running after Config.DrainTimeout (%v); other workers run them for these changes", n, w.cfg.DrainTimeout)
 		}
 	}
-	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	if aerr := changes.Announce(actx, w.client, nil); aerr != nil {
-		w.cfg.Logger.DebugContext(ctx, "taking the announcement of the worker back failed; its token goes stale by itself", "error", aerr)
+	if werr := changes.Announce(wctx, w.client, nil); werr != nil {
+		w.cfg.Logger.DebugContext(ctx, "taking the worker off the list of workers failed; it stays there until its token is stale", "error", werr)
 	}
 	return idle, err
 }

@@ -16,17 +16,17 @@ import (
 
 // copyTo is an observer that writes its cell's value, and a letter, to another
 // column of the row.
-func copyTo(to notify.Column, letter string) notify.Observer {
+func copyTo(to column, letter string) notify.Observer {
 	return notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		v, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 		if err != nil {
 			return err
 		}
 		if !ok {
-			tx.Table(to.Table).Delete(cell.Row, to.Family, to.Qualifier)
+			tx.Table(to.table).Delete(cell.Row, to.Family, to.Qualifier)
 			return nil
 		}
-		tx.Table(to.Table).Set(cell.Row, to.Family, to.Qualifier, append(v, letter...))
+		tx.Table(to.table).Set(cell.Row, to.Family, to.Qualifier, append(v, letter...))
 		return nil
 	})
 }
@@ -40,12 +40,12 @@ func TestChain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(w.Handle("first", input, copyTo(middle, "a")), w.Handle("second", middle, copyTo(output, "b"))); err != nil {
+			if err := errors.Join(w.Handle("first", input.table, input.Column, copyTo(middle, "a")), w.Handle("second", middle.table, middle.Column, copyTo(output, "b"))); err != nil {
 				t.Fatal(err)
 			}
-			for _, col := range []notify.Column{input, middle} {
-				id := map[notify.Column]string{input: "first", middle: "second"}[col]
-				if err := changes.RegisterObserver(t.Context(), env.Client, col.Table, txn.Column{Family: col.Family, Qualifier: col.Qualifier}, id, false); err != nil {
+			for _, col := range []column{input, middle} {
+				id := map[column]string{input: "first", middle: "second"}[col]
+				if err := changes.RegisterObserver(t.Context(), env.Client, col.table, col.Column, id, false); err != nil {
 					t.Fatal(err)
 				}
 			}

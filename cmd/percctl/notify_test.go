@@ -176,9 +176,9 @@ func runObservers(f *fixture) error {
 		return err
 	}
 	nothing := notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { return nil })
-	raw := notify.Column{Table: "documents", Family: "contents", Qualifier: "raw"}
-	dirty := notify.Column{Table: "documents", Family: "index", Qualifier: "dirty"}
-	if err := errors.Join(w.Handle("parser", raw, nothing), w.Handle("linker", raw, nothing), w.Handle("indexer", dirty, nothing, notify.Weak())); err != nil {
+	raw := txn.Column{Family: "contents", Qualifier: "raw"}
+	dirty := txn.Column{Family: "index", Qualifier: "dirty"}
+	if err := errors.Join(w.Handle("parser", "documents", raw, nothing), w.Handle("linker", "documents", raw, nothing), w.Handle("indexer", "documents", dirty, nothing, notify.Weak())); err != nil {
 		return err
 	}
 	runs, stop := context.WithCancel(ctx)

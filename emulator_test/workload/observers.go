@@ -24,8 +24,8 @@ const observedRows = 12
 func Observers() *Workload {
 	const table = "docs"
 	at := func(w *Worker, i int) register { return register{table, w.row("doc" + strconv.Itoa(i)), "d", "in"} }
-	in := notify.Column{Table: table, Family: "d", Qualifier: "in"}
-	middle := notify.Column{Table: table, Family: "d", Qualifier: "mid"}
+	in := txn.Column{Family: "d", Qualifier: "in"}
+	middle := txn.Column{Family: "d", Qualifier: "mid"}
 	// Both observers of the chain read their own column and write the next one.
 	first := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		tbl := tx.Table(table)
@@ -65,10 +65,10 @@ func Observers() *Workload {
 			return nil
 		},
 		Handle: func(w *notify.Worker) error {
-			if err := w.Handle("first", in, first); err != nil {
+			if err := w.Handle("first", table, in, first); err != nil {
 				return err
 			}
-			return w.Handle("second", middle, second)
+			return w.Handle("second", table, middle, second)
 		},
 		Step: func(ctx context.Context, w *Worker) error {
 			rows := w.Rand.Perm(observedRows)[:1+w.Rand.IntN(3)]

@@ -60,14 +60,8 @@ func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]O
 // may have no notification; see notify.Backfill.
 func RegisterObserver(ctx context.Context, client *txn.Client, table string, col format.Column, observer string, weak bool) error {
 	c := access.Resolver(client)
-	if err := format.CheckColumn(col); err != nil {
+	if err := CheckRegistration(table, col, observer); err != nil {
 		return err
-	}
-	if err := format.CheckObserver(observer); err != nil {
-		return err
-	}
-	if key := format.AckColumn(col, observer).Key(); len(key) > format.MaxColumnKey {
-		return format.Limitf("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), format.MaxColumnKey)
 	}
 	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		if !slices.Contains(m.Families, col.Family) {
@@ -94,6 +88,25 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 		}
 		return nil
 	})
+}
+
+// CheckRegistration returns the error with which [RegisterObserver] refuses names that
+// no table could accept: an empty table name, an invalid column or id, or a column and an
+// id that are too long together. It reads nothing.
+func CheckRegistration(table string, column format.Column, observer string) error {
+	if table == "" {
+		return format.Invalidf("empty table name")
+	}
+	if err := format.CheckColumn(column); err != nil {
+		return err
+	}
+	if err := format.CheckObserver(observer); err != nil {
+		return err
+	}
+	if key := format.AckColumn(column, observer).Key(); len(key) > format.MaxColumnKey {
+		return format.Limitf("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), format.MaxColumnKey)
+	}
+	return nil
 }
 
 func strength(weak bool) string {

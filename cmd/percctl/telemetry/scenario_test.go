@@ -270,11 +270,11 @@ func (s *scene) observers() {
 	})
 	s.must(err)
 	nothing := notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { return nil })
-	s.must(w.Handle("index", notify.Column{Table: "docs", Family: "d", Qualifier: "in"}, nothing))
-	s.must(w.Handle("broken", notify.Column{Table: "docs", Family: "d", Qualifier: "in"}, notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error {
+	s.must(w.Handle("index", "docs", txn.Column{Family: "d", Qualifier: "in"}, nothing))
+	s.must(w.Handle("broken", "docs", txn.Column{Family: "d", Qualifier: "in"}, notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error {
 		return errors.New("broken")
 	}), notify.MaxAttempts(1)))
-	s.must(w.Handle("later", notify.Column{Table: "docs", Family: "d", Qualifier: "weak"}, nothing, notify.Weak()))
+	s.must(w.Handle("later", "docs", txn.Column{Family: "d", Qualifier: "weak"}, nothing, notify.Weak()))
 	run, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan error, 1)

@@ -81,7 +81,8 @@ var (
 // An Observer is one stage of the index.
 type Observer struct {
 	ID      string // in the store
-	Column  notify.Column
+	Table   string
+	Column  txn.Column
 	Weak    bool
 	Observe notify.ObserverFunc
 }
@@ -90,17 +91,13 @@ type Observer struct {
 // through them.
 func Observers() []Observer {
 	return []Observer{
-		{"parser", column(Documents, contentsRaw), false, parse},
-		{"clusterer", column(Documents, parsedHash), false, cluster},
-		{"elector", column(Dups, clusterElect), true, elect},
-		{"inverter", column(Documents, clusterCanonical), false, invert},
-		{"forwarder", column(Inlinks, pageForward), true, forward},
-		{"exporter", column(Dups, clusterExport), true, export},
+		{"parser", Documents, contentsRaw, false, parse},
+		{"clusterer", Documents, parsedHash, false, cluster},
+		{"elector", Dups, clusterElect, true, elect},
+		{"inverter", Documents, clusterCanonical, false, invert},
+		{"forwarder", Inlinks, pageForward, true, forward},
+		{"exporter", Dups, clusterExport, true, export},
 	}
-}
-
-func column(table string, c txn.Column) notify.Column {
-	return notify.Column{Table: table, Family: c.Family, Qualifier: c.Qualifier}
 }
 
 // Handle gives a worker all the observers.
@@ -110,7 +107,7 @@ func Handle(w *notify.Worker, opts ...notify.HandleOption) error {
 		if o.Weak {
 			opts = append([]notify.HandleOption{notify.Weak()}, opts...)
 		}
-		if err := w.Handle(o.ID, o.Column, o.Observe, opts...); err != nil {
+		if err := w.Handle(o.ID, o.Table, o.Column, o.Observe, opts...); err != nil {
 			return err
 		}
 	}
@@ -122,7 +119,7 @@ func Handle(w *notify.Worker, opts ...notify.HandleOption) error {
 // nobody would notice the document.
 func Register(ctx context.Context, client *txn.Client) error {
 	for _, o := range Observers() {
-		if err := changes.RegisterObserver(ctx, client, o.Column.Table, txn.Column{Family: o.Column.Family, Qualifier: o.Column.Qualifier}, o.ID, o.Weak); err != nil {
+		if err := changes.RegisterObserver(ctx, client, o.Table, o.Column, o.ID, o.Weak); err != nil {
 			return err
 		}
 	}

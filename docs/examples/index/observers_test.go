@@ -73,7 +73,7 @@ func step(t *testing.T, client *txn.Client, id, row string) (notified []string) 
 	})
 	i := slices.IndexFunc(Observers(), func(o Observer) bool { return o.ID == id })
 	o := Observers()[i]
-	cell := txn.Cell{Table: o.Column.Table, Row: row, Family: o.Column.Family, Qualifier: o.Column.Qualifier}
+	cell := txn.Cell{Table: o.Table, Row: row, Family: o.Column.Family, Qualifier: o.Column.Qualifier}
 	if _, err := client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error { return o.Observe(ctx, tx, cell) }); err != nil {
 		t.Fatalf("%s of %s: %v", id, row, err)
 	}

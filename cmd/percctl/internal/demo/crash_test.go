@@ -144,7 +144,7 @@ func runClusterer(t *testing.T, ctx context.Context, client *txn.Client, onEvent
 	}
 	for _, o := range index.Observers() {
 		if o.ID == "clusterer" {
-			if err := w.Handle(o.ID, o.Column, o.Observe); err != nil {
+			if err := w.Handle(o.ID, o.Table, o.Column, o.Observe); err != nil {
 				t.Fatal(err)
 			}
 		}

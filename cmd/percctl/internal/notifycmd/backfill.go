@@ -18,7 +18,8 @@ import (
 type backfillOptions struct {
 	session.Options
 	rows   session.RangeFlags
-	column notify.Column
+	table  string
+	column txn.Column
 }
 
 func newBackfillCmd(s *cli.Streams) *cobra.Command {
@@ -42,7 +43,7 @@ Exit status 3: the column has no observer.`,
   percctl notify backfill documents/contents:raw --prefix com.example/ --yes`,
 		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.column, err = session.ParseTableColumn(args[0]); err != nil {
+			if o.table, o.column, err = session.ParseTableColumn(args[0]); err != nil {
 				return err
 			}
 			if _, err := o.rows.Range(); err != nil {
@@ -76,10 +77,10 @@ func (b *backfilled) plan(w io.Writer, what string) error {
 }
 
 func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.column.Table); err != nil {
+	if err := s.Use(ctx, o.table); err != nil {
 		return err
 	}
-	col, err := session.Observed(ctx, s, o.column)
+	col, err := session.Observed(ctx, s, o.table, o.column)
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	rows := bigtable.NewRange(r.Start, r.End)
 	b := &backfilled{
 		Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun,
-		Column: o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
+		Column: o.table + "/" + o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
 	}
 	what := "all cells with a value"
 	if o.Consent.DryRun {
@@ -102,7 +103,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if ok, err := o.Ask(ctx, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
-	b.Cells, err = notify.Backfill(ctx, s.Client(), o.column, rows, func(cells int, row string) {
+	b.Cells, err = notify.Backfill(ctx, s.Client(), o.table, o.column, rows, func(cells int, row string) {
 		b.LastRow = session.Row(row)
 		s.Progress.Set("%s notified, up to row %s", cli.Count(cells, "cell"), b.LastRow)
 	})
@@ -139,7 +140,7 @@ func (o *backfillOptions) count(ctx context.Context, s *session.Session, rows bi
 	if err != nil {
 		return 0, err
 	}
-	for _, err := range snapshot.Table(o.column.Table).ReadRows(ctx, rows, txn.Columns(txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier})) {
+	for _, err := range snapshot.Table(o.table).ReadRows(ctx, rows, txn.Columns(o.column)) {
 		if err != nil {
 			return n, err
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -65,7 +64,7 @@ func parseCell(arg string) (txn.Cell, error) {
 // observedColumn finds a cell's column in the registry. Exit status 3 where it
 // is not there.
 func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.ObservedColumn, error) {
-	return session.Observed(ctx, s, notify.Column{Table: cell.Table, Family: cell.Family, Qualifier: cell.Qualifier})
+	return session.Observed(ctx, s, cell.Table, cell.Column())
 }
 
 // checkRegistered says when a column has no such observer.

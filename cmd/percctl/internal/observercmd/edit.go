@@ -12,15 +12,14 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 type editOptions struct {
 	session.Options
-	column notify.Column // to add
-	table  string        // to remove
+	table  string
+	column txn.Column // to add
 	id     string
 	weak   bool
 }
@@ -48,7 +47,7 @@ values that are already there, run percctl notify backfill afterwards.
   percctl observer add documents/index:dirty indexer --weak --yes`,
 		Args: cli.ExactArgs(2, "two, TABLE/FAMILY:QUALIFIER and ID"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.column, err = session.ParseTableColumn(args[0]); err != nil {
+			if o.table, o.column, err = session.ParseTableColumn(args[0]); err != nil {
 				return err
 			}
 			o.id = args[1]
@@ -103,22 +102,21 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 }
 
 func (o *editOptions) register(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.column.Table); err != nil {
+	if err := s.Use(ctx, o.table); err != nil {
 		return err
 	}
-	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
-	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
-	observed, err := changes.ObservedColumns(ctx, s.Client(), o.column.Table)
+	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.table + "/" + o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
+	observed, err := changes.ObservedColumns(ctx, s.Client(), o.table)
 	if err != nil {
 		return err
 	}
 	for _, c := range observed {
 		switch {
-		case c.Column == col:
+		case c.Column == o.column:
 			e.Others = slices.DeleteFunc(slices.Clone(c.Observers), func(id string) bool { return id == o.id })
 			e.Unchanged = slices.Contains(c.Observers, o.id) && c.Weak == o.weak
 			if c.Weak != o.weak {
-				return cli.Usagef("column %s is registered for %s notifications, by %s: a column cannot have both kinds (--weak)", o.column, kind(c.Weak), strings.Join(append(c.Observers, "table init"), ", "))
+				return cli.Usagef("column %s is registered for %s notifications, by %s: a column cannot have both kinds (--weak)", e.Column, kind(c.Weak), strings.Join(append(c.Observers, "table init"), ", "))
 			}
 		case slices.Contains(c.Observers, o.id):
 			return cli.Usagef("observer %s is registered for column %s of the table: use another id, or run percctl observer remove first", o.id, c.Column)
@@ -131,10 +129,10 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 		if len(e.Others) > 0 {
 			e.Plan = append(e.Plan, "the column has other observers: "+strings.Join(e.Others, ", "))
 		}
-		e.Plan = append(e.Plan, "for values that are already there, run percctl notify backfill "+o.column.String())
+		e.Plan = append(e.Plan, "for values that are already there, run percctl notify backfill "+e.Column)
 	}
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Register observer %s", o.id), "registered "+o.id, func() error {
-		err := changes.RegisterObserver(ctx, s.Client(), o.column.Table, col, o.id, o.weak)
+		err := changes.RegisterObserver(ctx, s.Client(), o.table, o.column, o.id, o.weak)
 		if errors.Is(err, txn.ErrSchema) {
 			return session.NotFoundf("%w", err)
 		}

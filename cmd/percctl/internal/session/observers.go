@@ -8,38 +8,38 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // ParseTableColumn reads the argument TABLE/FAMILY:QUALIFIER.
-func ParseTableColumn(s string) (notify.Column, error) {
+func ParseTableColumn(s string) (table string, column txn.Column, err error) {
 	table, rest, ok := strings.Cut(s, "/")
 	if !ok || table == "" {
-		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier", s)
+		return "", txn.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier", s)
 	}
-	col, err := format.ParseColumn(rest)
+	column, err = format.ParseColumn(rest)
 	if err != nil {
-		return notify.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier: %w", s, err)
+		return "", txn.Column{}, cli.Usagef("column %q is not of the form table/family:qualifier: %w", s, err)
 	}
-	return notify.Column{Table: table, Family: col.Family, Qualifier: col.Qualifier}, nil
+	return table, column, nil
 }
 
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
-func Observed(ctx context.Context, s *Session, col notify.Column) (changes.ObservedColumn, error) {
-	all, err := changes.ObservedColumns(ctx, s.Client(), col.Table)
+func Observed(ctx context.Context, s *Session, table string, column txn.Column) (changes.ObservedColumn, error) {
+	all, err := changes.ObservedColumns(ctx, s.Client(), table)
 	if err != nil {
 		return changes.ObservedColumn{}, err
 	}
 	for _, o := range all {
-		if o.Column.Family == col.Family && o.Column.Qualifier == col.Qualifier {
+		if o.Column == column {
 			return o, nil
 		}
 	}
-	return changes.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
+	return changes.ObservedColumn{}, NotFoundf("column %s/%s has no observer; percctl observer list shows the registered ones", table, column)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the

@@ -105,8 +105,8 @@ func (f *fleet) register(ctx context.Context) error {
 	if err := index.Register(ctx, f.client); err != nil {
 		return err
 	}
-	c := criticColumn()
-	return changes.RegisterObserver(ctx, f.client, c.Table, txn.Column{Family: c.Family, Qualifier: c.Qualifier}, criticID, false)
+	table, column := criticColumn()
+	return changes.RegisterObserver(ctx, f.client, table, column, criticID, false)
 }
 
 // whileWorking starts the workers, and stops them once everything has happened and

@@ -164,7 +164,8 @@ func runObservers(ctx context.Context, client *txn.Client) error {
 	if err := index.Handle(worker); err != nil {
 		return err
 	}
-	if err := worker.Handle(criticID, criticColumn(), notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
+	table, column := criticColumn()
+	if err := worker.Handle(criticID, table, column, notify.ObserverFunc(criticize), notify.MaxAttempts(2)); err != nil {
 		return err
 	}
 	return worker.Run(ctx)

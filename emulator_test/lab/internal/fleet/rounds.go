@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
-	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -28,7 +27,10 @@ const (
 	malformed = "malformed"
 )
 
-func criticColumn() notify.Column { return index.Observers()[0].Column }
+func criticColumn() (table string, column txn.Column) {
+	o := index.Observers()[0]
+	return o.Table, o.Column
+}
 
 func criticize(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	_, there, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)

@@ -57,7 +57,7 @@ func SetUp(ctx context.Context, r *Run, documents int, observer RunOrder) error 
 	}
 	defer func() { _ = client.Close(ctx) }()
 	column, id, _ := observerOf(observer)
-	if err := changes.RegisterObserver(ctx, client, column.Table, txn.Column{Family: column.Family, Qualifier: column.Qualifier}, id, false); err != nil {
+	if err := changes.RegisterObserver(ctx, client, documentsTable, column, id, false); err != nil {
 		return err
 	}
 	return fill(ctx, bt, documents, observer.Observer == "cluster")
@@ -186,9 +186,10 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// observerOf returns the observer that an order names.
-func observerOf(o RunOrder) (notify.Column, string, notify.Observer) {
-	column := notify.Column{Table: documentsTable, Family: Family, Qualifier: bodyColumn}
+// observerOf returns the observer that an order names, and its column of
+// documentsTable.
+func observerOf(o RunOrder) (column txn.Column, id string, observer notify.Observer) {
+	column = txn.Column{Family: Family, Qualifier: bodyColumn}
 	if o.Observer == "cluster" {
 		column.Qualifier = keysColumn
 		return column, "cluster", notify.ObserverFunc(clusterDocument)

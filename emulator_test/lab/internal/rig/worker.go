@@ -177,7 +177,7 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 		return err
 	}
 	column, id, observer := observerOf(o)
-	if err := runner.Handle(id, column, observer); err != nil {
+	if err := runner.Handle(id, documentsTable, column, observer); err != nil {
 		return err
 	}
 	w.rpcs.take()

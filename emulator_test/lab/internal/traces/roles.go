@@ -123,8 +123,8 @@ func observe(ctx context.Context, c *txn.Client) error {
 	if err != nil {
 		return err
 	}
-	column := notify.Column{Table: accounts, Family: "bal", Qualifier: "usd"}
-	if err := w.Handle(observerID, column, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+	column := txn.Column{Family: "bal", Qualifier: "usd"}
+	if err := w.Handle(observerID, accounts, column, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		v, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
 		tx.Table(ledger).Set("last "+cell.Row, "entry", "text", v)
 		return err

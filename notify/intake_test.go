@@ -14,10 +14,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestSlowColumnHoldsNobodyUp: many cells wait for an observer that does not
-// return; what a scanner finds for another column is run all the same, in the
-// same sweep.
-func TestSlowColumnHoldsNobodyUp(t *testing.T) {
+// TestSlowColumnDelaysNoOther: many cells wait for an observer that does not return. What a
+// scanner finds for another column runs in the same sweep.
+func TestSlowColumnDelaysNoOther(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "slow", false)
 		register(t, env.Client, middle, "quick", false)
@@ -53,19 +52,18 @@ func TestSlowColumnHoldsNobodyUp(t *testing.T) {
 
 // oneOffer is a Finder that offers one notification.
 type oneOffer struct {
-	n   changes.Notification
-	met chan struct{}
+	n         changes.Notification
+	contended chan struct{}
 }
 
 func (f *oneOffer) Find(ctx context.Context, s notify.Search) error {
-	s.Offer(ctx, f.n, func() { close(f.met) })
+	s.Offer(ctx, f.n, func() { close(f.contended) })
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// TestMeetsWhoWasThereBefore: a finder that has found a change is told when
-// another worker turns out to have acknowledged it, with locks or without.
-func TestMeetsWhoWasThereBefore(t *testing.T) {
+// TestContended: a worker calls contended if another worker has acknowledged the change.
+func TestContended(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		stale := changes.Notification{}
 		register(t, env.Client, input, "o", false)
@@ -89,9 +87,9 @@ func TestMeetsWhoWasThereBefore(t *testing.T) {
 		start(t, late)
 		pass(time.Second)
 		select {
-		case <-f.met:
+		case <-f.contended:
 		default:
-			t.Errorf("the finder was not told; %+v", late.Stats())
+			t.Errorf("contended was not called; %+v", late.Stats())
 		}
 	})
 }

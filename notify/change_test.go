@@ -45,10 +45,10 @@ func TestOneCommitPerChange(t *testing.T) {
 	})
 }
 
-// TestEveryChangeOnce writes many rows, some of them several times, beside eight
-// workers of all kinds. A row that was written once is observed once; one that
-// was written n times at least once and at most n times, and the last run saw
-// the last change.
+// TestEveryChangeOnce writes many rows, some of them several times, while eight
+// different workers run. A row that was written once is observed once. A row that was
+// written n times is observed at least once and at most n times, and the last run sees the
+// last change.
 func TestEveryChangeOnce(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const workers, rows = 8, 60
@@ -97,7 +97,7 @@ func TestEveryChangeOnce(t *testing.T) {
 	})
 }
 
-// TestCollapse: changes that came before anybody looked are one run.
+// TestCollapse: one run handles all changes before it.
 func TestCollapse(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -122,7 +122,7 @@ func TestCollapse(t *testing.T) {
 		if s := w.Stats(); s.Collapsed != 4 {
 			t.Errorf("%d changes collapsed, want 4", s.Collapsed)
 		}
-		// Each change that is waited for is a run.
+		// With a wait after each change there is a run for each.
 		for i := range 3 {
 			put(t, env.Client, input, "row", "later"+strconv.Itoa(i))
 			wait(t, env.Client)
@@ -134,7 +134,7 @@ func TestCollapse(t *testing.T) {
 }
 
 // TestLostHint: a worker whose queue has no room drops hints; the scan finds
-// what they told of.
+// their cells.
 func TestLostHint(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -161,8 +161,8 @@ func TestLostHint(t *testing.T) {
 	})
 }
 
-// TestHintIsPrompt: what the worker's own process commits is run at once, long
-// before the next sweep.
+// TestHintIsPrompt: the worker runs a change of its own process at once, long before the
+// next sweep.
 func TestHintIsPrompt(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		w := newWorker(t, env.Client, notify.Config{})
@@ -336,10 +336,10 @@ func TestWeakOnly(t *testing.T) {
 	})
 }
 
-// TestWeakLandsLate: a weak notification that lands late, below what the
-// observer has acknowledged, needs no run: that run waited for the locks of the
-// transaction and saw its writes.
-func TestWeakLandsLate(t *testing.T) {
+// TestWeakNotificationAfterRun: a weak notification that is written late, below what the
+// observer has acknowledged, needs no run: the run waited for the locks of the transaction
+// and saw its writes.
+func TestWeakNotificationAfterRun(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", true)
 		faults := txntest.NewFaults(t)
@@ -359,7 +359,7 @@ func TestWeakLandsLate(t *testing.T) {
 		late := make(chan error, 1)
 		go func() { late <- notifyWeakly(t.Context(), writer, input, "hot", "late") }()
 		<-held.Fired()
-		// The observer starts above the other's commit_ts and waits for its lock.
+		// The observer starts above the other transaction's commit_ts and waits for its lock.
 		if err := notifyWeakly(t.Context(), env.Client, input, "hot", "early"); err != nil {
 			t.Fatal(err)
 		}
@@ -381,8 +381,8 @@ func TestWeakLandsLate(t *testing.T) {
 }
 
 // TestWeakStartedEarlier: a transaction that started before the observer's last
-// run and committed after it is seen by another run. Its notification stands at
-// its commit_ts; at its start_ts it would be taken for acknowledged.
+// run and committed after it is seen by another run. Its notification has
+// the timestamp commit_ts; with start_ts it would seem acknowledged.
 func TestWeakStartedEarlier(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", true)
@@ -409,8 +409,8 @@ func TestWeakStartedEarlier(t *testing.T) {
 	})
 }
 
-// TestNotificationOutlivesRun: the worker that ran the observer is cut off before
-// it has removed the notification. Whoever finds it finds it acknowledged.
+// TestNotificationOutlivesRun: the worker that ran the observer dies before it has removed
+// the notification. Another worker finds the change acknowledged.
 func TestNotificationOutlivesRun(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
@@ -437,9 +437,9 @@ func TestNotificationOutlivesRun(t *testing.T) {
 	})
 }
 
-// TestStrandedChangeIsFound: a writer dies after its commit point, and nobody
-// ever reads its secondary. The change stands in nothing but a lock; the sweep
-// rolls it forward and its observer runs.
+// TestStrandedChangeIsFound: a writer dies after its commit point, and no client reads its
+// secondary. Only a lock shows the change. The sweep rolls it forward, and its observer
+// runs.
 func TestStrandedChangeIsFound(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)

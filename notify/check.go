@@ -1,0 +1,147 @@
+package notify
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/pause"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+)
+
+// contendedPause is the longest pause before the next check of a cell whose advisory lock
+// another worker holds.
+const contendedPause = 100 * time.Millisecond
+
+// A check brings the observers of one cell that run in this worker up to date with its
+// changes, and removes its notifications once every registered observer has acknowledged
+// them.
+type check struct {
+	worker *Worker
+	lane   *lane
+	task   task
+}
+
+// A result is how a check ended for one observer.
+type result struct {
+	observer string
+	// seen is the observation that the result is based on; nil: there was none.
+	seen *changes.Observation
+	// upToDate: as of seen.StartTS the observer has nothing to do.
+	upToDate bool
+	// elsewhere: another worker acknowledged the change, as far as this one can see.
+	elsewhere bool
+	// failed: this run stored a failure, after it read seen.
+	failed bool
+	// again is when to check the cell again; 0: when it is found or hinted.
+	again time.Duration
+	// skip is how long the lane can refuse the cell when a finder offers it.
+	skip time.Duration
+}
+
+// do checks the cell for each observer. It starts no run after ctx has ended; runs is the
+// context of the runs. again is when to check the cell again; 0: when it is found or
+// hinted.
+func (c *check) do(ctx, runs context.Context) (again time.Duration) {
+	w, t := c.worker, c.task
+	if w.locker.wanted() {
+		if !w.locker.acquire(runs, t.cell) {
+			w.counters.locked.Add(1)
+			if t.contended != nil {
+				t.contended()
+				return 0 // the finder finds the cell again if the other worker fails
+			}
+			return pause.Jitter(contendedPause)
+		}
+		defer w.locker.hold(runs, t.cell)()
+	}
+	var results []result
+	for _, h := range c.lane.handlers {
+		if ctx.Err() != nil {
+			return 0
+		}
+		r := c.observer(ctx, runs, h)
+		if r.again > 0 && (again == 0 || r.again < again) {
+			again = r.again
+		}
+		if r.skip > 0 {
+			c.lane.skip(t.cell.Row, changes.OracleNow(w.client), r.skip)
+		}
+		if r.seen != nil {
+			results = append(results, r)
+		}
+		if r.elsewhere && t.contended != nil {
+			t.contended() // the other worker's scan found the change before ours
+			t.contended = nil
+		}
+	}
+	if upTo := c.clear(results); upTo > 0 && len(results) == len(c.lane.handlers) {
+		c.lane.skip(t.cell.Row, upTo, registryMaxAge)
+	}
+	return again
+}
+
+// observer runs one observer until this run or another one has acknowledged the change,
+// or the change has to wait.
+func (c *check) observer(ctx, runs context.Context, h *handler) result {
+	for attempt := 1; ; attempt++ {
+		if !h.acquire(ctx, c.worker.slots) {
+			return result{}
+		}
+		r := &run{worker: c.worker, handler: h, cell: c.task.cell, began: time.Now()}
+		r.do(runs)
+		h.release(c.worker.slots)
+		res, retry := r.conclude(ctx, runs, attempt)
+		if !retry {
+			return res
+		}
+		if pause.For(ctx, pause.Jitter(time.Millisecond<<min(attempt, 8))) != nil {
+			return result{}
+		}
+	}
+}
+
+// clear removes the cell's notifications if no registered observer has anything left to
+// do. It removes those that were visible to the earliest of the results (design §7).
+// elsewhere is the timestamp up to which the observers of this worker have nothing to do,
+// if the notifications stay for observers of other workers; otherwise it is 0.
+func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
+	if len(results) == 0 {
+		return 0
+	}
+	last := slices.MaxFunc(results, func(a, b result) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
+	cleared := changes.Cleared{Cell: c.task.cell, UpTo: last.KnownUpTo()}
+	failures := map[string]bool{}
+	for _, r := range results {
+		if !r.upToDate {
+			return 0
+		}
+		cleared.UpTo = min(cleared.UpTo, r.seen.KnownUpTo())
+		if r.failed {
+			failures[r.observer] = true
+		}
+	}
+	for _, observer := range last.Observers {
+		here := slices.ContainsFunc(results, func(r result) bool { return r.observer == observer })
+		if !here && last.Pending(observer) && !parked(last, observer) {
+			return cleared.UpTo // the change is pending for an observer of another worker
+		}
+	}
+	for observer := range last.Failures {
+		failures[observer] = true
+	}
+	if len(last.Triggers) > 0 || len(failures) > 0 {
+		cleared.Failures = slices.Sorted(maps.Keys(failures))
+		c.worker.cleaner.add(cleared)
+	}
+	return 0
+}
+
+// parked reports whether the newest change is a dead letter of the observer.
+func parked(o *changes.Observation, observer string) bool {
+	f, ok := o.Failures[observer]
+	return ok && f.ChangeTS == o.ChangeTS && f.NotBefore == never
+}

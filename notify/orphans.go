@@ -1,0 +1,75 @@
+package notify
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+
+	"github.com/percolator-bigtable/percolator/txn/changes"
+)
+
+// orphans handles notifications of columns that have no observer in this worker. It
+// removes those of columns that have no registered observer at all.
+type orphans struct {
+	client  *txn.Client
+	logger  *slog.Logger
+	cleaner *cleaner
+
+	mu    sync.Mutex
+	known map[string]registry // by table
+}
+
+// A registry is what a table's registry of observers contained.
+type registry struct {
+	read time.Time
+	// asOf is an oracle timestamp from before the registry was read.
+	asOf     tso.Timestamp
+	observed map[txn.Column]bool
+}
+
+// registryMaxAge is how long orphans uses a registry before it reads it again.
+const registryMaxAge = time.Minute
+
+// found removes a notification if its column has no registered observer.
+func (o *orphans) found(ctx context.Context, n changes.Notification) {
+	r, ok := o.registry(ctx, n.Cell.Table)
+	if !ok || r.observed[n.Cell.Column()] {
+		return
+	}
+	cleared := changes.Cleared{Cell: n.Cell, UpTo: r.asOf}
+	for observer := range n.Failures {
+		cleared.Failures = append(cleared.Failures, observer)
+	}
+	o.cleaner.add(cleared)
+}
+
+// registry returns a table's registry; false if it cannot be read now.
+func (o *orphans) registry(ctx context.Context, table string) (registry, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if r, ok := o.known[table]; ok && time.Since(r.read) < registryMaxAge {
+		return r, true
+	}
+	asOf, err := o.client.Timestamp(ctx)
+	if err != nil {
+		return registry{}, false
+	}
+	columns, err := changes.ObservedColumns(ctx, o.client, table)
+	if err != nil {
+		o.logger.DebugContext(ctx, "reading the registry of observers failed", "table", table, "error", err)
+		return registry{}, false
+	}
+	r := registry{read: time.Now(), asOf: asOf, observed: map[txn.Column]bool{}}
+	for _, col := range columns {
+		r.observed[col.Column] = true
+	}
+	if o.known == nil {
+		o.known = map[string]registry{}
+	}
+	o.known[table] = r
+	return r, true
+}
