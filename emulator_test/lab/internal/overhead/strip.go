@@ -145,19 +145,19 @@ func stopClocks(file *ast.File) (n int) {
 		if !ok || f.Body == nil {
 			continue
 		}
-		var looks []*ast.AssignStmt
-		uses, told := map[string]int{}, map[string]int{}
+		var reads []*ast.AssignStmt
+		uses, passed := map[string]int{}, map[string]int{}
 		ast.Inspect(f.Body, func(node ast.Node) bool {
 			switch x := node.(type) {
 			case *ast.AssignStmt:
 				if len(x.Lhs) == 1 && len(x.Rhs) == 1 && x.Tok == token.DEFINE && isNow(x.Rhs[0]) {
-					looks = append(looks, x)
+					reads = append(reads, x)
 				}
 			case *ast.CallExpr:
 				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
 					for _, arg := range x.Args {
 						if id, ok := arg.(*ast.Ident); ok {
-							told[id.Name]++
+							passed[id.Name]++
 						}
 					}
 				}
@@ -167,12 +167,12 @@ func stopClocks(file *ast.File) (n int) {
 			return true
 		})
 		defined := map[string]int{}
-		for _, l := range looks {
+		for _, l := range reads {
 			defined[l.Lhs[0].(*ast.Ident).Name]++
 		}
-		for _, l := range looks {
+		for _, l := range reads {
 			name := l.Lhs[0].(*ast.Ident).Name
-			if uses[name] == told[name]+defined[name] {
+			if uses[name] == passed[name]+defined[name] {
 				l.Rhs[0] = &ast.CompositeLit{Type: &ast.SelectorExpr{X: ast.NewIdent("time"), Sel: ast.NewIdent("Time")}}
 				n++
 			}
