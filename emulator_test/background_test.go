@@ -353,3 +353,27 @@ func TestBackgroundIsBoundedInCells(t *testing.T) {
 		wantNoLocks(t, env.Client)
 	})
 }
+
+// A goroutine that has sent rows again pauses before it looks for more. It is none of
+// the work that Close waits for, and ends with it (close, background.go). synctest
+// fails the test where it does not.
+func TestCloseEndsPausingSenders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		faults.On("secondaries", step(txntest.StepSecondaries), txntest.Crash, 2)
+		mustSet(t, a, "3", "bob", "joe", "sue")
+		for a.Stats().BackgroundCells > 0 {
+			advance(100 * time.Microsecond) // less than a pause
+		}
+		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
+			t.Errorf("%d requests, want the third to succeed", n)
+		}
+		before := time.Now()
+		if err := a.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(before); d > 0 {
+			t.Errorf("Close waited %v", d)
+		}
+	})
+}

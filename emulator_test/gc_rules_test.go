@@ -171,7 +171,7 @@ func TestPlanOfCollection(t *testing.T) {
 			}
 		}
 		run := runGC(t, c, gc.Config{})
-		want := gc.Table{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
+		want := gc.Counts{Rows: 4, RowsChanged: 4, Versions: 10, Deletes: 1, Marks: 1, Data: 9, Cells: 20, Bytes: plan.Total.Bytes}
 		if d := cmp.Diff(want, plan.Total); d != "" || plan.Total.Bytes < 8*int64(len("value0")) {
 			t.Errorf("plan (-want +got):\n%s", d)
 		}
@@ -182,7 +182,7 @@ func TestPlanOfCollection(t *testing.T) {
 			t.Errorf("plan %+v\nrun %+v", plan, run)
 		}
 		st, err := gc.ReadStatus(t.Context(), c)
-		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != gc.Done || st.Run.Versions != 10 || st.Lease.Owner != "" {
+		if err != nil || st.SafePoint != run.SafePoint || st.Run.Phase != gc.PhaseDone || st.Run.Versions != 10 || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		if p, err := gc.SafePoint(t.Context(), c); err != nil || p != run.SafePoint {
@@ -212,21 +212,21 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 				phases = append(phases, p.Phase)
 				collecting = time.Now()
 			}
-			if p.Phase == gc.Collect && p.Total.Rows == 100 {
+			if p.Phase == gc.PhaseCollect && p.Total.Rows == 100 {
 				cancel()
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
 			t.Errorf("interrupted collection: %+v, %v", r, err)
 		}
-		if d := cmp.Diff([]gc.Phase{gc.Fence, gc.Locks, gc.Collect}, phases); d != "" {
+		if d := cmp.Diff([]gc.Phase{gc.PhaseFence, gc.PhaseLocks, gc.PhaseCollect}, phases); d != "" {
 			t.Errorf("phases (-want +got):\n%s", d)
 		}
 		if took := time.Since(collecting); took < 3*time.Second || took > 6*time.Second {
 			t.Errorf("100 rows at 20 a second took %v", took)
 		}
 		st, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != gc.Collect || st.Run.Row != "row099" || st.Lease.Owner != "" {
+		if err != nil || st.Run.Phase != gc.PhaseCollect || st.Run.Row != "row099" || st.Lease.Owner != "" {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		begun := time.Now()
@@ -235,7 +235,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 			t.Errorf("resumed after %v: %+v", time.Since(begun), r)
 		}
 		st, err = gc.ReadStatus(t.Context(), env.Client)
-		if err != nil || st.Run.Phase != gc.Done || st.Run.Versions != 300 {
+		if err != nil || st.Run.Phase != gc.PhaseDone || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
 		}
 		if r = runGC(t, env.Client, gc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {

@@ -128,7 +128,7 @@ func TestNewFamilyDuringRegistryRead(t *testing.T) {
 			return err
 		})
 		<-held
-		if _, err := changes.Observed(t.Context(), c, "a"); err != nil {
+		if _, err := changes.ObservedColumns(t.Context(), c, "a"); err != nil {
 			t.Fatal(err)
 		}
 		close(release)

@@ -53,7 +53,7 @@ func TestLocksAfterAnUnreadableOne(t *testing.T) {
 		t.Errorf("locks in rows %q, unreadable %v", rows, unreadable)
 	}
 	n := 0
-	for l, err := range admin.LocksOf(t.Context(), c, "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
+	for l, err := range admin.TransactionLocks(t.Context(), c, "a", bigtable.NewRange("r3", ""), tx.StartTS()) {
 		if err != nil || l.Cell.Row != "r5" {
 			t.Errorf("%v, %v", l, err)
 		}

@@ -365,6 +365,59 @@ func TestPrefetchBesideObserve(t *testing.T) {
 	})
 }
 
+// A transaction's own writes lie over what Observe has read of its cell.
+func TestObservedCellShowsOwnWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, cfg := range []txn.Config{{}, {PrefetchBytes: -1}} {
+			s := newPrefetchScene(t, cfg)
+			tx := begin(t, s.c)
+			defer tx.Rollback()
+			table := tx.Table("a")
+			for _, q := range []string{"c", "d"} {
+				if _, err := changes.Observe(t.Context(), tx, txn.Cell{Table: "a", Row: "row9", Family: "f", Qualifier: q}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.faults.Reset()
+			s.want(s.get(&table.View, "row9", "d"), "d0")
+			table.Set("row9", "f", "d", []byte("own"))
+			s.want(s.get(&table.View, "row9", "d"), "own")
+			table.Delete("row9", "f", "d")
+			s.want(s.get(&table.View, "row9", "d"), "absent")
+			table.Lock("row9", "f", "c")
+			s.want(s.get(&table.View, "row9", "c"), "c0")
+			s.reads(0)
+		}
+	})
+}
+
+// What a snapshot has read ahead is its own: another of its name shows the state of
+// its own timestamp.
+func TestPrefetchOfSnapshots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newPrefetchScene(t, txn.Config{})
+		named := txn.Named(page)
+		first := takeSnapshot(t, s.c, named)
+		s.want(s.get(first.Table("a"), "row9", "a"), "a0") // and b and c
+		s.reads(1)
+		_, err := s.env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Set("row9", "f", "b", []byte("b1"))
+			tx.Table("a").Delete("row9", "f", "c")
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		s.faults.Reset()
+		s.want(valueOf(s, takeSnapshot(t, s.c, named), "row9", "a", "b", "c"), "[a0 b1 absent]")
+		s.want(valueOf(s, takeSnapshot(t, s.c, named, txn.At(first.ReadTS())), "row9", "a", "b", "c"), "[a0 b0 c0]")
+		s.reads(2)
+		s.want(valueOf(s, first, "row9", "b", "c"), "[b0 c0]")
+		s.reads(0)
+	})
+}
+
 // The client soon forgets columns that are not read together any more.
 func TestPrefetchFollowsTheWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

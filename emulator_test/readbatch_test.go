@@ -195,6 +195,60 @@ func TestReadBatchLeavers(t *testing.T) {
 	})
 }
 
+// The context of the first caller of a batch may end when its turn has come to send
+// the batch: the others get their answers all the same.
+func TestReadBatchFirstLeavesUnsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{})
+		f.first.Release()
+		f.wg.Wait()
+		// Each time, it has the choice between sending and leaving.
+		for range 20 {
+			f.faults.Reset()
+			inFront := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
+			f.get("row0", "0")
+			<-inFront.Fired()
+			ctx := &endsAtDone{Context: t.Context(), done: make(chan struct{}), before: func() {
+				f.get("row2", "2")
+				inFront.Release()
+				synctest.Wait()
+			}}
+			if _, _, err := f.view.Get(ctx, "row1", "f", "q"); !errors.Is(err, context.Canceled) {
+				t.Fatalf("%v, want Canceled", err)
+			}
+			f.wg.Wait()
+			if got, want := fmt.Sprint(f.requests()), "[1 2]"; got != want {
+				t.Fatalf("requests of %v rows, want %v", got, want)
+			}
+		}
+	})
+}
+
+// An endsAtDone ends when its end is first waited for.
+type endsAtDone struct {
+	context.Context
+	once   sync.Once
+	before func()
+	done   chan struct{}
+}
+
+func (c *endsAtDone) Done() <-chan struct{} {
+	c.once.Do(func() {
+		c.before()
+		close(c.done)
+	})
+	return c.done
+}
+
+func (c *endsAtDone) Err() error {
+	select {
+	case <-c.done:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
 // If a shared request fails, each caller reads again by itself. A lock in one row does
 // not delay the reads of other rows.
 func TestReadBatchKeepsErrorsApart(t *testing.T) {

@@ -82,7 +82,7 @@ func (s *script) status(c *scriptClient, name string) string {
 	if !errors.As(tx.err, &u) {
 		s.t.Fatalf("%s is not undetermined: %v", name, tx.err)
 	}
-	st, err := admin.StatusOf(c.ctx, c.Client, u.Primary, u.StartTS)
+	st, err := admin.TransactionStatus(c.ctx, c.Client, u.Primary, u.StartTS)
 	if err != nil {
 		return s.rename(err.Error())
 	}

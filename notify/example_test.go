@@ -14,7 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -262,7 +262,7 @@ func run(ctx context.Context, worker *notify.Worker) (stop func()) {
 }
 
 // exampleClient is a client of an emulator with tables of a family f. (In a
-// service, bt and admin come from bigtable.NewClient and NewAdminClient.)
+// service, bt and btAdmin come from bigtable.NewClient and NewAdminClient.)
 func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, stop func()) {
 	emulator, err := txntest.StartEmulator("")
 	if err != nil {
@@ -272,12 +272,12 @@ func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, s
 	if err != nil {
 		log.Fatal(err)
 	}
-	bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
 	if err != nil {
 		log.Fatal(err)
 	}
 	for _, table := range tables {
-		if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{"f"}}); err != nil {
+		if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: table, Families: []string{"f"}}); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -287,7 +287,7 @@ func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, s
 	return client, func() {
 		_ = client.Close(ctx)
 		_ = bt.Close()
-		_ = admin.Close()
+		_ = btAdmin.Close()
 		_ = conn.Close()
 		emulator.Close()
 	}

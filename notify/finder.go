@@ -116,7 +116,7 @@ func (o *orphans) check(ctx context.Context, table string) (orphanCheck, bool) {
 	if err != nil {
 		return orphanCheck{}, false
 	}
-	columns, err := changes.Observed(ctx, o.worker.client, table)
+	columns, err := changes.ObservedColumns(ctx, o.worker.client, table)
 	if err != nil {
 		o.worker.cfg.Logger.DebugContext(ctx, "reading the registry of observers failed", "table", table, "error", err)
 		return orphanCheck{}, false

@@ -95,13 +95,13 @@ func (w *Worker) clear(cell txn.Cell, looks []look) (elsewhere tso.Timestamp) {
 		return 0
 	}
 	last := slices.MaxFunc(looks, func(a, b look) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
-	cleared := changes.Cleared{Cell: cell, UpTo: last.Known()}
+	cleared := changes.Cleared{Cell: cell, UpTo: last.KnownUpTo()}
 	failures := map[string]bool{}
 	for _, l := range looks {
 		if !l.done {
 			return 0
 		}
-		cleared.UpTo = min(cleared.UpTo, l.seen.Known())
+		cleared.UpTo = min(cleared.UpTo, l.seen.KnownUpTo())
 		if l.failed {
 			failures[l.observer] = true
 		}
@@ -216,7 +216,7 @@ func (r *run) do(ctx context.Context) {
 	}
 	r.outcome = r.need()
 	if r.outcome != Acknowledged && r.outcome != Waiting {
-		ctx = changes.Trace(ctx, tx)
+		ctx = changes.StartTrace(ctx, tx)
 	}
 	link(r.span, r.seen)
 	if r.outcome != "" {

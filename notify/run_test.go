@@ -370,22 +370,22 @@ func TestMisuse(t *testing.T) {
 		t.Error(err)
 	}
 	handle(t, w, "o", input, observeEffect)
-	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrObserver) {
+	if err := w.Handle("o", middle, notify.ObserverFunc(observeEffect)); !errors.Is(err, changes.ErrRegistration) {
 		t.Errorf("the same id: %v", err)
 	}
-	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrObserver) {
+	if err := w.Handle("p", input, notify.ObserverFunc(observeEffect), notify.Weak()); !errors.Is(err, changes.ErrRegistration) {
 		t.Errorf("weak and strong: %v", err)
 	}
 	// Registered otherwise by somebody else.
 	register(t, env.Client, middle, "o", false)
-	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrObserver) || !strings.Contains(err.Error(), "d:mid") {
+	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrRegistration) || !strings.Contains(err.Error(), "d:mid") {
 		t.Errorf("a contradictory registration: %v", err)
 	}
 	if _, err := changes.UnregisterObserver(t.Context(), env.Client, "docs", "o"); err != nil {
 		t.Fatal(err)
 	}
 	register(t, env.Client, input, "weakling", true)
-	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrObserver) || !strings.Contains(err.Error(), "weak notifications, by weakling") {
+	if err := w.Run(t.Context()); !errors.Is(err, changes.ErrRegistration) || !strings.Contains(err.Error(), "weak notifications, by weakling") {
 		t.Errorf("a column for weak notifications: %v", err)
 	}
 	_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {

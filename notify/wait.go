@@ -88,7 +88,7 @@ func (w *waiter) look(ctx context.Context) (asOf tso.Timestamp, left *changes.Un
 	var observed []string
 	weak := false
 	for _, table := range tables {
-		columns, err := changes.Observed(ctx, w.client, table)
+		columns, err := changes.ObservedColumns(ctx, w.client, table)
 		if err != nil {
 			return 0, nil, err
 		}

@@ -130,9 +130,9 @@ func (w *Worker) Handle(id string, col Column, o Observer, opts ...HandleOption)
 		for _, other := range others {
 			switch {
 			case other.id == id && other.column.Table == col.Table:
-				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, changes.ErrObserver, other.column)
+				return fmt.Errorf("notify: observer %q of column %s: %w: the worker has an observer of that id, on column %s", id, col, changes.ErrRegistration, other.column)
 			case other.column == col && other.weak != h.weak:
-				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, changes.ErrObserver, other.id)
+				return fmt.Errorf("notify: observer %q of column %s: %w: observer %q has the column for the other kind of notifications, weak or strong", id, col, changes.ErrRegistration, other.id)
 			}
 		}
 	}
@@ -213,7 +213,7 @@ func (w *Worker) fail(err error) { w.end(&endError{err}) }
 
 // Register writes the observers into the registry, which Run does as well: what
 // is committed afterwards, by clients that know of it, is notified. On an error
-// some may be registered; to register again is harmless. txn.ErrObserver says
+// some may be registered; to register again is harmless. changes.ErrRegistration says
 // that something else is registered under an id or for a column.
 func (w *Worker) Register(ctx context.Context) error {
 	for _, h := range w.all() {
@@ -283,7 +283,7 @@ func (w *Worker) watch(ctx context.Context) (stop func()) {
 	sctx, cancel := context.WithCancel(ctx)
 	var subscribed sync.WaitGroup
 	subscribed.Go(func() {
-		err := changes.SubscribeNotifications(sctx, w.client, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
+		err := changes.SubscribeHints(sctx, w.client, w.columns(), func(cell txn.Cell) { w.hinted(ctx, cell) })
 		if err != nil && sctx.Err() == nil {
 			w.cfg.Logger.WarnContext(ctx, "hints from other processes are not to be had; the scan finds what they would have told of", "error", err)
 		}
@@ -311,10 +311,10 @@ func (w *Worker) hinted(ctx context.Context, cell txn.Cell) (taken bool) {
 }
 
 // columns returns those that have observers here.
-func (w *Worker) columns() []changes.Registration {
-	var all []changes.Registration
+func (w *Worker) columns() []changes.ObservedColumn {
+	var all []changes.ObservedColumn
 	for col := range w.handlers {
-		all = append(all, changes.Registration{Table: col.Table, Column: col.column()})
+		all = append(all, changes.ObservedColumn{Table: col.Table, Column: col.column()})
 	}
 	return all
 }

@@ -8,16 +8,16 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A service that answers from snapshots which may be a second old: most of its reads
 // are one request. It always sees what it has committed itself.
 func ExampleMaxStaleness() {
 	ctx := context.Background()
-	bt, admin, stop := emulator(ctx)
+	bt, btAdmin, stop := emulator(ctx)
 	defer stop()
-	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -12,16 +12,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
 // A long read: garbage collection stays below the snapshot until it is released.
 func ExampleHold() {
 	ctx := context.Background()
-	bt, admin, stop := emulator(ctx)
+	bt, btAdmin, stop := emulator(ctx)
 	defer stop()
-	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -53,15 +53,15 @@ func ExampleHold() {
 	// Output: held: true
 }
 
-// A transfer between two accounts. (In a service, bt and admin come from
+// A transfer between two accounts. (In a service, bt and btAdmin come from
 // bigtable.NewClient and bigtable.NewAdminClient.)
 func Example() {
 	ctx := context.Background()
-	bt, admin, stop := emulator(ctx)
+	bt, btAdmin, stop := emulator(ctx)
 	defer stop()
 
 	// Once, when the tables are set up.
-	err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -208,21 +208,21 @@ func emulator(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, fun
 	if err != nil {
 		log.Fatal(err)
 	}
-	bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
 	if err != nil {
 		log.Fatal(err)
 	}
-	return bt, admin, func() {
+	return bt, btAdmin, func() {
 		_ = bt.Close()
-		_ = admin.Close()
+		_ = btAdmin.Close()
 		_ = conn.Close()
 		e.Close()
 	}
 }
 
 func clientWithTable(ctx context.Context, table, family string) (*txn.Client, func()) {
-	bt, admin, stop := emulator(ctx)
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: table, Families: []string{family}}); err != nil {
+	bt, btAdmin, stop := emulator(ctx)
+	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: table, Families: []string{family}}); err != nil {
 		log.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{})

@@ -15,7 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // overheadEnv is a stub with a table "accounts" as a transaction finds it and a
@@ -42,11 +42,11 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
+	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
 		t.Fatal(err)
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})
@@ -57,7 +57,7 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 		if err := client.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
-		_, _, _ = bt.Close(), admin.Close(), conn.Close()
+		_, _, _ = bt.Close(), btAdmin.Close(), conn.Close()
 		if err := stub.Close(); err != nil {
 			t.Error(err)
 		}

@@ -23,7 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // oracleModel is what an oracle promises: its state is the last timestamp, and
@@ -390,15 +390,15 @@ const (
 
 func newBank(t *testing.T, e *tsotest.Emulator, oracle tso.Oracle) *bank {
 	t.Helper()
-	bt, admin, err := txntest.Open(t.Context(), e.Dial(), "p", "i")
+	bt, btAdmin, err := txntest.Open(t.Context(), e.Dial(), "p", "i")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _ = bt.Close(), admin.Close() })
-	if err := txnadmin.InitTable(t.Context(), admin, bt, "", txnadmin.TableSpec{Name: "bank", Families: []string{"f"}}); err != nil {
+	t.Cleanup(func() { _, _ = bt.Close(), btAdmin.Close() })
+	if err := admin.InitTable(t.Context(), btAdmin, bt, "", admin.TableSpec{Name: "bank", Families: []string{"f"}}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := txn.NewClient(t.Context(), bt, txn.Config{Oracle: oracle, Admin: admin, LockTTL: 2 * time.Second})
+	c, err := txn.NewClient(t.Context(), bt, txn.Config{Oracle: oracle, Admin: btAdmin, LockTTL: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,7 +483,7 @@ func (b *bank) verify() {
 	if sum != accounts*opening {
 		b.t.Errorf("the sum is %d, want %d", sum, accounts*opening)
 	}
-	for v, err := range txnadmin.Check(ctx, b.client, "bank", nil) {
+	for v, err := range admin.Check(ctx, b.client, "bank", nil) {
 		if err != nil {
 			b.t.Fatal(err)
 		}

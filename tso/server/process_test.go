@@ -17,11 +17,12 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
-	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
-	"github.com/percolator-bigtable/percolator/tso/server"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
 // processEnv makes the test binary a server process instead: its value is the

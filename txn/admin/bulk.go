@@ -22,26 +22,28 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// ErrNotIdle: a bulk load found that it is not alone in its range.
+// ErrNotIdle means that a bulk load found cells in its range that are not its own.
 var ErrNotIdle = errors.New("range is not idle")
 
-// A NotIdleError names a cell that is in the way of a bulk load, or was written
-// beside it. errors.Is(err, ErrNotIdle) holds.
+// A NotIdleError names a cell that blocks a bulk load, or that was written during
+// it. errors.Is(err, ErrNotIdle) holds.
 type NotIdleError struct {
 	Cell format.Cell
-	// What is there: data, a lock, a write record or a mark.
+	// What is stored there: data, a lock, a write record or a mark.
 	What VersionKind
-	TS   tso.Timestamp
+	// TS is the timestamp of the stored cell.
+	TS tso.Timestamp
 }
 
+// Error names the cell.
 func (e *NotIdleError) Error() string {
-	return fmt.Sprintf("txn: %v: %s has %s at %d", ErrNotIdle, e.Cell, e.What, e.TS)
+	return fmt.Sprintf("admin: %v: %s has %s at %d", ErrNotIdle, e.Cell, e.What, e.TS)
 }
 
 // Is makes errors.Is(err, ErrNotIdle) true.
 func (e *NotIdleError) Is(target error) bool { return target == ErrNotIdle }
 
-// A BulkRow is one row for [Client.BulkLoad].
+// A BulkRow is one row for [BulkLoad].
 type BulkRow struct {
 	Row   string
 	Cells []BulkCell
@@ -53,72 +55,71 @@ type BulkCell struct {
 	Value             []byte
 }
 
-// A BulkLoad says how rows are loaded.
+// A BulkConfig says how [BulkLoad] writes rows.
 type BulkConfig struct {
-	// StartTS and CommitTS are those of an earlier call that did not come to its
-	// end: the load then goes on, and writes again what was written, which
-	// changes nothing.
-	// Default to 0: new ones from the oracle.
+	// StartTS and CommitTS are those of an earlier call that was interrupted. The
+	// load then continues: it writes the same cells again, which changes nothing.
+	// Default to 0: new timestamps from the oracle.
 	StartTS, CommitTS tso.Timestamp
 
-	// Rows are the rows that the load may touch (nil: the whole table). Each row
-	// of the input has to be in it.
+	// Rows are the rows that the load may write (nil: the whole table). Each row of
+	// the input must be among them.
 	Rows bigtable.RowSet
 
-	// Idle is the caller's word that no transaction reads or writes Rows until
-	// the load is over. Rows may then hold older data, and each request writes
-	// many rows.
-	// Defaults to false: Rows has to be empty, and each row is written by a
-	// conditional mutation of its own, which fails where a transaction was
-	// faster.
+	// Idle is the caller's promise that no transaction reads or writes Rows until
+	// the load ends. Then Rows may contain older data, and each request writes many
+	// rows.
+	// Defaults to false: Rows must be empty, and one conditional mutation writes
+	// each row. It fails if a transaction was faster.
 	Idle bool
 
 	// Started, when set, is called with the load's timestamps before anything is
-	// written: what a later call needs to go on.
+	// written. A later call needs them to continue the load.
 	// Defaults to nil.
 	Started func(startTS, commitTS tso.Timestamp)
 
-	// Progress, when set, is called as rows are written. It may be called
-	// concurrently.
+	// Progress, when set, is called with the number of rows written so far. It may be
+	// called concurrently.
 	// Defaults to nil.
 	Progress func(rows int)
 }
 
-// A BulkReport counts what a load wrote.
+// A BulkReport says what a load wrote, and at which timestamps.
 type BulkReport struct {
 	StartTS, CommitTS tso.Timestamp
 	Rows, Cells       int
 }
 
-// BulkLoad writes committed cells straight: data at StartTS and write records
-// at CommitTS, with notify cells where columns are observed, and no locks. It is
-// for filling a table, and is no transaction:
+// BulkLoad writes committed cells without a transaction: data at StartTS and write
+// records at CommitTS, notify cells in observed columns, and no locks. It is for
+// filling a table.
 //
-//   - It is atomic by row only. A reader whose snapshot is later than CommitTS
-//     sees the rows that are there when it reads, and may miss one that it
-//     sees when it reads again; one that is older sees none of them.
-//   - Each row is its own primary, so what is stored is consistent at any
-//     moment (Check), however the load ends.
+//   - It is atomic by row only. A snapshot above CommitTS shows the rows that are
+//     written when it reads, so a second read may show more. A snapshot below
+//     CommitTS shows none of them.
+//   - Each row is its own primary. So the stored state is consistent (see [Check])
+//     at any moment, and after any error.
 //
-// Before it writes, it looks through Rows: without Idle they have to be empty,
-// with it free of locks and of records at StartTS or later, those of this load
-// apart (NotIdleError). Without Idle, transactions that run into the load all the
-// same are safe: a row's mutation is conditional on there being no lock and
-// nothing at StartTS or later in its columns, as a prewrite is, so that no
-// transaction is overwritten, none that began before CommitTS overwrites the
-// load unseen, and versions never interleave. With Idle nothing stands between
-// the load and a transaction but the caller's word; Rows are looked through once
-// more at the end, and NotIdleError then says that the word was broken, by a
-// lock or record that is not the load's.
+// First it searches Rows. Without Idle they must be empty. With Idle they must have
+// no locks, and no records at StartTS or later. Cells of this load do not count. It
+// fails with a [NotIdleError] at another cell.
 //
-// rows come in ascending order of their keys, each once. On an error, what was
-// written stays, committed. Calling it again with the timestamps of the report
-// and the same rows goes on.
+// Without Idle, transactions in Rows are safe. The mutation of a row has the
+// condition of a prewrite: its columns have no lock, and nothing at StartTS or
+// later. So the load overwrites no transaction, a transaction that began before
+// CommitTS conflicts with the load, and versions never interleave. With Idle only
+// the caller's promise protects transactions. BulkLoad searches Rows once more at
+// the end, and fails with a [NotIdleError] if it finds a lock or record of another
+// transaction.
+//
+// rows must be in ascending order of their keys, each once. After an error, what
+// was written stays committed. To continue, call BulkLoad again with the timestamps
+// of the report and the same rows.
 func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.Seq2[BulkRow, error], load BulkConfig) (BulkReport, error) {
 	c := access.Resolver(client)
 	r := BulkReport{StartTS: load.StartTS, CommitTS: load.CommitTS}
 	if (load.StartTS == 0) != (load.CommitTS == 0) || load.StartTS < 0 || load.CommitTS < load.StartTS {
-		return r, format.Invalidf("bulk load with start_ts %d and commit_ts %d; give those of the load that goes on, or none", load.StartTS, load.CommitTS)
+		return r, invalidf("bulk load with start_ts %d and commit_ts %d; set BulkConfig.StartTS and CommitTS to those of the interrupted load, or neither", load.StartTS, load.CommitTS)
 	}
 	if err := c.Enter(); err != nil {
 		return r, err
@@ -136,7 +137,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 	if err := b.timestamps(ctx, &r); err != nil {
 		return r, err
 	}
-	if err := b.prove(ctx); err != nil {
+	if err := b.checkIdle(ctx); err != nil {
 		return r, err
 	}
 	if load.Started != nil {
@@ -145,7 +146,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 	err = b.write(ctx, rows)
 	r.Rows, r.Cells = int(b.rows.Load()), int(b.cells.Load())
 	if err == nil && load.Idle {
-		err = b.prove(ctx)
+		err = b.checkIdle(ctx)
 	}
 	if err == nil {
 		c.Clock.NoteCommit(r.CommitTS, time.Time{})
@@ -177,15 +178,15 @@ func (b *bulkLoad) timestamps(ctx context.Context, r *BulkReport) (err error) {
 			return err
 		}
 		if now <= r.CommitTS {
-			return format.Invalidf("bulk load with commit_ts %d, which is after the oracle's present, %d", r.CommitTS, now)
+			return invalidf("bulk load with commit_ts %d, but the oracle is at %d; set BulkConfig.CommitTS to that of the interrupted load", r.CommitTS, now)
 		}
 	}
 	b.startTS, b.commitTS = r.StartTS, r.CommitTS
 	return nil
 }
 
-// prove looks through the range for what is in the load's way.
-func (b *bulkLoad) prove(ctx context.Context) error {
+// checkIdle searches the range for cells that block the load.
+func (b *bulkLoad) checkIdle(ctx context.Context) error {
 	filter := func(t *store.Table) bigtable.Filter {
 		strip := bigtable.StripValueFilter()
 		records := []bigtable.Filter{store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily)}
@@ -208,7 +209,8 @@ func (b *bulkLoad) prove(ctx context.Context) error {
 	})
 }
 
-// foreign returns what is not the load's own.
+// foreign returns the first cell of a row, in order of columns, that is not the
+// load's own.
 func (b *bulkLoad) foreign(t *store.Table, raw bigtable.Row) *NotIdleError {
 	var found *NotIdleError
 	for family, items := range raw {
@@ -243,10 +245,11 @@ func (b *bulkLoad) foreign(t *store.Table, raw bigtable.Row) *NotIdleError {
 	return found
 }
 
-// bulkBatchBytes and maxBatchRows bound a request of an idle load.
+// bulkBatchBytes limits a request of an idle load, together with
+// store.MaxBatchRows.
 const bulkBatchBytes = 4 << 20
 
-// write sends the rows. After the first failure no further one is read.
+// write sends the rows. After the first failure it reads no further row.
 func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) error {
 	g, gctx := errgroup.WithContext(ctx)
 	parallel := b.client.Store.Config.Parallelism
@@ -300,7 +303,7 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 	return failed
 }
 
-// A bulkRow is a row that is ready to be sent.
+// A bulkRow is a row that is ready to send.
 type bulkRow struct {
 	row      string
 	columns  []format.Column
@@ -309,6 +312,7 @@ type bulkRow struct {
 	bytes    int
 }
 
+// prepare checks a row, which must come after row last, and makes its mutation.
 func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulkRow, error) {
 	s, err := b.table.Schema.Fresh(ctx)
 	if err != nil {
@@ -319,12 +323,12 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 	}
 	switch {
 	case !b.set.Contains(row.Row):
-		return nil, format.Invalidf("row %q is outside the range of the bulk load", row.Row)
+		return nil, invalidf("row %q is not in BulkConfig.Rows", row.Row)
 	case len(row.Cells) == 0:
-		return nil, format.Invalidf("row %q has no cells", row.Row)
+		return nil, invalidf("row %q has no cells", row.Row)
 	case row.Row <= last:
-		// A row that came again would meet its own records and count as written.
-		return nil, format.Invalidf("row %q comes after row %q; rows have to be in ascending order, each once", row.Row, last)
+		// A repeated row would find its own records and count as written.
+		return nil, invalidf("row %q comes after row %q; rows have to be in ascending order, each once", row.Row, last)
 	}
 	writes := &store.RowWrites{Table: b.table, Row: row.Row}
 	for _, cell := range row.Cells {
@@ -349,7 +353,7 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 	primary := writes.Writes[0].Cell
 	for i, w := range writes.Writes {
 		if i > 0 && w.Cell == writes.Writes[i-1].Cell {
-			return nil, format.Invalidf("%s comes twice in its row", w.Cell)
+			return nil, invalidf("%s comes twice in its row", w.Cell)
 		}
 		r.mutation.Set(w.Cell.Family, w.Cell.Qualifier, b.startTS.Cell(), w.Value)
 		family, record := format.EncodeCommit(w.Cell, primary, format.KindPut, b.startTS)
@@ -364,15 +368,15 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 	return r, nil
 }
 
-// sendRow writes a row if nothing is in its way: the condition is that of a
-// prewrite. Its own record, which an earlier send has left, is in the way too.
+// sendRow writes a row on the condition of a prewrite. The row's own records, from
+// an earlier attempt, fail the condition, too.
 func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 	cost := 0
 	for _, c := range r.columns {
 		cost += store.PrewriteCost(c)
 	}
 	if cost > store.FilterBudget {
-		return format.Limitf("row %q has %d columns, whose names do not fit into the condition of one mutation: load it with BulkLoad.Idle, or by a transaction", r.row, len(r.columns))
+		return format.Limitf("row %q has %d columns, whose names do not fit into the condition of one mutation: load it with BulkConfig.Idle, or in a transaction", r.row, len(r.columns))
 	}
 	predicate := store.InTheWay(r.columns, b.startTS)
 	var last error
@@ -380,12 +384,12 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 		matched, err := b.table.CheckAndMutate(ctx, r.row, predicate, nil, r.mutation)
 		switch {
 		case err == nil && !matched:
-			b.done(1, len(r.columns))
+			b.count(1, len(r.columns))
 			return nil
 		case store.Permanent(err):
 			return err
 		case err != nil:
-			last = err // whether it was applied or not, the condition tells next time
+			last = err // the next attempt's condition shows whether it was applied
 		default:
 			raw, err := b.table.ReadRow(ctx, r.row, predicate)
 			if err == nil {
@@ -393,11 +397,11 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 					return e
 				}
 				if len(raw[format.WriteFamily]) == len(r.columns) {
-					b.done(1, len(r.columns))
+					b.count(1, len(r.columns))
 					return nil
 				}
 				if len(raw[format.WriteFamily]) > 0 {
-					return format.Corruptf(format.Cell{Table: b.table.Name, Row: r.row}, "an earlier run of the bulk load at %d wrote other columns", b.startTS)
+					return format.Corruptf(format.Cell{Table: b.table.Name, Row: r.row}, "an earlier call of the bulk load at %d wrote other columns", b.startTS)
 				}
 			} else if !store.Transient(err) {
 				return err
@@ -411,18 +415,18 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 	}
 }
 
-// sendBatch writes rows of an idle range until all are acknowledged.
+// sendBatch writes rows of an idle range until all are written.
 func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cells int) error {
 	for pause := b.client.Store.Config.Backoff.Start(); ; {
 		failed, err := b.table.Apply(ctx, muts)
 		switch {
 		case err == nil:
-			b.done(len(muts), cells)
+			b.count(len(muts), cells)
 			return nil
 		case store.Permanent(err):
 			return err
 		}
-		b.done(len(muts)-len(failed), 0)
+		b.count(len(muts)-len(failed), 0)
 		muts = failed
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, "loading rows", err)
@@ -430,7 +434,7 @@ func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cell
 	}
 }
 
-func (b *bulkLoad) done(rows, cells int) {
+func (b *bulkLoad) count(rows, cells int) {
 	n := b.rows.Add(int64(rows))
 	b.cells.Add(int64(cells))
 	if b.load.Progress != nil {

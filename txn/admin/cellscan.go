@@ -11,20 +11,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A cellScan looks for a cell that belongs to transactions: one in a metadata
-// family, or one of data at 1e17 µs or above. It reads at most three cells of a
-// row, without their values, page by page.
+// A cellScan searches a table for a cell that belongs to transactions: a cell in a
+// metadata family, or one of data at 1e17 µs or above. It reads page by page, and
+// of each row at most one cell for each kind, without its value.
 type cellScan struct {
 	table *store.Table
 	// metadata are the metadata families that the table has.
 	metadata []string
-	// sample bounds the rows that are looked at, spread over the table; 0 is
-	// all.
+	// sample limits the rows that are read, spread over the table; 0 is all.
 	sample   int
 	progress func(rows int)
 
-	rows  int  // looked at
-	whole bool // these were all
+	rows  int  // read so far
+	whole bool // the table has no others
 }
 
 type foundCell struct {
@@ -33,7 +32,7 @@ type foundCell struct {
 	at     bigtable.Timestamp
 }
 
-// sampleParts is over how many places of the table a sample is spread.
+// sampleParts is how many places of the table a sample reads.
 const sampleParts = 64
 
 func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
@@ -48,7 +47,7 @@ func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
 	for i, part := range parts {
 		most := 0
 		if s.sample > 0 {
-			// What a small part left over goes to those behind it.
+			// The rows that a small part lacks are read in the next ones.
 			most = max(1, (s.sample-s.rows)/(len(parts)-i))
 		}
 		found, err := s.part(ctx, part, most)
@@ -59,7 +58,8 @@ func (s *cellScan) run(ctx context.Context) (*foundCell, error) {
 	return nil, nil
 }
 
-// split cuts a table where Bigtable would; not at all where it does not say.
+// split divides a table as Bigtable's tablets do. If Bigtable does not say how, the
+// result is the whole table.
 func split(ctx context.Context, t *store.Table) []store.KeyRange {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
@@ -87,7 +87,7 @@ func everyOther(parts []store.KeyRange) []store.KeyRange {
 	return some
 }
 
-// part looks at most rows of a range, 0 for all.
+// part reads at most that many rows of a range, or all if most is 0.
 func (s *cellScan) part(ctx context.Context, part store.KeyRange, most int) (found *foundCell, err error) {
 	first := store.Chain(bigtable.CellsPerRowLimitFilter(1), bigtable.StripValueFilter())
 	filters := []bigtable.Filter{

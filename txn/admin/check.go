@@ -13,71 +13,75 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	txnformat "github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A Rule is one invariant of the stored state.
+// A Rule is an invariant of the stored state.
 type Rule string
 
-// The rules that Check verifies.
+// The rules that [Check] verifies (docs/storage-format.md).
 const (
-	// RuleFormat: every metadata qualifier names a family:qualifier of the
-	// table and every record parses, is of a kind that fits its family, and has
-	// start_ts < commit_ts.
+	// RuleFormat: every metadata qualifier names a family:qualifier of the table.
+	// Every record parses, has a kind that fits its family, and has start_ts <
+	// commit_ts.
 	RuleFormat Rule = "format"
-	// RuleInterleaved: versions of a column never interleave; each commit is
-	// before the start of the next.
+	// RuleInterleaved: versions of a column never interleave. Each commit_ts is
+	// below the start_ts of the next version.
 	RuleInterleaved Rule = "interleaved versions"
 	// RuleOneLock: a cell has at most one lock, newer than its newest commit.
 	RuleOneLock Rule = "one lock"
-	// RuleOneRecord: a transaction leaves at most one record (write, lock-only
-	// mark or rollback marker) in a cell, and no lock beside it.
+	// RuleOneRecord: a transaction leaves at most one record (write record or mark)
+	// in a cell, and no lock with it.
 	RuleOneRecord Rule = "one record"
-	// RuleMissingData: each put's write record and each put's lock has its data
-	// cell at start_ts.
+	// RuleMissingData: each write record and each lock of a put has its data cell at
+	// start_ts.
 	RuleMissingData Rule = "missing data"
 	// RuleOrphanData: each data cell of a transaction belongs to a write record
 	// or a lock.
 	RuleOrphanData Rule = "orphan data"
-	// RuleAtomic: a committed secondary's primary is committed with the same
+	// RuleAtomic: the primary of a committed secondary is committed with the same
 	// start_ts and commit_ts.
 	RuleAtomic Rule = "half commit"
 	// RulePrimary: a lock's primary is a cell of a transactional table, and a
 	// lock of the same transaction there calls itself primary.
 	RulePrimary Rule = "primary"
-	// RuleAck: an acknowledgment names an observer, is 8 bytes, is not above the
-	// start_ts of the transaction that wrote it, and never goes back.
+	// RuleAck: an acknowledgment names an observer, has 8 bytes, is at most the
+	// start_ts of the transaction that wrote it, and never decreases.
 	RuleAck Rule = "acknowledgment"
-	// RuleFuture: no timestamp is above what the oracle hands out now.
+	// RuleFuture: no timestamp is above the oracle's present time.
 	RuleFuture Rule = "timestamp above the oracle"
 )
 
-// A Violation is a place where the stored state contradicts the protocol.
+// A Violation is a cell whose stored state contradicts a rule.
 type Violation struct {
 	Rule   Rule
-	Cell   txnformat.Cell
+	Cell   format.Cell
 	Detail string
 }
 
 // String names the cell, the rule and the facts.
 func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.Rule, v.Detail) }
 
-// Check verifies the stored state of rows of a table (nil: all rows) against
-// the invariants named by the Rules, and iterates over what contradicts them.
-// It reads in pages, changes nothing, and may run beside live transactions:
-// rows are read atomically, and a secondary always before its primary. A lock
-// is no violation, not even one whose primary holds no trace of its
-// transaction: that is what a crash leaves, and what Resolve ends; see Locks.
-// What no stored byte tells it cannot see: a secondary that was lost with its
-// lock, plain writes, and what garbage collection has taken: a committed
-// secondary at or below the safe point may have outlived its primary's record.
-func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
+// Check compares rows of a table (nil: all rows) with every [Rule], and iterates
+// over the violations. It reads page by page and changes nothing.
+//
+// It may run while transactions do: it reads each row atomically, and a secondary
+// always before its primary. A lock is not a violation, even if its primary shows
+// nothing of the transaction: a crash leaves such locks, and [Resolve] removes them.
+//
+// Check cannot find what leaves no trace in stored cells: a secondary that was lost
+// with its lock, and plain writes ([RawWrites] finds most). At or below the safe
+// point it accepts a committed secondary without its primary's record, because the
+// record may have been collected.
+//
+// An error ends the iteration.
+func Check(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
 	c := access.Resolver(client)
 	return func(yield func(Violation, error) bool) {
-		t, err := c.Table(ctx, tableName)
+		t, err := c.Table(ctx, table)
 		if err == nil {
 			_, err = t.Schema.Fresh(ctx)
 		}
@@ -85,7 +89,7 @@ func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtabl
 			yield(Violation{}, err)
 			return
 		}
-		err = c.Pages(ctx, tableName, rs, everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			ck := &checker{client: c, table: t}
 			if ck.safePoint, err = c.SafePoint.Current(ctx); err != nil {
 				return false, err
@@ -112,11 +116,11 @@ func Check(ctx context.Context, client *txn.Client, tableName string, rs bigtabl
 	}
 }
 
-// everything reads all versions of a row, data without its values.
-func everything(t *store.Table) bigtable.Filter {
-	filters := []bigtable.Filter{store.WholeFamily(txnformat.LockFamily), store.WholeFamily(txnformat.WriteFamily), store.WholeFamily(txnformat.MarkFamily), store.WholeFamily(txnformat.NotifyFamily)}
+// allVersions reads all versions of a row, and data without its values.
+func allVersions(t *store.Table) bigtable.Filter {
+	filters := []bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily), store.WholeFamily(format.NotifyFamily)}
 	for _, f := range t.Schema.Current().Families {
-		if f == txnformat.AckFamily {
+		if f == format.AckFamily {
 			filters = append(filters, store.WholeFamily(f)) // timestamps, 8 bytes each
 			continue
 		}
@@ -130,43 +134,43 @@ type checker struct {
 	client *recovery.Resolver
 	table  *store.Table
 	found  []Violation
-	// safePoint is one that every collection that began before the page was read
-	// is at or below.
+	// safePoint is at or above that of every collection that began before the page
+	// was read.
 	safePoint tso.Timestamp
-	newest    tso.Timestamp
-	at        txnformat.Cell // where newest is
-	// claims are commits and locks of secondaries, to be held against their
-	// primaries.
+	newest    tso.Timestamp // the newest timestamp of the page
+	at        format.Cell   // the cell that has it
+	// claims are commits and locks of secondaries, to compare with their primaries.
 	claims []claim
 }
 
+// A claim is what a secondary says about its primary.
 type claim struct {
-	cell, primary     txnformat.Cell
+	cell, primary     format.Cell
 	startTS, commitTS tso.Timestamp // commitTS is 0 for a lock
 }
 
-func (ck *checker) report(rule Rule, cell txnformat.Cell, format string, args ...any) {
-	ck.found = append(ck.found, Violation{rule, cell, fmt.Sprintf(format, args...)})
+func (ck *checker) report(rule Rule, cell format.Cell, text string, args ...any) {
+	ck.found = append(ck.found, Violation{rule, cell, fmt.Sprintf(text, args...)})
 }
 
-func (ck *checker) see(cell txnformat.Cell, ts tso.Timestamp) {
+func (ck *checker) note(cell format.Cell, ts tso.Timestamp) {
 	if ts > ck.newest {
 		ck.newest, ck.at = ts, cell
 	}
 }
 
-// history is everything stored of one column of one row.
+// history is everything that is stored in one column of a row.
 type history struct {
-	cell    txnformat.Cell
-	locks   []*txnformat.Lock
-	records []txnformat.WriteRecord // writes and marks
+	cell    format.Cell
+	locks   []*format.Lock
+	records []format.WriteRecord // writes and marks
 	data    []tso.Timestamp
 	acks    map[tso.Timestamp][]byte // values of an acknowledgment column
 }
 
 func (ck *checker) row(raw bigtable.Row) {
-	columns := map[txnformat.Column]*history{}
-	get := func(cell txnformat.Cell) *history {
+	columns := map[format.Column]*history{}
+	get := func(cell format.Cell) *history {
 		h := columns[cell.Column()]
 		if h == nil {
 			h = &history{cell: cell}
@@ -176,12 +180,12 @@ func (ck *checker) row(raw bigtable.Row) {
 	}
 	for family, items := range raw {
 		for _, item := range items {
-			if !txnformat.IsMetadataFamily(family) {
-				if item.Timestamp >= txnformat.PrePercolator {
-					c, _ := txnformat.SplitColumn(item.Column)
-					h := get(txnformat.Cell{Table: ck.table.Name, Row: raw.Key(), Family: c.Family, Qualifier: c.Qualifier})
+			if !format.IsMetadataFamily(family) {
+				if item.Timestamp >= format.PrePercolator {
+					c, _ := format.SplitColumn(item.Column)
+					h := get(format.Cell{Table: ck.table.Name, Row: raw.Key(), Family: c.Family, Qualifier: c.Qualifier})
 					h.data = append(h.data, tso.FromCell(item.Timestamp))
-					if family == txnformat.AckFamily {
+					if family == format.AckFamily {
 						if h.acks == nil {
 							h.acks = map[tso.Timestamp][]byte{}
 						}
@@ -190,31 +194,31 @@ func (ck *checker) row(raw bigtable.Row) {
 				}
 				continue
 			}
-			if family == txnformat.NotifyFamily && txnformat.IsFailure(item) {
+			if family == format.NotifyFamily && format.IsFailure(item) {
 				ck.failure(raw.Key(), item)
 				continue
 			}
-			_, cell, err := txnformat.MetadataCell(ck.table.Name, raw.Key(), item)
+			_, cell, err := format.MetadataCell(ck.table.Name, raw.Key(), item)
 			if err != nil {
-				ck.report(RuleFormat, txnformat.Cell{Table: ck.table.Name, Row: raw.Key(), Family: family}, "%v", err)
+				ck.report(RuleFormat, format.Cell{Table: ck.table.Name, Row: raw.Key(), Family: family}, "%v", err)
 				continue
 			}
 			if !ck.table.Schema.Current().HasFamily(cell.Family) {
 				ck.report(RuleFormat, cell, "metadata in family %s for a family that the table does not have", family)
 			}
 			ts := tso.FromCell(item.Timestamp)
-			ck.see(cell, ts)
+			ck.note(cell, ts)
 			h := get(cell)
 			switch family {
-			case txnformat.LockFamily:
-				l, e := txnformat.DecodeLock(cell, ts, item.Value)
+			case format.LockFamily:
+				l, e := format.DecodeLock(cell, ts, item.Value)
 				if err = e; e == nil {
 					h.locks = append(h.locks, l)
 				}
-			case txnformat.WriteFamily, txnformat.MarkFamily:
-				decode := txnformat.DecodeWrite
-				if family == txnformat.MarkFamily {
-					decode = txnformat.DecodeMark
+			case format.WriteFamily, format.MarkFamily:
+				decode := format.DecodeWrite
+				if family == format.MarkFamily {
+					decode = format.DecodeMark
 				}
 				w, e := decode(cell, ts, item.Value)
 				if err = e; e == nil {
@@ -233,9 +237,9 @@ func (ck *checker) row(raw bigtable.Row) {
 
 // failure checks the record of an observer's failure.
 func (ck *checker) failure(row string, item bigtable.ReadItem) {
-	cell, _, err := txnformat.FailureCell(ck.table.Name, row, item)
+	cell, _, err := format.FailureCell(ck.table.Name, row, item)
 	if err == nil {
-		_, err = txnformat.DecodeFailure(cell, item.Value)
+		_, err = format.DecodeFailure(cell, item.Value)
 	}
 	if err != nil {
 		ck.report(RuleFormat, cell, "%v", err)
@@ -246,22 +250,22 @@ func (ck *checker) column(h *history) {
 	ck.records(h)
 	ck.locks(h)
 	ck.data(h)
-	if h.cell.Family == txnformat.AckFamily {
+	if h.cell.Family == format.AckFamily {
 		ck.acks(h)
 	}
 }
 
-// acks checks an acknowledgment column: at most one observer transaction commits
-// for each change only as long as its values grow with its commits.
+// acks checks an acknowledgment column. At most one observer transaction commits for
+// each change only if the acknowledgments grow from commit to commit.
 func (ck *checker) acks(h *history) {
-	_, observer, ok := txnformat.ObserverOf(h.cell.Column())
+	_, observer, ok := format.ObserverOf(h.cell.Column())
 	if !ok {
 		ck.report(RuleAck, h.cell, "the column names no observer")
 		return
 	}
 	at := map[tso.Timestamp]tso.Timestamp{} // by start_ts
 	for startTS, value := range h.acks {
-		ack, err := txnformat.DecodeAck(h.cell, observer, value)
+		ack, err := format.DecodeAck(h.cell, observer, value)
 		switch {
 		case err != nil:
 			ck.report(RuleAck, h.cell, "%v", err)
@@ -271,9 +275,9 @@ func (ck *checker) acks(h *history) {
 		}
 		at[startTS] = ack
 	}
-	var last txnformat.WriteRecord
-	for _, r := range h.records { // in order of commit_ts, see records
-		if r.Kind != txnformat.KindPut {
+	var last format.WriteRecord
+	for _, r := range h.records { // in order of commit_ts: records sorts them
+		if r.Kind != format.KindPut {
 			continue
 		}
 		if last.CommitTS > 0 && at[r.StartTS] <= at[last.StartTS] {
@@ -284,15 +288,15 @@ func (ck *checker) acks(h *history) {
 }
 
 func (ck *checker) records(h *history) {
-	slices.SortFunc(h.records, func(a, b txnformat.WriteRecord) int { return cmp.Compare(a.CommitTS, b.CommitTS) })
-	seen := map[tso.Timestamp]txnformat.WriteRecord{}
-	var last txnformat.WriteRecord
+	slices.SortFunc(h.records, func(a, b format.WriteRecord) int { return cmp.Compare(a.CommitTS, b.CommitTS) })
+	seen := map[tso.Timestamp]format.WriteRecord{}
+	var last format.WriteRecord
 	for _, r := range h.records {
 		if other, ok := seen[r.StartTS]; ok {
 			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a %v record at %d and a %v record at %d", r.StartTS, other.Kind, other.CommitTS, r.Kind, r.CommitTS)
 		}
 		seen[r.StartTS] = r
-		if r.Kind == txnformat.KindRollback {
+		if r.Kind == format.KindRollback {
 			continue
 		}
 		if r.StartTS <= last.CommitTS {
@@ -305,7 +309,7 @@ func (ck *checker) records(h *history) {
 	}
 	for _, l := range h.locks {
 		if r, ok := seen[l.StartTS]; ok {
-			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock beside its %v record at %d", l.StartTS, r.Kind, r.CommitTS)
+			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock and a %v record at %d", l.StartTS, r.Kind, r.CommitTS)
 		} else if l.StartTS <= last.CommitTS {
 			ck.report(RuleOneLock, h.cell, "the lock at %d is older than the commit at %d", l.StartTS, last.CommitTS)
 		}
@@ -326,25 +330,25 @@ func (ck *checker) locks(h *history) {
 func (ck *checker) data(h *history) {
 	slices.Sort(h.data)
 	owned := map[tso.Timestamp]bool{}
-	need := func(startTS tso.Timestamp, kind txnformat.Kind, what string) {
+	need := func(startTS tso.Timestamp, kind format.Kind, what string) {
 		owned[startTS] = true
-		if _, ok := slices.BinarySearch(h.data, startTS); !ok && kind == txnformat.KindPut {
+		if _, ok := slices.BinarySearch(h.data, startTS); !ok && kind == format.KindPut {
 			ck.report(RuleMissingData, h.cell, "%s names data at %d, which is not there", what, startTS)
 		}
 	}
 	newest := tso.Timestamp(0) // commit at or below the safe point
 	for _, r := range h.records {
-		if (r.Kind == txnformat.KindPut || r.Kind == txnformat.KindDelete) && r.CommitTS <= ck.safePoint {
+		if (r.Kind == format.KindPut || r.Kind == format.KindDelete) && r.CommitTS <= ck.safePoint {
 			newest = r.CommitTS
 		}
 	}
 	for _, r := range h.records {
 		switch {
-		case r.Kind == txnformat.KindPut && r.CommitTS < newest:
-			// A roll-forward may have come after its version was collected. Nobody
-			// reads it, and the next collection takes it away.
+		case r.Kind == format.KindPut && r.CommitTS < newest:
+			// A roll-forward may have arrived after its version was collected. No read
+			// can see it, and the next collection removes it.
 			owned[r.StartTS] = true
-		case r.Kind == txnformat.KindPut:
+		case r.Kind == format.KindPut:
 			need(r.StartTS, r.Kind, fmt.Sprintf("the write record at %d", r.CommitTS))
 		}
 	}
@@ -352,15 +356,15 @@ func (ck *checker) data(h *history) {
 		need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
 	}
 	for _, ts := range h.data {
-		ck.see(h.cell, ts)
+		ck.note(h.cell, ts)
 		if !owned[ts] {
 			ck.report(RuleOrphanData, h.cell, "data at %d belongs to no write record and no lock", ts)
 		}
 	}
 }
 
-// primaries holds the claims of a page against the primaries they name. The
-// secondaries were read before: a committed one proves that its primary is
+// primaries compares the claims of a page with the primaries that they name. The
+// secondaries were read first, so a committed secondary proves that its primary is
 // committed by now.
 func (ck *checker) primaries(ctx context.Context) error {
 	type rowID struct{ table, row string }
@@ -376,7 +380,7 @@ func (ck *checker) primaries(ctx context.Context) error {
 	var missing []claim
 	for name, keys := range rows {
 		t, err := ck.client.Table(ctx, name)
-		if err != nil && !errors.Is(err, txnformat.ErrNotInitialized) && !errors.Is(err, txnformat.ErrInvalid) {
+		if err != nil && !errors.Is(err, format.ErrNotInitialized) && !errors.Is(err, format.ErrInvalid) {
 			return err
 		}
 		if err != nil {
@@ -388,13 +392,13 @@ func (ck *checker) primaries(ctx context.Context) error {
 			continue
 		}
 		filter := func(*store.Table) bigtable.Filter {
-			return store.Interleave(store.WholeFamily(txnformat.LockFamily), store.WholeFamily(txnformat.WriteFamily), store.WholeFamily(txnformat.MarkFamily))
+			return store.Interleave(store.WholeFamily(format.LockFamily), store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily))
 		}
 		found := map[string]bool{}
 		err = ck.client.Pages(ctx, name, bigtable.RowList(keys), filter, func(_ *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found[raw.Key()] = true
-				missing = append(missing, ck.hold(t, raw, byRow[rowID{name, raw.Key()}])...)
+				missing = append(missing, ck.compare(t, raw, byRow[rowID{name, raw.Key()}])...)
 			}
 			return true, nil
 		})
@@ -403,11 +407,12 @@ func (ck *checker) primaries(ctx context.Context) error {
 		}
 		for _, key := range keys {
 			if !found[key] {
-				missing = append(missing, ck.hold(t, nil, byRow[rowID{name, key}])...)
+				missing = append(missing, ck.compare(t, nil, byRow[rowID{name, key}])...)
 			}
 		}
 	}
-	// Only now: the primaries may have been collected since the page was read.
+	// Read the safe point after the primaries, which may have been collected since
+	// the page was read.
 	p, err := ck.client.SafePoint.Current(ctx)
 	if err != nil {
 		return err
@@ -420,16 +425,16 @@ func (ck *checker) primaries(ctx context.Context) error {
 	return nil
 }
 
-// hold compares the claims on one primary row with what is stored in it, and
-// returns those whose commit is not there.
-func (ck *checker) hold(t *store.Table, raw bigtable.Row, claims []claim) (missing []claim) {
+// compare compares the claims about one row of primaries with what is stored in it,
+// and returns those whose commit is missing.
+func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (missing []claim) {
 	for _, c := range claims {
 		key := c.primary.Column().Key()
-		for _, item := range raw[txnformat.LockFamily] {
-			if item.Column != txnformat.LockFamily+":"+key || tso.FromCell(item.Timestamp) != c.startTS {
+		for _, item := range raw[format.LockFamily] {
+			if item.Column != format.LockFamily+":"+key || tso.FromCell(item.Timestamp) != c.startTS {
 				continue
 			}
-			if l, err := txnformat.DecodeLock(c.primary, c.startTS, item.Value); err == nil && !l.IsPrimary() {
+			if l, err := format.DecodeLock(c.primary, c.startTS, item.Value); err == nil && !l.IsPrimary() {
 				ck.report(RulePrimary, c.cell, "names %s as its primary, which names %s", c.primary, l.Primary)
 			}
 		}
@@ -437,17 +442,17 @@ func (ck *checker) hold(t *store.Table, raw bigtable.Row, claims []claim) (missi
 			continue
 		}
 		var at []tso.Timestamp
-		for _, family := range []string{txnformat.WriteFamily, txnformat.MarkFamily} {
-			decode := txnformat.DecodeWrite
-			if family == txnformat.MarkFamily {
-				decode = txnformat.DecodeMark
+		for _, family := range []string{format.WriteFamily, format.MarkFamily} {
+			decode := format.DecodeWrite
+			if family == format.MarkFamily {
+				decode = format.DecodeMark
 			}
 			for _, item := range raw[family] {
 				if item.Column != family+":"+key {
 					continue
 				}
 				r, err := decode(c.primary, tso.FromCell(item.Timestamp), item.Value)
-				if err == nil && r.StartTS == c.startTS && r.Kind != txnformat.KindRollback {
+				if err == nil && r.StartTS == c.startTS && r.Kind != format.KindRollback {
 					at = append(at, r.CommitTS)
 				}
 			}
@@ -462,7 +467,7 @@ func (ck *checker) hold(t *store.Table, raw bigtable.Row, claims []claim) (missi
 	return missing
 }
 
-// clock compares the newest timestamp of a page with the oracle's present.
+// clock compares the newest timestamp of a page with the oracle's present time.
 func (ck *checker) clock(ctx context.Context) error {
 	if ck.newest == 0 {
 		return nil

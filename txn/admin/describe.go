@@ -22,21 +22,22 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// This file tells operators what a deployment consists of. It changes nothing.
-
 // A TableDescription is what a table's schema record says.
 type TableDescription struct {
 	Name          string
 	FormatVersion uint32
-	// Families are the user's, as they were when the record was written.
+	// Families are the user's families when the record was written.
 	Families []string
-	Observed []changes.Registration
-	// AdoptedTS is when the table was adopted; 0 where that was not recorded.
+	// Observed are the observed columns.
+	Observed []changes.ObservedColumn
+	// AdoptedTS is the oracle time of the table's adoption; 0 if [InitTable] made it
+	// transactional.
 	AdoptedTS tso.Timestamp
 }
 
-// Describe reads a table's schema record. It does not look at the table itself,
-// and fails with ErrNotInitialized, ErrFormatVersion or ErrCorrupt.
+// Describe reads a table's schema record. It does not read the table itself. It
+// fails with txn.ErrNotInitialized if there is no record, and with
+// txn.ErrFormatVersion or txn.ErrCorrupt if it cannot read it.
 func Describe(ctx context.Context, client *txn.Client, table string) (TableDescription, error) {
 	return describe(ctx, access.Resolver(client), table)
 }
@@ -48,23 +49,23 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 		return d, err
 	}
 	if len(row[store.DeployFamily]) == 0 {
-		return d, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", table, format.ErrNotInitialized, c.Metadata.Name, table)
+		return d, fmt.Errorf("admin: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or admin.InitTable", table, format.ErrNotInitialized, c.Metadata.Name, table)
 	}
 	value := row[store.DeployFamily][0].Value
 	var m recordpb.TableSchema
 	if err := proto.Unmarshal(value, &m); err != nil {
-		return d, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
+		return d, fmt.Errorf("admin: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 	}
 	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
 	for _, o := range m.Observed {
-		d.Observed = append(d.Observed, changes.Registration{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
+		d.Observed = append(d.Observed, changes.ObservedColumn{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
 	}
 	_, err = store.DecodeSchema(table, value)
 	return d, err
 }
 
-// UnfinishedAdoptions lists the tables whose adoption, or the undoing of one,
-// did not come to its end.
+// UnfinishedAdoptions lists the tables whose adoption, or the undo of one, was
+// interrupted or is still running.
 func UnfinishedAdoptions(ctx context.Context, client *txn.Client) ([]string, error) {
 	c := access.Resolver(client)
 	var names []string
@@ -75,30 +76,30 @@ func UnfinishedAdoptions(ctx context.Context, client *txn.Client) ([]string, err
 	return names, err
 }
 
-// A RawWrite is a cell that somebody wrote past the library into a
-// transactional table.
+// A RawWrite is a cell that a plain writer wrote into a table after it became
+// transactional.
 type RawWrite struct {
 	Cell format.Cell
 	// At is the cell's own timestamp, in microseconds.
 	At tso.Timestamp
-	// Since is what it is later than: the table's adoption, or the first commit
-	// of the column that is stored.
+	// Since is an earlier time at which the table was transactional: its adoption,
+	// or the first stored commit of the column.
 	Since tso.Timestamp
-	// Hidden is set when a transaction has committed the column: then no
-	// transaction sees the raw write. Where it is not, all do, also those that
-	// began before it: their reads do not repeat.
+	// Hidden is set if a transaction has committed the column. Then no transaction
+	// sees the raw write. Otherwise all transactions see it, even those that began
+	// before it, so that their reads are not repeatable.
 	Hidden bool
 }
 
 // RawWrites iterates over the raw writes in rows of a table (nil: all rows), in
-// order of row keys. It finds a plain cell with a timestamp later than the
-// table's adoption, or than a commit of the same column; its writer's clock has
-// set that timestamp. In a table that InitTable made transactional, which
-// records no time, those in columns without a commit are not found.
-func RawWrites(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
+// order of row keys. It finds plain cells whose timestamps are later than the
+// table's adoption, or than a commit of the same column. It relies on the clocks of
+// the writers, which set these timestamps. [InitTable] records no time: in tables
+// that it made transactional, RawWrites finds nothing in columns without a commit.
+func RawWrites(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
 	c := access.Resolver(client)
 	return func(yield func(RawWrite, error) bool) {
-		d, err := describe(ctx, c, name)
+		d, err := describe(ctx, c, table)
 		if err != nil {
 			yield(RawWrite{}, err)
 			return
@@ -113,7 +114,7 @@ func RawWrites(ctx context.Context, client *txn.Client, name string, rs bigtable
 				store.Chain(store.WholeFamily(format.WriteFamily), bigtable.StripValueFilter()),
 			)
 		}
-		err = c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				for _, w := range rawWrites(t, raw, d.AdoptedTS) {
 					if !yield(w, nil) {

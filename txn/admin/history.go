@@ -17,58 +17,55 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// This file shows what is stored as it is, every version of it, to people who
-// look into a row or a transaction. It decides nothing and changes nothing.
-
 // A VersionKind says what a stored cell is.
 type VersionKind string
 
 // The kinds of stored cells (docs/storage-format.md).
 const (
-	// VersionPlain: data from before the table was adopted, or written past the
-	// library. It counts as committed before every transaction.
+	// VersionPlain: data from before the table's adoption, or of a plain writer. It
+	// counts as committed before every transaction.
 	VersionPlain VersionKind = "plain data"
-	// VersionData: the value that a transaction put, at its start_ts. A lock or
-	// a write record says what became of it.
+	// VersionData: the value that a transaction put, at its start_ts. A lock or a
+	// write record shows the transaction's outcome.
 	VersionData VersionKind = "data"
-	// VersionLock: an unfinished write, at start_ts.
+	// VersionLock: a write of a transaction that has not ended, at start_ts.
 	VersionLock VersionKind = "lock"
 	// VersionWrite: a committed put or delete, at commit_ts.
 	VersionWrite VersionKind = "write"
-	// VersionLockOnly: a mark at commit_ts: a committed lock-only write.
+	// VersionLockOnly: a mark at commit_ts, of a committed lock-only write.
 	VersionLockOnly VersionKind = "lock-only commit"
-	// VersionRollback: a mark at start_ts: the transaction never commits.
+	// VersionRollback: a rollback marker at start_ts. The transaction never commits.
 	VersionRollback VersionKind = "rollback"
 	// VersionNotify: the notify cell that a commit of an observed column set,
 	// at commit_ts.
 	VersionNotify VersionKind = "notify"
-	// VersionFailure: an observer's last run was no success; Failure and Observer
-	// say more. It stands at 0.
+	// VersionFailure: an observer's last run failed. Failure and Observer say more.
+	// Its timestamp is 0.
 	VersionFailure VersionKind = "failure"
-	// VersionUnreadable: a cell in a metadata family that is no record of this
-	// format; Err says why.
+	// VersionUnreadable: a cell in a metadata family that cannot be read. Err says
+	// why.
 	VersionUnreadable VersionKind = "unreadable"
 )
 
-// A Version is one stored cell of a row and what it means.
+// A Version is one stored cell of a row, and what it means.
 type Version struct {
 	Kind VersionKind
-	// Cell is the column that it is about. In the acknowledgment family its
+	// Cell is the cell that the version belongs to. In the acknowledgment family its
 	// qualifier is family:qualifier/observer.
 	Cell format.Cell
-	// Family is where it is stored: one of ours, or Cell.Family for data.
+	// Family is where the version is stored: a metadata family, or Cell.Family for
+	// data.
 	Family string
-	// TS is where it stands; for plain data, the cell's own timestamp in
-	// microseconds.
+	// TS is its timestamp. For plain data it is the cell's own, in microseconds.
 	TS tso.Timestamp
-	// StartTS of its transaction; 0 in plain data and notify cells, which do not
-	// say.
+	// StartTS is that of its transaction; 0 for plain data and notify cells, which
+	// do not contain it.
 	StartTS tso.Timestamp
-	// CommitTS of its transaction; 0 where the cell itself does not say.
+	// CommitTS is that of its transaction; 0 if the stored cell does not contain it.
 	CommitTS tso.Timestamp
-	// Write is what the transaction does to the cell: set in locks and commits.
+	// Write is what the transaction does to the cell. It is set in locks and records.
 	Write format.Kind
-	// Primary of the transaction: set in locks and commits.
+	// Primary is the primary of the transaction. It is set in locks and records.
 	Primary format.Cell
 	// Lock is set in locks.
 	Lock *format.Lock
@@ -81,9 +78,9 @@ type Version struct {
 	Err error
 }
 
-// History returns every cell stored in a row of a table, all versions: plain
-// data first, then in order of their timestamps. A row with nothing in it has
-// none. It reads the row in one request, and settles no lock.
+// History returns all versions of all cells of a row: plain data first, then the
+// others in order of their timestamps. An empty row has none. It reads the row in
+// one request, and resolves no lock.
 func History(ctx context.Context, client *txn.Client, table, row string) ([]Version, error) {
 	c := access.Resolver(client)
 	if err := format.CheckRowKey(row); err != nil {
@@ -115,18 +112,17 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 	return all, nil
 }
 
-// VersionsOf iterates over what is stored of the transaction that started at
-// startTS in rows of a table (nil: all rows): its locks, data (without values),
-// records, marks and notify cells, in order of row keys. commitTS is where its
-// commits stand; with 0, which is for a transaction that is not known to be
-// committed, every record since startTS is read, and notify cells, which name
-// no transaction, are left out. It settles no lock.
-func VersionsOf(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
+// TransactionVersions iterates over the stored cells of one transaction in rows of a
+// table (nil: all rows), in order of row keys: its locks, data (without values),
+// records, marks and notify cells. If its commit_ts is not known, pass 0: then
+// TransactionVersions reads every record since startTS, and leaves out notify
+// cells, which name no transaction. It resolves no lock.
+func TransactionVersions(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
 	c := access.Resolver(client)
 	return func(yield func(Version, error) bool) {
-		err := c.Pages(ctx, name, rs, func(t *store.Table) bigtable.Filter { return ofTransaction(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err := c.Pages(ctx, table, rs, func(t *store.Table) bigtable.Filter { return transactionFilter(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
-				for _, v := range versionsOf(t, raw, startTS, commitTS) {
+				for _, v := range rowVersions(t, raw, startTS, commitTS) {
 					if !yield(v, nil) {
 						return false, nil
 					}
@@ -140,9 +136,9 @@ func VersionsOf(ctx context.Context, client *txn.Client, name string, rs bigtabl
 	}
 }
 
-// ofTransaction reads what may be of the transaction: everything at one of its
-// two timestamps, which no other transaction shares.
-func ofTransaction(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Filter {
+// transactionFilter matches the cells of a transaction: everything at one of its two
+// timestamps, which no other transaction has.
+func transactionFilter(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Filter {
 	var data []bigtable.Filter
 	for _, f := range t.Schema.Current().Families {
 		data = append(data, store.WholeFamily(f))
@@ -162,7 +158,7 @@ func ofTransaction(t *store.Table, startTS, commitTS tso.Timestamp) bigtable.Fil
 	)...)
 }
 
-func versionsOf(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
+func rowVersions(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestamp) []Version {
 	var found []Version
 	for family, items := range raw {
 		for _, item := range items {
@@ -184,6 +180,7 @@ func versionsOf(t *store.Table, raw bigtable.Row, startTS, commitTS tso.Timestam
 	return found
 }
 
+// newVersion says what a stored cell means.
 func newVersion(t *store.Table, row, family string, item bigtable.ReadItem) Version {
 	v := Version{Family: family, TS: tso.FromCell(item.Timestamp), Value: item.Value}
 	if !format.IsMetadataFamily(family) {
@@ -250,8 +247,8 @@ func newFailureVersion(t *store.Table, row string, v Version, item bigtable.Read
 	return v
 }
 
-// sortVersions puts plain data first; what stands at the same timestamp comes
-// column by column, and in a column data before its lock or record.
+// sortVersions puts plain data first, then sorts by timestamp, then by column. In a
+// column, data is before its lock or record.
 func sortVersions(all []Version) {
 	slices.SortFunc(all, func(a, b Version) int {
 		if (a.Kind == VersionPlain) != (b.Kind == VersionPlain) {

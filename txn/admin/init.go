@@ -21,37 +21,39 @@ import (
 type TableSpec struct {
 	// Name of the table.
 	Name string
-	// Families of the user's data to create where they are missing; those that
-	// the table already has are kept, named here or not.
+	// Families are the families of data to create if they are missing. The table
+	// keeps all families that it has.
 	Families []string
-	// Observed columns: every commit of one sets its notify cell. Nil keeps what
-	// the schema record says; anything else replaces it, but for the observers
-	// that columns in both have.
+	// Observed are the observed columns: every commit of one sets its notify cell.
+	// Nil keeps those of the schema record. Other values replace them, and columns
+	// that stay keep their observers.
 	Observed []format.Column
 }
 
-// initTimeout bounds a request of InitTable, which has no Config.
+// initTimeout limits a request of InitTable, which has no Config.
 const initTimeout = 20 * time.Second
 
-// InitTable makes a table transactional: it creates the metadata table, the
-// table and every family that is missing, checks that no family has a
-// garbage-collection policy, and writes the table's schema record. Cells that
-// are already in the table are not touched; to transactions they are data that
-// was committed before all others (design §2). Running it again is harmless.
+// InitTable makes a table transactional. It creates the metadata table, the table
+// and the families that are missing, and writes the table's schema record. It
+// changes no existing cell; to transactions, existing data was committed before
+// everything else. To call it again is harmless. For a table with data that
+// programs use, prefer [Adopt], which plans first and records the time.
 //
-// bt and admin have to belong to the same instance; metadataTable is
-// Config.MetadataTable, "" for its default. On an error, what was created so
-// far stays, and InitTable can be run again.
+// bt and admin must be clients of the same instance. metadataTable is
+// Config.MetadataTable of the deployment, or "" for its default. InitTable fails
+// with txn.ErrSchema if a family has a garbage-collection policy, and changes
+// nothing then. After another error, what was created stays; call it again to
+// continue.
 func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, metadataTable string, spec TableSpec) error {
 	if metadataTable == "" {
 		metadataTable = format.DefaultMetadataTable
 	}
 	if spec.Name == "" || spec.Name == metadataTable {
-		return format.Invalidf("table name %q", spec.Name)
+		return invalidf("table name %q", spec.Name)
 	}
 	for _, f := range spec.Families {
 		if f == "" || format.IsMetadataFamily(f) || f == format.AckFamily {
-			return format.Invalidf("table %q: family %q cannot hold data", spec.Name, f)
+			return invalidf("table %q: family %q is reserved and cannot contain data", spec.Name, f)
 		}
 	}
 	for _, c := range spec.Observed {
@@ -77,8 +79,7 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	})
 }
 
-// describe fills in the schema record of spec. Observers that columns already
-// have stay.
+// describe fills in the schema record of spec. Columns keep their observers.
 func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) error {
 	record.FormatVersion = format.Version
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })
@@ -89,7 +90,7 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 	record.Observed = nil
 	for _, c := range spec.Observed {
 		if !slices.Contains(record.Families, c.Family) {
-			return fmt.Errorf("txn: table %q: %w: observed column %s is in a family the table does not have", spec.Name, format.ErrSchema, c)
+			return fmt.Errorf("admin: table %q: %w: observed column %s is in a family the table does not have", spec.Name, format.ErrSchema, c)
 		}
 		o := &recordpb.ObservedColumn{Column: &recordpb.Column{Family: c.Family, Qualifier: []byte(c.Qualifier)}}
 		if i := slices.IndexFunc(old, func(was *recordpb.ObservedColumn) bool { return store.ColumnOf(was) == c }); i >= 0 {
@@ -100,8 +101,8 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 	return nil
 }
 
-// checkExisting refuses a table with a garbage-collection policy before
-// anything of it is changed.
+// checkExisting fails with ErrSchema if a table exists and has a garbage-collection
+// policy.
 func checkExisting(ctx context.Context, admin *bigtable.AdminClient, table string) error {
 	info, err := admin.TableInfo(ctx, table)
 	switch {
@@ -113,33 +114,6 @@ func checkExisting(ctx context.Context, admin *bigtable.AdminClient, table strin
 	for _, f := range info.FamilyInfos {
 		if err := store.CheckPolicy(table, f); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// createFamilies creates the table and those of the families that it lacks.
-// CreateColumnFamily is the one way that leaves a family without any
-// garbage-collection rule (design §3).
-func createFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, families []string) error {
-	info, err := admin.TableInfo(ctx, table)
-	if status.Code(err) == codes.NotFound {
-		err = admin.CreateTable(ctx, table)
-		if err != nil && status.Code(err) != codes.AlreadyExists {
-			return store.WrapRPC(ctx, "create", table, err)
-		}
-		info, err = admin.TableInfo(ctx, table)
-	}
-	if err != nil {
-		return store.WrapRPC(ctx, "describe", table, err)
-	}
-	for _, f := range families {
-		exists := slices.ContainsFunc(info.FamilyInfos, func(i bigtable.FamilyInfo) bool { return i.Name == f })
-		if exists {
-			continue
-		}
-		if err := admin.CreateColumnFamily(ctx, table, f); err != nil && status.Code(err) != codes.AlreadyExists {
-			return store.WrapRPC(ctx, "create family "+f, table, err)
 		}
 	}
 	return nil

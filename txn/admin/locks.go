@@ -17,28 +17,27 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Locks iterates over the locks in rows of a table (nil: all rows), live and
-// stranded ones alike, in order of row keys, reading pages. It changes nothing.
+// Locks iterates over the locks in rows of a table (nil: all rows), both live and
+// stranded ones, in order of row keys. It reads page by page and changes nothing.
 //
-// A record that cannot be read comes as an error, ErrCorrupt or
-// ErrFormatVersion, with a Lock of which only Cell and StartTS are set; the
-// iteration goes on behind it if the loop does. After any other error it is
-// over.
+// A lock that it cannot read comes with an error (txn.ErrCorrupt or
+// txn.ErrFormatVersion), and only its Cell and StartTS are set. The loop may
+// continue after it. Any other error ends the iteration.
 func Locks(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[format.Lock, error] {
 	c := access.Resolver(client)
 	return listLocks(ctx, c, table, rs, store.WholeFamily(format.LockFamily))
 }
 
-// LocksOf iterates over the locks of one transaction in rows of a table (nil:
-// all rows), as Locks does.
-func LocksOf(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[format.Lock, error] {
+// TransactionLocks iterates over the locks of one transaction in rows of a table
+// (nil: all rows), as [Locks] does.
+func TransactionLocks(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[format.Lock, error] {
 	c := access.Resolver(client)
 	return listLocks(ctx, c, table, rs, store.Chain(store.WholeFamily(format.LockFamily), store.At(startTS)))
 }
 
 func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, f bigtable.Filter) iter.Seq2[format.Lock, error] {
 	return func(yield func(format.Lock, error) bool) {
-		met, now := 0, c.Clock.Now()
+		count, now := 0, c.Clock.Now()
 		ctx, span := c.Trace.Call(ctx, "list locks", name)
 		err := c.Pages(ctx, name, rs, func(*store.Table) bigtable.Filter { return store.Interleave(f) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
@@ -54,7 +53,7 @@ func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtab
 						l = decoded
 						c.Metrics.Listed(l, now)
 					}
-					met++
+					count++
 					if !yield(*l, err) {
 						return false, nil
 					}
@@ -62,7 +61,7 @@ func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtab
 			}
 			return true, nil
 		})
-		span.Set(telemetry.AttrLocks.Int(met))
+		span.Set(telemetry.AttrLocks.Int(count))
 		span.EndWith(err)
 		if err != nil {
 			yield(format.Lock{}, err)
@@ -70,20 +69,19 @@ func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtab
 	}
 }
 
-// Resolve settles one lock as its transaction's primary decides: it rolls the
-// cell forward or back if the transaction is committed, rolled back, or dead,
-// in which case the primary is rolled back first. A lock whose owner is alive
-// is left alone: the Status is then StateLocked, or StateUnknown where the
-// primary's prewrite may still be on the way. Resolving a lock that is gone is
-// harmless; where nothing is left that tells its transaction's fate, the Status
-// is StateUnknown.
+// Resolve resolves one lock. The status of its transaction's primary decides: if the
+// transaction is committed or rolled back, Resolve rolls the cell forward or back.
+// If the owner is dead, it rolls back the primary first. If the owner is alive, it
+// leaves the lock, and the State is StateLocked, or StateUnknown if the prewrite of
+// the primary may still arrive. To resolve a lock that is gone is harmless. If
+// nothing shows the transaction's outcome any more, the State is StateUnknown.
 func Resolve(ctx context.Context, client *txn.Client, l format.Lock) (s format.Status, err error) {
 	return access.Resolver(client).ResolveLock(ctx, l)
 }
 
-// ResolveTransaction settles every lock of one transaction, in all tables of
-// the deployment, as Resolve does, and returns the transaction's status and
-// how many locks it met.
+// ResolveTransaction resolves every lock of one transaction in all tables of the
+// deployment, as [Resolve] does. It returns the transaction's status, and how many
+// locks it found. It stops at the first lock of a live owner.
 func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (s format.Status, locks int, err error) {
 	c := access.Resolver(client)
 	ctx, span := c.Trace.Call(ctx, "resolve transaction", "")
@@ -96,7 +94,7 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 		return format.Status{}, 0, err
 	}
 	for _, t := range tables {
-		for l, err := range LocksOf(ctx, client, t, nil, startTS) {
+		for l, err := range TransactionLocks(ctx, client, t, nil, startTS) {
 			if err != nil {
 				return s, locks, err
 			}
@@ -107,14 +105,14 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 		}
 	}
 	if locks == 0 {
-		s, err = StatusOf(ctx, client, primary, startTS)
+		s, err = TransactionStatus(ctx, client, primary, startTS)
 	}
 	return s, locks, err
 }
 
-// Status reads the outcome of the transaction that started at startTS from its
-// primary cell, and changes nothing.
-func StatusOf(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
+// TransactionStatus reads the status of the transaction that started at startTS from
+// its primary cell. It changes nothing.
+func TransactionStatus(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
 	c := access.Resolver(client)
 	t, err := c.Table(ctx, primary.Table)
 	if err != nil {
@@ -123,9 +121,9 @@ func StatusOf(ctx context.Context, client *txn.Client, primary format.Cell, star
 	return recovery.ReadStatus(ctx, t, primary, startTS)
 }
 
-// OnResolve has f called after each cell that this client rolls forward or back on
-// behalf of another transaction. f has to return quickly and may be called
-// concurrently. nil ends it.
+// OnResolve calls f after each cell that this client rolls forward or back for
+// another transaction. f must return quickly, and may be called concurrently. It
+// replaces an earlier f; nil removes it.
 func OnResolve(client *txn.Client, f func(format.Resolution)) {
 	c := access.Resolver(client)
 	if f == nil {

@@ -14,39 +14,38 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// An OwnerState says what a worker token shows about the client that owns a
-// lock.
+// An OwnerState is the state of a client, as its worker token shows it.
 type OwnerState string
 
 // The states of a lock's owner.
 const (
-	// OwnerMissing: there is no token, or none that this library can read. That
-	// says nothing: the client may write none (Config.TokenTTL), may have been
-	// closed, or died more than an hour ago. Its locks live until their ttl.
+	// OwnerMissing: there is no token, or none that this release can read. The client
+	// may write none (Config.TokenTTL), was closed, or died more than an hour ago.
+	// Its locks live until their ttl.
 	OwnerMissing OwnerState = "missing"
-	// OwnerFresh: the token was renewed in time; the client is taken for alive.
+	// OwnerFresh: the token was renewed in time, so the client counts as alive.
 	OwnerFresh OwnerState = "fresh"
-	// OwnerStale: the token was not renewed in time; the client is taken for
-	// dead, and its locks may be rolled back at once.
+	// OwnerStale: the token was not renewed in time, so the client counts as dead.
+	// Any client may roll its locks back at once.
 	OwnerStale OwnerState = "stale"
 )
 
-// An OwnerStatus is what a client's worker token says. All but State is zero
-// in OwnerMissing.
+// An OwnerStatus is what a client's worker token says. If State is OwnerMissing, the
+// other fields are zero.
 type OwnerStatus struct {
 	State OwnerState
-	// ExpiresTS is the oracle time at which the token went or goes stale.
+	// ExpiresTS is the oracle time at which the token becomes or became stale.
 	ExpiresTS tso.Timestamp
-	// StartedTS is when the client wrote its first token, in oracle time.
+	// StartedTS is the oracle time at which the client wrote its first token.
 	StartedTS tso.Timestamp
 	// Host and PID name the client's process.
 	Host string
 	PID  int64
 }
 
-// OwnerState reads the worker token of a lock's owner (Lock.Owner, which may be
-// empty) and judges it at oracle time now, as Resolve does. It changes nothing.
-func OwnerOf(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
+// ReadOwner reads the worker token of a lock's owner (Lock.Owner, which may be empty),
+// and compares it with oracle time now, as [Resolve] does. It changes nothing.
+func ReadOwner(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
 	c := access.Resolver(client)
 	s := OwnerStatus{State: OwnerMissing}
 	if owner == "" {

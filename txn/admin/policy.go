@@ -16,10 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// This file clears garbage-collection policies when a table is adopted, and
-// brings them back when that is undone.
-
-// policyText is a family's policy for people; "" for none.
+// policyText is a family's policy as text; "" for none.
 func policyText(f bigtable.FamilyInfo) string {
 	switch f.GCPolicy {
 	case store.NoPolicy:
@@ -32,12 +29,13 @@ func policyText(f bigtable.FamilyInfo) string {
 	return f.GCPolicy
 }
 
-// clearPolicy leaves a family without a garbage-collection rule.
-func (a *adopter) clearPolicy(ctx context.Context, family string) error {
-	if err := a.admin.SetGCPolicy(ctx, a.cfg.Table, family, bigtable.NoGcPolicy()); err != nil {
-		return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, a.cfg.Table, err)
+// clearPolicy leaves a family of a table without a garbage-collection rule.
+// instance is [AdoptConfig.Instance].
+func clearPolicy(ctx context.Context, admin *bigtable.AdminClient, instance, table, family string) error {
+	if err := admin.SetGCPolicy(ctx, table, family, bigtable.NoGcPolicy()); err != nil {
+		return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, table, err)
 	}
-	infos, err := a.describe(ctx)
+	infos, err := tableFamilies(ctx, admin, table)
 	if err != nil {
 		return err
 	}
@@ -45,27 +43,37 @@ func (a *adopter) clearPolicy(ctx context.Context, family string) error {
 	if i < 0 || infos[i].GCPolicy != store.EmptyPolicy {
 		return nil
 	}
-	if a.cfg.Instance == "" {
-		if err := store.CheckPolicy(a.cfg.Table, infos[i]); err != nil {
+	if instance == "" {
+		if err := store.CheckPolicy(table, infos[i]); err != nil {
 			return fmt.Errorf("%w; to clear a policy there, set AdoptConfig.Instance", err)
 		}
 		return nil
 	}
-	// The emulator keeps the empty rule, which arms its collector (design §9).
-	// AdminClient cannot send none at all, the client below it can.
-	_, err = a.admin.TableAdminClientV2().ModifyColumnFamilies(ctx, &adminpb.ModifyColumnFamiliesRequest{
-		Name: a.cfg.Instance + "/tables/" + a.cfg.Table,
+	// The emulator keeps the empty rule, and its collector would use it. AdminClient
+	// cannot send a family without a rule, but the client below it can.
+	_, err = admin.TableAdminClientV2().ModifyColumnFamilies(ctx, &adminpb.ModifyColumnFamiliesRequest{
+		Name: instance + "/tables/" + table,
 		Modifications: []*adminpb.ModifyColumnFamiliesRequest_Modification{{
 			Id:         family,
 			Mod:        &adminpb.ModifyColumnFamiliesRequest_Modification_Update{Update: &adminpb.ColumnFamily{}},
 			UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"gc_rule"}},
 		}},
 	})
-	return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, a.cfg.Table, err)
+	return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, table, err)
 }
 
-// addPolicies adds the policies of families to those that are recorded. What
-// was recorded first counts: it was there before anything was cleared.
+// restorePolicies sets the recorded policies of a table's families.
+func restorePolicies(ctx context.Context, admin *bigtable.AdminClient, table string, recorded []*recordpb.PriorPolicy) error {
+	for _, p := range recorded {
+		if err := admin.SetGCPolicy(ctx, table, p.Family, decodePolicy(p.Rule)); err != nil {
+			return store.WrapRPC(ctx, "restore the garbage-collection policy of family "+p.Family, table, err)
+		}
+	}
+	return nil
+}
+
+// addPolicies adds the policies of families to the recorded ones. It keeps what is
+// recorded already, because that is from before any policy was cleared.
 func addPolicies(recorded []*recordpb.PriorPolicy, infos []bigtable.FamilyInfo) []*recordpb.PriorPolicy {
 	for _, f := range infos {
 		if f.GCPolicy == store.NoPolicy || f.GCPolicy == store.EmptyPolicy || slices.Contains(format.MetadataFamilies, f.Name) {
@@ -79,7 +87,8 @@ func addPolicies(recorded []*recordpb.PriorPolicy, infos []bigtable.FamilyInfo) 
 	return recorded
 }
 
-// encodePolicy is nil for a policy of no kind that this library knows.
+// encodePolicy returns the record of a policy, or nil for a kind of policy that this
+// library does not know.
 func encodePolicy(p bigtable.GCPolicy) *recordpb.GCRule {
 	all := func(children []bigtable.GCPolicy) (rules []*recordpb.GCRule) {
 		for _, c := range children {

@@ -18,70 +18,68 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A RepairKind says what is wrong with a cell, of what can be mended without
-// guessing.
+// A RepairKind is a kind of damage that can be repaired without a guess.
 type RepairKind string
 
 // The kinds of repairs.
 const (
-	// RepairOrphanData: data of a transaction that no record and no lock of the
-	// cell names, and of which there is no trace in any table. No transaction
-	// reads it; plain readers take it for the newest value. Mended by deleting
-	// it. A cell that may be from before the table was transactional, with a
-	// timestamp in nanoseconds for example, is left: it has to be later than the
-	// table's adoption, or, where that was not recorded, than a commit in its
-	// row.
+	// RepairOrphanData: data of a transaction that no record and no lock of the cell
+	// names, and that left no trace in any table. No transaction reads it, but plain
+	// readers see it as the newest value. The repair deletes it. The data must be
+	// later than the table's adoption or, if that is not recorded, than a commit in
+	// its row. Otherwise it may be older than the table's first transaction (a
+	// timestamp in nanoseconds, for example), and stays.
 	RepairOrphanData RepairKind = "orphan data"
-	// RepairRedundantLock: a lock beside the record that its own transaction left
-	// in the cell, where the primary says the same. The record decides; mended by
-	// deleting the lock, and after a rollback its data.
+	// RepairRedundantLock: a lock in a cell that also has the record of the same
+	// transaction, and the primary agrees with the record. The repair deletes the
+	// lock, and after a rollback its data.
 	RepairRedundantLock RepairKind = "redundant lock"
-	// RepairOldMarker: a rollback marker that has done its work: it is old, and
-	// no lock of its transaction is left in any table. Mended by deleting it.
+	// RepairOldMarker: an old rollback marker whose transaction has no lock left in
+	// any table. The repair deletes it.
 	RepairOldMarker RepairKind = "old rollback marker"
 )
 
-// A Repair is one cell that can be mended.
+// A Repair is one damaged cell.
 type Repair struct {
 	Kind    RepairKind
 	Cell    format.Cell
-	StartTS tso.Timestamp // of the transaction it is about
-	// CommitTS is the record's beside a RepairRedundantLock; 0 after a rollback.
+	StartTS tso.Timestamp // of the transaction that left it
+	// CommitTS is that of the record in a RepairRedundantLock; 0 after a rollback.
 	CommitTS tso.Timestamp
-	// Why it can be mended, or not.
+	// Why says why the cell can be repaired, or why not.
 	Why string
 
-	// since is from when on the row is known to hold data of transactions; 0
-	// for unknown.
+	// since is a time at which the row had data of transactions; 0 if unknown.
 	since tso.Timestamp
 }
 
-// A RepairPlan is what [Client.PlanRepairs] found.
+// A RepairPlan is what [PlanRepairs] found.
 type RepairPlan struct {
+	// Repairs are the cells that [ApplyRepair] can repair.
 	Repairs []Repair
-	// Undecided look like the above, but something else is known of their
-	// transactions; Why says what. They are left to people.
+	// Undecided are cells that need a person's decision, because another cell says
+	// something about the same transaction. Why says what.
 	Undecided []Repair
-	// More is set when the plan is full: there may be more to mend.
+	// More is set if the plan is full, so that there may be more damage.
 	More bool
 }
 
-// RepairConfig configures [Client.PlanRepairs].
+// RepairConfig configures [PlanRepairs].
 type RepairConfig struct {
-	// MarkerAge is how old a rollback marker has to be, in oracle time. It has to
-	// be longer than any request can be on its way, and is at least an hour.
-	// Defaults to 24 hours.
+	// MarkerAge is how old a rollback marker must be, in oracle time. It must be
+	// longer than any request takes to arrive.
+	// Defaults to 24 hours; at least 1 hour.
 	MarkerAge time.Duration
-	// Most bounds the plan.
+	// Most limits the plan.
 	// Defaults to 10,000 repairs.
 	Most int
 }
 
-// PlanRepairs looks through rows of a table (nil: all rows) for what can be
-// mended without guessing, and, when there is something, through the locks and
-// records of all tables for what is known of the transactions. It changes
-// nothing and may run beside live transactions.
-func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
+// PlanRepairs searches rows of a table (nil: all rows) for damage that can be
+// repaired without a guess. If it finds some, it reads the locks and records of all
+// tables, to find what else is stored about the transactions. It changes nothing,
+// and may run while transactions do.
+func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
 	c := access.Resolver(client)
 	if cfg.MarkerAge == 0 {
 		cfg.MarkerAge = 24 * time.Hour
@@ -90,19 +88,19 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 		cfg.Most = 10_000
 	}
 	if cfg.MarkerAge < time.Hour || cfg.Most < 0 {
-		return nil, format.Invalidf("RepairConfig with MarkerAge %v, Most %d; a marker has to be at least an hour old", cfg.MarkerAge, cfg.Most)
+		return nil, invalidf("RepairConfig with MarkerAge %v, Most %d; MarkerAge must be at least 1h, and Most not negative", cfg.MarkerAge, cfg.Most)
 	}
 	now, err := c.Clock.Timestamp(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d, err := describe(ctx, c, name)
+	d, err := describe(ctx, c, table)
 	if err != nil {
 		return nil, err
 	}
 	p := &RepairPlan{}
 	var found []Repair
-	err = c.Pages(ctx, name, rs, everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
+	err = c.Pages(ctx, table, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		for _, raw := range page {
 			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
 			if len(found) >= cfg.Most {
@@ -120,7 +118,7 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 		return nil, err
 	}
 	for _, r := range found {
-		ok, err := judgeRepair(ctx, c, &r, known[r.StartTS], now)
+		ok, err := confirmRepair(ctx, c, &r, known[r.StartTS], now)
 		if err != nil {
 			return nil, err
 		}
@@ -133,7 +131,7 @@ func PlanRepairs(ctx context.Context, client *txn.Client, name string, rs bigtab
 	return p, nil
 }
 
-// repairHistory is what is stored of one column of one row.
+// repairHistory is what is stored in one column of a row.
 type repairHistory struct {
 	cell       format.Cell
 	data       []tso.Timestamp
@@ -143,8 +141,8 @@ type repairHistory struct {
 	unreadable bool
 }
 
-// repairHistories are those of a row, in order of columns. A column with
-// something unreadable in it has none: what it says nobody knows.
+// repairHistories returns those of a row, in order of columns. It leaves out columns
+// with an unreadable cell, because that may say anything.
 func repairHistories(t *store.Table, raw bigtable.Row) []*repairHistory {
 	byColumn := map[format.Column]*repairHistory{}
 	for family, items := range raw {
@@ -179,7 +177,7 @@ func repairHistories(t *store.Table, raw bigtable.Row) []*repairHistory {
 	return all
 }
 
-// rowRepairs are the candidates of a row.
+// rowRepairs returns the possible repairs of a row.
 func rowRepairs(row []*repairHistory, adopted, markersUpTo tso.Timestamp) (found []Repair) {
 	since := adopted
 	if since == 0 {
@@ -200,13 +198,13 @@ func rowRepairs(row []*repairHistory, adopted, markersUpTo tso.Timestamp) (found
 	return found
 }
 
-// ofTransaction: the data is later than the first that transactions wrote, and
-// not of the future.
+// ofTransaction reports that the data is certainly a transaction's: it is later than
+// the first transaction of the table or row, and not later than now.
 func (r *Repair) ofTransaction(now tso.Timestamp) bool {
 	return r.since > 0 && r.StartTS > r.since && r.StartTS < now
 }
 
-// repairs are the candidates; markers count up to a timestamp.
+// repairs returns the possible repairs of a column, with markers up to markersUpTo.
 func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
 	var found []Repair
 	for _, ts := range h.data {
@@ -228,14 +226,14 @@ func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
 	return found
 }
 
-// Evidence is what is known of a transaction in all tables.
+// evidence is what all tables say about a transaction.
 type evidence struct {
-	committed tso.Timestamp
-	at        format.Cell // a cell that says so, or that is locked
-	locked    *format.Lock
+	committed tso.Timestamp // its commit_ts; 0 if no record is left
+	at        format.Cell   // a cell with such a record
+	locked    *format.Lock  // one of its locks
 }
 
-// traces looks through the locks and records of all tables.
+// findEvidence reads the locks and records of all tables.
 func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[tso.Timestamp]*evidence, error) {
 	known := map[tso.Timestamp]*evidence{}
 	oldest := of[0].StartTS
@@ -276,16 +274,16 @@ func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[t
 	return known, nil
 }
 
-// judgeRepair says whether what is known of the transaction allows the repair.
-func judgeRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
+// confirmRepair decides whether the evidence allows a repair, and sets its Why.
+func confirmRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence, now tso.Timestamp) (bool, error) {
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
 		case !r.ofTransaction(now):
-			r.Why = "it may be no transaction's: a cell with such a timestamp may have been there before the table was transactional"
+			r.Why = "no transaction may have written it: it may be older than the table's first transaction"
 			return false, nil
 		case known.committed != 0:
-			r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: the record of this cell is lost, or its data should be", known.committed, known.at)
+			r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: either the record of this cell was lost, or its data should not exist", known.committed, known.at)
 			return false, nil
 		case known.locked != nil:
 			r.Why = fmt.Sprintf("its transaction has a lock on %s: resolve its locks first", known.locked.Cell)
@@ -301,12 +299,12 @@ func judgeRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *ev
 		r.Why = "no lock of its transaction is left"
 		return true, nil
 	}
-	return judgeRedundant(ctx, c, r, known)
+	return confirmRedundantLock(ctx, c, r, known)
 }
 
-func judgeRedundant(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
+func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
 	if known.locked == nil || known.locked.StartTS != r.StartTS {
-		r.Why = "its lock is gone meanwhile"
+		r.Why = "its lock is gone"
 		return false, nil
 	}
 	t, err := c.Table(ctx, known.locked.Primary.Table)
@@ -324,21 +322,21 @@ func judgeRedundant(ctx context.Context, c *recovery.Resolver, r *Repair, known 
 		r.Why = fmt.Sprintf("the cell has a rollback marker, and the primary %s is rolled back", known.locked.Primary)
 		return true, nil
 	}
-	r.Why = fmt.Sprintf("the primary %s is %v, and the cell says otherwise", known.locked.Primary, s.State)
+	r.Why = fmt.Sprintf("the primary %s is %v, and the cell contradicts it", known.locked.Primary, s.State)
 	return false, nil
 }
 
-// ApplyRepair mends one cell, if it is still as it was planned: it looks at the
-// row again, and then deletes by a conditional mutation that fails if anything
-// of the transaction has appeared since. done is false when the cell has
-// changed; nothing was changed then. Applying it twice is harmless.
+// ApplyRepair repairs one cell if it has not changed since the plan. It reads the row
+// again, and then deletes with a conditional mutation that does nothing if another
+// cell of the transaction has appeared since. done is false if the cell has
+// changed; then ApplyRepair changed nothing. To apply a repair twice is harmless.
 func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, err error) {
 	c := access.Resolver(client)
 	if err := format.CheckCell(r.Cell); err != nil {
 		return false, err
 	}
 	if r.StartTS <= 0 {
-		return false, format.Invalidf("repair of start_ts %d", r.StartTS)
+		return false, invalidf("repair of start_ts %d", r.StartTS)
 	}
 	if err := c.Enter(); err != nil {
 		return false, err
@@ -348,13 +346,13 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 	if err != nil {
 		return false, err
 	}
-	// Before the row is read: a commit of the transaction that comes after the
-	// look stands above it, because it takes its commit_ts after its prewrites.
+	// Get the timestamp before the row is read: a transaction gets its commit_ts
+	// after its prewrites, so a commit that this read misses is above it.
 	asOf, err := c.Clock.Timestamp(ctx)
 	if err != nil {
 		return false, err
 	}
-	if ok, err := asPlanned(ctx, c, t, r, asOf); err != nil || !ok {
+	if ok, err := stillThere(ctx, c, t, r, asOf); err != nil || !ok {
 		return false, err
 	}
 	col := r.Cell.Column()
@@ -384,7 +382,7 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 		if err == nil || store.Permanent(err) {
 			return done && err == nil, err
 		}
-		// Whether it was applied or not, sending it again is harmless.
+		// The mutation may have been applied. To send it again is harmless.
 		if pause.Wait(ctx, 0) != nil {
 			return false, store.Ended(ctx, "repairing "+r.Cell.String(), err)
 		}
@@ -392,13 +390,13 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 	}
 }
 
-// asPlanned looks at the row again.
-func asPlanned(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp) (bool, error) {
+// stillThere reads the row again, and reports whether the repair is still possible.
+func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp) (bool, error) {
 	d, err := describe(ctx, c, t.Name)
 	if err != nil {
 		return false, err
 	}
-	raw, err := t.ReadRow(ctx, r.Cell.Row, everything(t))
+	raw, err := t.ReadRow(ctx, r.Cell.Row, allVersions(t))
 	if err != nil {
 		return false, err
 	}
@@ -417,7 +415,7 @@ func asPlanned(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repa
 	return false, nil
 }
 
-// stillRedundant asks the primary again.
+// stillRedundant reads the lock and its primary again.
 func stillRedundant(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair) (bool, error) {
 	raw, err := t.ReadRow(ctx, r.Cell.Row, store.Interleave(store.LockAt(r.Cell.Column(), r.StartTS)))
 	if err != nil || len(raw[format.LockFamily]) == 0 {
@@ -427,5 +425,5 @@ func stillRedundant(ctx context.Context, c *recovery.Resolver, t *store.Table, r
 	if err != nil {
 		return false, err
 	}
-	return judgeRedundant(ctx, c, &r, &evidence{locked: l})
+	return confirmRedundantLock(ctx, c, &r, &evidence{locked: l})
 }

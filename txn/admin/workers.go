@@ -10,19 +10,19 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
-// A Worker is a client as its worker token shows it.
+// A Worker is a client, as its worker token shows it.
 type Worker struct {
-	// Owner is the token: what the client writes into its locks.
+	// Owner is the id of the client, which its locks contain.
 	Owner string
 	OwnerStatus
-	// Observers that it runs; none if it only runs transactions.
+	// Observers are the observers that it runs; none if it only runs transactions.
 	Observers []string
 }
 
-// Workers reads the tokens of all clients, the stale ones of those that died
-// within the last hour too, and judges them by oracle time. A client that has
-// written nothing yet, or writes no token, is not among them. A token that cannot
-// be read is OwnerMissing.
+// Workers reads the worker tokens of all clients, and compares them with the oracle's
+// present time. It also returns clients that died within the last hour. It does not
+// return clients that have written nothing yet or that write no token. A client
+// whose token cannot be read is OwnerMissing.
 func Workers(ctx context.Context, client *txn.Client) ([]Worker, error) {
 	c := access.Resolver(client)
 	now, err := c.Clock.Timestamp(ctx)

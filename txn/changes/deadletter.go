@@ -24,27 +24,28 @@ const (
 	deadQualifier = "letter"
 )
 
-// A DeadLetter is a notification that was given up: its observer failed too
-// often, or triggers itself without end. It is kept in the metadata table, where
-// it costs no scan anything, until it is replayed or dropped. A newer change of
-// the cell triggers the observer as ever.
+// A DeadLetter is a change that was set aside, because its observer failed on it
+// too often, or because the chain of runs that led to it was too long. It stays
+// in the metadata table, where it slows no scan, until it is replayed or dropped.
+// A newer change of the cell triggers the observer as usual.
 type DeadLetter struct {
 	Cell     format.Cell
 	Observer string
-	// ChangeTS is the change that the observer failed for.
+	// ChangeTS is the change on which the observer failed.
 	ChangeTS tso.Timestamp
+	// Attempts is how many runs failed.
 	Attempts int
-	// FirstTS is the oracle time of the first failed run, ParkedTS when it was
-	// given up. Together with cell and observer it names the letter.
+	// FirstTS is the oracle time of the first failed run, and ParkedTS that of
+	// Park. Cell, Observer and ParkedTS together identify the letter.
 	FirstTS, ParkedTS tso.Timestamp
-	// Error is the last run's, in words.
+	// Error is the text of the last run's error.
 	Error string
-	// TraceParent is the W3C trace context of the change; may be empty.
+	// TraceParent is the W3C trace context of the change. It may be empty.
 	TraceParent string
 }
 
 func (d *DeadLetter) row() string {
-	// A row key of the user's may be as long as ours may be.
+	// The cell's row key may already be as long as a row key may be.
 	sum := sha256.Sum256([]byte(d.Cell.String()))
 	return deadRowPrefix + d.Cell.Table + "/" + d.Observer + "/" + hex.EncodeToString(sum[:16])
 }
@@ -56,10 +57,10 @@ func (d *DeadLetter) check() error {
 	return format.CheckObserver(d.Observer)
 }
 
-// Park stores a dead letter, in place of an earlier one for the same cell and
-// observer, with a ParkedTS of its own. It does not remove the notification:
-// that comes after, so that nothing is lost in between. On an error it may be
-// stored or not.
+// Park stores a dead letter with a new ParkedTS. It replaces an earlier letter of
+// the same cell and observer. It does not remove the notification: do that
+// afterwards, so that the change cannot be lost in between. After an error the
+// letter may be stored or not.
 func Park(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	c := access.Resolver(client)
 	if err := d.check(); err != nil {
@@ -88,8 +89,9 @@ func Park(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	return err
 }
 
-// DeadLetters iterates over the dead letters of the deployment, by table and
-// observer.
+// DeadLetters iterates over the dead letters of the deployment, in order of table
+// and observer. It fails with txn.ErrCorrupt or txn.ErrFormatVersion at a letter
+// that it cannot read.
 func DeadLetters(ctx context.Context, client *txn.Client) iter.Seq2[DeadLetter, error] {
 	c := access.Resolver(client)
 	return func(yield func(DeadLetter, error) bool) {
@@ -109,10 +111,10 @@ func DeadLetters(ctx context.Context, client *txn.Client) iter.Seq2[DeadLetter, 
 func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 	var m recordpb.DeadLetter
 	if err := proto.Unmarshal(value, &m); err != nil {
-		return DeadLetter{}, fmt.Errorf("txn: %w: dead letter %q in table %q does not parse: %w", format.ErrCorrupt, key, table, err)
+		return DeadLetter{}, fmt.Errorf("changes: %w: dead letter %q in table %q does not parse: %w", format.ErrCorrupt, key, table, err)
 	}
 	if err := format.CheckFormat(&m, fmt.Sprintf("dead letter %q in table %q", key, table)); err != nil {
-		return DeadLetter{}, fmt.Errorf("txn: %w", err)
+		return DeadLetter{}, fmt.Errorf("changes: %w", err)
 	}
 	return DeadLetter{
 		Cell:        format.Cell{Table: m.Table, Row: string(m.Row), Family: m.GetColumn().GetFamily(), Qualifier: string(m.GetColumn().GetQualifier())},
@@ -126,11 +128,12 @@ func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 	}, nil
 }
 
-// Replay gives a dead letter's notification another try: it notifies the cell
-// again, forgets the failures, and removes the letter. When it ends half-way
-// both are there, and to replay it again is harmless. An observer that has
-// acknowledged the change since does not run. One that fails again leaves
-// another letter, even if it is faster than the removal of this one.
+// Replay triggers the observer of a dead letter again: it removes the stored
+// failures, notifies the cell, and removes the letter. After an error, the
+// notification and the letter may both exist; to replay again is harmless. An
+// observer that has acknowledged the change since does not run. If the run fails
+// too often again, there is a new letter, even if the run is faster than the
+// removal of this one.
 func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	if err := d.check(); err != nil {
 		return err
@@ -141,13 +144,13 @@ func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	if err := Notify(ctx, client, d.Cell); err != nil {
 		return err
 	}
-	return DropDeadLetter(ctx, client, d)
+	return Drop(ctx, client, d)
 }
 
-// DropDeadLetter removes a dead letter for good, but not one that was parked
-// after it, which d's ParkedTS tells. Its change stays without acknowledgment:
-// the next notification of the cell runs the observer all the same.
-func DropDeadLetter(ctx context.Context, client *txn.Client, d DeadLetter) error {
+// Drop deletes a dead letter, unless it was parked again after d.ParkedTS. Its
+// change stays unacknowledged: the next notification of the cell still triggers
+// the observer. After an error the letter may exist or not.
+func Drop(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	c := access.Resolver(client)
 	if err := d.check(); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// SetFailure stores an observer's failure on a cell, in place of what is
-// stored. On an error it may be stored or not.
+// SetFailure stores an observer's failure on a cell, and replaces an earlier one.
+// After an error it may be stored or not.
 func SetFailure(ctx context.Context, client *txn.Client, cell format.Cell, observer string, f format.Failure) error {
 	c := access.Resolver(client)
 	if err := format.CheckCell(cell); err != nil {

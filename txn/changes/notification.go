@@ -17,45 +17,44 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A Notification is what stands in the notify column of a cell: a hint that its
-// observers may have to run (paper §2.4). Only the acknowledgments tell whether
-// they have to, see [Txn.Observe].
+// A Notification says that an observed cell changed, so that its observers may
+// have to run (paper §2.4). Only [Observe], which reads their acknowledgments,
+// says whether they have to.
 type Notification struct {
 	Cell format.Cell
-	// Triggers are the notify cells, oldest first; the newest 128 where there are
-	// more. None: only a failure is left over, of a run that others have since
-	// done.
+	// Triggers are the notify cells, oldest first. If there are more than 128, they
+	// are the newest 128. There are none if only a failure is left, of a run that
+	// another worker has done since.
 	Triggers []format.Trigger
-	// Failures holds, by observer, what became of the last run, where that was
-	// no success.
+	// Failures are the failures of the last runs, by observer.
 	Failures map[string]format.Failure
 }
 
 // Notifications iterates over the notifications in rows of a table (nil: all
-// rows), in order of row keys, reading pages. It changes nothing and looks at
-// no acknowledgment.
+// rows), in order of row keys. It reads page by page, changes nothing, and reads no
+// acknowledgments.
 //
-// What does not parse is left out, so that one broken cell does not hide the
-// others: Check reports it.
+// It leaves out cells that it cannot parse, so that one damaged cell does not hide
+// the others; admin.Check reports them.
 //
-// It reads the notify family alone, but Bigtable may have to pass over all of a
-// row's families to find it: bound rs.
-func Notifications(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+// It returns the notify family alone, but Bigtable may have to read past all
+// families of a row to find it. So limit rs.
+func Notifications(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.Resolver(client)
-	return eachNotification(ctx, c, name, rs, bigtable.BlockAllFilter(), nil)
+	return eachNotification(ctx, c, table, rs, bigtable.BlockAllFilter(), nil)
 }
 
-// Sweep iterates over the notifications in rows of a table as Notifications
-// does, and sees to those that clients have left unset: where a client died
-// after its commit point, the change of a secondary stands in nothing but a
-// lock, until somebody reads the cell. Sweep settles the locks of observed
-// columns that are past their ttl, and yields what it has rolled forward.
-func Sweep(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
+// Sweep iterates over the notifications in rows of a table as [Notifications]
+// does. It also finds changes without a notification: if a client died after its
+// commit point, only a lock shows the change of a secondary, until another client
+// reads the cell. Sweep resolves the expired locks of observed columns, and yields
+// those changes that it has rolled forward.
+func Sweep(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.Resolver(client)
-	return eachNotification(ctx, c, name, rs, store.WholeFamily(format.LockFamily), settleStranded)
+	return eachNotification(ctx, c, table, rs, store.WholeFamily(format.LockFamily), resolveStranded)
 }
 
-func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, settle func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
+func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, resolve func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
 	return func(yield func(Notification, error) bool) {
 		filter := func(*store.Table) bigtable.Filter {
 			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxTriggers)), also)
@@ -66,8 +65,8 @@ func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs
 				if err != nil {
 					return false, err
 				}
-				if settle != nil {
-					found = append(found, settle(ctx, c, t, raw)...)
+				if resolve != nil {
+					found = append(found, resolve(ctx, c, t, raw)...)
 				}
 				for _, n := range found {
 					if !yield(n, nil) {
@@ -83,10 +82,10 @@ func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs
 	}
 }
 
-// settleStranded settles the locks of a row's observed columns that are past
-// their ttl, as far as this client can tell, and returns the notifications of
-// those that were committed. What it cannot settle is left to the next sweep.
-func settleStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, raw bigtable.Row) (found []Notification) {
+// resolveStranded resolves the expired locks of a row's observed columns, and
+// returns the notifications of those that were committed. It leaves a lock that it
+// cannot resolve to the next sweep.
+func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, raw bigtable.Row) (found []Notification) {
 	for _, item := range raw[format.LockFamily] {
 		_, cell, err := format.MetadataCell(t.Name, raw.Key(), item)
 		if err != nil {
@@ -99,7 +98,7 @@ func settleStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, r
 		s, err := c.ResolveLock(ctx, *l)
 		switch {
 		case err != nil:
-			c.Log.DebugContext(ctx, "settling a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)
+			c.Log.DebugContext(ctx, "resolving a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)
 		case s.State == format.StateCommitted:
 			found = append(found, Notification{Cell: cell, Triggers: []format.Trigger{{TS: s.CommitTS, TraceParent: l.TraceParent, Hops: l.Hops}}, Failures: map[string]format.Failure{}})
 		}
@@ -107,7 +106,7 @@ func settleStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, r
 	return found
 }
 
-// notificationsOf sorts a row's notify family out by cell.
+// notificationsOf returns the notifications of a row, in order of columns.
 func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 	cells := map[format.Column]*Notification{}
 	get := func(cell format.Cell) *Notification {
@@ -148,11 +147,12 @@ func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 	return found, nil
 }
 
-// Notify sets the notify cells of cells whose columns are observed, outside of
-// any transaction: their observers look again. On a column for weak
-// notifications each runs; on another, those run that have not acknowledged the
-// cell's newest change, for example because they were registered after it. On
-// an error some may be set.
+// Notify sets the notify cells of cells in observed columns, without a
+// transaction. If the column is for weak notifications, each of its observers
+// runs. Otherwise those observers run that have not acknowledged the cell's newest
+// change, for example because they were registered after it. Notify fails with
+// txn.ErrSchema if a column has no observer. After an error some notify cells may
+// be set.
 func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error {
 	c := access.Resolver(client)
 	if len(cells) == 0 {
@@ -174,20 +174,20 @@ func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error
 	return nil
 }
 
-// A Cleared says which notifications of a cell have been dealt with.
+// A Cleared says which notifications of a cell [ClearNotifications] removes.
 type Cleared struct {
 	Cell format.Cell
-	// UpTo: notify cells at or below it are removed. It has to be what
-	// [Observation.Known] says of an observation in which every registered observer
-	// had acknowledged the cell's newest change.
+	// UpTo is the newest notify cell to remove, with all older ones. It must be
+	// [Observation.KnownUpTo] of an observation in which every registered observer
+	// had acknowledged the cell's newest change. 0 removes none.
 	UpTo tso.Timestamp
-	// Failures of these observers are removed as well.
+	// Failures are the observers whose failures on the cell are removed, too.
 	Failures []string
 }
 
-// ClearNotifications removes notify cells, and failures beside them. It checks
-// nothing: to remove a notification that an observer has still to see loses it.
-// On an error some may be removed; to remove them again is harmless.
+// ClearNotifications removes notify cells, and failures. It checks nothing: if an
+// observer has not seen a notification yet, removing it loses the change for that
+// observer. After an error some may be removed; to remove them again is harmless.
 func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Cleared) error {
 	c := access.Resolver(client)
 	byTable := map[string][]store.RowMutation{}

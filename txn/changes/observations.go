@@ -16,22 +16,23 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// maxAckVersions is how many versions of an acknowledgment are read along with
-// it: the committed one, and those of runs that are under way.
+// maxAckVersions is how many versions of an acknowledgment one request reads: the
+// committed one, and those of runs that have not ended. If the committed one is
+// not among them, another request reads it.
 const maxAckVersions = 8
 
 // Observations iterates over the notifications in rows of a table (nil: all
-// rows), as Notifications does, and says of each what [Txn.Observe] would: which
-// observers have still to acknowledge it. Unlike that it waits for no lock and
-// settles none, so that it can look at what is stuck: where Observation.Locked is
-// set, what it says may be about to change. It costs a second request a page of
-// rows that have notifications.
+// rows), as [Notifications] does, and returns for each what [Observe] would: which
+// observers have not acknowledged it. Unlike Observe it waits for no lock and
+// resolves none, so it also works where something is stuck. If
+// [Observation.Locked] is set, the answer may change when that lock is resolved.
+// Each page of rows with notifications costs a second request.
 //
-// Observers of a cell whose column is not observed any more are none.
-func Observations(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
+// If a column is not observed any more, the observation has no observers.
+func Observations(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
 	c := access.Resolver(client)
 	return func(yield func(Observation, error) bool) {
-		if err := eachObservation(ctx, c, name, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
+		if err := eachObservation(ctx, c, table, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
 			yield(Observation{}, err)
 		}
 	}
@@ -50,7 +51,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 		if err != nil {
 			return false, err
 		}
-		behind, err := readObserved(ctx, c, t, schema, page, asOf)
+		states, err := readObserved(ctx, c, t, schema, page, asOf)
 		if err != nil {
 			return false, err
 		}
@@ -60,7 +61,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 				return false, err
 			}
 			for _, n := range found {
-				o, err := newObservation(ctx, c, t, schema, n, behind[raw.Key()], asOf)
+				o, err := newObservation(ctx, c, t, schema, n, states[raw.Key()], asOf)
 				if err != nil {
 					return false, err
 				}
@@ -73,7 +74,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 	})
 }
 
-// behind reads what the rows of a page hold about their observed columns:
+// readObserved reads the state of the observed columns in the rows of a page:
 // locks, newest records, and acknowledgments.
 func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, page []bigtable.Row, asOf tso.Timestamp) (map[string]bigtable.Row, error) {
 	rows := map[string]bigtable.Row{}
@@ -96,8 +97,9 @@ func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *
 	return rows, nil
 }
 
-// observedState matches what is stored about the observed columns and their
-// acknowledgments, without the users' values.
+// observedState matches the state of the observed columns and their
+// acknowledgments, without the users' values. If naming the columns takes more
+// than Bigtable's limit of a filter, it matches whole families.
 func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
 	var locks, writes, acks, plain []bigtable.Filter
 	cost := 0
@@ -131,8 +133,8 @@ func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
 	)
 }
 
-// observation says what raw, an answer to observedState, means for a
-// notification.
+// newObservation returns the observation of a notified cell from raw, an answer to
+// observedState.
 func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, n Notification, raw bigtable.Row, asOf tso.Timestamp) (Observation, error) {
 	col := n.Cell.Column()
 	observed := s.Observed[col]
@@ -141,7 +143,8 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 		Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures,
 	}
 	_, o.Locked = format.FindItem(raw[format.LockFamily], format.LockFamily+":"+col.Key())
-	if err := o.changed(raw); err != nil {
+	_, present := format.FindItem(raw[col.Family], col.Key())
+	if err := o.setChange(raw, present); err != nil {
 		return o, err
 	}
 	for _, id := range o.Observers {
@@ -164,26 +167,7 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 	return o, nil
 }
 
-// changed finds the cell's newest change, as read does.
-func (o *Observation) changed(raw bigtable.Row) (err error) {
-	key := o.Cell.Column().Key()
-	if o.Weak {
-		if n := len(o.Triggers); n > 0 {
-			o.ChangeTS = o.Triggers[n-1].TS
-		}
-		return nil
-	}
-	if w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+key); ok {
-		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err == nil {
-			o.ChangeTS = o.writer.CommitTS
-		}
-	} else if _, ok := format.FindItem(raw[o.Cell.Family], key); ok {
-		o.ChangeTS = 1
-	}
-	return err
-}
-
-// committedAck is the value that an acknowledgment's write record names.
+// committedAck returns the value that an acknowledgment's write record names.
 func committedAck(ctx context.Context, c *recovery.Resolver, t *store.Table, ack format.Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, error) {
 	w, err := format.DecodeWrite(ack, tso.FromCell(record.Timestamp), record.Value)
 	if err != nil {

@@ -16,26 +16,23 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// The registry of observers is part of each table's schema record, so that
-// every writer sets notify cells, whether it runs observers or not (design §7).
-
-// ErrObserver: a registration contradicts what is registered already.
-var ErrObserver = errors.New("observer registration")
+// ErrRegistration means that a registration contradicts an existing one. The error
+// says which. Nothing was changed.
+var ErrRegistration = errors.New("observer registration")
 
 // An ObservedColumn is a column whose commits set a notify cell.
-type Registration struct {
+type ObservedColumn struct {
 	Table  string
 	Column format.Column
-	// Observers are the stable ids of those that are registered for it, in
-	// order.
+	// Observers are the ids of its registered observers, sorted.
 	Observers []string
-	// Weak: the column cannot be written, only notified.
+	// Weak says that the column can only be notified, not written.
 	Weak bool
 }
 
-// Observed reads which columns of a table are observed, as of now, in order of
-// the columns.
-func Observed(ctx context.Context, client *txn.Client, table string) ([]Registration, error) {
+// ObservedColumns reads the observed columns of a table, in order of the columns. It
+// reads the schema record, not what this client has cached of it.
+func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]ObservedColumn, error) {
 	c := access.Resolver(client)
 	t, err := c.Table(ctx, table)
 	if err != nil {
@@ -45,23 +42,23 @@ func Observed(ctx context.Context, client *txn.Client, table string) ([]Registra
 	if err != nil {
 		return nil, err
 	}
-	var all []Registration
+	var all []ObservedColumn
 	for col, o := range s.Observed {
-		all = append(all, Registration{table, col, slices.Sorted(slices.Values(o.Observers)), o.Weak})
+		all = append(all, ObservedColumn{table, col, slices.Sorted(slices.Values(o.Observers)), o.Weak})
 	}
-	slices.SortFunc(all, func(a, b Registration) int { return strings.Compare(a.Column.Key(), b.Column.Key()) })
+	slices.SortFunc(all, func(a, b ObservedColumn) int { return strings.Compare(a.Column.Key(), b.Column.Key()) })
 	return all, nil
 }
 
-// RegisterObserver adds an observer to a column; to register it again is
-// harmless. An id is for one column of a table, and a column is for strong
-// notifications, set by commits, or for weak ones (see [Table.Notify]), not
-// both: ErrObserver says what is contradicted.
+// RegisterObserver adds an observer to a column. To register it again is
+// harmless. An id belongs to one column of a table. A column has either strong
+// notifications, which commits set, or weak ones (see txn.Table.Notify). A
+// registration that contradicts this fails with ErrRegistration.
 //
-// The column is observed from then on by every client that reads the schema
-// afterwards, which each does at least once in its own Config.SchemaMaxAge.
-// Changes that other clients commit before that may go unnoticed; see
-// notify.Backfill.
+// The registry is part of the table's schema record, so that every writer sets
+// notify cells, whether it runs observers or not. Running clients notice a new
+// observer up to Config.SchemaMaxAge later. Changes that they commit before that
+// may have no notification; see notify.Backfill.
 func RegisterObserver(ctx context.Context, client *txn.Client, table string, col format.Column, observer string, weak bool) error {
 	c := access.Resolver(client)
 	if err := format.CheckColumn(col); err != nil {
@@ -75,7 +72,7 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 	}
 	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		if !slices.Contains(m.Families, col.Family) {
-			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.Family, strings.Join(m.Families, ", "))
+			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.Family, strings.Join(m.Families, ", "))
 		}
 		var entry *recordpb.ObservedColumn
 		for _, o := range m.Observed {
@@ -83,7 +80,7 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 			case here == col:
 				entry = o
 			case slices.Contains(o.Observers, observer):
-				return fmt.Errorf("txn: observer %s of column %s in table %q: %w: it is registered for column %s; use another id, or take that registration back first (Client.UnregisterObserver)", observer, col, table, ErrObserver, here)
+				return fmt.Errorf("changes: observer %s of column %s in table %q: %w: it is registered for column %s: use another id, or remove that registration first (changes.UnregisterObserver, percctl observer remove)", observer, col, table, ErrRegistration, here)
 			}
 		}
 		switch {
@@ -91,7 +88,7 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
 			m.Observed = append(m.Observed, entry)
 		case entry.Weak != weak:
-			return fmt.Errorf("txn: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrObserver, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
+			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrRegistration, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
 		}
 		if !slices.Contains(entry.Observers, observer) {
 			entry.Observers = append(entry.Observers, observer)
@@ -107,11 +104,10 @@ func strength(weak bool) string {
 	return "strong"
 }
 
-// UnregisterObserver takes an observer's registration back, and reports whether
-// there was one. A column without observers is not observed any more;
-// notifications of it that are left are removed by the workers that meet them.
-// Acknowledgments stay: an observer that is registered again under the same id
-// goes on where it stopped.
+// UnregisterObserver removes an observer's registration, and reports whether there
+// was one. A column without observers is not observed any more, and workers that
+// find a notification of it remove the notification. Acknowledgments stay: an
+// observer that is registered again under the same id continues where it stopped.
 func UnregisterObserver(ctx context.Context, client *txn.Client, table, observer string) (found bool, err error) {
 	c := access.Resolver(client)
 	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
@@ -139,7 +135,7 @@ func editObserved(ctx context.Context, c *recovery.Resolver, table string, edit 
 	}
 	err = store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
 		if m.FormatVersion == 0 {
-			return fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q any more", table, format.ErrNotInitialized, c.Metadata.Name)
+			return fmt.Errorf("changes: table %q: %w: its schema record was removed from metadata table %q", table, format.ErrNotInitialized, c.Metadata.Name)
 		}
 		return edit(m)
 	})

@@ -16,18 +16,18 @@ import (
 // A Hop is one run of an observer that caused a change.
 type Hop struct {
 	Observer string
-	// Cell is what the observer ran for.
+	// Cell is the observed cell that triggered the run.
 	Cell format.Cell
-	// StartTS and CommitTS of the run's transaction.
+	// StartTS and CommitTS are those of the run's transaction.
 	StartTS, CommitTS tso.Timestamp
 }
 
-// Trail follows a change back through the runs of observers that led to it, the
-// last one first, for at most n runs. An observer's transaction has its
-// acknowledgment as its primary, and every write record leads to its primary, so
-// the way back is stored. It ends early at a change that no observer wrote, at a
-// weak notification, which does not say who set it, and at versions that were
-// garbage-collected.
+// Trail returns the runs of observers that led to a change, the last one first, at
+// most n of them. Every write record names its primary, and the primary of an
+// observer's transaction is its acknowledgment, so the stored cells lead back. The
+// trail is shorter if it reaches a change that no observer wrote, a weak
+// notification (which does not name its transaction), or a collected version.
+// After an error it returns the part that it read.
 func Trail(ctx context.Context, client *txn.Client, o *Observation, n int) ([]Hop, error) {
 	c := access.Resolver(client)
 	var hops []Hop

@@ -15,40 +15,39 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// An Unfinished is something that shows that, as of a timestamp, not every
-// change was acknowledged by all observers of its column, or that it cannot be
-// told yet.
+// An Unfinished is a cell with work left at a timestamp: a change that was pending
+// for an observer, or a lock that may hide one.
 type Unfinished struct {
 	Cell format.Cell
-	// TS of the notify cell, the lock, or the acknowledgment's commit.
+	// TS is the timestamp of the notify cell or of the lock, or the commit_ts of
+	// the acknowledgment.
 	TS tso.Timestamp
-	// Lock is set where a lock hides what becomes of the cell. It may be
-	// stranded: see [Client.Resolve].
+	// Lock is set if a lock hides whether the cell changed. If it is stranded,
+	// admin.Resolve removes it.
 	Lock *format.Lock
-	// Ran: an observer has run since; what it caused may be anywhere.
+	// Ran says that an observer has run since. Its writes may be in any row.
 	Ran bool
 }
 
-// Unfinished iterates over what was not finished as of asOf in rows of a table
-// (nil: all rows). If it finds nothing in any table with observers, then at
-// asOf every committed change had been acknowledged by all observers of its
-// column, together with everything that their runs had caused: an observer's
-// writes and its acknowledgment are one transaction, so the state at one
-// timestamp has both or neither. Dead letters do not count, nor do notifications
-// of columns that have no observer any more.
+// FindUnfinished iterates over the work that was left at asOf in rows of a table
+// (nil: all rows). If it finds nothing in any table with observers, then at asOf
+// all observers had acknowledged every committed change of their columns, and
+// everything that their runs had caused: an observer's writes and its
+// acknowledgment are one transaction, so the state at one timestamp has both or
+// neither. Dead letters do not count, and neither do notifications of columns that
+// have no observer any more.
 //
-// allLocks counts the locks of all columns, not just those of observed columns
-// and acknowledgments. Weak notifications need a first pass with it, through
-// all tables, before the pass that counts: what a transaction that was under
-// way has notified is there once its locks are gone.
+// allLocks also yields the locks of columns that are not observed. For weak
+// notifications, read all tables with allLocks first, until there are no locks, and
+// then once more: the weak notifications of a transaction are stored before its
+// locks are removed.
 //
-// Why one look at each row is enough: a change that is committed at or before
-// asOf and not acknowledged as of asOf has its notify cell in its row, or a lock
-// in the place of its write record. If neither is there, somebody has run the
-// observer and removed the notify cell, and the acknowledgment in the same row
-// has a commit above asOf; that is looked for too, and judged by what the row
-// held as of asOf.
-func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
+// One read of each row is enough: if a change was committed at or before asOf and
+// not acknowledged at asOf, its row has a notify cell, or a lock in place of the
+// write record. If it has neither, an observer has run since and its notify cell
+// was removed. Then the same row has an acknowledgment with a commit above asOf.
+// FindUnfinished reads that, too, and compares it with the row's state at asOf.
+func FindUnfinished(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
 	c := access.Resolver(client)
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(
@@ -58,10 +57,9 @@ func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs big
 		)
 	}
 	return func(yield func(Unfinished, error) bool) {
-		// Which columns are for weak notifications, and which are observed at all,
-		// has to be known as of now.
+		// The cached schema may be old, and the registered observers must be current.
 		var s *store.Schema
-		t, err := c.Table(ctx, name)
+		t, err := c.Table(ctx, table)
 		if err == nil {
 			s, err = t.Schema.ReloadObserved(ctx)
 		}
@@ -69,7 +67,7 @@ func FindUnfinished(ctx context.Context, client *txn.Client, name string, rs big
 			yield(Unfinished{}, err)
 			return
 		}
-		err = c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err = c.Pages(ctx, table, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found, err := unfinishedRow(ctx, c, t, s, raw, asOf, allLocks)
 				if err != nil {
@@ -125,7 +123,7 @@ func unfinishedRow(ctx context.Context, c *recovery.Resolver, t *store.Table, s 
 			return nil, format.Corruptf(cell, "the column is in family %s and names no observer", format.AckFamily)
 		}
 		cell.Family, cell.Qualifier = col.Family, col.Qualifier
-		// Of a weak notification nothing is left when it has been dealt with.
+		// A weak notification leaves nothing behind that shows whether it was pending.
 		was := s.Observed[cell.Column()].Weak
 		if !was {
 			if was, err = wasPending(ctx, c, t, cell, observer, asOf); err != nil {
@@ -139,7 +137,8 @@ func unfinishedRow(ctx context.Context, c *recovery.Resolver, t *store.Table, s 
 	return found, nil
 }
 
-// wasPending reports whether observer had something to do on a cell as of asOf.
+// wasPending reports whether a change of a cell was pending for an observer at
+// asOf.
 func wasPending(ctx context.Context, c *recovery.Resolver, t *store.Table, cell format.Cell, observer string, asOf tso.Timestamp) (bool, error) {
 	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
 	_, _, err := o.read(ctx, c, t)

@@ -15,22 +15,29 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// maxLiveLocks bounds the locks that a GCBlockedError names.
+// maxLiveLocks limits the locks that a BlockedError names.
 const maxLiveLocks = 100
 
-// resolveLocks settles every lock at or below the safe point, of every kind and
-// in every table, before anything is removed (design §8 rule 4): what settles
-// them, the records and marks of their primaries, is among what goes. Behind the
-// fence no new one can come, so one look at each table is enough. Live ones are
-// awaited, and never forced.
-func (r *run) resolveLocks(ctx context.Context, tables []string) error {
+// A lockResolver resolves the locks at or below the safe point of a run.
+type lockResolver struct {
+	run *run
+	mu  sync.Mutex // guards run.report.Locks
+}
+
+// resolveAll resolves every lock at or below the safe point, of every kind and
+// in every table, before anything is removed: the records and marks of their
+// primaries, which decide their outcome, are among the garbage. After the fence no
+// new lock can appear there, so it is enough to read each table once. It waits for
+// live transactions, and never rolls them back.
+func (l *lockResolver) resolveAll(ctx context.Context, tables []string) error {
+	r := l.run
 	pause := r.client.Store.Config.Backoff.Start()
 	for began := time.Now(); ; {
 		blocked := &BlockedError{SafePoint: r.report.SafePoint}
 		var left []string
 		for _, name := range tables {
 			before := blocked.Count
-			if err := r.resolveTable(ctx, name, blocked); err != nil {
+			if err := l.resolveTable(ctx, name, blocked); err != nil {
 				return err
 			}
 			if blocked.Count > before {
@@ -47,16 +54,19 @@ func (r *run) resolveLocks(ctx context.Context, tables []string) error {
 		}
 		tables = left
 		if pause.Wait(ctx, r.cfg.LockWait-time.Since(began)) != nil {
-			return store.Ended(ctx, "waiting for live transactions; nothing was removed", blocked)
+			return store.Ended(ctx, "collecting garbage: waiting for live transactions; nothing was removed", blocked)
 		}
 	}
 }
 
-func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedError) error {
+// resolveTable resolves the locks of a table, and adds those of live owners to
+// blocked.
+func (l *lockResolver) resolveTable(ctx context.Context, name string, blocked *BlockedError) error {
+	r := l.run
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
 	}
-	r.cfg.Progress(Progress{Phase: Locks, Table: name, Total: r.report.Total})
+	r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
 	return r.client.Pages(ctx, name, nil, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		var locks []*format.Lock
 		for _, raw := range page {
@@ -65,25 +75,25 @@ func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedErr
 				if err != nil {
 					return false, err
 				}
-				l, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+				lock, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
 				if err != nil {
 					return false, err
 				}
-				locks = append(locks, l)
+				locks = append(locks, lock)
 			}
 		}
 		var mu sync.Mutex
 		g, gctx := errgroup.WithContext(ctx)
 		g.SetLimit(r.client.Store.Config.Parallelism)
-		for _, l := range locks {
+		for _, lock := range locks {
 			g.Go(func() error {
-				live, err := r.settle(gctx, l)
+				live, err := l.resolve(gctx, lock)
 				if live {
 					mu.Lock()
 					defer mu.Unlock()
 					blocked.Count++
 					if len(blocked.Locks) < maxLiveLocks {
-						blocked.Locks = append(blocked.Locks, *l)
+						blocked.Locks = append(blocked.Locks, *lock)
 					}
 				}
 				return err
@@ -91,31 +101,32 @@ func (r *run) resolveTable(ctx context.Context, name string, blocked *BlockedErr
 		}
 		err := g.Wait()
 		if len(page) > 0 {
-			r.cfg.Progress(Progress{Phase: Locks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
+			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
 		}
 		return true, err
 	})
 }
 
-// settle resolves one lock, as anybody else would; live says that its owner is
-// alive.
-func (r *run) settle(ctx context.Context, l *format.Lock) (live bool, err error) {
+// resolve resolves one lock, as a reader would. live says that its owner is alive,
+// so that the lock is still there.
+func (l *lockResolver) resolve(ctx context.Context, lock *format.Lock) (live bool, err error) {
+	r := l.run
 	var s recovery.Outcome
-	err = r.again(ctx, func() error {
+	err = r.retry(ctx, func() error {
 		now, err := r.client.Clock.Timestamp(ctx)
 		if err != nil {
 			return err
 		}
-		if s, err = r.client.FindOutcome(ctx, l, now, false, recovery.WaitNever); err != nil || !s.Final() {
+		if s, err = r.client.FindOutcome(ctx, lock, now, false, recovery.WaitNever); err != nil || !s.Final() {
 			return err
 		}
-		return r.client.ResolveCell(ctx, l, s)
+		return r.client.ResolveCell(ctx, lock, s)
 	})
 	if err != nil {
 		return false, err
 	}
-	r.locks.Lock()
-	defer r.locks.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	n := &r.report.Locks
 	action := "gone"
 	switch {

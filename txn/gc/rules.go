@@ -11,22 +11,21 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// rules decide what of a row is garbage (design §8 rules 5 and 7). Whatever
-// they call garbage stays garbage: at or below the safe point a column gets no
-// new version, so what a decision was made of does not change, and a removal
-// that is sent twice, or very late, or by two collectors at once, removes
-// nothing else. That is why removals need no condition. Newest deletes are the
-// exception, see conditional.
+// rules decide which cells of a row are garbage (docs/gc.md). Garbage stays
+// garbage: a column gets no new version at or below the safe point, so the cells
+// that a decision depends on do not change. A removal that is sent twice, very
+// late, or by two collectors at once removes nothing else. That is why removals
+// need no condition. Newest deletes are the exception, see conditional.
 type rules struct {
 	safePoint tso.Timestamp
-	// deletesUpTo is the newest commit_ts at which a column's newest delete may
-	// go: one retention before the safe point.
+	// deletesUpTo is one retention before the safe point. A column's newest delete
+	// is garbage only if its commit_ts is at most that.
 	deletesUpTo tso.Timestamp
-	plain       bool
+	plain       bool // Config.Plain
 }
 
-// filter reads what the rules need of a row: its locks and write records, since
-// data belongs to them; and marks and data only as far as they may go.
+// filter reads what the rules need to know about a row: all locks and write
+// records, because they name data, but marks and data only up to the safe point.
 func (r rules) filter(families []string) bigtable.Filter {
 	filters := []bigtable.Filter{
 		store.WholeFamily(format.LockFamily),
@@ -40,21 +39,21 @@ func (r rules) filter(families []string) bigtable.Filter {
 	return store.Interleave(filters...)
 }
 
-// stored is a cell that may go.
-type stored struct {
+// storedCell is a cell that may go.
+type storedCell struct {
 	ts    tso.Timestamp
 	bytes int64
 }
 
-// columnCells is what the rules see of a column of a row.
+// columnCells is what is stored in one column of a row.
 type columnCells struct {
-	column  format.Column
-	writes  []columnWrite
-	marks   []stored // at or below the safe point
-	data    []stored // of transactions, at or below the safe point
-	plain   []stored
-	locked  []tso.Timestamp // start timestamps of locks
-	noticed bool            // there is a notify cell
+	column   format.Column
+	writes   []columnWrite
+	marks    []storedCell // at or below the safe point
+	data     []storedCell // of transactions, at or below the safe point
+	plain    []storedCell
+	locked   []tso.Timestamp // start timestamps of locks
+	notified bool            // there is a notify cell
 }
 
 type columnWrite struct {
@@ -62,7 +61,7 @@ type columnWrite struct {
 	bytes int64
 }
 
-// columnGarbage is what goes of a column: ranges below a version that stays,
+// columnGarbage is the garbage of a column: ranges below a version that stays,
 // and single cells.
 type columnGarbage struct {
 	column      format.Column
@@ -71,22 +70,23 @@ type columnGarbage struct {
 	orphans     []tso.Timestamp
 	marks       bool          // all marks at or below the safe point
 	plain       bool          // all plain data
-	newest      tso.Timestamp // the newest delete, and all before it; 0: it stays
+	newest      tso.Timestamp // commit_ts of the newest delete, if that is garbage; else 0
 }
 
-// rowGarbage is what goes of a row.
+// rowGarbage is the garbage of a row.
 type rowGarbage struct {
 	rules   rules
 	columns []columnGarbage // without newest deletes
 	deletes []columnGarbage // with newest deletes
-	// locks at or below the safe point are to be resolved before anything goes.
+	// locks are the locks at or below the safe point. They must be resolved before
+	// anything is removed.
 	locks  []*format.Lock
-	counts Table
-	err    error
+	counts Counts
+	err    error // of a record that is damaged
 }
 
-// judge decides about a row as it was read, in one request.
-func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
+// row finds the garbage of a row that was read in one request.
+func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 	g := &rowGarbage{rules: r}
 	columns := map[format.Column]*columnCells{}
 	get := func(c format.Column) *columnCells {
@@ -97,7 +97,7 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 	}
 	for family, items := range raw {
 		for _, item := range items {
-			cell := stored{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
+			cell := storedCell{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
 			if !format.IsMetadataFamily(family) {
 				c, _ := format.SplitColumn(item.Column)
 				if h := get(c); item.Timestamp < format.PrePercolator {
@@ -108,7 +108,7 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 				continue
 			}
 			if family == format.NotifyFamily && format.IsFailure(item) {
-				continue // its notify cell stands beside it
+				continue // the row has its notify cell, too
 			}
 			c, at, err := format.MetadataCell(t.Name, raw.Key(), item)
 			if err != nil {
@@ -118,7 +118,7 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 			h := get(c)
 			switch family {
 			case format.NotifyFamily:
-				h.noticed = true
+				h.notified = true
 			case format.MarkFamily:
 				h.marks = append(h.marks, cell)
 			case format.LockFamily:
@@ -157,14 +157,15 @@ func (r rules) judge(t *store.Table, raw bigtable.Row) *rowGarbage {
 	return g
 }
 
-// column decides about a column. The newest version at or below the safe point
-// is what reads there see; it stays, and everything newer. Versions of a column
-// never interleave, so what is older ends where its data, or the delete, stands.
-func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
+// column finds the garbage of a column. Reads at the safe point see the newest
+// version at or below it. That version stays, and everything newer. Versions of
+// a column never interleave, so everything older is below the start_ts of that
+// version, or below its commit_ts if it is a delete.
+func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 	g.column = h.column
-	count := func(cells []stored, kind *int64, goes func(tso.Timestamp) bool) (some bool) {
+	count := func(cells []storedCell, kind *int64, garbage func(tso.Timestamp) bool) (some bool) {
 		for _, c := range cells {
-			if goes(c.ts) {
+			if garbage(c.ts) {
 				some = true
 				*kind++
 				n.Cells++
@@ -175,8 +176,9 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
 	}
 	all := func(tso.Timestamp) bool { return true }
 
-	// A rollback marker has done its work when no prewrite can come any more, and
-	// a lock-only commit when no transaction is left that it could conflict with.
+	// A rollback marker is needed until no prewrite can arrive any more, and the
+	// record of a lock-only write until no transaction is left that it could
+	// conflict with. At or below the safe point both is the case.
 	g.marks = count(h.marks, &n.Marks, all)
 
 	var newest columnWrite
@@ -188,8 +190,8 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
 		}
 	}
 	if newest.CommitTS == 0 {
-		// Without a version that says otherwise, plain data is visible, and other
-		// data may be somebody's who used timestamps like ours (docs/guarantees.md).
+		// Without a version, plain data is visible, and other data may come from a
+		// plain writer that used timestamps like ours (docs/guarantees.md).
 		return g, n
 	}
 	for _, ts := range h.locked {
@@ -220,9 +222,10 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
 	if r.plain {
 		g.plain = count(h.plain, &n.Plain, all)
 	}
-	// The newest delete hides late roll-forwards of what it deleted, and plain
-	// data; observers that are yet to run see by it that the column changed.
-	if newest.Kind == format.KindDelete && newest.CommitTS <= r.deletesUpTo && !h.noticed && (r.plain || len(h.plain) == 0) {
+	// The newest delete hides plain data, and late roll-forwards of the versions
+	// that it deleted. It also shows observers that have not run yet that the column
+	// changed.
+	if newest.Kind == format.KindDelete && newest.CommitTS <= r.deletesUpTo && !h.notified && (r.plain || len(h.plain) == 0) {
 		g.newest = newest.CommitTS
 		n.Versions++
 		n.Deletes++
@@ -232,7 +235,7 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Table) {
 	return g, n
 }
 
-// remove adds the removal of a column's garbage.
+// remove adds the removal of a column's garbage to a mutation.
 func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 	drop := func(family, qualifier string, start, end bigtable.Timestamp) {
 		m.DeleteTimestampRange(family, qualifier, start, end)
@@ -260,15 +263,15 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 	return ops
 }
 
-// gcMutationOps bounds the changes in one mutation of garbage collection. A
-// column's are never split.
-const gcMutationOps = 10_000
+// maxMutationOps limits the changes in one mutation, which Bigtable limits to
+// 100,000. The changes of a column are never split.
+const maxMutationOps = 10_000
 
 // mutations are the unconditional removals of a row.
 func (g *rowGarbage) mutations(key string) []store.RowMutation {
 	var muts []store.RowMutation
 	for _, c := range g.columns {
-		if len(muts) == 0 || muts[len(muts)-1].Ops >= gcMutationOps {
+		if len(muts) == 0 || muts[len(muts)-1].Ops >= maxMutationOps {
 			muts = append(muts, store.RowMutation{Row: key, Mut: bigtable.NewMutation()})
 		}
 		last := &muts[len(muts)-1]
@@ -283,8 +286,8 @@ type conditionalRemoval struct {
 	mut    *bigtable.Mutation
 }
 
-// conditional are the removals of newest deletes. Without its write records a
-// column shows plain data, and an observer finds no change: a plain write or a
+// conditional are the removals of newest deletes. A column without write records
+// shows its plain data, and shows no change to an observer. So a plain write or a
 // notify cell that came since the row was read keeps the delete.
 func (g *rowGarbage) conditional() []conditionalRemoval {
 	var parts []conditionalRemoval

@@ -19,9 +19,9 @@ func TestGarbageOfAColumn(t *testing.T) {
 	del := func(start, commit tso.Timestamp) columnWrite {
 		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindDelete}, 1}
 	}
-	at := func(all ...tso.Timestamp) (cells []stored) {
+	at := func(all ...tso.Timestamp) (cells []storedCell) {
 		for _, ts := range all {
-			cells = append(cells, stored{ts, 1})
+			cells = append(cells, storedCell{ts, 1})
 		}
 		return cells
 	}
@@ -48,7 +48,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"a young delete", false, columnCells{writes: []columnWrite{put(10, 20), del(50, 51)}, data: at(10)}, columnGarbage{writesBelow: 51, dataBelow: 51}, 2},
 		{"an old delete", false, columnCells{writes: []columnWrite{put(10, 20), del(49, 50)}, data: at(10)}, columnGarbage{writesBelow: 50, dataBelow: 50, newest: 50}, 3},
 		{"an old delete below a later version", false, columnCells{writes: []columnWrite{del(49, 50), put(110, 120)}}, columnGarbage{newest: 50}, 1},
-		{"an old delete with a notify cell", false, columnCells{writes: []columnWrite{del(49, 50)}, noticed: true}, columnGarbage{}, 0},
+		{"an old delete with a notify cell", false, columnCells{writes: []columnWrite{del(49, 50)}, notified: true}, columnGarbage{}, 0},
 		{"an old delete over plain data", false, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{}, 0},
 		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plain: true}, 2},
 		{"plain data below a version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{}, 0},

@@ -4,23 +4,25 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// gcPageRows bounds what a run holds in memory, together with maxPageBytes, and
-// how much of it a resumed run does again.
+// pageRows limits the rows of a page. A run holds one page in memory, and a
+// continued run may have to repeat one. store.MaxPageBytes limits its bytes.
 const pageRows = 1024
 
 // run is one run of garbage collection, or one plan.
@@ -30,34 +32,35 @@ type run struct {
 	owner   string
 	limiter *rate.Limiter
 	measure metrics
-	page    int
+	page    int // rows of a page
 
 	report *Report
-	locks  sync.Mutex // guards report.Locks
-	// state is what is stored of the run, before what earlier parts of it did.
-	state  *recordpb.GarbageRun
-	before *recordpb.GarbageRun
-	rules  rules
+	locks  *lockResolver
+	// state is the stored record of the run; before is what the run had done when
+	// it was interrupted.
+	state, before *recordpb.GarbageRun
+	rules         rules
 }
 
 func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
 	measure, err := newMetrics(c.Store.Config.MeterProvider)
 	if err != nil {
-		return nil, fmt.Errorf("txn: metrics: %w", err)
+		return nil, fmt.Errorf("gc: metrics: %w", err)
 	}
 	r := &run{measure: measure, client: c, cfg: cfg, owner: owner, page: pageRows, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
 	if cfg.Rate > 0 {
 		r.page = max(1, min(pageRows, int(cfg.Rate)))
 		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
 	}
-	r.report = &Report{HeldBy: []Hold{}, Tables: []Table{}}
+	r.report = &Report{HeldBy: []Hold{}, Tables: []Counts{}}
+	r.locks = &lockResolver{run: r}
 	return r, nil
 }
 
-// choose finds the safe point of a new run (design §8 rule 1): as late as the
-// retention allows, below every open transaction that is known of, and never
-// before the one that is published.
-func (r *run) choose(ctx context.Context) (tso.Timestamp, error) {
+// chooseSafePoint returns the safe point of a new run: as late as the retention
+// allows, below every known open transaction and held snapshot, and never below
+// the published one.
+func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 	now, err := r.client.Clock.Timestamp(ctx)
 	if err != nil {
 		return 0, err
@@ -87,7 +90,7 @@ func (r *run) setSafePoint(p tso.Timestamp, retention time.Duration, plain bool)
 	r.rules = rules{safePoint: p, deletesUpTo: p - tso.Timestamp(retention.Microseconds()), plain: plain}
 }
 
-// run does the work of RunGC.
+// run does the work of Run.
 func (r *run) run(ctx context.Context) error {
 	tables, err := r.openTables(ctx)
 	if err != nil {
@@ -100,7 +103,7 @@ func (r *run) run(ctx context.Context) error {
 	if last.Phase == recordpb.GarbageRun_PHASE_COLLECT && !r.cfg.Restart {
 		return r.resume(ctx, tables, last)
 	}
-	p, err := r.choose(ctx)
+	p, err := r.chooseSafePoint(ctx)
 	if err != nil {
 		return err
 	}
@@ -120,12 +123,12 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	for _, name := range tables {
-		r.measure.page(ctx, name, Table{})
+		r.measure.page(ctx, name, Counts{})
 	}
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
 	}
-	if err := r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.resolveLocks(ctx, tables) }); err != nil {
+	if err := r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.locks.resolveAll(ctx, tables) }); err != nil {
 		return err
 	}
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
@@ -134,9 +137,9 @@ func (r *run) run(ctx context.Context) error {
 	return r.collectFrom(ctx, tables, "", "")
 }
 
-// resume goes on where a run was interrupted, with that run's safe point. It
-// had come behind its fence and its locks, and both stay true of that safe
-// point: nothing at or below it can come any more.
+// resume continues an interrupted run with that run's safe point. That run had
+// already waited for the fence and resolved the locks, and no lock or version can
+// appear at or below its safe point since.
 func (r *run) resume(ctx context.Context, tables []string, last *recordpb.GarbageRun) error {
 	record, _, err := r.client.SafePoint.ReadRecord(ctx)
 	if err != nil {
@@ -152,13 +155,13 @@ func (r *run) resume(ctx context.Context, tables []string, last *recordpb.Garbag
 	return r.collectFrom(ctx, tables, last.Table, string(last.Row))
 }
 
-// plan does the work of PlanGC.
+// plan does the work of Plan.
 func (r *run) plan(ctx context.Context) error {
 	tables, err := r.openTables(ctx)
 	if err != nil {
 		return err
 	}
-	p, err := r.choose(ctx)
+	p, err := r.chooseSafePoint(ctx)
 	if err != nil {
 		return err
 	}
@@ -176,8 +179,8 @@ func (r *run) plan(ctx context.Context) error {
 	return nil
 }
 
-// openTables opens every transactional table, which verifies it where that is
-// possible, before anything is changed.
+// openTables opens every transactional table before anything is changed. Opening
+// verifies the table's families, if the client has an admin client.
 func (r *run) openTables(ctx context.Context) ([]string, error) {
 	names, err := r.client.TableNames(ctx)
 	if err != nil {
@@ -196,22 +199,22 @@ func (r *run) openTables(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// fence waits, on this process's own monotonic clock, until nobody goes by an
-// older safe point (design §8 rule 3). A machine that sleeps makes it longer.
+// fence waits until no client uses an older safe point. It measures with the
+// monotonic clock of this process; if the machine sleeps, the fence gets longer.
 func (r *run) fence(ctx context.Context, published time.Time) error {
 	for {
 		left := gctime.Fence() - time.Since(published)
 		if left <= 0 {
 			return nil
 		}
-		r.cfg.Progress(Progress{Phase: Fence, Left: left, Total: r.report.Total})
+		r.cfg.Progress(Progress{Phase: PhaseFence, Left: left, Total: r.report.Total})
 		if store.Sleep(ctx, min(left, time.Second)) != nil {
-			return store.Ended(ctx, "waiting until every client goes by the new safe point; nothing was removed", nil)
+			return store.Ended(ctx, "collecting garbage: waiting until every client uses the new safe point; nothing was removed", nil)
 		}
 	}
 }
 
-// collectFrom collects what comes after a row of a table, and ends the run.
+// collectFrom collects everything after a row of a table, and completes the run.
 func (r *run) collectFrom(ctx context.Context, tables []string, table, row string) error {
 	for _, name := range tables {
 		if name < table {
@@ -232,8 +235,9 @@ func (r *run) collectFrom(ctx context.Context, tables []string, table, row strin
 	return nil
 }
 
-// table reads the rows of a table behind a row, page by page.
-func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Table) error) error {
+// table reads the rows of a table after a row, page by page, and calls do with
+// each page.
+func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
 	t, err := r.client.Table(ctx, name)
 	if err != nil {
 		return err
@@ -243,12 +247,12 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		return err
 	}
 	filter := r.rules.filter(s.Families)
-	r.report.Tables = append(r.report.Tables, Table{Table: name})
+	r.report.Tables = append(r.report.Tables, Counts{Table: name})
 	counts := &r.report.Tables[len(r.report.Tables)-1]
 	for more := true; more; {
 		var page []bigtable.Row
 		bytes := 0
-		err := r.again(ctx, func() (err error) {
+		err := r.retry(ctx, func() (err error) {
 			page, bytes = nil, 0
 			more, err = t.ReadPage(ctx, bigtable.InfiniteRange(after+"\x00"), r.page, filter, func(raw bigtable.Row) bool {
 				page = append(page, raw)
@@ -264,12 +268,12 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 			break
 		}
 		if err := r.limiter.WaitN(ctx, len(page)); err != nil {
-			if ctx.Err() == nil { // it will have ended by then
-				return fmt.Errorf("txn: collecting garbage: %w: %w", context.DeadlineExceeded, err)
+			if ctx.Err() == nil { // ctx would end before the limiter allows the page
+				return fmt.Errorf("gc: waiting for Config.Rate: %w: %w", context.DeadlineExceeded, err)
 			}
 			return store.Ended(ctx, "collecting garbage", err)
 		}
-		done := Table{Rows: int64(len(page))}
+		done := Counts{Rows: int64(len(page))}
 		if err := do(ctx, t, page, &done); err != nil {
 			return err
 		}
@@ -279,7 +283,7 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		after = page[len(page)-1].Key()
 		counts.add(done)
 		r.report.Total.add(done)
-		r.cfg.Progress(Progress{Phase: Collect, Table: name, Row: after, Total: r.report.Total})
+		r.cfg.Progress(Progress{Phase: PhaseCollect, Table: name, Row: after, Total: r.report.Total})
 		if !r.report.DryRun {
 			r.state.Table, r.state.Row = name, []byte(after)
 			if err := r.savePosition(ctx); err != nil {
@@ -290,8 +294,8 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 	return nil
 }
 
-// savePosition stores what was done also when the run is just being interrupted,
-// so that the next one need not do it again.
+// savePosition stores the position, also while the run is being interrupted, so
+// that the next run need not repeat the page.
 func (r *run) savePosition(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT)
@@ -301,10 +305,10 @@ func (r *run) savePosition(ctx context.Context) error {
 	return store.Ended(ctx, "collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
 }
 
-// count is the page of a plan.
-func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+// count adds up the garbage of a page and removes nothing.
+func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	for _, raw := range page {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		r.report.Locks.Found += int64(len(g.locks))
 		if g.err != nil {
 			done.RowsSkipped++
@@ -314,13 +318,13 @@ func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done
 	return nil
 }
 
-// collectPage removes the garbage of a page of rows: all that needs no condition
-// in one request, the rest row by row.
-func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.Row, done *Table) error {
+// collectPage removes the garbage of a page of rows: everything that needs no
+// condition in one request, the rest row by row.
+func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	var muts []store.RowMutation
 	var alone []bigtable.Row
 	for _, raw := range page {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		if g.err != nil || len(g.locks) > 0 || len(g.deletes) > 0 {
 			alone = append(alone, raw)
 			continue
@@ -331,7 +335,7 @@ func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.R
 	if err := r.applyAll(ctx, t, muts); err != nil {
 		return err
 	}
-	counts := make([]Table, len(alone))
+	counts := make([]Counts, len(alone))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.client.Store.Config.Parallelism)
 	for i, raw := range alone {
@@ -348,33 +352,33 @@ func (r *run) collectPage(ctx context.Context, t *store.Table, page []bigtable.R
 }
 
 // collectRow removes the garbage of one row that has a lock at or below the safe
-// point, or a newest delete that may go. A lock cannot be there, unless it came
-// later than anything may; it is settled all the same. A newest delete goes only
-// if what it hides is still absent.
-func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) (Table, error) {
+// point, or a newest delete that is garbage. After resolveAll such a lock should
+// not exist; if a request arrived too late, collectRow resolves it. A newest
+// delete is removed only if there is still nothing that it hides.
+func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) (Counts, error) {
 	key := raw.Key()
 	for range 3 {
-		g := r.rules.judge(t, raw)
+		g := r.rules.row(t, raw)
 		switch {
 		case g.err != nil:
 			r.client.Log.WarnContext(ctx, "garbage of a row is not collected, its records are damaged", "table", t.Name, "error", g.err)
-			return Table{RowsSkipped: 1}, nil
+			return Counts{RowsSkipped: 1}, nil
 		case len(g.locks) > 0:
-			for _, l := range g.locks {
-				if _, err := r.settle(ctx, l); err != nil {
-					return Table{}, err
+			for _, lock := range g.locks {
+				if _, err := r.locks.resolve(ctx, lock); err != nil {
+					return Counts{}, err
 				}
 			}
 		default:
 			changed := false
 			for _, part := range g.conditional() {
 				var matched bool
-				err := r.again(ctx, func() (err error) {
+				err := r.retry(ctx, func() (err error) {
 					matched, err = t.CheckAndMutate(ctx, key, part.unless, nil, part.mut)
 					return err
 				})
 				if err != nil {
-					return Table{}, err
+					return Counts{}, err
 				}
 				changed = changed || matched
 			}
@@ -382,31 +386,32 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 				return g.counts, r.applyAll(ctx, t, g.mutations(key))
 			}
 		}
-		// The row is not what it was.
-		err := r.again(ctx, func() (err error) {
+		// The row has changed.
+		err := r.retry(ctx, func() (err error) {
 			raw, err = t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
 			return err
 		})
 		if err != nil {
-			return Table{}, err
+			return Counts{}, err
 		}
 		if len(raw) == 0 {
-			return Table{}, nil
+			return Counts{}, nil
 		}
 	}
-	return Table{RowsSkipped: 1}, nil
+	return Counts{RowsSkipped: 1}, nil
 }
 
 // applyAll sends unconditional mutations until all are applied.
 func (r *run) applyAll(ctx context.Context, t *store.Table, muts []store.RowMutation) error {
-	return r.again(ctx, func() (err error) {
+	return r.retry(ctx, func() (err error) {
 		muts, err = t.Apply(ctx, muts)
 		return err
 	})
 }
 
-// again repeats what may be repeated until it succeeds, is refused, or ctx ends.
-func (r *run) again(ctx context.Context, f func() error) error {
+// retry calls f until it succeeds, fails with a permanent error, or ctx ends. f must
+// be safe to repeat.
+func (r *run) retry(ctx context.Context, f func() error) error {
 	for pause := r.client.Store.Config.Backoff.Start(); ; {
 		err := f()
 		if err == nil || store.Permanent(err) {
@@ -416,4 +421,37 @@ func (r *run) again(ctx context.Context, f func() error) error {
 			return store.Ended(ctx, "collecting garbage", err)
 		}
 	}
+}
+
+// save stores how far the run is. It needs no condition: it says what was done
+// for a safe point, and that stays true, whatever record it replaces and whenever
+// it arrives.
+func (r *run) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error {
+	now, err := r.client.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	t := r.report.Total
+	r.state.FormatVersion, r.state.Phase, r.state.UpdatedTs, r.state.Owner = format.Version, phase, int64(now), r.owner
+	r.state.Rows, r.state.Versions = r.before.Rows+t.Rows, r.before.Versions+t.Versions
+	r.state.Cells, r.state.Bytes = r.before.Cells+t.Cells, r.before.Bytes+t.Bytes
+	m := bigtable.NewMutation()
+	m.Set(store.DeployFamily, runQualifier, 0, format.Marshal(r.state))
+	return r.applyAll(ctx, r.client.Metadata, []store.RowMutation{{Row: store.GcRowKey, Mut: m, Ops: 1}})
+}
+
+// phase traces a part of a run as one span. Its requests get no spans of their
+// own: there are as many as pages of rows.
+func (r *run) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
+	ctx, s := r.client.Trace.Begin(ctx, name, table)
+	if s.Recording() {
+		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
+	}
+	before := r.report.Total.Rows
+	err := do(ctx)
+	if table != "" {
+		s.Set(telemetry.AttrRows.Int64(r.report.Total.Rows - before))
+	}
+	s.EndWith(err)
+	return err
 }

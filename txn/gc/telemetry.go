@@ -7,16 +7,13 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
 
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// This file holds the metrics and spans of garbage collection.
-
-// attrSafePoint is the safe point that a run collects up to.
+// attrSafePoint is the safe point of a run.
 const attrSafePoint = attribute.Key("percolator.safe_point")
 
 // The outcomes of a run.
@@ -44,17 +41,17 @@ func newMetrics(provider metric.MeterProvider) (metrics, error) {
 		versions: in.Counter("percolator.gc.reclaimed.versions", "{version}", "Committed values and deletes that garbage collection removed."),
 		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
 		bytes:    in.Counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
-		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection met, by what it did with them."),
+		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection found, by what it did with them."),
 		// From a run with nothing to do, over the fence of two minutes, to large tables.
 		duration: in.Seconds("percolator.gc.run.duration", "Duration of runs of garbage collection.", 1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600),
 	}
 	return m, in.Err()
 }
 
-// page counts what was removed from some rows of a table, which may be nothing:
-// from no series to the first one is no increase to Prometheus.
-func (m *metrics) page(ctx context.Context, table string, done Table) {
-	ctx = context.WithoutCancel(ctx) // what was removed counts
+// page counts what was removed from some rows of a table. It also counts 0, which
+// creates the series: Prometheus sees no increase in the first value of a series.
+func (m *metrics) page(ctx context.Context, table string, done Counts) {
+	ctx = context.WithoutCancel(ctx) // removed cells count even if the run was interrupted
 	for _, c := range []struct {
 		counter metric.Int64Counter
 		n       int64
@@ -65,14 +62,15 @@ func (m *metrics) page(ctx context.Context, table string, done Table) {
 	}
 }
 
+// lock counts locks by what the run did with them.
 func (m *metrics) lock(ctx context.Context, action string, n int64) {
 	if ctx = context.WithoutCancel(ctx); n > 0 && m.locks.Enabled(ctx) {
 		m.locks.Add(ctx, n, metric.WithAttributes(telemetry.AttrAction.String(action)))
 	}
 }
 
-// end tells how a run ended.
-func (m *metrics) end(ctx context.Context, s telemetry.Span, report *Report, err error) {
+// ran counts a run by its outcome.
+func (m *metrics) ran(ctx context.Context, s telemetry.Span, report *Report, err error) {
 	outcome := outcome(report, err)
 	if s.Recording() {
 		s.Set(telemetry.AttrOutcome.String(outcome), attrSafePoint.Int64(int64(report.SafePoint)), telemetry.AttrRows.Int64(report.Total.Rows))
@@ -98,20 +96,4 @@ func outcome(report *Report, err error) string {
 		return outcomeBlocked
 	}
 	return outcomeFailed
-}
-
-// phase traces a part of a run as one span. What is below it is no span of its
-// own: there are as many requests as pages of rows.
-func (r *run) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
-	ctx, s := r.client.Trace.Begin(ctx, name, table)
-	if s.Recording() {
-		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
-	}
-	before := r.report.Total.Rows
-	err := do(ctx)
-	if table != "" {
-		s.Set(telemetry.AttrRows.Int64(r.report.Total.Rows - before))
-	}
-	s.EndWith(err)
-	return err
 }

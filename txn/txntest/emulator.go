@@ -16,11 +16,11 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// maxMessage lets rows through that are larger than gRPC's default of 4 MiB.
+// maxMessage allows rows that are larger than gRPC's default of 4 MiB.
 const maxMessage = 256 << 20
 
-// pipeSize is what a pipe holds each way. All of it is allocated for every
-// connection, which was a tenth of the time of short tests at 1 MiB.
+// pipeSize is the buffer of a pipe in each direction. Every connection allocates all
+// of it; at 1 MiB that took a tenth of the time of short tests.
 const pipeSize = 64 << 10
 
 // An Emulator is Bigtable's emulator inside this process.
@@ -30,9 +30,9 @@ type Emulator struct {
 	pipe     *bufconn.Listener // nil when it listens on a network address
 }
 
-// StartEmulator starts an emulator on a network address, or, when addr is "",
-// on a pipe inside the process, which is faster and works with
-// testing/synctest. Its data ends with it.
+// StartEmulator starts an emulator on a network address or, if addr is "", on a pipe
+// inside the process, which is faster and works with testing/synctest. Close it to
+// free its data.
 func StartEmulator(addr string, opts ...grpc.ServerOption) (*Emulator, error) {
 	e := &Emulator{}
 	if addr == "" {
@@ -54,8 +54,7 @@ func StartEmulator(addr string, opts ...grpc.ServerOption) (*Emulator, error) {
 	return e, nil
 }
 
-// Addr is the network address for BIGTABLE_EMULATOR_HOST; "bufconn" without
-// one.
+// Addr is the network address for BIGTABLE_EMULATOR_HOST, or "bufconn" for a pipe.
 func (e *Emulator) Addr() string { return e.listener.Addr().String() }
 
 // Dial connects to the emulator.
@@ -80,7 +79,7 @@ func (e *Emulator) connect(ctx context.Context) (net.Conn, error) {
 	return e.pipe.DialContext(ctx)
 }
 
-// Close ends the emulator.
+// Close stops the emulator.
 func (e *Emulator) Close() {
 	// The listener first: the server waits for it to stop accepting.
 	_ = e.listener.Close()
@@ -122,18 +121,18 @@ const hostVariable = "BIGTABLE_EMULATOR_HOST"
 
 var environment sync.Mutex // held while the variable is read or hidden
 
-// emulatorHost is a separately started emulator to use instead of one of our
-// own.
+// emulatorHost is the address of an emulator in another process that tests must
+// use; "" for none.
 func emulatorHost() string {
 	environment.Lock()
 	defer environment.Unlock()
 	return os.Getenv(hostVariable)
 }
 
-// hideHost makes the Bigtable client not see BIGTABLE_EMULATOR_HOST until the
-// function it returns is called. The client would connect there as well,
-// although it is given a connection: to nobody's use, never closed, and into a
-// testing/synctest bubble, where no network connection may come.
+// hideHost hides BIGTABLE_EMULATOR_HOST from the Bigtable client until restore is
+// called. Otherwise the client would connect there as well, although it gets a
+// connection. That second connection is never used or closed, and network
+// connections are not possible in a testing/synctest bubble.
 func hideHost() (restore func()) {
 	environment.Lock()
 	host, ok := os.LookupEnv(hostVariable)

@@ -18,11 +18,11 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Faults sits between a client and Bigtable: it records every request, and
-// loses, doubles, delays or stops those that rules choose. Pass DialOptions to
+// Faults is between a client and Bigtable. It records every request, and drops,
+// duplicates, delays or stops those that a [Rule] matches. Pass its DialOptions to
 // [WithDialOptions] or Env.NewClient.
 //
-// A rule that was armed and never fired fails its test.
+// A rule that never fires fails its test.
 type Faults struct {
 	chooser Chooser // instead of rules
 
@@ -30,20 +30,20 @@ type Faults struct {
 	calls  []Call
 	rules  []*Rule
 	killed bool
-	ended  bool           // the chooser is not asked any more
-	late   sync.WaitGroup // delayed requests on their way
+	ended  bool           // the chooser is not called any more
+	late   sync.WaitGroup // delayed requests that are not answered yet
 }
 
-// A Chooser says what is to happen to a request, if anything: what waits for
-// Rule.Release elsewhere waits for pause here. The step of the call is not known.
+// A Chooser returns the action for a request, if fire is set. Actions that wait for
+// Rule.Release in a rule wait for pause instead. The Call has no Step.
 type Chooser func(Call) (action Action, pause time.Duration, fire bool)
 
-// ChooseFaults returns Faults that do to each request what choose says, for
-// faults at random. They record nothing.
+// ChooseFaults returns Faults that take each request's action from choose, for
+// random faults. They record nothing.
 func ChooseFaults(choose Chooser) *Faults { return &Faults{chooser: choose} }
 
-// Wait ends what a Chooser does, and waits until all that was delayed is released
-// and answered.
+// Wait stops the Chooser, and waits until every delayed request is released and
+// answered.
 func (f *Faults) Wait() {
 	f.mu.Lock()
 	f.ended = true
@@ -51,8 +51,8 @@ func (f *Faults) Wait() {
 	f.late.Wait()
 }
 
-// NewFaults returns Faults without rules, which only record. When the test
-// ends, rules that never fired fail it.
+// NewFaults returns Faults without rules, which only record. At the end of the test,
+// a rule that never fired fails it.
 func NewFaults(t testing.TB) *Faults {
 	f := &Faults{}
 	t.Cleanup(func() {
@@ -71,12 +71,12 @@ func NewFaults(t testing.TB) *Faults {
 // An Action is what happens to a chosen request.
 type Action int
 
-// The actions. The errors are what a client sees when a network fails: none of
-// them says whether the request was applied.
+// The actions. The client gets the errors of a failed network: none says whether the
+// request was applied.
 const (
 	// DropRequest answers Unavailable without sending the request.
 	DropRequest Action = iota
-	// DropResponse sends the request, waits for it to be applied, and answers
+	// DropResponse sends the request, waits until it is applied, and answers
 	// Unavailable.
 	DropResponse
 	// Duplicate sends the request twice, one after the other, and returns the
@@ -93,13 +93,13 @@ const (
 	Hold
 	// HoldResponse sends the request and keeps its answer until Rule.Release.
 	HoldResponse
-	// CutStream passes one message of a streamed answer on and then fails it.
+	// CutStream returns one message of a streamed answer, and then fails the stream.
 	CutStream
 	// Partial sends the first half of a bulk mutation, and answers Unavailable for
-	// the others. Anything else it drops.
+	// the second half. It drops other requests.
 	Partial
-	// Crash keeps the caller until its context ends, and sends nothing, then or
-	// later: from outside, a client that died before this request.
+	// Crash keeps the caller until its context ends, and never sends the request. For
+	// other clients this client died before the request.
 	Crash
 )
 
@@ -108,23 +108,23 @@ func (a Action) String() string {
 	return [...]string{"drop request", "drop response", "duplicate", "echo", "delay", "hold", "hold response", "cut stream", "partial", "crash"}[a]
 }
 
-// A Rule arms one action for the calls that it matches.
+// A Rule applies one action to the calls that it matches.
 type Rule struct {
 	name     string
 	match    func(Call) bool
 	action   Action
-	times    int // left to fire; negative: always
+	times    int // how often it can still fire; negative: always
 	optional bool
 
 	fired    int
 	firing   chan struct{} // closed by the first firing
 	released chan struct{}
 	once     sync.Once
-	applied  sync.WaitGroup // delayed requests on their way
+	applied  sync.WaitGroup // delayed requests that are not answered yet
 }
 
-// On arms an action for every call that match chooses, times times; 0 is
-// always.
+// On applies an action to the next calls that match, as many as times says; 0 is all.
+// name is for error messages.
 func (f *Faults) On(name string, match func(Call) bool, action Action, times int) *Rule {
 	if times == 0 {
 		times = -1
@@ -136,19 +136,19 @@ func (f *Faults) On(name string, match func(Call) bool, action Action, times int
 	return r
 }
 
-// OnStep arms an action for the next call of a step.
+// OnStep applies an action to the next call of a step.
 func (f *Faults) OnStep(s Step, action Action) *Rule {
 	return f.On(string(s), func(c Call) bool { return c.Step == s }, action, 1)
 }
 
-// Optional lets the rule never fire.
+// Optional allows the rule to never fire.
 func (r *Rule) Optional() *Rule { r.optional = true; return r }
 
-// Fired is closed when the rule fires first.
+// Fired returns a channel that is closed when the rule fires for the first time.
 func (r *Rule) Fired() <-chan struct{} { return r.firing }
 
-// Release lets go what Delay and Hold keep, and waits until delayed requests
-// were answered.
+// Release releases the requests that the rule keeps, and waits until delayed requests
+// are answered.
 func (r *Rule) Release() {
 	r.release()
 	r.applied.Wait()
@@ -179,8 +179,8 @@ func (f *Faults) Reset() {
 	f.calls = nil
 }
 
-// Kill cuts the client off: nothing that it sends from now on leaves it, as if
-// its process had died. Requests that a rule keeps can still be released.
+// Kill makes every later request fail without sending it, as if the client's process
+// had died. Requests that a rule keeps can still be released.
 func (f *Faults) Kill() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,8 +197,8 @@ func (f *Faults) DialOptions() []grpc.DialOption {
 	}
 }
 
-// choose records a request and returns the rule that fires for it, if any; the
-// error is that of a killed client.
+// choose records a request and returns the rule that fires for it, if any. It fails
+// if the client was killed.
 func (f *Faults) choose(method string, req proto.Message) (*Rule, error) {
 	if f.chooser != nil {
 		return f.byChance(Call{Method: path.Base(method), Request: req}), nil
@@ -338,8 +338,8 @@ type faultStream struct {
 	grpc.ClientStream
 	faults *Faults
 	method string
-	// caller is the context of whoever waits for the answer: that of the stream
-	// ends with the answer.
+	// caller is the context of the caller, who waits for the answer. The stream's own
+	// context ends with the answer.
 	caller context.Context
 	open   func(context.Context) (grpc.ClientStream, error)
 	rule   *Rule
@@ -386,7 +386,7 @@ func (s *faultStream) SendMsg(m any) error {
 		if !ok || len(bulk.Entries) < 2 {
 			return r.unavailable()
 		}
-		// The first ones are sent, so that indexes stay what they are.
+		// It sends the first entries, so that their indexes do not change.
 		part := proto.CloneOf(bulk)
 		for i := len(part.Entries) / 2; i < len(part.Entries); i++ {
 			s.kept = append(s.kept, int64(i))
@@ -401,8 +401,7 @@ func (s *faultStream) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// again sends the request on a stream of its own and reads the answer to its
-// end.
+// again sends the request on another stream, and reads the whole answer.
 func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
 	other, err := s.open(ctx)
 	if err != nil {
@@ -415,7 +414,7 @@ func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
 		return err
 	}
 	for {
-		// Whatever the answer is, its fields are unknown ones of an Empty.
+		// All fields of the answer are unknown fields of an Empty.
 		switch err := other.RecvMsg(&emptypb.Empty{}); {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -438,7 +437,7 @@ func (s *faultStream) RecvMsg(m any) error {
 		s.kept = nil
 	}
 	if s.rule != nil && s.rule.action == HoldResponse && s.got == 1 {
-		// Answered: what comes later cannot change this answer any more.
+		// The answer has arrived, so no later request can change it.
 		if err := s.rule.wait(s.caller); err != nil {
 			return err
 		}

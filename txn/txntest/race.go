@@ -9,11 +9,11 @@ import (
 )
 
 // serialize makes the emulator handle one request at a time under the race
-// detector, which would report the emulator's own races otherwise: it reads a
-// row's list of columns while a writer changes it.
+// detector. Otherwise the detector reports a race of the emulator itself, which reads
+// a row's list of columns while a writer changes it.
 func serialize() []grpc.ServerOption {
-	// A channel and no mutex: who waits for it lets virtual time pass, which a stream
-	// that holds it may need to get on.
+	// This is a channel, not a mutex: a goroutine that waits for a channel lets
+	// virtual time pass, and a stream that holds it may need that to continue.
 	one := make(chan struct{}, 1)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
@@ -33,9 +33,10 @@ func serialize() []grpc.ServerOption {
 	}
 }
 
-// lockedStream holds the lock from when the request has arrived, since a client
-// may open a stream and never send one, until it is answered. The answer is sent
-// without it: a client may make other requests before it takes all of it.
+// lockedStream holds the lock while the request is handled. It takes the lock when
+// the request has arrived, because a client may open a stream and send nothing. It
+// sends the answer without the lock, because a client may make other requests before
+// it has read all of the answer.
 type lockedStream struct {
 	grpc.ServerStream
 	one     chan struct{}

@@ -14,20 +14,20 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// WithoutTransport has requests for data call the emulator's methods, without
-// HTTP/2 in between, which is most of what a request costs. Interceptors see the
-// same requests and answers. It implies [Embedded], and leaves out the
-// interceptors of WithServerOptions once the first request was made. For
-// simulations of very many requests.
+// WithoutTransport makes data requests call the emulator's methods directly, without
+// HTTP/2, which is most of the cost of a request. It is for simulations with very
+// many requests. Interceptors of the client see the same requests and answers. It
+// implies [Embedded], and after the first request it skips the interceptors of
+// [WithServerOptions].
 func WithoutTransport() Option {
 	return func(o *options) { o.shortcut, o.embedded = &shortcut{}, true }
 }
 
-// shortcut leads from a client to the emulator's methods. It finds them out by
-// the first request, which goes the long way.
+// shortcut calls the emulator's methods for a client. It learns them from the first
+// request, which uses HTTP/2.
 type shortcut struct {
 	server atomic.Value // of btpb.BigtableServer
-	// one request at a time: the emulator has races of its own.
+	// one allows one request at a time, because the emulator has races.
 	one sync.Mutex
 }
 
@@ -49,7 +49,7 @@ func (s *shortcut) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// dialOptions come last, so that other interceptors see the requests first.
+// dialOptions must be last, so that other interceptors see the requests first.
 func (s *shortcut) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.unary), grpc.WithChainStreamInterceptor(s.stream)}
 }
@@ -91,8 +91,8 @@ func (s *shortcut) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.C
 	return streamer(ctx, desc, cc, method, opts...)
 }
 
-// shortStream is one request with a streamed answer. It is carried out when its
-// client has sent all, and its whole answer kept.
+// shortStream is one request with a streamed answer. CloseSend handles the request and
+// keeps the whole answer.
 type shortStream struct {
 	ctx    context.Context
 	to     *shortcut
@@ -140,7 +140,7 @@ func (s *shortStream) RecvMsg(m any) error {
 	s.answer = s.answer[1:]
 	to := m.(proto.Message)
 	if to.ProtoReflect().Descriptor() != next.ProtoReflect().Descriptor() {
-		return nil // of somebody who only waits for the end
+		return nil // the caller discards the answer
 	}
 	proto.Merge(to, next)
 	return nil

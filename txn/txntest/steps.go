@@ -18,8 +18,8 @@ import (
 // A Step is what a request to Bigtable is for.
 type Step string
 
-// The steps of the protocol (docs/protocol.md, docs/observers.md). What touches
-// the deployment's metadata and has no step of its own is StepSchema.
+// The steps of the protocol (docs/protocol.md, docs/observers.md). Other requests on
+// the metadata table are StepSchema.
 const (
 	StepRead         Step = "read"           // ReadRows of a transactional table
 	StepPrewrite     Step = "prewrite"       // CheckAndMutateRow: data and locks at start_ts
@@ -32,9 +32,9 @@ const (
 	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
 	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
 	StepNotify       Step = "notify"         // MutateRows: weak notifications
-	StepClear        Step = "clear"          // MutateRows: notifications that were dealt with
+	StepClear        Step = "clear"          // MutateRows: remove notifications
 	StepFailure      Step = "failure"        // MutateRows: an observer's failure
-	StepDeadLetter   Step = "dead letter"    // of the metadata table, like those below
+	StepDeadLetter   Step = "dead letter"    // of the metadata table, like the next ones
 	StepLock         Step = "advisory lock"
 	StepOracle       Step = "oracle"
 	StepSchema       Step = "schema"
@@ -51,17 +51,17 @@ type Call struct {
 	Method string // ReadRows, MutateRow, MutateRows, CheckAndMutateRow, ReadModifyWriteRow, …
 	Table  string
 	Row    string // the (first) row; empty for reads of ranges
-	// StartTS is the start_ts of the transaction that a conditional mutation
-	// is about; 0 elsewhere.
+	// StartTS is the start_ts of the transaction of a conditional mutation; 0 for
+	// other requests.
 	StartTS tso.Timestamp
-	// N counts the calls that the Faults saw, from 1.
+	// N is the number of the call among those that the Faults saw, from 1.
 	N int
 	// Request is the message as it is sent.
 	Request proto.Message
 }
 
-// Classify says what a request is for. It knows the requests of this library
-// by what they change.
+// Classify says what a request is for. It recognizes the requests of this library by
+// what they change.
 func Classify(fullMethod string, req proto.Message) Call {
 	c := Call{Step: StepOther, Method: path.Base(fullMethod), Request: req}
 	switch r := req.(type) {
@@ -177,8 +177,8 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 	return step, startTS
 }
 
-// raises tells a reader's raise from a heartbeat, which leaves the minimum
-// commit_ts that it finds.
+// raises reports that a new lock comes from a reader that raises its minimum
+// commit_ts. A heartbeat keeps the minimum of the lock.
 func raises(predicate *btpb.RowFilter, value []byte) bool {
 	var lock recordpb.Lock
 	if proto.Unmarshal(value, &lock) != nil || len(lock.MinCommit) == 0 {
@@ -194,8 +194,8 @@ func raises(predicate *btpb.RowFilter, value []byte) bool {
 	return false
 }
 
-// commitStep tells a commit point, which writes the primary's own record, from
-// a roll-forward, which never does.
+// commitStep returns StepCommit for a record of the primary itself, and
+// StepRollForward for one of a secondary.
 func commitStep(step Step, primary *recordpb.CellRef) Step {
 	if primary == nil || step == StepCommit {
 		return StepCommit

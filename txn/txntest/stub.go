@@ -25,18 +25,18 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// A Stub answers requests on some tables at once and stores nothing there: what
-// is left of a transaction's cost is the client's own. Requests on other tables,
-// the metadata table among them, and those for administration go on to an
-// emulator inside the process, so [txn.InitTable], a direct oracle and worker
-// tokens work as always.
+// A Stub answers requests on some tables at once and stores nothing there, so that
+// the rest of a transaction's cost is the client's own. It forwards administration,
+// and requests on other tables (for example the metadata table), to an emulator
+// inside the process. So admin.InitTable, a direct oracle and worker tokens work as
+// usual.
 //
-// In a stubbed table every row exists and holds the same cells. Mutations
-// succeed. A conditional mutation's predicate matches where there is something
-// to do on a match: a prewrite finds nothing in its way, and a commit its lock.
+// In a stubbed table every row exists and contains the same cells. Mutations
+// succeed. The predicate of a conditional mutation matches if the mutation changes
+// something on a match: so a prewrite finds no conflict, and a commit finds its lock.
 //
-// It is for measuring and for counting requests, not for testing what a
-// transaction does.
+// It is for measuring and for counting requests, not for testing what a transaction
+// does.
 type Stub struct {
 	emulator *Emulator
 	proxy    *grpc.ClientConn
@@ -52,20 +52,19 @@ type Stub struct {
 // A StubTable is a table that a [Stub] answers for.
 type StubTable struct {
 	Name string
-	// Columns of each row. Each holds Value, committed at CommitTS by a
-	// transaction that started at CommitTS-1.
+	// Columns are the columns of each row. Each contains Value, committed at CommitTS
+	// by a transaction that started at CommitTS-1.
 	Columns []format.Column
 	Value   []byte
-	// CommitTS is 0 in a table without transactions: rows hold no write records
-	// then, and the cells' timestamps are 1000.
+	// CommitTS is 0 for a table without transactions. Then rows have no write records,
+	// and the cells' timestamps are 1000.
 	CommitTS int64
-	// Rows is how many rows there are for scans, which may ask for one range at a
-	// time: row-00000000, row-00000001 and so on. Any other row is found by its
-	// key.
+	// Rows is how many rows scans find: row-00000000, row-00000001 and so on. A scan
+	// may have one range. A read by key finds any row.
 	Rows int
 }
 
-// stubbed is a table with the answers that were made already.
+// stubbed is a table with its cached answers.
 type stubbed struct {
 	StubTable
 	mu   sync.RWMutex
@@ -78,11 +77,11 @@ type stubbedRow struct {
 	answer frame
 }
 
-// maxStubbedRows bounds the answers that are kept.
+// maxStubbedRows limits the cached answers of a table.
 const maxStubbedRows = 100_000
 
-// StartStub starts a stub on a network address, or, when addr is "", on a pipe
-// inside the process, as [StartEmulator] does.
+// StartStub starts a stub on a network address or, if addr is "", on a pipe inside the
+// process, as [StartEmulator] does.
 func StartStub(addr string, tables ...StubTable) (_ *Stub, err error) {
 	s := &Stub{tables: map[string]*stubbed{}, served: make(chan error, 1)}
 	for _, t := range tables {
@@ -109,8 +108,7 @@ func StartStub(addr string, tables ...StubTable) (_ *Stub, err error) {
 	return s, nil
 }
 
-// Addr is the network address for BIGTABLE_EMULATOR_HOST; "bufconn" without
-// one.
+// Addr is the network address for BIGTABLE_EMULATOR_HOST, or "bufconn" for a pipe.
 func (s *Stub) Addr() string { return s.listener.Addr().String() }
 
 // Dial connects to the stub.
@@ -121,11 +119,12 @@ func (s *Stub) Dial(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return dialPipe(s.pipe, opts...)
 }
 
-// Counts returns how many requests on stubbed tables there were so far, and how
-// many bytes they had.
+// Counts returns the number of requests on stubbed tables so far, and the sum of their
+// lengths in bytes.
 func (s *Stub) Counts() (requests, bytes int64) { return s.requests.Load(), s.bytes.Load() }
 
-// Close ends the stub and its emulator. It returns what ended the stub before.
+// Close stops the stub and its emulator. It returns the error that stopped the stub
+// earlier, if any.
 func (s *Stub) Close() error {
 	s.server.Stop()
 	err := errors.Join(<-s.served, s.proxy.Close())
@@ -133,9 +132,8 @@ func (s *Stub) Close() error {
 	return err
 }
 
-// handle is the handler of every method there is. Requests are not decoded, so
-// that the stub's part in what a process uses stays small and the same for
-// every request.
+// handle handles every method. It does not decode requests, so that the stub's share
+// of a process's time is small, and equal for all requests.
 func (s *Stub) handle(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	var request frame
@@ -212,7 +210,7 @@ func (t *stubbed) read(stream grpc.ServerStream, request frame) error {
 	return nil
 }
 
-// within are the rows in a range.
+// within returns the rows in a range.
 func within(rows []stubbedRow, r *bigtablepb.RowRange) []stubbedRow {
 	before := func(key string, inclusive bool) int {
 		i, found := slices.BinarySearchFunc(rows, key, func(row stubbedRow, key string) int { return strings.Compare(row.key, key) })
@@ -237,7 +235,7 @@ func within(rows []stubbedRow, r *bigtablepb.RowRange) []stubbedRow {
 	return rows[from:max(from, to)]
 }
 
-// all are the rows of a scan, in order.
+// all returns the rows of a scan, in order.
 func (t *stubbed) all() []stubbedRow {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -248,7 +246,7 @@ func (t *stubbed) all() []stubbedRow {
 	return t.scan
 }
 
-// row is the ReadRowsResponse with one row.
+// row returns the ReadRowsResponse with one row.
 func (t *stubbed) row(key string) frame {
 	t.mu.RLock()
 	row := t.rows[key]
@@ -295,7 +293,7 @@ func (t *stubbed) encodeRow(key string) frame {
 	return encode(&answer)
 }
 
-// forward has the emulator answer.
+// forward sends a request to the emulator, and returns its answer.
 func (s *Stub) forward(stream grpc.ServerStream, method string, request frame) error {
 	ctx, cancel := context.WithCancel(outgoing(stream.Context()))
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -27,14 +27,14 @@ func TestStub(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := txnadmin.InitTable(ctx, admin, bt, "", txnadmin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
+	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
 		t.Fatal(err)
 	}
-	client, err := txn.NewClient(ctx, bt, txn.Config{Admin: admin, Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})
+	client, err := txn.NewClient(ctx, bt, txn.Config{Admin: btAdmin, Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestStub(t *testing.T) {
 	if err := client.Close(ctx); err != nil {
 		t.Error(err)
 	}
-	_, _, _ = bt.Close(), admin.Close(), conn.Close()
+	_, _, _ = bt.Close(), btAdmin.Close(), conn.Close()
 	if err := stub.Close(); err != nil {
 		t.Error(err)
 	}

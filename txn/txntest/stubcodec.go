@@ -15,7 +15,7 @@ import (
 // A frame is a message that is not decoded.
 type frame []byte
 
-// bytesCodec passes messages on as they are.
+// bytesCodec neither encodes nor decodes messages.
 type bytesCodec struct{}
 
 var _ encoding.CodecV2 = bytesCodec{}
@@ -47,8 +47,8 @@ func encode(m proto.Message) frame {
 	return b
 }
 
-// tableOf is the name of the table that a request to Bigtable is about: the end
-// of its field 1.
+// tableOf returns the name of the table of a request to Bigtable: the end of its
+// field 1.
 func tableOf(request frame) string {
 	names := field(request, 1)
 	if len(names) == 0 {
@@ -57,8 +57,8 @@ func tableOf(request frame) string {
 	return string(names[0][bytes.LastIndexByte(names[0], '/')+1:])
 }
 
-// field returns the values of a field that holds bytes, strings or messages;
-// only fields up to n are looked at, in the order in which Go encodes them.
+// field returns the values of field n, which contains bytes, strings or messages. It
+// reads fields up to n only, because Go encodes them in order.
 func field(message []byte, n protowire.Number) (values [][]byte) {
 	for len(message) > 0 {
 		num, kind, size := protowire.ConsumeTag(message)
@@ -82,7 +82,7 @@ func field(message []byte, n protowire.Number) (values [][]byte) {
 	return values
 }
 
-// number returns the value of a field that holds an integer.
+// number returns the value of field n, which contains an integer.
 func number(message []byte, n protowire.Number) uint64 {
 	for len(message) > 0 {
 		num, kind, size := protowire.ConsumeTag(message)
@@ -102,7 +102,7 @@ func number(message []byte, n protowire.Number) uint64 {
 	return 0
 }
 
-// outgoing passes a request's metadata on.
+// outgoing returns ctx with the metadata of the request that it belongs to.
 func outgoing(ctx context.Context) context.Context {
 	md, _ := metadata.FromIncomingContext(ctx)
 	md = md.Copy()

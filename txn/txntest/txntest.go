@@ -13,14 +13,20 @@
 //		…
 //	}
 //
-// With BIGTABLE_EMULATOR_HOST set, tests run against that emulator instead,
-// each in an instance of its own. Under the race detector the emulator inside
-// the process handles one request at a time, because it has races of its own;
-// one in another process (go tool emulator) shows more of yours.
+// [New] makes the environment. [NewFaults] drops, delays and duplicates requests, to
+// test what your program does if a network or a client fails. [StartEmulator] and
+// [StartStub] are for programs that are not tests.
 //
-// In a testing/synctest bubble, call New inside the bubble; time is virtual
-// then, and locks expire without anybody waiting. It needs the emulator inside
-// the process: see [Embedded].
+// If BIGTABLE_EMULATOR_HOST is set, tests use that emulator, each in an instance of
+// its own. Under the race detector the emulator inside the process handles one
+// request at a time, because it has races itself. An emulator in another process (go
+// tool emulator) finds more of the races of your program.
+//
+// In a testing/synctest bubble, call New inside the bubble. Time is virtual there, so
+// no test waits until a lock expires. This needs the emulator inside the process: see [Embedded].
+//
+// The package never connects to Cloud Bigtable. docs/testing.md describes the tests
+// of this library.
 package txntest
 
 import (
@@ -37,19 +43,19 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 
-	txnadmin "github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// An Env is an emulator with a client. Everything in it ends with the test.
+// An Env is an emulator with a client. The end of the test closes both.
 type Env struct {
 	// Client is a transaction client made with the Config given by
 	// [WithConfig].
 	Client *txn.Client
-	// Bigtable and Admin reach the same tables without transactions.
+	// Bigtable and Admin use the same tables without transactions.
 	Bigtable *bigtable.Client
 	Admin    *bigtable.AdminClient
-	// Project and Instance name what Bigtable and Admin are connected to.
+	// Project and Instance name the instance of all these clients.
 	Project, Instance string
 
 	t      testing.TB
@@ -68,36 +74,36 @@ type options struct {
 	shortcut *shortcut // nil without
 }
 
-// An Option changes what New makes.
+// An Option configures New.
 type Option func(*options)
 
-// WithConfig sets the configuration of Env.Client. Its Admin is filled in when
-// it is nil, so that tables are verified.
+// WithConfig sets the configuration of Env.Client. If its Admin is nil, New sets it, so
+// that the client verifies tables.
 func WithConfig(c txn.Config) Option { return func(o *options) { o.config = c } }
 
-// Embedded starts an emulator inside the process even when
-// BIGTABLE_EMULATOR_HOST is set.
+// Embedded starts an emulator inside the process even if BIGTABLE_EMULATOR_HOST is
+// set.
 func Embedded() Option { return func(o *options) { o.embedded = true } }
 
-// WithServerOptions passes options, interceptors for example, to the emulator
-// and implies [Embedded].
+// WithServerOptions passes options, for example interceptors, to the emulator. It
+// implies [Embedded].
 func WithServerOptions(opts ...grpc.ServerOption) Option {
 	return func(o *options) { o.server, o.embedded = append(o.server, opts...), true }
 }
 
-// WithDialOptions passes options, interceptors for example, to the connection
-// of Env.Client.
+// WithDialOptions passes options, for example interceptors, to the connection of
+// Env.Client.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(o *options) { o.dial = append(o.dial, opts...) }
 }
 
-// WithoutCheck leaves out the consistency check at the end, for tests that
-// damage the stored state on purpose.
+// WithoutCheck skips the consistency check at the end, for tests that damage the
+// stored state on purpose.
 func WithoutCheck() Option { return func(o *options) { o.unsafe = true } }
 
-// New starts an emulator and a client, and ends them with the test: first the
-// consistency check runs over every table that CreateTable made, and fails the
-// test on any violation; then everything is closed.
+// New starts an emulator and a client. At the end of the test it runs the consistency
+// check over every table that CreateTable or InitTable made, fails the test at a
+// violation, and closes everything.
 func New(t testing.TB, opts ...Option) *Env {
 	t.Helper()
 	e := &Env{t: t, Project: "test", Instance: "test-" + strings.ToLower(rand.Text()[:10])}
@@ -124,11 +130,11 @@ func New(t testing.TB, opts ...Option) *Env {
 			}
 		}
 	}
-	// Env.Bigtable and Env.Admin are for looking at the tables: no faults there.
+	// Env.Bigtable and Env.Admin are for inspecting the tables, so without faults.
 	e.Bigtable, e.Admin = e.Open()
 	ctx, cancel := e.context()
 	defer cancel()
-	if err := txnadmin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, txnadmin.TableSpec{Name: "scratch"}); err != nil {
+	if err := admin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, admin.TableSpec{Name: "scratch"}); err != nil {
 		t.Fatal(err)
 	}
 	e.Client = e.NewClient(e.opts.config, e.opts.dial...)
@@ -136,7 +142,7 @@ func New(t testing.TB, opts ...Option) *Env {
 	return e
 }
 
-// Open returns Bigtable clients over a connection of their own.
+// Open returns Bigtable clients over a new connection.
 func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient) {
 	e.t.Helper()
 	conn, err := e.dial(opts...)
@@ -145,29 +151,29 @@ func (e *Env) Open(opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminCl
 	}
 	ctx, cancel := e.context()
 	defer cancel()
-	bt, admin, err := Open(ctx, conn, e.Project, e.Instance)
+	bt, btAdmin, err := Open(ctx, conn, e.Project, e.Instance)
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(func() {
 		_ = bt.Close()
-		_ = admin.Close()
+		_ = btAdmin.Close()
 		_ = conn.Close()
 	})
-	return bt, admin
+	return bt, btAdmin
 }
 
-// Connect opens a bare connection to the emulator, for a dialer (see
-// [grpc.WithContextDialer]) that does something to it.
+// Connect opens a network connection to the emulator, for a dialer (see
+// [grpc.WithContextDialer]) that wraps it.
 func (e *Env) Connect(ctx context.Context) (net.Conn, error) { return e.conn(ctx) }
 
-// NewClient makes another client, as another process would, over a connection
-// of its own.
+// NewClient makes another client over a new connection, as another process would. If
+// cfg.Admin is nil, NewClient sets it.
 func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
 	e.t.Helper()
-	bt, admin := e.Open(opts...)
+	bt, btAdmin := e.Open(opts...)
 	if cfg.Admin == nil {
-		cfg.Admin = admin
+		cfg.Admin = btAdmin
 	}
 	ctx, cancel := e.context()
 	defer cancel()
@@ -176,8 +182,8 @@ func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(func() {
-		// A client with faults armed may have something left: that is what
-		// locks are for.
+		// A client with faults may fail to close. Then it leaves locks, as a dead
+		// client does.
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		_ = c.Close(ctx)
@@ -188,22 +194,22 @@ func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
 // CreateTable makes a transactional table.
 func (e *Env) CreateTable(name string, families ...string) {
 	e.t.Helper()
-	e.InitTable(txnadmin.TableSpec{Name: name, Families: families})
+	e.InitTable(admin.TableSpec{Name: name, Families: families})
 }
 
 // InitTable makes a transactional table from a full description.
-func (e *Env) InitTable(spec txnadmin.TableSpec) {
+func (e *Env) InitTable(spec admin.TableSpec) {
 	e.t.Helper()
 	ctx, cancel := e.context()
 	defer cancel()
-	if err := txnadmin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
+	if err := admin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
 		e.t.Fatal(err)
 	}
 	e.tables = append(e.tables, spec.Name)
 }
 
-// Oracle returns the oracle that the clients use by default: direct mode on
-// the deployment's metadata table.
+// Oracle returns an oracle like the clients' default one: direct mode on the
+// deployment's metadata table.
 func (e *Env) Oracle() *tso.Direct {
 	meta := e.opts.config.MetadataTable
 	if meta == "" {
@@ -214,20 +220,20 @@ func (e *Env) Oracle() *tso.Direct {
 	return o
 }
 
-// Check runs the consistency check now, over every table that CreateTable
-// made, and fails the test on a violation.
+// Check runs the consistency check over every table that CreateTable or InitTable made,
+// and fails the test at a violation.
 func (e *Env) Check() {
 	e.t.Helper()
-	bt, admin := e.Open()
+	bt, btAdmin := e.Open()
 	ctx, cancel := e.context()
 	defer cancel()
-	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: e.opts.config.MetadataTable, Oracle: e.opts.config.Oracle, Admin: admin, TokenTTL: -1})
+	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: e.opts.config.MetadataTable, Oracle: e.opts.config.Oracle, Admin: btAdmin, TokenTTL: -1})
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	defer func() { _ = c.Close(ctx) }()
 	for _, table := range e.tables {
-		for v, err := range txnadmin.Check(ctx, c, table, nil) {
+		for v, err := range admin.Check(ctx, c, table, nil) {
 			if err != nil {
 				e.t.Fatalf("consistency check of table %s: %v", table, err)
 			}

@@ -57,7 +57,7 @@ func TestEnvInVirtualTime(t *testing.T) {
 	})
 }
 
-// TestMetadataSteps tells the rows of the metadata table apart.
+// TestMetadataSteps: a request on the metadata table has the step of its row.
 func TestMetadataSteps(t *testing.T) {
 	env := txntest.New(t)
 	faults := txntest.NewFaults(t)

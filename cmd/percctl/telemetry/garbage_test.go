@@ -125,7 +125,7 @@ func (s *scene) interrupted() {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
 	if _, err := gc.Run(ctx, s.env.Client, gc.Config{Progress: func(p gc.Progress) {
-		if p.Phase == gc.Fence {
+		if p.Phase == gc.PhaseFence {
 			cancel()
 		}
 	}}); !errors.Is(err, context.Canceled) {
@@ -143,7 +143,7 @@ func (s *scene) lostLease() {
 	ended := make(chan error, 1)
 	go func() {
 		_, err := gc.Run(ctx, collector, gc.Config{Restart: true, Progress: func(p gc.Progress) {
-			if p.Phase == gc.Fence {
+			if p.Phase == gc.PhaseFence {
 				cut.Store(true)
 			}
 		}})

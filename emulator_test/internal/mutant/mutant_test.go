@@ -2,6 +2,9 @@ package mutant_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -34,6 +37,51 @@ func TestMutantsApply(t *testing.T) {
 		}
 	}
 }
+
+// TestRunsNameTests finds runs whose test was renamed or has moved to another package:
+// they run nothing.
+func TestRunsNameTests(t *testing.T) {
+	all, err := mutant.Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string][]string{} // by package
+	for _, m := range all {
+		for _, run := range m.Runs {
+			names, ok := tests[run.Package]
+			if !ok {
+				names = testsOf(t, run.Package)
+				tests[run.Package] = names
+			}
+			// The part for the test itself, without those for subtests. A slash in
+			// parentheses is not in use.
+			top, _, _ := strings.Cut(run.Tests, "/")
+			if re := regexp.MustCompile(top); !slices.ContainsFunc(names, re.MatchString) {
+				t.Errorf("mutant %s: no test of %s is named like %s", m.Name, run.Package, top)
+			}
+		}
+	}
+}
+
+func testsOf(t *testing.T, pkg string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pkg), "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range testFunc.FindAllSubmatch(b, -1) {
+			names = append(names, string(found[1]))
+		}
+	}
+	return names
+}
+
+var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
 func TestApply(t *testing.T) {
 	m := mutant.Mutant{Name: "m", Edits: []mutant.Edit{{File: "go.mod", Old: "module ", New: "nodule "}}}

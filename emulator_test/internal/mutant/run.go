@@ -54,7 +54,7 @@ type Runner struct {
 // rest are the packages whose tests run against a mutant of a package, after the
 // tests that the mutant names.
 var rest = map[string][]string{
-	"txn":    {"./txn", "./notify", "./emulator_test"},
+	"txn":    {"./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn", "./notify", "./emulator_test"},
 	"notify": {"./notify", "./emulator_test"},
 	"tso":    {"./tso", "./tso/server"},
 }
@@ -66,16 +66,12 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 		result.Verdict, result.Detail = Broken, err.Error()
 		return result
 	}
-	changed, err := m.Apply(r.Root)
-	if err != nil {
-		return broken(err)
-	}
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return broken(err)
 	}
 	defer os.RemoveAll(dir)
-	overlay, err := writeOverlay(dir, changed)
+	overlay, err := r.overlay(m, dir)
 	if err != nil {
 		return broken(err)
 	}
@@ -124,7 +120,33 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 	return result
 }
 
-func writeOverlay(dir string, changed map[string]string) (string, error) {
+// Compile builds the library with a mutant in it and runs no test. The error says
+// why the mutant is broken.
+func (r Runner) Compile(ctx context.Context, m Mutant) error {
+	dir, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	overlay, err := r.overlay(m, dir)
+	if err != nil {
+		return err
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-overlay", overlay, "./txn/...", "./notify/...", "./tso/...")
+	build.Dir = r.Root
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("it does not compile: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// overlay writes the files that a mutant changes to dir, and returns the path of the
+// list of them for go's -overlay flag.
+func (r Runner) overlay(m Mutant, dir string) (string, error) {
+	changed, err := m.Apply(r.Root)
+	if err != nil {
+		return "", err
+	}
 	replace := map[string]string{}
 	for path, text := range changed {
 		to := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))

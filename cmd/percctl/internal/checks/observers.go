@@ -34,7 +34,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 	}
 	registered := 0
 	for _, table := range env.Tables {
-		columns, err := changes.Observed(ctx, env.Client, table)
+		columns, err := changes.ObservedColumns(ctx, env.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 			continue // another check says so
 		}

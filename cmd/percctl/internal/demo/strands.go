@@ -101,7 +101,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 	for owner, died := range s.deaths {
 		states := map[lockID]txn.State{}
 		for id, l := range s.found[owner] {
-			status, err := admin.StatusOf(ctx, client, l.Primary, l.StartTS)
+			status, err := admin.TransactionStatus(ctx, client, l.Primary, l.StartTS)
 			if err != nil {
 				return 0, 0, err
 			}

@@ -162,7 +162,7 @@ func (o *runOptions) watchOver(ctx context.Context, s *session.Session) error {
 // last one, by any collector. One that was interrupted continues at once.
 func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration, error) {
 	st, err := gc.ReadStatus(ctx, s.Client())
-	if err != nil || st.Run.Phase != gc.Done {
+	if err != nil || st.Run.Phase != gc.PhaseDone {
 		return 0, err
 	}
 	return o.interval - time.Duration(st.Now-st.Run.UpdatedTS)*time.Microsecond, nil

@@ -96,7 +96,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 
 // Interrupted reports whether a run was interrupted and no collector continues it.
 func (st *status) Interrupted() bool {
-	return st.Lease == "" && (st.Run.Phase == gc.Fence || st.Run.Phase == gc.Collect)
+	return st.Lease == "" && (st.Run.Phase == gc.PhaseFence || st.Run.Phase == gc.PhaseCollect)
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
@@ -133,11 +133,11 @@ func (st *status) Facts() (facts [][2]string) {
 		add("published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
 	}
 	switch r := st.Run; r.Phase {
-	case gc.None:
+	case gc.PhaseNone:
 		add("last run", "none")
-	case gc.Done:
+	case gc.PhaseDone:
 		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
-	case gc.Fence:
+	case gc.PhaseFence:
 		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
 	default:
 		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
@@ -147,7 +147,7 @@ func (st *status) Facts() (facts [][2]string) {
 		}
 		add("position", at)
 	}
-	if r := st.Run; r.Phase != gc.None {
+	if r := st.Run; r.Phase != gc.PhaseNone {
 		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
 	}
 	if st.Lease == "" {

@@ -63,7 +63,7 @@ func (r *report) text(w io.Writer) error {
 	}
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "TABLE", "ROWS", "CHANGED", "VERSIONS", "DELETES", "MARKS", "DATA", "PLAIN", "CELLS", "BYTES", "SKIPPED")
-	row := func(name string, c gc.Table) {
+	row := func(name string, c gc.Counts) {
 		cells := []string{name}
 		for _, n := range []int64{c.Rows, c.RowsChanged, c.Versions, c.Deletes, c.Marks, c.Data, c.Plain, c.Cells, c.Bytes, c.RowsSkipped} {
 			cells = append(cells, strconv.FormatInt(n, 10))
@@ -109,9 +109,9 @@ func age(now, ts tso.Timestamp) string {
 func progress(s *session.Session) func(gc.Progress) {
 	return func(p gc.Progress) {
 		switch p.Phase {
-		case gc.Fence:
+		case gc.PhaseFence:
 			s.Progress.Set("waiting until every client knows the new safe point: %s left", cli.Duration(p.Left))
-		case gc.Locks:
+		case gc.PhaseLocks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:
 			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(int(p.Total.Rows), "row"), cli.Count(int(p.Total.Cells), "garbage cell"))

@@ -114,7 +114,7 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
 		locks := admin.Locks(ctx, s.Client(), table, rows)
 		if want.StartTS != 0 {
-			locks = admin.LocksOf(ctx, s.Client(), table, rows, want.StartTS)
+			locks = admin.TransactionLocks(ctx, s.Client(), table, rows, want.StartTS)
 		}
 		for l, err := range locks {
 			switch {
@@ -197,7 +197,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	var status txn.Status
 	err := s.Use(ctx, primary.Table)
 	if err == nil {
-		status, err = admin.StatusOf(ctx, s.Client(), primary, startTS)
+		status, err = admin.TransactionStatus(ctx, s.Client(), primary, startTS)
 	}
 	if ctx.Err() != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	if any != nil {
 		t.Owner, t.TraceParent, t.TraceID = cli.Line(any.Owner), cli.Line(any.TraceParent), traceID(any.TraceParent)
 		var e error
-		if t.token, e = admin.OwnerOf(ctx, s.Client(), any.Owner, now); e != nil {
+		if t.token, e = admin.ReadOwner(ctx, s.Client(), any.Owner, now); e != nil {
 			return nil, e
 		}
 		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID

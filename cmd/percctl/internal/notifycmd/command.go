@@ -64,12 +64,12 @@ func parseCell(arg string) (txn.Cell, error) {
 
 // observedColumn finds a cell's column in the registry. Exit status 3 where it
 // is not there.
-func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.Registration, error) {
+func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.ObservedColumn, error) {
 	return session.Observed(ctx, s, notify.Column{Table: cell.Table, Family: cell.Family, Qualifier: cell.Qualifier})
 }
 
 // checkRegistered says when a column has no such observer.
-func checkRegistered(col changes.Registration, id string) error {
+func checkRegistered(col changes.ObservedColumn, id string) error {
 	if !slices.Contains(col.Observers, id) {
 		return session.NotFoundf("no observer %q is registered for column %s of table %s; the registered ones are %s", id, col.Column, col.Table, strings.Join(col.Observers, ", "))
 	}

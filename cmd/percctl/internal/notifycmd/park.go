@@ -152,7 +152,7 @@ func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *change
 		return err
 	}
 	if len(o.others(seen)) == 0 {
-		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.Known()}
+		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.KnownUpTo()}
 		for id := range seen.Failures {
 			cleared.Failures = append(cleared.Failures, id)
 		}

@@ -78,7 +78,7 @@ Exit status 3: the cell has no dead letter of the observer.`,
 			if o.chosen.observer == "" {
 				return cli.Usagef("no observer: add --observer ID")
 			}
-			return o.Run(cmd, session.Changes, o.apply("drop", "dropped", changes.DropDeadLetter))
+			return o.Run(cmd, session.Changes, o.apply("drop", "dropped", changes.Drop))
 		},
 	}
 	o.add(cmd, s, session.PointTimeout, "id of the observer; required")

@@ -108,7 +108,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	}
 	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
 	col := txn.Column{Family: o.column.Family, Qualifier: o.column.Qualifier}
-	observed, err := changes.Observed(ctx, s.Client(), o.column.Table)
+	observed, err := changes.ObservedColumns(ctx, s.Client(), o.column.Table)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(observed, func(c changes.Registration) bool { return slices.Contains(c.Observers, o.id) })
+	i := slices.IndexFunc(observed, func(c changes.ObservedColumn) bool { return slices.Contains(c.Observers, o.id) })
 	if i < 0 {
 		return session.NotFoundf("table %s has no observer %q; percctl observer list %s shows the registered ones", o.table, o.id, o.table)
 	}
@@ -202,7 +202,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 }
 
 // survey counts what is pending for the observer, and its workers.
-func (o *editOptions) survey(ctx context.Context, s *session.Session, col changes.Registration, e *edited) error {
+func (o *editOptions) survey(ctx context.Context, s *session.Session, col changes.ObservedColumn, e *edited) error {
 	b := &observer{Observer: o.id}
 	k := key{o.table, col.Column, o.id}
 	want := &Want{}

@@ -29,34 +29,34 @@ func ParseTableColumn(s string) (notify.Column, error) {
 
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
-func Observed(ctx context.Context, s *Session, col notify.Column) (changes.Registration, error) {
-	all, err := changes.Observed(ctx, s.Client(), col.Table)
+func Observed(ctx context.Context, s *Session, col notify.Column) (changes.ObservedColumn, error) {
+	all, err := changes.ObservedColumns(ctx, s.Client(), col.Table)
 	if err != nil {
-		return changes.Registration{}, err
+		return changes.ObservedColumn{}, err
 	}
 	for _, o := range all {
 		if o.Column.Family == col.Family && o.Column.Qualifier == col.Qualifier {
 			return o, nil
 		}
 	}
-	return changes.Registration{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
+	return changes.ObservedColumn{}, NotFoundf("column %s has no observer; percctl observer list shows the registered ones", col)
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the
 // deployment where none is named.
-func AllObserved(ctx context.Context, s *Session, tables ...string) ([]changes.Registration, error) {
+func AllObserved(ctx context.Context, s *Session, tables ...string) ([]changes.ObservedColumn, error) {
 	if len(tables) == 0 {
 		var err error
 		if tables, err = admin.Tables(ctx, s.Client()); err != nil {
 			return nil, err
 		}
 	}
-	var all []changes.Registration
+	var all []changes.ObservedColumn
 	for _, t := range tables {
 		if err := s.Use(ctx, t); err != nil {
 			return nil, err
 		}
-		cols, err := changes.Observed(ctx, s.Client(), t)
+		cols, err := changes.ObservedColumns(ctx, s.Client(), t)
 		if err != nil {
 			return nil, err
 		}

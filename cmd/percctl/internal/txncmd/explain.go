@@ -80,7 +80,7 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	status, err := admin.StatusOf(ctx, s.Client(), o.primary, o.startTS)
+	status, err := admin.TransactionStatus(ctx, s.Client(), o.primary, o.startTS)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	var order []txn.Cell
 	var locks []txn.Lock
 	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
-		for v, err := range admin.VersionsOf(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
+		for v, err := range admin.TransactionVersions(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
 			if err != nil {
 				return err
 			}

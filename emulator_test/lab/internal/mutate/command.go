@@ -25,14 +25,15 @@ import (
 )
 
 type options struct {
-	only   string
-	list   bool
-	part   bool
-	seed   uint64
-	budget time.Duration
-	limit  time.Duration
-	output string
-	file   string
+	only    string
+	list    bool
+	compile bool
+	part    bool
+	seed    uint64
+	budget  time.Duration
+	limit   time.Duration
+	output  string
+	file    string
 }
 
 // NewCmd returns the mutate command.
@@ -48,6 +49,7 @@ not change the source.`,
 		Example: `  lab mutate
   lab mutate --only 'tso|marker'
   lab mutate --part --budget 60s     # a part that changes daily
+  lab mutate --compile               # after a change of the library: no test runs
   lab mutate --list`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
@@ -55,6 +57,7 @@ not change the source.`,
 	f := cmd.Flags()
 	f.StringVar(&o.only, "only", "", "run only mutants whose names match this `regexp`")
 	f.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
+	f.BoolVar(&o.compile, "compile", false, "compile the library with each mutant and run no tests")
 	f.BoolVar(&o.part, "part", false, "run mutants in an order that --seed decides, until --budget is used up")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of the order of --part (default: changes daily)")
 	f.DurationVar(&o.budget, "budget", time.Minute, "how long --part may take, about")
@@ -86,6 +89,9 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 			fmt.Fprintf(stdout, "%s\t%s\n", m.Name, m.Why)
 		}
 		return nil
+	}
+	if o.compile {
+		return compile(ctx, root, mutants, stderr)
 	}
 	if o.part {
 		if o.seed == 0 {
@@ -135,6 +141,26 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	fmt.Fprintf(stderr, "%d of %d caught in %v\n", len(results)-bad, len(results), time.Since(began).Round(time.Second))
 	if bad > 0 {
 		return fmt.Errorf("%d mutants survived or are broken", bad)
+	}
+	return nil
+}
+
+// compile finds the mutants that are broken.
+func compile(ctx context.Context, root string, mutants []mutant.Mutant, stderr io.Writer) error {
+	broken := 0
+	for _, m := range mutants {
+		err := mutant.Runner{Root: root}.Compile(ctx, m)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err != nil {
+			broken++
+			fmt.Fprintf(stderr, "%s: %v\n", m.Name, err)
+		}
+	}
+	fmt.Fprintf(stderr, "%d of %d compile\n", len(mutants)-broken, len(mutants))
+	if broken > 0 {
+		return fmt.Errorf("%d mutants are broken", broken)
 	}
 	return nil
 }

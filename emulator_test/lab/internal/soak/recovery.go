@@ -44,7 +44,7 @@ func probe(ctx context.Context, e *episode, died time.Time, open []history.Recor
 }
 
 func isLocked(ctx context.Context, c *txn.Client, cell txn.Cell, startTS int64) bool {
-	for l, err := range admin.LocksOf(ctx, c, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
+	for l, err := range admin.TransactionLocks(ctx, c, cell.Table, bigtable.RowList{cell.Row}, tso.Timestamp(startTS)) {
 		if err == nil && l.Cell == cell {
 			return true
 		}

@@ -344,7 +344,7 @@ func newClient(ctx context.Context, bt *bigtable.Client, cfg txn.Config) (*txn.C
 func observe(ctx context.Context, w *notify.Worker, send func(message)) {
 	for ctx.Err() == nil {
 		err := w.Run(ctx)
-		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, changes.ErrObserver) {
+		if errors.Is(err, txn.ErrInvalid) || errors.Is(err, changes.ErrRegistration) {
 			send(message{Problem: fmt.Sprintf("observers: %v", err)})
 			return
 		}

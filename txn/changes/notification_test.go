@@ -1,8 +1,7 @@
-package txn_test
+package changes_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,7 +10,6 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 
@@ -31,6 +29,28 @@ func newObservedTable(t *testing.T, opts ...txntest.Option) *txntest.Env {
 		t.Fatal(err)
 	}
 	return env
+}
+
+func set(table, row string) func(context.Context, *txn.Txn) error {
+	return func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(table).Set(row, "f", "q", []byte("v"))
+		return nil
+	}
+}
+
+// wantError checks an error's kind, and that its text names what was wrong and how
+// to repair it.
+func wantError(t *testing.T, err, is error, says ...string) {
+	t.Helper()
+	if !errors.Is(err, is) {
+		t.Errorf("error is %v; want %v", err, is)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("error %q does not say %q", err, s)
+		}
+	}
 }
 
 func observe(t *testing.T, tx *txn.Txn) *changes.Observation {
@@ -56,7 +76,7 @@ func TestObserve(t *testing.T) {
 		t.Cleanup(tx.Rollback)
 		return tx
 	}
-	if o := observe(t, begin()); o.ChangeTS != 0 || o.Pending("o") || !o.Settled() || len(o.Triggers) != 0 {
+	if o := observe(t, begin()); o.ChangeTS != 0 || o.Pending("o") || !o.Acknowledged() || len(o.Triggers) != 0 {
 		t.Errorf("before any change: %+v", o)
 	}
 	changed, err := c.Update(ctx, set("t", "r"))
@@ -66,7 +86,7 @@ func TestObserve(t *testing.T) {
 	a, b := begin(), begin()
 	for _, tx := range []*txn.Txn{a, b} {
 		o := observe(t, tx)
-		if o.ChangeTS != changed || !o.Pending("o") || o.Settled() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
+		if o.ChangeTS != changed || !o.Pending("o") || o.Acknowledged() || len(o.Triggers) != 1 || o.Triggers[0].TS != changed {
 			t.Errorf("after a change: %+v", o)
 		}
 		changes.Acknowledge(tx, o, "o")
@@ -100,72 +120,6 @@ func TestObserve(t *testing.T) {
 	}
 	if o := observe(t, begin()); !o.Pending("o") || len(o.Triggers) != 1 || o.Triggers[0].TS != later {
 		t.Errorf("after the next change: %+v", o)
-	}
-}
-
-// TestCheckOfAcknowledgments damages acknowledgments; the consistency check says
-// of each what is wrong.
-func TestCheckOfAcknowledgments(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		damage func(t *testing.T, env *txntest.Env, first, second *txn.Txn)
-		says   string
-	}{
-		{"none", func(*testing.T, *txntest.Env, *txn.Txn, *txn.Txn) {}, ""},
-		{"above its own start", func(t *testing.T, env *txntest.Env, _, second *txn.Txn) {
-			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(second.StartTS()+1)))
-		}, "by a transaction that started at"},
-		{"goes back", func(t *testing.T, env *txntest.Env, first, second *txn.Txn) {
-			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(first.StartTS()-1)))
-		}, "after the one at"},
-		{"the same twice", func(t *testing.T, env *txntest.Env, first, second *txn.Txn) {
-			setAck(t, env, second.StartTS(), binary.BigEndian.AppendUint64(nil, uint64(first.StartTS())))
-		}, "after the one at"},
-		{"of another length", func(t *testing.T, env *txntest.Env, first, _ *txn.Txn) {
-			setAck(t, env, first.StartTS(), []byte("x"))
-		}, "1 bytes instead of 8"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			env := newObservedTable(t, txntest.WithoutCheck())
-			var runs []*txn.Txn
-			for range 2 {
-				if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
-					t.Fatal(err)
-				}
-				tx, err := env.Client.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				changes.Acknowledge(tx, observe(t, tx), "o")
-				if _, err := tx.Commit(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				runs = append(runs, tx)
-			}
-			tt.damage(t, env, runs[0], runs[1])
-			n := 0
-			for v, err := range admin.Check(t.Context(), env.Client, "t", nil) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				n++
-				if v.Rule != admin.RuleAck || !strings.Contains(v.Detail, tt.says) {
-					t.Errorf("found %v, want %q", v, tt.says)
-				}
-			}
-			if (n > 0) != (tt.says != "") {
-				t.Errorf("%d violations", n)
-			}
-		})
-	}
-}
-
-func setAck(t *testing.T, env *txntest.Env, startTS tso.Timestamp, value []byte) {
-	t.Helper()
-	m := bigtable.NewMutation()
-	m.Set(format.AckFamily, "f:q/o", startTS.Cell(), value)
-	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -205,7 +159,7 @@ func TestBrokenNotifications(t *testing.T) {
 	if n < 5 {
 		t.Errorf("%d violations of 5", n)
 	}
-	// The observer of that cell does not run before it is mended.
+	// The observer of that cell does not run before it is repaired.
 	tx, err := env.Client.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -241,13 +195,13 @@ func TestDeadLetterIdentity(t *testing.T) {
 	}
 	first := park("first")
 	second := park("second")
-	if err := changes.DropDeadLetter(ctx, env.Client, first); err != nil {
+	if err := changes.Drop(ctx, env.Client, first); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 1 || all[0].Error != "second" {
 		t.Errorf("letters after the first was dropped: %+v", all)
 	}
-	if err := changes.DropDeadLetter(ctx, env.Client, second); err != nil {
+	if err := changes.Drop(ctx, env.Client, second); err != nil {
 		t.Fatal(err)
 	}
 	if all := letters(); len(all) != 0 {
@@ -274,7 +228,7 @@ func TestRegistrations(t *testing.T) {
 		})
 	}
 	all.Wait()
-	cols, err := changes.Observed(ctx, env.Client, "t")
+	cols, err := changes.ObservedColumns(ctx, env.Client, "t")
 	if err != nil || len(cols) != 4 {
 		t.Fatalf("%+v, %v", cols, err)
 	}
@@ -286,8 +240,8 @@ func TestRegistrations(t *testing.T) {
 	reg := func(family, qualifier, id string, weak bool) error {
 		return changes.RegisterObserver(ctx, env.Client, "t", txn.Column{Family: family, Qualifier: qualifier}, id, weak)
 	}
-	wantError(t, reg("f", "q1", "o0", false), changes.ErrObserver, "o0", "f:q0", "UnregisterObserver")
-	wantError(t, reg("f", "q0", "new", true), changes.ErrObserver, "strong notifications")
+	wantError(t, reg("f", "q1", "o0", false), changes.ErrRegistration, "o0", "f:q0", "UnregisterObserver")
+	wantError(t, reg("f", "q0", "new", true), changes.ErrRegistration, "strong notifications")
 	wantError(t, reg("g", "q0", "new", false), txn.ErrSchema, `"g"`)
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)

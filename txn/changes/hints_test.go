@@ -1,4 +1,4 @@
-package txn_test
+package changes_test
 
 import (
 	"context"
@@ -18,8 +18,8 @@ type hintingOracle struct {
 	*tso.MemoryHints
 }
 
-// What a process commits and does not look after itself is hinted to another
-// one; what it does look after is not.
+// What a process commits and does not handle itself is hinted to another process.
+// What it does handle is not.
 func TestHintsBetweenProcesses(t *testing.T) {
 	oracle := hintingOracle{tso.NewLocal(tso.LocalConfig{}), tso.NewMemoryHints()}
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
@@ -35,7 +35,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- changes.SubscribeNotifications(ctx, worker, []changes.Registration{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
+		done <- changes.SubscribeHints(ctx, worker, []changes.ObservedColumn{{Table: "accounts", Column: observed}}, func(c txn.Cell) { hinted <- c })
 	}()
 	write := func(row string) {
 		t.Helper()

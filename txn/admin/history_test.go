@@ -1,4 +1,4 @@
-package txn_test
+package admin_test
 
 import (
 	"context"
@@ -129,7 +129,7 @@ func TestHistory(t *testing.T) {
 		t.Fatalf("commit of a killed client: %v", err)
 	}
 	primary := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
-	for state := txn.StateLocked; state == txn.StateLocked; { // until the millisecond of its ttl is over
+	for state := txn.StateLocked; state == txn.StateLocked; { // until its ttl of a millisecond has expired
 		s, err := admin.Resolve(ctx, env.Client, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 	of := func(startTS, commitTS tso.Timestamp) string {
 		t.Helper()
 		var versions []admin.Version
-		for v, err := range admin.VersionsOf(ctx, env.Client, "a", nil, startTS, commitTS) {
+		for v, err := range admin.TransactionVersions(ctx, env.Client, "a", nil, startTS, commitTS) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -205,7 +205,7 @@ s3 f:seen lock put start=s3 primary=a/r/f:q
 	if got := of(tx.StartTS(), 0); got != dead {
 		t.Errorf("the dead transaction:\n%s\nwant:\n%s", got, dead)
 	}
-	for range admin.VersionsOf(ctx, env.Client, "a", nil, first.StartTS(), c1) {
+	for range admin.TransactionVersions(ctx, env.Client, "a", nil, first.StartTS(), c1) {
 		break // ends the read
 	}
 	if !slices.Equal(dump(t, env, "a"), before) {
@@ -227,7 +227,7 @@ func TestHistoryOfNothing(t *testing.T) {
 	if _, err := admin.History(ctx, env.Client, "b", "r"); !errors.Is(err, txn.ErrNotInitialized) {
 		t.Errorf("no table: %v", err)
 	}
-	for _, err := range admin.VersionsOf(ctx, env.Client, "b", nil, 1, 2) {
+	for _, err := range admin.TransactionVersions(ctx, env.Client, "b", nil, 1, 2) {
 		if !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("no table: %v", err)
 		}
@@ -246,18 +246,18 @@ func TestOwnerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := admin.OwnerOf(ctx, env.Client, env.Client.Owner(), now)
+	got, err := admin.ReadOwner(ctx, env.Client, env.Client.Owner(), now)
 	if err != nil || got.State != admin.OwnerFresh || got.ExpiresTS <= now || got.StartedTS >= now || got.PID == 0 {
 		t.Errorf("a client that runs: %+v, %v", got, err)
 	}
 	// Exactly at its expiry it is stale, as Resolve judges it.
 	for at, want := range map[tso.Timestamp]admin.OwnerState{got.ExpiresTS - 1: admin.OwnerFresh, got.ExpiresTS: admin.OwnerStale} {
-		if s, err := admin.OwnerOf(ctx, env.Client, env.Client.Owner(), at); err != nil || s.State != want {
+		if s, err := admin.ReadOwner(ctx, env.Client, env.Client.Owner(), at); err != nil || s.State != want {
 			t.Errorf("at %d, expiring at %d: %+v, %v; want %s", at, got.ExpiresTS, s, err, want)
 		}
 	}
 	for _, owner := range []string{"", "nobody"} {
-		if s, err := admin.OwnerOf(ctx, env.Client, owner, now); err != nil || s != (admin.OwnerStatus{State: admin.OwnerMissing}) {
+		if s, err := admin.ReadOwner(ctx, env.Client, owner, now); err != nil || s != (admin.OwnerStatus{State: admin.OwnerMissing}) {
 			t.Errorf("owner %q: %+v, %v", owner, s, err)
 		}
 	}

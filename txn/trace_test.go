@@ -2,22 +2,15 @@ package txn_test
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-
-	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A rerun is told to the caller's span, and leads to the attempt before.
@@ -109,71 +102,4 @@ func names(spans []sdktrace.ReadOnlySpan) []string {
 		all = append(all, s.Name())
 	}
 	return all
-}
-
-// What an operator calls is traced without a caller's span, too.
-func TestTraceOfOperatorsCalls(t *testing.T) {
-	recorder, provider := recording()
-	cfg := txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond}
-	env := newTraced(t, cfg)
-	faults := txntest.NewFaults(t)
-	commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
-	ctx, cancel := context.WithCancel(t.Context())
-	ctx, victim := provider.Tracer("test").Start(ctx, "victim")
-	dying := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond, TracerProvider: provider}, faults.DialOptions()...)
-	tx, err := dying.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tx.Table("accounts").Set("bob", "bal", "usd", nil)
-	go func() {
-		<-commit.Fired()
-		faults.Kill()
-		cancel()
-	}()
-	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrUndetermined) {
-		t.Fatalf("%v, want an undetermined commit", err)
-	}
-	recorder.Reset()
-
-	cfg.TracerProvider = provider
-	operator := env.NewClient(cfg)
-	var primary txn.Cell
-	for l, err := range admin.Locks(t.Context(), operator, "accounts", nil) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		primary = l.Primary
-	}
-	recorder.Reset()
-	for locks := 1; locks > 0; { // until its ttl is over
-		var s txn.Status
-		if s, locks, err = admin.ResolveTransaction(t.Context(), operator, primary, tx.StartTS()); err != nil {
-			t.Fatal(err)
-		}
-		if s.State == txn.StateRolledBack {
-			break
-		}
-		recorder.Reset()
-	}
-	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool {
-		return s.Name() == "timestamp" || s.Name() == "reserve timestamps"
-	})
-	// The list of locks is the caller's while it lasts.
-	want := `resolve transaction locks=1 lock.action=rolled back
-  list locks accounts locks=1
-  resolve lock accounts lock.action=rolled back links=1
-  list locks scratch locks=0
-`
-	if diff := cmp.Diff(want, tree(spans, trace.SpanID{}, "")); diff != "" {
-		t.Error(diff)
-	}
-	for _, s := range spans {
-		for _, l := range s.Links() {
-			if l.SpanContext.TraceID() != victim.SpanContext().TraceID() {
-				t.Errorf("%s is linked to trace %v, not to the owner's", s.Name(), l.SpanContext.TraceID())
-			}
-		}
-	}
-	victim.End()
 }

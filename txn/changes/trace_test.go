@@ -1,4 +1,4 @@
-package txn_test
+package changes_test
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A transaction with TraceLater is in no trace while it looks; Trace begins its
-// span as of its beginning, and a lock that is met does too.
+// A transaction with TraceLater is in no trace while it only reads. StartTrace begins
+// its span with the time of its beginning, and so does a lock that it finds.
 func TestTraceLater(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
@@ -33,9 +33,9 @@ func TestTraceLater(t *testing.T) {
 		ctx, _ = provider.Tracer("test").Start(ctx, "begun later", trace.WithNewRoot())
 		return ctx
 	}
-	look := func() *txn.Txn {
+	check := func() *txn.Txn {
 		t.Helper()
-		tx, err := c.Begin(ctx, txn.Named("look"), changes.TraceLater(begin))
+		tx, err := c.Begin(ctx, txn.Named("check"), changes.TraceLater(begin))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,32 +55,32 @@ func TestTraceLater(t *testing.T) {
 		return nil
 	}
 
-	look().Rollback()
+	check().Rollback()
 	if n := len(recorder.Started()); n != 0 {
-		t.Fatalf("a look that found nothing began %d spans, the first is %q", n, recorder.Started()[0].Name())
+		t.Fatalf("a transaction that found nothing began %d spans, the first is %q", n, recorder.Started()[0].Name())
 	}
 
 	before := time.Now()
-	tx := look()
+	tx := check()
 	between := time.Now()
-	here := changes.Trace(ctx, tx)
+	here := changes.StartTrace(ctx, tx)
 	tx.Table("docs").Set("row", "d", "out", []byte("x"))
 	if _, err := tx.Commit(here); err != nil {
 		t.Fatal(err)
 	}
-	transaction, parent := named("transaction look"), trace.SpanContextFromContext(here)
-	for name, want := range map[string]trace.SpanContext{"transaction look": parent, "timestamp": transaction.SpanContext(), "read docs": transaction.SpanContext(), "commit": transaction.SpanContext()} {
+	transaction, parent := named("transaction check"), trace.SpanContextFromContext(here)
+	for name, want := range map[string]trace.SpanContext{"transaction check": parent, "timestamp": transaction.SpanContext(), "read docs": transaction.SpanContext(), "commit": transaction.SpanContext()} {
 		if s := named(name); s.Parent().SpanID() != want.SpanID() || s.SpanContext().TraceID() != parent.TraceID() {
 			t.Errorf("span %q is below %v in trace %v, want %v in %v", name, s.Parent().SpanID(), s.SpanContext().TraceID(), want.SpanID(), parent.TraceID())
 		}
 	}
-	for _, name := range []string{"transaction look", "timestamp", "read docs"} {
+	for _, name := range []string{"transaction check", "timestamp", "read docs"} {
 		if s := named(name); s.StartTime().Before(before) || s.StartTime().After(between) {
-			t.Errorf("span %q began at %v; the look was from %v to %v", name, s.StartTime(), before, between)
+			t.Errorf("span %q began at %v; the transaction observed from %v to %v", name, s.StartTime(), before, between)
 		}
 	}
 	if end := named("read docs").EndTime(); end.After(between) {
-		t.Errorf("the read ended at %v, after the look, %v", end, between)
+		t.Errorf("the read ended at %v, after Observe returned, %v", end, between)
 	}
 	if values := spanAttributes(transaction); values["percolator.start_ts"] != tx.StartTS().String() {
 		t.Errorf("the transaction's attributes are %v, its start_ts is %d", values, tx.StartTS())
@@ -103,12 +103,12 @@ func TestTraceLater(t *testing.T) {
 	faults.Kill()
 	cancel()
 	<-committed
-	look().Rollback()
+	check().Rollback()
 	s := named("resolve lock docs")
 	if len(s.Links()) != 1 || s.Parent().SpanID() != named("read docs").SpanContext().SpanID() {
 		t.Errorf("the resolution has %d links and parent %v, want the lock's owner and the read", len(s.Links()), s.Parent().SpanID())
 	}
-	if read, tx := named("read docs"), named("transaction look"); read.Parent().SpanID() != tx.SpanContext().SpanID() || !tx.Parent().IsValid() {
+	if read, tx := named("read docs"), named("transaction check"); read.Parent().SpanID() != tx.SpanContext().SpanID() || !tx.Parent().IsValid() {
 		t.Error("the read is not below the transaction, and that not below what was begun for it")
 	}
 }

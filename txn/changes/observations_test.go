@@ -1,4 +1,4 @@
-package txn_test
+package changes_test
 
 import (
 	"context"
@@ -73,7 +73,7 @@ func TestObservations(t *testing.T) {
 			}
 			acknowledge("half", changes.Observation{}, observers[0])
 			acknowledge("done", changes.Observation{}, observers...)
-			acknowledge("dropped", *look(t, c, cell("dropped", strong)), observers[0]) // an ack below its own start_ts
+			acknowledge("dropped", *observeAlone(t, c, cell("dropped", strong)), observers[0]) // an ack below its own start_ts
 			if err := changes.SetFailure(ctx, c, cell("changed", strong), observers[1], format.Failure{ChangeTS: 7, Attempts: 2, Error: "no"}); err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestObservations(t *testing.T) {
 					t.Fatal(err)
 				}
 				rows = append(rows, o.Cell.Row)
-				want := look(t, c, o.Cell)
+				want := observeAlone(t, c, o.Cell)
 				if want.Acks == nil {
 					want.Acks = map[string]tso.Timestamp{}
 				}
@@ -98,8 +98,8 @@ func TestObservations(t *testing.T) {
 	}
 }
 
-// look is what a transaction observes.
-func look(t *testing.T, c *txn.Client, cell txn.Cell) *changes.Observation {
+// observeAlone returns what a new transaction observes.
+func observeAlone(t *testing.T, c *txn.Client, cell txn.Cell) *changes.Observation {
 	t.Helper()
 	tx, err := c.Begin(t.Context())
 	if err != nil {
@@ -132,7 +132,7 @@ func TestObservationsOfLocked(t *testing.T) {
 	if err := changes.RegisterObserver(ctx, c, "docs", col, "a", false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Update(ctx, set2(cell)); err != nil {
+	if _, err := c.Update(ctx, setCell(cell)); err != nil {
 		t.Fatal(err)
 	}
 	var first *changes.Observation
@@ -172,7 +172,7 @@ func TestObservationsOfLocked(t *testing.T) {
 	}
 }
 
-func set2(cell txn.Cell) func(context.Context, *txn.Txn) error {
+func setCell(cell txn.Cell) func(context.Context, *txn.Txn) error {
 	return func(_ context.Context, tx *txn.Txn) error {
 		tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, []byte("v"))
 		return nil

@@ -17,68 +17,66 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// An Observation is what a transaction finds when it looks at an observed cell:
-// whether there is a change that an observer has not acknowledged (paper §2.4,
-// design §7).
+// An Observation is the state of an observed cell at one timestamp: its newest
+// change, and which observers have acknowledged it (paper §2.4).
 type Observation struct {
 	Cell format.Cell
-	// StartTS of the transaction that looked: what the observation is good for,
-	// and what an acknowledgment will say.
+	// StartTS is the start_ts of the observing transaction. The observation holds
+	// at that timestamp, and an acknowledgment will say it.
 	StartTS tso.Timestamp
-	// ChangeTS is the commit_ts of the cell's newest change, a put or delete;
-	// on a column for weak notifications, the timestamp of the newest
-	// notification. 0: the cell never changed. A value from before the table was
-	// adopted counts as a change at 1.
+	// ChangeTS is the commit_ts of the cell's newest put or delete. In a column for
+	// weak notifications it is the timestamp of the newest notification. It is 0 if
+	// the cell never changed, and 1 for a value from before the table's adoption.
 	ChangeTS tso.Timestamp
-	// Weak: the column is for weak notifications.
+	// Weak says that the column is for weak notifications.
 	Weak bool
-	// Observers that are registered for the column, in order of their ids.
+	// Observers are the ids of the column's registered observers, sorted.
 	Observers []string
-	// Acks holds, by observer, the start_ts of its last successful run.
+	// Acks are the start_ts of the last successful runs, by observer.
 	Acks map[string]tso.Timestamp
-	// Triggers are the cell's notifications up to StartTS, oldest first. Changes
-	// whose notify cells are there collapse into one run.
+	// Triggers are the cell's notifications up to StartTS, oldest first. One run
+	// handles all of these changes.
 	Triggers []format.Trigger
-	// Failures holds, by observer, what became of its last run, where that was
-	// no success.
+	// Failures are the failures of the last runs, by observer.
 	Failures map[string]format.Failure
-	// Locked is set by [Client.Observations] alone: a transaction that writes the
-	// cell or acknowledges it is under way, or its client died in the middle.
+	// Locked is set by [Observations] alone: a transaction that writes or
+	// acknowledges the cell has not ended, or its client died.
 	Locked bool
 
-	// writer is where the change's transaction started and has its primary.
+	// writer is the write record of the newest change.
 	writer format.WriteRecord
 }
 
-// Pending reports whether observer has not acknowledged the newest change.
+// Pending reports whether the observer has not acknowledged the newest change.
 func (o *Observation) Pending(observer string) bool { return o.ChangeTS > o.Acks[observer] }
 
-// Known is the timestamp up to which all notifications of the cell were there to
-// be seen: what is said of the newest change holds for them, so that they may be
-// removed when it has been dealt with. Of a written column, that is StartTS. A weak
-// notification is written at the commit_ts of its transaction, some time after
-// that was taken: one below StartTS may still be on its way, to a cell whose
-// observer ran before. What is on its way below the newest one that was seen does
-// not matter: the run for that one waits for the locks of its transaction.
-func (o *Observation) Known() tso.Timestamp {
+// KnownUpTo is the timestamp up to which the observation has seen all
+// notifications of the cell. Once every observer has acknowledged the newest change,
+// the notifications up to there may be removed. In a written column it is StartTS.
+// In a column for weak notifications it is the newest notification that was seen: a
+// client stores a weak notification at the commit_ts of its transaction, but some
+// time after it got that timestamp, so one below StartTS may not have arrived yet.
+// One that arrives below the newest seen notification does not matter, because the
+// run for the newest one waits for the locks of its transaction.
+func (o *Observation) KnownUpTo() tso.Timestamp {
 	if o.Weak {
 		return o.ChangeTS
 	}
 	return o.StartTS
 }
 
-// Settled reports whether every registered observer has acknowledged the newest
-// change, so that the notifications up to Known may be removed.
-func (o *Observation) Settled() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
+// Acknowledged reports whether every registered observer has acknowledged the
+// newest change, so that the notifications up to KnownUpTo may be removed.
+func (o *Observation) Acknowledged() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }
 
-// Observe reads, in one request, everything that decides whether observers of a
-// cell have to run: its newest change, their acknowledgments, and the
-// notifications. Like every read it waits for locks, and like every read it is
-// of the state at the transaction's start timestamp. The cell's own value is
-// read along, and [View.Get] does not ask for it again.
+// Observe reads everything that decides whether the observers of a cell must run:
+// its newest change, their acknowledgments, and the notifications. It takes one
+// request. Like every read of the transaction it shows the state at the start
+// timestamp, and waits for locks. It also reads the cell's value, so that a Get of
+// the cell makes no request.
 //
-// The transaction counts from then on as caused by the notifications that were
-// found, see [Lock.Hops].
+// From then on the notifications count as the cause of the transaction: its own
+// notifications carry one hop more. Observe fails as a Get would.
 func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, error) {
 	if err := format.CheckCell(cell); err != nil {
 		return nil, err
@@ -111,7 +109,7 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 	return o, nil
 }
 
-// read fills in what is stored, for o.Observers, and returns the cell's value.
+// read reads the stored state for o.Observers, and returns the cell's value.
 func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store.Table) (value []byte, present bool, err error) {
 	sel := store.Selection{Columns: []format.Column{o.Cell.Column()}}
 	for _, id := range o.Observers {
@@ -124,32 +122,41 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	if err != nil {
 		return nil, false, err
 	}
-	if err := o.triggers(raw); err != nil {
+	if err := o.setTriggers(raw); err != nil {
 		return nil, false, err
 	}
-	if err := o.acks(row); err != nil {
+	if err := o.setAcks(row); err != nil {
 		return nil, false, err
 	}
 	item, present := format.FindItem(row[o.Cell.Family], key)
-	if o.Weak {
-		if n := len(o.Triggers); n > 0 {
-			o.ChangeTS = o.Triggers[n-1].TS
-		}
-		return item.Value, present, nil
-	}
-	if w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+key); ok {
-		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err != nil {
-			return nil, false, err
-		}
-		o.ChangeTS = o.writer.CommitTS
-	} else if present {
-		o.ChangeTS = 1
+	if err := o.setChange(raw, present); err != nil {
+		return nil, false, err
 	}
 	return item.Value, present, nil
 }
 
-// notifyColumns matches the cell's notify column and those of the failures;
-// the whole family where naming them would take too much of Bigtable's limit.
+// setChange finds the cell's newest change among its triggers or write records.
+// present says that the cell has a value.
+func (o *Observation) setChange(raw bigtable.Row, present bool) (err error) {
+	if o.Weak {
+		if n := len(o.Triggers); n > 0 {
+			o.ChangeTS = o.Triggers[n-1].TS
+		}
+		return nil
+	}
+	if w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key()); ok {
+		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err == nil {
+			o.ChangeTS = o.writer.CommitTS
+		}
+	} else if present {
+		o.ChangeTS = 1
+	}
+	return err
+}
+
+// notifyColumns matches the cell's notify column and the columns of its failures.
+// If naming them takes more than 1 KiB of Bigtable's limit of a filter (20 KiB), it
+// matches the whole family.
 func (o *Observation) notifyColumns() bigtable.Filter {
 	key := o.Cell.Column().Key()
 	columns, cost := []bigtable.Filter{store.ExactColumn(format.NotifyFamily, key)}, store.FilterCost(key)
@@ -164,8 +171,8 @@ func (o *Observation) notifyColumns() bigtable.Filter {
 	return store.AnyOf(columns)
 }
 
-// triggers reads the notify cells, and the failures that stand beside them.
-func (o *Observation) triggers(raw bigtable.Row) error {
+// setTriggers reads the notify cells and the failures.
+func (o *Observation) setTriggers(raw bigtable.Row) error {
 	for _, item := range raw[format.NotifyFamily] {
 		_, qualifier, _ := strings.Cut(item.Column, ":")
 		switch id, key, failure := format.SplitFailure(qualifier); {
@@ -183,7 +190,7 @@ func (o *Observation) triggers(raw bigtable.Row) error {
 	return nil
 }
 
-func (o *Observation) acks(row bigtable.Row) error {
+func (o *Observation) setAcks(row bigtable.Row) error {
 	for _, id := range o.Observers {
 		col := format.AckColumn(o.Cell.Column(), id)
 		item, ok := format.FindItem(row[format.AckFamily], col.Key())
@@ -199,10 +206,10 @@ func (o *Observation) acks(row bigtable.Row) error {
 	return nil
 }
 
-// Acknowledge buffers the acknowledgment that an observer has seen the changes
-// of o.Cell up to o.StartTS. The transaction commits only if nobody else has
-// acknowledged for that observer since it started, which is what lets at most
-// one run commit for each change.
+// Acknowledge buffers the acknowledgment that an observer has seen the changes of
+// o.Cell up to o.StartTS. The transaction commits only if no other transaction has
+// acknowledged for that observer since it started. That is why at most one run
+// commits for each change.
 func Acknowledge(tx *txn.Txn, o *Observation, observer string) {
 	c := format.AckColumn(o.Cell.Column(), observer)
 	access.Transaction(tx).Put(format.Cell{Table: o.Cell.Table, Row: o.Cell.Row, Family: c.Family, Qualifier: c.Qualifier}, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))

@@ -1,0 +1,53 @@
+package changes
+
+import (
+	"context"
+
+	"github.com/percolator-bigtable/percolator/tso"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// OracleNow estimates the oracle's time from the last timestamp that this client
+// was given. It makes no request. Use it to decide when to read something again,
+// and never where correctness depends on it. It is 0 before the first timestamp.
+func OracleNow(client *txn.Client) tso.Timestamp {
+	c := access.Resolver(client)
+	return c.Clock.Now()
+}
+
+// AdvisoryLocks returns the deployment's advisory locks: those of the timestamp
+// service if the client's oracle is one, else locks in the metadata table. cheap
+// says that taking a lock costs no request to Bigtable.
+func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool, err error) {
+	c := access.Resolver(client)
+	if served, ok := c.Clock.Oracle.(interface{ Locks() tso.Locks }); ok {
+		return served.Locks(), true, nil
+	}
+	locks, err = tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout})
+	return locks, false, err
+}
+
+// Announce writes the ids of the observers that this client runs into its worker
+// token. It creates the token if there is none yet. If the client writes no token
+// (Config.TokenTTL), it does nothing.
+func Announce(ctx context.Context, client *txn.Client, observers []string) error {
+	c := access.Resolver(client)
+	return c.Token.Announce(ctx, observers)
+}
+
+// SampleRowKeys returns row keys that divide a table into parts of about equal
+// size, as Bigtable's tablets do. There may be none.
+func SampleRowKeys(ctx context.Context, client *txn.Client, table string) ([]string, error) {
+	c := access.Resolver(client)
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return nil, err
+	}
+	rctx, cancel := t.Timeout(ctx)
+	defer cancel()
+	keys, err := t.API.SampleRowKeys(rctx)
+	return keys, store.WrapRPC(ctx, "sample of row keys", table, err)
+}

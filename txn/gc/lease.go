@@ -1,0 +1,101 @@
+package gc
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+const leaseName = "gc"
+
+// A lease keeps a second collector from working at the same time. It is
+// advisory: two collectors at once do the same work twice, and no harm
+// (docs/gc.md).
+type lease struct {
+	locks   *tso.RowLocks
+	owner   string
+	cancel  context.CancelFunc
+	lost    atomic.Pointer[BusyError] // names the collector that took it
+	stopped chan struct{}
+}
+
+func leaseLocks(c *recovery.Resolver) (*tso.RowLocks, error) {
+	return tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, RPCTimeout: c.Store.Config.RPCTimeout})
+}
+
+// takeLease takes the lease and renews it until release is called. The returned
+// context ends when the lease is lost. It fails with a BusyError if another
+// collector has the lease.
+func takeLease(ctx context.Context, c *recovery.Resolver) (*lease, context.Context, error) {
+	locks, err := leaseLocks(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	host, _ := os.Hostname()
+	l := &lease{locks: locks, owner: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:6]), stopped: make(chan struct{})}
+	ok, by, err := locks.Acquire(ctx, leaseName, l.owner, gctime.LeaseTTL())
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil, store.Ended(ctx, "taking the lease of garbage collection", err)
+		}
+		return nil, nil, fmt.Errorf("gc: taking the lease: %w", err)
+	}
+	if !ok {
+		return nil, nil, &BusyError{Holder: by.Owner, Left: by.Left}
+	}
+	ctx, l.cancel = context.WithCancel(ctx)
+	go l.renew(ctx, c)
+	return l, ctx, nil
+}
+
+func (l *lease) renew(ctx context.Context, c *recovery.Resolver) {
+	defer close(l.stopped)
+	ttl := gctime.LeaseTTL()
+	tick := time.NewTicker(ttl / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		rctx, cancel := context.WithTimeout(ctx, ttl/3)
+		ok, by, err := l.locks.Acquire(rctx, leaseName, l.owner, ttl)
+		cancel()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			// The next attempt notices another collector that took the lease.
+			c.Log.WarnContext(ctx, "renewing the lease of garbage collection failed", "error", err)
+		case err == nil && !ok:
+			l.lost.Store(&BusyError{Holder: by.Owner, Left: by.Left, Lost: true})
+			l.cancel()
+			return
+		}
+	}
+}
+
+// explain replaces the error of a run that stopped because it lost the lease.
+func (l *lease) explain(err error) error {
+	if lost := l.lost.Load(); err != nil && lost != nil {
+		return lost
+	}
+	return err
+}
+
+func (l *lease) release(ctx context.Context) {
+	l.cancel()
+	<-l.stopped
+	// ctx may have ended, and the next run must not wait for the lease.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	_ = l.locks.Release(ctx, leaseName, l.owner) // the lease expires if this fails
+}

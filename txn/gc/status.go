@@ -1,0 +1,138 @@
+package gc
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// A Status is what the metadata table says about garbage collection.
+type Status struct {
+	// SafePoint is 0 if no run has published one.
+	SafePoint tso.Timestamp
+	// PublishedTS is the oracle time at which it was published.
+	PublishedTS tso.Timestamp
+	// Retention is the retention from which it was computed.
+	Retention time.Duration
+	// Now is the oracle's time.
+	Now tso.Timestamp
+	// Run is the last run.
+	Run RunStatus
+	// Lease says which collector works now. It is empty if none does.
+	Lease tso.Holder
+	// Holds are all clients with open transactions or held snapshots, the oldest
+	// first.
+	Holds []Hold
+}
+
+// A RunStatus is how far a run is, and what it has removed since it began,
+// interruptions included.
+type RunStatus struct {
+	// Phase is PhaseNone, PhaseFence (which includes the locks), PhaseCollect or
+	// PhaseDone.
+	Phase     Phase
+	SafePoint tso.Timestamp
+	// Table and Row are the position: all rows up to there are collected.
+	Table, Row string
+	// StartedTS and UpdatedTS are the oracle times at which the run began and last
+	// stored its position.
+	StartedTS, UpdatedTS tso.Timestamp
+	// Owner is the collector that stored the position.
+	Owner          string
+	Rows, Versions int64
+	Cells, Bytes   int64
+}
+
+// ReadStatus reads the state of garbage collection from the metadata table. It
+// changes nothing.
+func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
+	c := access.Resolver(client)
+	if err := c.Enter(); err != nil {
+		return nil, err
+	}
+	defer c.Leave()
+	record, _, err := c.SafePoint.ReadRecord(ctx)
+	if err != nil {
+		return nil, err
+	}
+	run, err := readRun(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	s := &Status{
+		SafePoint: tso.Timestamp(record.Ts), PublishedTS: tso.Timestamp(record.PublishedTs), Retention: time.Duration(record.RetentionMicros) * time.Microsecond,
+		Run: RunStatus{
+			Phase: phases[run.Phase], SafePoint: tso.Timestamp(run.SafePoint), Table: run.Table, Row: string(run.Row),
+			StartedTS: tso.Timestamp(run.StartedTs), UpdatedTS: tso.Timestamp(run.UpdatedTs), Owner: run.Owner,
+			Rows: run.Rows, Versions: run.Versions, Cells: run.Cells, Bytes: run.Bytes,
+		},
+	}
+	locks, err := leaseLocks(c)
+	if err != nil {
+		return nil, err
+	}
+	if s.Lease, err = locks.Holder(ctx, leaseName); err != nil {
+		return nil, err
+	}
+	if s.Now, err = c.Clock.Timestamp(ctx); err != nil {
+		return nil, err
+	}
+	s.Holds, err = readHolds(ctx, c, s.Now)
+	return s, err
+}
+
+var phases = map[recordpb.GarbageRun_Phase]Phase{
+	recordpb.GarbageRun_PHASE_UNSPECIFIED: PhaseNone,
+	recordpb.GarbageRun_PHASE_FENCE:       PhaseFence,
+	recordpb.GarbageRun_PHASE_COLLECT:     PhaseCollect,
+	recordpb.GarbageRun_PHASE_DONE:        PhaseDone,
+}
+
+// readHolds returns the holds of all clients, the oldest first.
+func readHolds(ctx context.Context, c *recovery.Resolver, now tso.Timestamp) ([]Hold, error) {
+	holds := []Hold{}
+	err := c.Metadata.ReadRows(ctx, bigtable.PrefixRange(recovery.TokenRowPrefix), func(r bigtable.Row) bool {
+		w, ok := recovery.DecodeToken(r)
+		if ok && w.OldestTs > 0 && now < tso.Timestamp(w.ExpiresTs)+tso.Timestamp(gctime.HoldGrace().Microseconds()) {
+			holds = append(holds, Hold{Owner: r.Key()[len(recovery.TokenRowPrefix):], Host: w.Host, PID: w.Pid, OldestTS: tso.Timestamp(w.OldestTs), ExpiresTS: tso.Timestamp(w.ExpiresTs)})
+		}
+		return true
+	}, bigtable.RowFilter(store.Interleave(store.ExactColumn(store.DeployFamily, recovery.TokenQualifier))))
+	slices.SortFunc(holds, func(a, b Hold) int { return cmp.Compare(a.OldestTS, b.OldestTS) })
+	return holds, err
+}
+
+// runQualifier is the column of row store.GcRowKey that holds the record of the
+// last run.
+const runQualifier = "run"
+
+// readRun reads the record of the last run. A record that this release cannot
+// read counts as missing, because a run can always begin again.
+func readRun(ctx context.Context, c *recovery.Resolver) (*recordpb.GarbageRun, error) {
+	row, err := c.Metadata.ReadRow(ctx, store.GcRowKey, store.Interleave(store.ExactColumn(store.DeployFamily, runQualifier)))
+	if err != nil {
+		return nil, err
+	}
+	run := &recordpb.GarbageRun{}
+	if items := row[store.DeployFamily]; len(items) > 0 {
+		if err := proto.Unmarshal(items[0].Value, run); err != nil || run.FormatVersion != format.Version {
+			c.Log.WarnContext(ctx, "the record of the last garbage collection cannot be read; the next one begins anew", "format_version", run.FormatVersion, "error", err)
+			return &recordpb.GarbageRun{}, nil
+		}
+	}
+	return run, nil
+}
