@@ -16,22 +16,31 @@ import (
 
 // telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
-	"txn/telemetry.go", "txn/metrics.go", "txn/gctelemetry.go", "txn/stranded.go", "txn/secondaries.go", "txn/tracelater.go",
+	"txn/deferredtrace.go", "txn/readmetrics.go", "txn/txnmetrics.go",
+	"txn/internal/telemetry/metrics.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/trace.go",
 	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
 // kept functions do something else as well, or have other callers.
 var kept = []string{
-	"TraceLater", "started", "ParseTraceParent", "errorType", "ErrorType", "outcomeOf",
+	"NewTracing", "Off", "errorType", "ErrorType",
 }
 
-// packages have the calls.
-var packages = []string{"txn", "tso", "tso/internal/telemetry", "tso/server", "notify"}
+// packages are those that call telemetry.
+var packages = []string{
+	"txn", "txn/internal/recovery", "txn/internal/store", "txn/internal/telemetry",
+	"tso", "tso/internal/telemetry", "tso/server", "notify",
+}
 
 // strip writes copies of the module's files without telemetry into dir, with an overlay
 // for go build that replaces the module's files. It returns the overlay's path, how
 // many functions became empty, and how many reads of the clock were removed.
 func strip(module, dir string) (overlay string, emptied, clocks int, err error) {
+	for _, name := range telemetryFiles {
+		if _, err := os.Stat(filepath.Join(module, name)); err != nil {
+			return "", 0, 0, fmt.Errorf("a file with telemetry has moved: %w", err)
+		}
+	}
 	replace := map[string]string{}
 	for _, pkg := range packages {
 		names, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
@@ -154,7 +163,7 @@ func stopClocks(file *ast.File) (n int) {
 					reads = append(reads, x)
 				}
 			case *ast.CallExpr:
-				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
+				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".Metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
 					for _, arg := range x.Args {
 						if id, ok := arg.(*ast.Ident); ok {
 							passed[id.Name]++
