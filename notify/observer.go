@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 

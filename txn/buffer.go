@@ -12,16 +12,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// buffer holds a transaction's writes until commit (paper §2.2: calls to Set
-// are buffered until commit time). The last write of a cell counts; a lock
-// never replaces a put or delete.
+// A buffer holds a transaction's writes until commit (paper §2.2: calls to Set are buffered
+// until commit time). The last write of a cell counts. A lock never replaces a put or
+// delete.
 type buffer struct {
 	mu     sync.Mutex
 	rows   map[string]map[string]map[Column]*store.Write // by table and row key
 	first  *store.Write                                  // the first cell written: the primary
 	notify map[Cell]struct{}                             // weak notifications
 	err    error                                         // the first invalid call
-	sealed bool                                          // the transaction is done
+	sealed bool                                          // the transaction has ended
 }
 
 func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
@@ -105,8 +105,8 @@ func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
 	return w.Kind, bytes.Clone(w.Value), true
 }
 
-// An overlay is a copy of the buffered puts and deletes of some rows of one
-// table, for a scan to lay over what it reads.
+// An overlay is a copy of the buffered puts and deletes of some rows of one table. A scan
+// applies it to the rows that it reads.
 type overlay struct {
 	rows map[string][]store.Write
 	keys []string // of rows, ascending
@@ -135,8 +135,8 @@ func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selec
 	return o
 }
 
-// apply lays the writes of one row over what was read. The result is nil when
-// nothing is left of the row.
+// apply adds the writes of one row to what was read. The result is nil if the row is empty
+// then.
 func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 	writes := o.rows[key]
 	if len(writes) == 0 {

@@ -13,10 +13,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
-
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 func set(table, row string) func(context.Context, *txn.Txn) error {
@@ -27,7 +26,7 @@ func set(table, row string) func(context.Context, *txn.Txn) error {
 }
 
 // wantError checks an error's kind and that its text helps: it names what was
-// wrong and how to mend it.
+// wrong and how to repair it.
 func wantError(t *testing.T, err, is error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, is) {

@@ -12,14 +12,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
-
-	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 )
 
 // commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
@@ -79,8 +76,8 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		c.abort(ctx)
 		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
 	}
-	// Behind the prewrites: a collection that begins from now on meets the locks,
-	// and none that had forgotten a conflict began before (docs/gc.md).
+	// After the prewrites: a garbage collection that begins from now on finds the locks,
+	// and none that removed a conflicting record has begun before (docs/gc.md).
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
@@ -100,7 +97,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.heartbeat.stop()
 	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
-		// Who meets a secondary's lock here need not ask the primary.
+		// If this client finds a lock of a secondary, it need not read the primary.
 		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
 	c.client.resolver.Clock.NoteCommit(commitTS, asked)
@@ -114,8 +111,8 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 // sendNotifications writes the weak notifications, at commit_ts and before the
 // commit point: they are in no lock record, so nobody could write them for a
 // client that dies after it. An observer that runs early waits for the locks of
-// this transaction; one that runs for a transaction that is rolled back in the
-// end runs in vain, as weak notifications may. (Paper §2.4.)
+// this transaction. If the transaction is rolled back, the observer finds nothing to do,
+// which weak notifications allow (paper §2.4).
 func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) error {
 	if len(c.notified) == 0 {
 		return nil
@@ -167,9 +164,8 @@ func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso
 	return ops
 }
 
-// commitSecondaries commits the other rows. The transaction is committed
-// whatever happens here: a lock that is left is rolled forward by whoever
-// meets it.
+// commitSecondaries commits the other rows. The transaction is committed whatever happens
+// here: the next reader rolls a remaining lock forward.
 func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
 	if len(c.rows) == 1 {
 		return
@@ -194,19 +190,18 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 					m.Secondaries.Fail(m.Err)
 				}
 			}
-			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; their locks are rolled forward by whoever meets them", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
+			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; the next reader rolls their locks forward", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
 }
 
-// abort removes what prewrites may have left. No commit was sent, so no one
-// can commit this transaction any more and the removal needs no condition: a
-// lock that a late prewrite still leaves is an orphan that its ttl ends
-// (design §4, "Abort by the owner").
+// abort removes what prewrites may have left. No commit was sent, so no client can commit
+// this transaction any more, and the removal needs no condition. If a late prewrite still
+// leaves a lock, that lock expires with its ttl (design §4, "Abort by the owner").
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
-	defer span.EndWith(nil) // what fails here is somebody else's to do
+	defer span.EndWith(nil) // the next reader removes what could not be removed
 	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
 		if !row.Touched {
@@ -232,7 +227,7 @@ func (c *commit) abort(ctx context.Context) {
 
 // cleanUp removes the locks of a transaction that was rolled back after its
 // commit had been sent: only by conditional mutation from then on (hazard 16).
-// What it leaves is removed by whoever meets it.
+// The next reader removes what it leaves.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
@@ -254,9 +249,9 @@ func (c *commit) cleanUp(ctx context.Context) {
 	}
 }
 
-// queue waits for the transactions of this client that are about to write the
-// same cells, and returns a ConflictError when one of them has already: then
-// nothing was sent. What it takes is given back by commit.unlatch.
+// queue waits for the transactions of this client that are committing writes of the same
+// cells. It returns a ConflictError if one of them has committed since this one's start;
+// nothing was sent then. commit.unlatch gives its latches back.
 func (c *commit) queue(ctx context.Context) error {
 	run := c.txn.run
 	c.latch, run.latch = run.latch, nil
@@ -288,8 +283,8 @@ func (c *commit) queue(ctx context.Context) error {
 	return err
 }
 
-// unlatch lets the next transaction of this client have the cells: when the
-// commit is over, and when it is to wait for a lock, which may take long.
+// unlatch lets the next transaction of this client write the cells: at the end of the
+// commit, and before it waits for a lock, which may take long.
 func (c *commit) unlatch() { c.latch.Release() }
 
 // knownConflict is a conflict that needs no request.

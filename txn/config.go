@@ -11,7 +11,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -71,7 +70,7 @@ type Config struct {
 	// conflict keeps its turn while Update's function runs: a function that waits for
 	// another transaction of this client on the same cells waits that long.
 	// Defaults to 1 second. Negative: transactions of this client do not queue, and
-	// learn of conflicts with each other only from Bigtable.
+	// find conflicts with each other only through Bigtable.
 	LatchWait time.Duration
 
 	// PrefetchBytes is how many bytes of values a Get of a transaction may read ahead:

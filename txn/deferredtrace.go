@@ -30,7 +30,7 @@ type deferredRead struct {
 	span         telemetry.Span
 }
 
-// start begins what was put off. A read that is under way goes on in its span.
+// start begins what was put off. A read that is under way continues in its span.
 func (l *deferredTrace) start(ctx context.Context) {
 	l.once.Do(func() {
 		t := l.t
@@ -77,8 +77,8 @@ func (l *deferredTrace) readEnds(err error) {
 	l.read.ended = time.Now()
 }
 
-// Begin begins the trace of a look that met a lock, and returns ctx with
-// the look's span in it.
+// Begin begins the trace when the read has found a lock, and returns ctx with the read's
+// span in it.
 func (l *deferredTrace) Begin(ctx context.Context) context.Context {
 	l.start(ctx)
 	if !l.read.span.Recording() {

@@ -9,7 +9,6 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -17,8 +16,8 @@ import (
 
 // heartbeat keeps the primary lock of a long commit alive by extending its ttl
 // (paper §2.2: workers periodically update the wall time while committing). It
-// costs nothing until a quarter of Config.LockTTL is over, and can miss one beat
-// before the lock expires. Each extension is a
+// costs nothing in the first quarter of Config.LockTTL, and can miss one beat before the
+// lock expires. Each extension is a
 // conditional mutation on the lock at its exact timestamp: it never brings
 // back a lock that was rolled back or committed (hazard 6), and leaves alone
 // what the commit's predicate looks at.

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

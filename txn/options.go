@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )

@@ -11,10 +11,9 @@ import (
 // learns from what transactions did which columns are asked for behind a first
 // one, and reads them along from then on.
 //
-// What is learned is a guess and nothing else depends on it: the cells that it
-// brings are read like others, at the transaction's timestamp, and those that
-// cannot be had for nothing (a lock is in the way, the value stands at another
-// timestamp) are left alone.
+// What the client learns is a guess, and nothing depends on it. Prefetched cells are read
+// like others, at the transaction's timestamp. A cell that would cost more (because it is
+// locked, or its value is at another timestamp) is not prefetched.
 
 const (
 	// patternWarmUp is how many rows have to be seen before anything is guessed.
@@ -106,9 +105,8 @@ func (p *patterns) forget(key patternKey) {
 }
 
 // begin counts one more row and returns the columns to read along: those that were
-// asked for in at least every second row, so that no more cells are read in vain
-// than requests are saved, as long as their values are expected to fit the
-// budget.
+// asked for in at least every second row, as long as their values are expected to fit the
+// budget. So at most as many cells are read without need as requests are saved.
 func (p *pattern) begin(budget int) []Column {
 	p.mu.Lock()
 	defer p.mu.Unlock()

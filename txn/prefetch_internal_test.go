@@ -54,7 +54,7 @@ func TestPatternBudgets(t *testing.T) {
 	for i := 0; !slices.Contains(n.begin(1000), Column{Family: "f", Qualifier: "ten"}); i++ {
 		n.follow(Column{Family: "f", Qualifier: "ten"}, 10)
 		if i > 30*patternWindow {
-			t.Fatal("one large value is remembered for ever")
+			t.Fatal("one large value is never forgotten")
 		}
 	}
 }

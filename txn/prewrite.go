@@ -9,18 +9,16 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// prewriteAll locks every cell, all rows in parallel, the primary's included
-// (design §4). It returns nil only when every prewrite is acknowledged. After
-// the first failure no further row is sent and no lock waited for, but requests
-// under way are awaited rather than cancelled: a cancelled prewrite may still land
-// after the abort, and would hold others up until its ttl.
+// prewriteAll locks every cell, all rows in parallel, the primary's row included (design
+// §4). It returns nil only if every prewrite is acknowledged. After the first failure it
+// sends no further row and waits for no lock, but it waits for the requests that are
+// under way: a cancelled prewrite may still take effect after the abort, and would block
+// other transactions until its ttl.
 func prewriteAll(ctx context.Context, c *commit) error {
 	for _, row := range c.rows {
 		row.Touched = true
@@ -96,9 +94,10 @@ func prewriteRow(ctx context.Context, c *commit, waiting context.Context, row *s
 	return nil
 }
 
-// prewriteWholeRow locks the cells of one row unless any column of it has a lock, or
-// a write record or mark at or above start_ts: then, and when the outcome is not
-// known, it is not locked and says no more, and the cells have to be tried by name.
+// prewriteWholeRow locks the cells of one row unless any column of the row has a lock, or a
+// write record or mark at or above start_ts. If not locked, the caller has to try the
+// cells by name: something else in the row may have prevented it, or the outcome is
+// unknown.
 func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
@@ -139,7 +138,7 @@ func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row 
 			failure(err)
 		}
 		answered := err == nil
-		// Something was in the way, or the outcome is unknown: look.
+		// Something prevented the prewrite, or its outcome is unknown: read the row.
 		if ctx.Err() == nil {
 			var locked bool
 			locked, err = inspect(ctx, c, waiting, row)
@@ -160,7 +159,7 @@ func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row 
 			return store.Ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.Row, row.Table.Name), last)
 		}
 		if last != nil && failed.Sub(began) > c.client.cfg.LockTTL {
-			// Others may have begun to roll this transaction back.
+			// Other clients may have begun to roll this transaction back.
 			return fmt.Errorf("txn: prewriting for longer than the lock ttl of %v: %w", c.client.cfg.LockTTL, last)
 		}
 	}
@@ -195,15 +194,15 @@ func newLock(c *commit, w *store.Write) *Lock {
 	}
 }
 
-// inspect reads the row once and says what was in the way of its prewrite:
-//   - all of the transaction's own locks: an earlier send did land; locked.
+// inspect reads the row once and says what prevented its prewrite:
+//   - all of the transaction's own locks: an earlier attempt took effect; locked.
 //   - a rollback marker of its own, or only some of its locks: rolled back by
 //     another client.
 //   - another transaction's write at or above start_ts: conflict.
 //   - another transaction's lock: resolved if it is dead; a conflict if it is
 //     alive and older.
 //
-// No error and not locked: the way is free now, send again.
+// No error and not locked: nothing prevents the prewrite any more; send it again.
 func inspect(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) (locked bool, err error) {
 	raw, err := row.Table.ReadRow(ctx, row.Row, store.Conflicts(row.Columns(), c.startTS))
 	if err != nil {

@@ -9,23 +9,21 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // Read batching (paper §2.5): point reads that goroutines of one transaction, or
 // of one snapshot, make of one table at the same time share a request. Only they
-// read at the same timestamp, which stands in the filter of a read: what is the
-// newest write at one timestamp hides that at another.
+// read at the same timestamp. The timestamp is part of a read's filter, because the
+// newest write at one timestamp hides the one at another.
 //
-// A request that finds less than Config.BatchReads under way goes at once, as it
-// would without batching. Those that come later wait, and go together when one of
-// them is answered. Each caller evaluates its own row: it settles the locks in it
-// and reads it again by itself, so that no other waits for them. A caller that
-// leaves takes nobody along; when the last one has left, the request ends.
+// If fewer than Config.BatchReads requests are under way, a read is sent at once, as
+// without batching. Later reads wait, and share a request when one of those is answered.
+// Each caller evaluates its own row: it resolves the locks in it and reads it again by
+// itself, so no other caller waits for them. A caller that leaves does not end the
+// request for the others; when the last one has left, the request is cancelled.
 
 const (
 	maxBatchedRows = 128
@@ -65,7 +63,7 @@ type waitingRead struct {
 type readBatch struct {
 	members []*waitingRead // the first one's caller starts it
 	columns []Column
-	live    int                // those who wait
+	live    int                // callers that wait
 	cancel  context.CancelFunc // nil: not started yet
 }
 
@@ -91,9 +89,9 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 	return w.raw, nil
 }
 
-// await returns when w is done, or false when ctx has ended first. The caller of a
-// batch's first member starts it, with its own context but for its end, also when it
-// leaves: others may wait for the answer.
+// await returns true when w is answered, or false if ctx ends first. The caller of a batch's
+// first member starts the request, with its own context without its cancellation. It does
+// so even when it leaves, because other callers may wait for the answer.
 func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
 	first := w.first
 	for {
@@ -127,8 +125,8 @@ func (b *readBatcher) leave(w *waitingRead) bool {
 	return w.batch.members[0] == w
 }
 
-// answer lets callers go whose row has arrived. When all others have left, the
-// request ends; when there are none, it is about to.
+// answer wakes the callers whose row has arrived. If all other callers have left, it cancels
+// the request; last says that no row is missing, so the request ends by itself.
 func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

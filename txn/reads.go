@@ -9,11 +9,9 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
@@ -27,7 +25,7 @@ const (
 	// rows soon.
 	maxCachedRows  = 1024
 	maxCachedBytes = 1 << 20
-	// maxAskedColumns bounds what is learned of one row.
+	// maxAskedColumns bounds what the client learns from one row.
 	maxAskedColumns = 4 * maxPatternColumns
 )
 
@@ -72,8 +70,8 @@ type rowReads struct {
 	cells   []cachedCell
 }
 
-// A cachedCell was read ahead at the timestamp of all reads here, with no lock in
-// the way, so that it stays what it is.
+// A cachedCell was read ahead at the timestamp of all reads here, and was not locked, so
+// its value cannot change.
 type cachedCell struct {
 	column  Column
 	value   []byte
@@ -227,8 +225,8 @@ func (r *rowReads) wasAsked(c Column) bool {
 }
 
 // keep puts what was read ahead into the cache: those columns of raw, the stored
-// form of a row, that can be decided from it alone. A lock in the way of one is
-// left to those who ask for that column, and so is a damaged record.
+// form of a row, that can be decided from it alone. A locked column, or one with
+// a damaged record, is left to the Get that asks for it.
 func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {

@@ -69,7 +69,7 @@ var options = map[string]func(*txn.Config){
 	"batch-4":     func(c *txn.Config) { c.BatchReads = 4 },
 }
 
-// compare runs the sides in turn; the first is what the others are compared with.
+// compare runs the sides in turn; it compares each with the first.
 // each is how much of the work one call of do does.
 func compare(b *testing.B, each int, sides ...*side) {
 	newSides(b, sides...)

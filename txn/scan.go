@@ -18,12 +18,12 @@ import (
 // holds the server up where the consumer is slow. A page is bounded in rows and
 // bytes, so that a large scan needs little memory.
 //
-// A request that has run for half of Config.RPCTimeout, the consumer's time
-// included, is ended with its page, full or not, and another one goes on behind it;
-// so it is with one that comes to its deadline, if it has brought any row. A client
-// has maxStreams such requests under way; for scans beyond that, a request ends
-// with each page, since consumers may need requests of their own, and Bigtable
-// takes a hundred at a time on a connection.
+// After half of Config.RPCTimeout, the consumer's time included, a scan ends its request
+// with the current page, full or not, and continues after that page with another request.
+// It does the same when a request reaches its deadline, if any row has arrived. A client
+// has at most maxStreams such requests under way. In further scans a request ends with
+// each page, because consumers may need requests of their own, and Bigtable accepts a
+// hundred at a time on a connection.
 const (
 	pageRows   = 256
 	maxStreams = 16
@@ -45,7 +45,7 @@ type scan struct {
 // pageRow is one row of a page, as read and then as evaluated.
 type pageRow struct {
 	key string
-	raw bigtable.Row // kept while locks are in the way
+	raw bigtable.Row // kept while locks block the read
 	row recovery.Evaluation
 }
 
@@ -155,7 +155,7 @@ func (s *scan) turn(ctx context.Context) error {
 }
 
 // settle resolves the locks of a page, all rows together, reading the rows
-// again until none is in the way.
+// again until no lock is left.
 func (s *scan) settle(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
@@ -234,7 +234,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 
 // emitBefore yields the transaction's own rows that come before key in the
 // direction of the scan and were not read; all that are left when key is
-// empty. It reports whether to go on.
+// empty. It reports whether the consumer wants more.
 func (s *scan) emitBefore(key string) bool {
 	if s.overlay == nil {
 		return true
@@ -250,7 +250,7 @@ func (s *scan) emitBefore(key string) bool {
 	return !s.done
 }
 
-// emit yields a row that was read, with the transaction's writes laid over it.
+// emit yields a row that was read, with the transaction's own writes applied.
 func (s *scan) emit(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {

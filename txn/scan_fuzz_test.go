@@ -10,12 +10,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Everything that is stored may have been damaged, or written by somebody else: a
+// Everything that is stored may have been damaged, or written by another program: a
 // decoder returns what it can write again, or an error of the right kind, and
 // never panics.
 
-// FuzzScanMerge lays a transaction's own writes over pages of rows, in both
-// directions, and compares with a map.
+// FuzzScanMerge applies a transaction's own writes to pages of rows, in both directions, and
+// compares the result with a map.
 func FuzzScanMerge(f *testing.F) {
 	f.Add([]byte("ab"), []byte("bc"), false, byte(0))
 	f.Add([]byte("\x00a\xff"), []byte("\x00\x01\xff"), true, byte(2))

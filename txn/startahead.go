@@ -7,27 +7,25 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Start timestamps that are asked for before their transaction begins, so that
-// it does not wait for the oracle (docs/design/2026-11-20-oracle-pipelining.md).
-// There are two kinds, and neither is a cache: each timestamp is given to one
-// transaction, because the start timestamp is its name.
+// A client asks for some start timestamps before their transaction begins, so that the
+// transaction does not wait for the oracle
+// (docs/design/2026-11-20-oracle-pipelining.md). It gives each timestamp to one
+// transaction, because the start timestamp is the transaction's name. There are two kinds:
 //
-//   - Of transactions that read nothing. They are as if at their commit_ts, which
-//     is asked for when it always is. An early start makes a transaction conflict
-//     with what was committed since, and with nothing that it could not have
-//     conflicted with.
-//   - Of the next attempt of an Update, behind the conflict that calls for one.
+//   - For transactions that read nothing. They happen at their commit_ts, which the client
+//     asks for at the usual time. An early start adds conflicts with what was committed
+//     since, but none that could not have happened anyway.
+//   - For the next attempt of an Update, after the conflict that makes it necessary.
 
-// maxStartAge is how long before a transaction its start timestamp may have been
-// asked for. The older it is, the more it conflicts with.
+// maxStartAge is the largest age of a start timestamp when its transaction begins. The older
+// it is, the more the transaction conflicts with.
 const maxStartAge = 100 * time.Millisecond
 
-// maxAttemptsAhead is up to which attempt of an Update the next one's timestamp is
-// asked for ahead: behind later ones, Update waits for longer than that saves.
+// maxAttemptsAhead is the last attempt of an Update after which the client asks ahead for the
+// next timestamp. After later attempts, Update waits longer than that would save.
 const maxAttemptsAhead = 3
 
 // maxStartsAhead bounds the timestamps that wait for a transaction.
@@ -70,18 +68,18 @@ func (s *startAhead) answered(ctx context.Context) bool {
 	return false
 }
 
-// startsAhead are those that wait for a transaction that reads nothing.
+// startsAhead are the timestamps that wait for a transaction that reads nothing.
 type startsAhead struct {
 	mu      sync.Mutex
 	waiting []*startAhead // in the order in which they were asked for
-	// began is when the last of these transactions did, busy whether the one
-	// before it did shortly before.
+	// began is when the last of these transactions began; busy: the one before it began
+	// less than maxStartAge earlier.
 	began time.Time
 	busy  bool
 }
 
-// take returns the one that was asked for last, answered or not; nil: there is
-// none. Each is taken once.
+// take removes and returns the one that was asked for last, answered or not; nil: there is
+// none.
 func (s *startsAhead) take() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,12 +95,12 @@ func (s *startsAhead) take() *startAhead {
 }
 
 // usable reports whether a transaction may begin at an answer: it is young, and
-// nothing that this client has committed is in its way.
+// above everything that this client has committed.
 func (s *startAhead) usable(c *store.Clock) bool {
 	return s.err == nil && c.AboveCommits(s.ts) && s.young()
 }
 
-// add makes room for one more, if it is likely to be of use.
+// add adds one that is to be asked for; nil: no transaction is likely to use it soon.
 func (s *startsAhead) add() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ type Stats struct {
 	// Conflicts counts attempts that failed with ErrConflict.
 	Conflicts int64 `json:"conflicts"`
 	// EarlyConflicts counts those of them that were known before a prewrite was
-	// sent (Config.RecentCommits).
+	// sent (Config.LatchWait).
 	EarlyConflicts int64 `json:"early_conflicts"`
 	// LatchWaits counts waits for other transactions of this client that write the
 	// same cells (Config.LatchWait).
@@ -25,8 +25,8 @@ type Stats struct {
 	Undetermined int64 `json:"undetermined"`
 	// Timestamps counts questions to the oracle.
 	Timestamps int64 `json:"timestamps"`
-	// LocksMet counts locks of other transactions whose fate was not in the
-	// resolver's cache.
+	// LocksMet counts locks of other transactions whose outcome this
+	// client did not know.
 	LocksMet int64 `json:"locks_met"`
 	// RolledForward and RolledBack count cells settled for other transactions.
 	RolledForward int64 `json:"rolled_forward"`
@@ -70,7 +70,7 @@ func newStats(c *store.Counters, cells, bytes int) Stats {
 // ReadStats are counts of what saved requests.
 type ReadStats struct {
 	// PrefetchedCells counts cells that were read ahead, PrefetchUsed those of
-	// them that were asked for later. The rest was in vain.
+	// them that were asked for later. The rest was not needed.
 	PrefetchedCells int64 `json:"prefetched_cells"`
 	PrefetchUsed    int64 `json:"prefetch_used"`
 	// ReadBatches counts requests that point reads shared, BatchedReads the reads.

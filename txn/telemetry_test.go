@@ -100,7 +100,7 @@ func TestTraceOfACommit(t *testing.T) {
 	}
 	for _, s := range recorder.Ended() {
 		if text := fmt.Sprint(s.Attributes(), s.Events(), s.Status()); strings.Contains(text, "secret") || strings.Contains(text, "bob") {
-			t.Errorf("span %s tells a value or a row key: %s", s.Name(), text)
+			t.Errorf("span %s shows a value or a row key: %s", s.Name(), text)
 		}
 	}
 }

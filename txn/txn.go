@@ -14,11 +14,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
@@ -32,8 +30,8 @@ type Txn struct {
 	client  *Client
 	opts    txnOptions
 	startTS tso.Timestamp
-	began   time.Time     // for the part of the locks' ttl that is over at commit
-	early   time.Duration // how long before begun startTS was asked for
+	began   time.Time     // for the part of the locks' ttl that has passed at commit
+	early   time.Duration // how long before began startTS was asked for
 	buffer  buffer
 	run     *attempt
 	hold    *recovery.Hold // keeps garbage collection below startTS

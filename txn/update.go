@@ -9,10 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // update does the work of Client.Update.
@@ -79,8 +77,8 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	return 0, tx.opts, err
 }
 
-// A functionError is that of a function that could not find out what came of a
-// transaction of its own. Nothing of the one that it ran in is committed.
+// A functionError is the error of a function that ran a transaction of its own whose outcome
+// is unknown. Nothing of the transaction that the function ran in is committed.
 type functionError struct{ err error }
 
 func (e *functionError) Error() string {
@@ -98,10 +96,10 @@ func (e *functionError) As(target any) bool {
 	return errors.As(e.err, target)
 }
 
-// beforeNext waits before the next run of a function: with jittered exponential
-// backoff, unless the conflict was with a transaction of this client, and then in
-// the queue of its cells, which the next run's start_ts comes after. Whoever
-// waits for the time to pass holds nobody up.
+// beforeNext waits before the next run of a function. After a conflict with another client it
+// waits with jittered exponential backoff. After a conflict with a transaction of this
+// client it waits in the queue of the cells, so that the next run's start_ts is above that
+// transaction's commit_ts. A run that waits for backoff holds no latch.
 func beforeNext(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
 	if run.foundEarly && run.foundEarlyBefore {
 		run.release() // another process's commits

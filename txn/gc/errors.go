@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 

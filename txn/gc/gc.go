@@ -5,11 +5,9 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

@@ -12,13 +12,12 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
-	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
-
-	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // pageRows limits the rows of a page. A run holds one page in memory, and a

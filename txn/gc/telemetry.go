@@ -9,7 +9,6 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

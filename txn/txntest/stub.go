@@ -20,9 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
 // A Stub answers requests on some tables at once and stores nothing there, so that

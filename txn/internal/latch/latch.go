@@ -7,9 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Two transactions that write one cell and overlap, from start_ts to commit_ts,

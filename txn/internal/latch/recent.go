@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // Recent remembers which cells were committed last, and when, by this

@@ -9,7 +9,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

@@ -10,7 +10,6 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/percolator-bigtable/percolator/tso"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 

@@ -7,9 +7,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
 // Readers need S ≥ P, writers S > P, and so do those who judge by what is

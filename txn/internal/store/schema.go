@@ -13,9 +13,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
 // The metadata table's families and row keys (design §3). Its cells are written at

@@ -16,9 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso/defaults"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
-
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

@@ -8,10 +8,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
-
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 

@@ -11,7 +11,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/instrument"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
