@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	root    = "../../"
+	root    = "../../../"
 	docPath = root + "docs/reference/telemetry.md"
 	module  = "github.com/percolator-bigtable/percolator/"
 )

@@ -28,7 +28,7 @@ var kept = []string{
 
 // packages are those that call telemetry.
 var packages = []string{
-	"txn", "txn/internal/recovery", "txn/internal/store", "txn/internal/telemetry",
+	"txn", "txn/internal/latch", "txn/internal/recovery", "txn/internal/store", "txn/internal/telemetry",
 	"tso", "tso/internal/telemetry", "tso/server", "notify",
 }
 
