@@ -75,7 +75,7 @@ func TestRoundTripsOfObservers(t *testing.T) {
 			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepNotify: 1, txntest.StepCommit: 1}},
 		{"a run that fails", func(context.Context, *txn.Txn, txn.Cell) error { return errors.New("broken") }, nil, write, false,
 			map[txntest.Step]int{txntest.StepOracle: 2 + 1, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepFailure: 1}},
-		{"a look at what is acknowledged", own, nil, func(ctx context.Context, c *txn.Client) error { return changes.Notify(ctx, c, cell) }, false,
+		{"a read of acknowledgments", own, nil, func(ctx context.Context, c *txn.Client) error { return changes.Notify(ctx, c, cell) }, false,
 			map[txntest.Step]int{txntest.StepOracle: 1 + 1, txntest.StepNotify: 1, txntest.StepRead: 1, txntest.StepClear: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

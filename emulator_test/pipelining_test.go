@@ -359,7 +359,7 @@ func TestWriteOnlyRealTimeOrder(t *testing.T) {
 						}
 						got, _, err := s.Table("a").Get(ctx, row, "f", "q")
 						if err != nil || string(got) != fmt.Sprint(n) {
-							t.Errorf("client %d reads %q, %v behind client %d's commit of %d", j, got, err, i, n)
+							t.Errorf("client %d reads %q, %v after client %d's commit of %d", j, got, err, i, n)
 						}
 					}
 					_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {

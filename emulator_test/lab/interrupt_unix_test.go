@@ -31,8 +31,8 @@ func TestSoakInterrupted(t *testing.T) {
 	t.Parallel()
 	args := []string{"soak", "--workload", "bank", "--oracle", "direct", "--faults", "rpc", "--each", "200ms", "--parallel", "1", "--duration", "1h", "-o", "json"}
 	out := testInterrupted(t, " ok ", args)
-	var told struct{ Histories, Transactions int }
-	if err := json.Unmarshal(out, &told); err != nil || told.Histories == 0 || told.Transactions == 0 {
+	var summary struct{ Histories, Transactions int }
+	if err := json.Unmarshal(out, &summary); err != nil || summary.Histories == 0 || summary.Transactions == 0 {
 		t.Errorf("%v, from %s", err, out)
 	}
 }

@@ -152,7 +152,7 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 		return nil
 	}
 	// Each entry is deleted when its counterpart is found. In the end none may be left.
-	meets := func(in map[string]bool, key, what string) error {
+	find := func(in map[string]bool, key, what string) error {
 		if !in[key] {
 			return fmt.Errorf("the tables disagree: %s %s has no counterpart", what, key)
 		}
@@ -171,13 +171,13 @@ func audit(ctx context.Context, c *txn.Client) (orders, trades int, err error) {
 			customer, security, quantity, err := rig.OrderOf(value)
 			holdings[customer+"/"+security] += quantity
 			indexed[security+"/"+key] = true
-			return errors.Join(err, meets(executed, key, "trade"))
+			return errors.Join(err, find(executed, key, "trade"))
 		}),
 		each(rig.PendingTable, rig.OrderColumn, func(key string, _ []byte) error {
 			_, order, _ := strings.Cut(key, "/")
-			return meets(pending, order, "pending order")
+			return find(pending, order, "pending order")
 		}),
-		each(rig.HistoryTable, rig.OrderColumn, func(key string, _ []byte) error { return meets(indexed, key, "history entry") }),
+		each(rig.HistoryTable, rig.OrderColumn, func(key string, _ []byte) error { return find(indexed, key, "history entry") }),
 		each(rig.HoldingsTable, rig.QuantityColumn, func(key string, value []byte) error {
 			if holdings[key] != rig.AmountOf(value) {
 				return fmt.Errorf("the tables disagree: holding %s is %d, but its trades add up to %d", key, rig.AmountOf(value), holdings[key])

@@ -72,14 +72,14 @@ func (v *visits) visit(ctx context.Context, visitor int) error {
 		default:
 			v.committed.Add(1)
 		}
-		if err := v.look(ctx); err != nil && ctx.Err() == nil {
+		if err := v.readCounts(ctx); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("reading the visits: %w", err)
 		}
 	}
 }
 
-// look reads all counts, and the last visitor, like a page that may be a second old.
-func (v *visits) look(ctx context.Context) error {
+// readCounts reads all counts, and the last visitor, like a page that may be a second old.
+func (v *visits) readCounts(ctx context.Context) error {
 	snapshot, err := v.client.Snapshot(ctx, txn.MaxStaleness(time.Second), txn.Named("page"))
 	if err != nil {
 		return err

@@ -171,7 +171,7 @@ func build(ctx context.Context, dir string, layout int, progress io.Writer) (who
 	if err != nil {
 		return "", "", err
 	}
-	fmt.Fprintf(progress, "without telemetry: %d functions emptied, %d looks at the clock removed\n", emptied, clocks)
+	fmt.Fprintf(progress, "without telemetry: %d functions made empty, %d reads of the clock removed\n", emptied, clocks)
 	whole, bare = filepath.Join(dir, "whole"), filepath.Join(dir, "bare")
 	for _, args := range [][]string{{"-o", whole}, {"-o", bare, "-overlay", overlay}} {
 		cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", fmt.Sprintf("-ldflags=-s -w -randlayout=%d", layout)}, args...), "./emulator_test/lab")...)

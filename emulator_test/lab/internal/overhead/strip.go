@@ -16,23 +16,31 @@ import (
 
 // telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
-	"txn/internal/telemetry/trace.go", "txn/internal/telemetry/metrics.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/oldest.go",
-	"txn/txnmetrics.go", "txn/readmetrics.go", "txn/deferredtrace.go", "txn/gc/telemetry.go", "txn/changes/trace.go",
+	"txn/deferredtrace.go", "txn/readmetrics.go", "txn/txnmetrics.go",
+	"txn/internal/telemetry/metrics.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/trace.go",
 	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
-// kept functions do something else as well, or have other callers.
+// kept functions make what other code uses, or have other callers.
 var kept = []string{
-	"TraceLater", "started", "ParseTraceParent", "errorType", "ErrorType", "outcomeOf",
+	"NewTracing", "Off", "NewMetrics", "newTransactionMetrics", "errorType", "ErrorType",
 }
 
-// packages have the calls.
-var packages = []string{"txn", "txn/format", "txn/internal/telemetry", "txn/internal/store", "txn/internal/recovery", "txn/internal/latch", "txn/gc", "txn/changes", "tso", "tso/internal/telemetry", "tso/server", "notify"}
+// packages are those that call telemetry.
+var packages = []string{
+	"txn", "txn/internal/latch", "txn/internal/recovery", "txn/internal/store", "txn/internal/telemetry",
+	"tso", "tso/internal/telemetry", "tso/server", "notify",
+}
 
 // strip writes copies of the module's files without telemetry into dir, with an overlay
 // for go build that replaces the module's files. It returns the overlay's path, how
 // many functions became empty, and how many reads of the clock were removed.
 func strip(module, dir string) (overlay string, emptied, clocks int, err error) {
+	for _, name := range telemetryFiles {
+		if _, err := os.Stat(filepath.Join(module, name)); err != nil {
+			return "", 0, 0, fmt.Errorf("a file with telemetry has moved: %w", err)
+		}
+	}
 	replace := map[string]string{}
 	for _, pkg := range packages {
 		names, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
@@ -146,19 +154,19 @@ func stopClocks(file *ast.File) (n int) {
 		if !ok || f.Body == nil {
 			continue
 		}
-		var looks []*ast.AssignStmt
-		uses, told := map[string]int{}, map[string]int{}
+		var reads []*ast.AssignStmt
+		uses, passed := map[string]int{}, map[string]int{}
 		ast.Inspect(f.Body, func(node ast.Node) bool {
 			switch x := node.(type) {
 			case *ast.AssignStmt:
 				if len(x.Lhs) == 1 && len(x.Rhs) == 1 && x.Tok == token.DEFINE && isNow(x.Rhs[0]) {
-					looks = append(looks, x)
+					reads = append(reads, x)
 				}
 			case *ast.CallExpr:
-				if path := selectors(x.Fun); strings.Contains(path, ".Metrics.") || strings.Contains(path, ".metrics.") || strings.Contains(path, ".measure.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
+				if path := selectors(x.Fun); strings.Contains(path, ".metrics.") || strings.Contains(path, ".Metrics.") || strings.Contains(path, ".tel.") || strings.HasPrefix(path, "tel.") {
 					for _, arg := range x.Args {
 						if id, ok := arg.(*ast.Ident); ok {
-							told[id.Name]++
+							passed[id.Name]++
 						}
 					}
 				}
@@ -168,12 +176,12 @@ func stopClocks(file *ast.File) (n int) {
 			return true
 		})
 		defined := map[string]int{}
-		for _, l := range looks {
+		for _, l := range reads {
 			defined[l.Lhs[0].(*ast.Ident).Name]++
 		}
-		for _, l := range looks {
+		for _, l := range reads {
 			name := l.Lhs[0].(*ast.Ident).Name
-			if uses[name] == told[name]+defined[name] {
+			if uses[name] == passed[name]+defined[name] {
 				l.Rhs[0] = &ast.CompositeLit{Type: &ast.SelectorExpr{X: ast.NewIdent("time"), Sel: ast.NewIdent("Time")}}
 				n++
 			}

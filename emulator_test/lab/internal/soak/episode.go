@@ -362,7 +362,7 @@ func (e *episode) leader(ctx context.Context) (leader int) {
 }
 
 // heal ends the faults of processes: stopped ones continue. Clients end their own
-// faults when they are told to end.
+// faults when their input ends.
 func (e *episode) heal() {
 	for _, p := range slices.Concat(e.clients, e.oracles, e.burners, []*process{e.emulator}) {
 		p.Resume()
