@@ -188,7 +188,7 @@ func (o *overlay) next(reverse bool) string {
 	return o.keys[0]
 }
 
-func (o *overlay) drop(reverse bool) {
+func (o *overlay) dropNext(reverse bool) {
 	if reverse {
 		o.keys = o.keys[:len(o.keys)-1]
 	} else {

@@ -42,11 +42,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = format.TraceParent(ctx) // the transaction's
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
-	if err := c.queue(ctx); err != nil {
+	if err := c.takeLatch(ctx); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
-	defer c.unlatch()
+	defer c.releaseLatch()
 	if err := c.client.admission.Admit(ctx); err != nil {
 		return 0, err
 	}
@@ -58,7 +58,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.Conflicted(err)
-		c.txn.askForNextRun(ctx, err)
+		c.txn.askNextStart(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
@@ -132,12 +132,12 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso.Timestamp, error) {
 	row := c.rows[0]
 	m := bigtable.NewMutation()
-	c.addRow(m, row, commitTS)
+	c.addRowCommit(m, row, commitTS)
 	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
-			c.addRow(m, row, ts)
+			c.addRowCommit(m, row, ts)
 			return m, c.sendNotifications(ctx, ts)
 		}
 	}
@@ -156,10 +156,10 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	return p.CommitTS, err
 }
 
-// addRow adds the commit of all of a row's cells.
-func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
+// addRowCommit adds the commit of all of a row's cells.
+func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, newLock(c, w), commitTS)
+		ops += store.AddCommit(m, lockOf(c, w), commitTS)
 	}
 	return ops
 }
@@ -174,7 +174,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
-		ops := c.addRow(m, row, commitTS)
+		ops := c.addRowCommit(m, row, commitTS)
 		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
@@ -249,15 +249,15 @@ func (c *commit) cleanUp(ctx context.Context) {
 	}
 }
 
-// queue waits for the transactions of this client that are committing writes of the same
+// takeLatch waits for the transactions of this client that are committing writes of the same
 // cells. It returns a ConflictError if one of them has committed since this one's start;
 // nothing was sent then. commit.unlatch gives its latches back.
-func (c *commit) queue(ctx context.Context) error {
-	run := c.txn.run
+func (c *commit) takeLatch(ctx context.Context) error {
+	run := c.txn.attempt
 	c.latch, run.latch = run.latch, nil
 	var few [4]uint16
 	slots := c.client.latches.SlotsOf(c.rows, few[:0])
-	run.slots = append(run.slots[:0], slots...)
+	run.latchSlots = append(run.latchSlots[:0], slots...)
 	err := c.knownConflict()
 	if err == nil && !c.latch.Covers(slots) {
 		// Held are those of the last run, which wrote other cells: not to wait for one
@@ -266,14 +266,14 @@ func (c *commit) queue(ctx context.Context) error {
 		began := time.Now()
 		var waited bool
 		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
-			latched(ctx, c.client, began)
+			countLatchWait(ctx, c.client, began)
 		}
 		if err == nil && waited {
 			err = c.knownConflict()
 		}
 	}
 	var conflict *ConflictError
-	if run.foundEarly = errors.As(err, &conflict); run.foundEarly && run.again {
+	if run.conflictedEarly = errors.As(err, &conflict); run.conflictedEarly && run.inUpdate {
 		// Its turn for the next run.
 		run.latch, c.latch = c.latch, nil
 	}
@@ -283,9 +283,9 @@ func (c *commit) queue(ctx context.Context) error {
 	return err
 }
 
-// unlatch lets the next transaction of this client write the cells: at the end of the
+// releaseLatch lets the next transaction of this client write the cells: at the end of the
 // commit, and before it waits for a lock, which may take long.
-func (c *commit) unlatch() { c.latch.Release() }
+func (c *commit) releaseLatch() { c.latch.Release() }
 
 // knownConflict is a conflict that needs no request.
 func (c *commit) knownConflict() error {
@@ -299,7 +299,7 @@ func (c *commit) knownConflict() error {
 // askAhead asks for the start timestamp of a transaction to come, behind the
 // commit_ts of one that reads nothing.
 func askAhead(c *Client) {
-	n := c.starts.add()
+	n := c.startsAhead.add()
 	if n == nil {
 		return
 	}

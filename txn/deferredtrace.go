@@ -14,9 +14,9 @@ import (
 
 // deferredTrace is a trace that has not begun yet.
 type deferredTrace struct {
-	t       *Txn
-	attempt *attempt
-	got     time.Time // the start timestamp
+	t             *Txn
+	attempt       *attempt
+	startReceived time.Time // the start timestamp
 
 	once   sync.Once
 	parent trace.Span
@@ -30,25 +30,25 @@ type deferredRead struct {
 	span         telemetry.Span
 }
 
-// start begins what was put off. A read that is under way continues in its span.
-func (l *deferredTrace) start(ctx context.Context) {
+// beginNow begins what was put off. A read that is under way continues in its span.
+func (l *deferredTrace) beginNow(ctx context.Context) {
 	l.once.Do(func() {
 		t := l.t
 		ctx := t.opts.traceLater(ctx)
 		l.parent = trace.SpanFromContext(ctx)
 		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.began))
+		t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.previousSpan, trace.WithTimestamp(t.began))
 		if !t.span.Recording() {
 			return
 		}
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(t.startTS)))
-		ctx = trace.ContextWithSpan(ctx, t.carried)
+		ctx = trace.ContextWithSpan(ctx, t.contextSpan)
 		past := func(operation, table string, began time.Time) telemetry.Span {
 			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
 		if s := past("timestamp", "", t.began); s.Recording() {
-			s.End(trace.WithTimestamp(l.got))
+			s.End(trace.WithTimestamp(l.startReceived))
 		}
 		if l.read.table == "" {
 			return
@@ -80,7 +80,7 @@ func (l *deferredTrace) readEnds(err error) {
 // Begin begins the trace when the read has found a lock, and returns ctx with the read's
 // span in it.
 func (l *deferredTrace) Begin(ctx context.Context) context.Context {
-	l.start(ctx)
+	l.beginNow(ctx)
 	if !l.read.span.Recording() {
 		return ctx
 	}

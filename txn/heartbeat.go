@@ -32,33 +32,33 @@ type heartbeat struct {
 	cancel  context.CancelFunc // of the beat under way; nil without one
 	timer   *time.Timer
 	stopped bool
-	beat    sync.WaitGroup
+	beating sync.WaitGroup
 }
 
-// beats is how often the heart beats within Config.LockTTL.
-const beats = 4
+// beatsPerTTL is how often the heart beats within Config.LockTTL.
+const beatsPerTTL = 4
 
 func (h *heartbeat) start(ctx context.Context, c *commit) {
 	h.commit = c
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, func() { h.fire(ctx) })
+	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beatsPerTTL, func() { h.beatOnce(ctx) })
 }
 
-func (h *heartbeat) fire(commit context.Context) {
+func (h *heartbeat) beatOnce(commit context.Context) {
 	h.mu.Lock()
 	if h.stopped {
 		h.mu.Unlock()
 		return
 	}
-	h.beat.Add(1)
+	h.beating.Add(1)
 	// In time for the next beat: one request that hangs must not let the lock
 	// expire.
-	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beats)
+	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beatsPerTTL)
 	defer cancel()
 	h.cancel = cancel
 	h.mu.Unlock()
-	defer h.beat.Done()
+	defer h.beating.Done()
 
 	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
 		h.commit.client.resolver.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
@@ -67,7 +67,7 @@ func (h *heartbeat) fire(commit context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopped {
-		h.timer.Reset(h.commit.client.cfg.LockTTL / beats)
+		h.timer.Reset(h.commit.client.cfg.LockTTL / beatsPerTTL)
 	}
 }
 
@@ -79,7 +79,7 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.Table, newLock(c, w))
+		return h.rewrite(ctx, row.Table, lockOf(c, w))
 	}
 	return nil
 }
@@ -122,5 +122,5 @@ func (h *heartbeat) stop() {
 		h.cancel()
 	}
 	h.mu.Unlock()
-	h.beat.Wait()
+	h.beating.Wait()
 }

@@ -55,6 +55,6 @@ func (i inside) Trace(ctx context.Context) context.Context {
 	if i.t.deferred == nil {
 		return ctx
 	}
-	i.t.deferred.start(ctx)
+	i.t.deferred.beginNow(ctx)
 	return trace.ContextWithSpan(ctx, i.t.deferred.parent)
 }

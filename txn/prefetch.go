@@ -46,12 +46,12 @@ type patterns struct {
 type pattern struct {
 	mu      sync.Mutex
 	rows    int // of which the first column was asked for
-	columns []followed
+	columns []laterColumn
 }
 
-// A followed column was asked for in count of the rows. bytes is the size of its
+// A laterColumn column was asked for in count of the rows. bytes is the size of its
 // values: the largest, forgotten by and by.
-type followed struct {
+type laterColumn struct {
 	column Column
 	count  int
 	bytes  int
@@ -63,8 +63,8 @@ func (p *patterns) find(key patternKey) *pattern {
 	return p.all[key]
 }
 
-// make returns a pattern for a row whose first column was asked for already.
-func (p *patterns) make(key patternKey) *pattern {
+// findOrAdd returns a pattern for a row whose first column was asked for already.
+func (p *patterns) findOrAdd(key patternKey) *pattern {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.all[key]; n != nil {
@@ -104,10 +104,10 @@ func (p *patterns) forget(key patternKey) {
 	delete(p.all, key)
 }
 
-// begin counts one more row and returns the columns to read along: those that were
+// beginRow counts one more row and returns the columns to read along: those that were
 // asked for in at least every second row, as long as their values are expected to fit the
 // budget. So at most as many cells are read without need as requests are saved.
-func (p *pattern) begin(budget int) []Column {
+func (p *pattern) beginRow(budget int) []Column {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var cols []Column
@@ -138,8 +138,8 @@ func (p *pattern) begin(budget int) []Column {
 	return cols
 }
 
-// follow counts a column that was asked for behind the first.
-func (p *pattern) follow(c Column, bytes int) {
+// count counts a column that was asked for behind the first.
+func (p *pattern) count(c Column, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.columns {
@@ -150,12 +150,12 @@ func (p *pattern) follow(c Column, bytes int) {
 		}
 	}
 	if len(p.columns) < maxPatternColumns {
-		p.columns = append(p.columns, followed{c, 1, bytes})
+		p.columns = append(p.columns, laterColumn{c, 1, bytes})
 	}
 }
 
-// size learns the size of a column's value.
-func (p *pattern) size(c Column, bytes int) {
+// noteSize learns the size of a column's value.
+func (p *pattern) noteSize(c Column, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.columns {

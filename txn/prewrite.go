@@ -172,20 +172,20 @@ func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 		if w.Kind == KindPut {
 			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
-		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(newLock(c, w)))
+		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(lockOf(c, w)))
 	}
 	return m
 }
 
 // lock is the lock of one cell. Its ttl is counted from start_ts, so the time
 // that the transaction has taken so far comes on top of Config.LockTTL.
-func newLock(c *commit, w *store.Write) *Lock {
+func lockOf(c *commit, w *store.Write) *Lock {
 	return &Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.Kind,
-		TTL:         time.Since(c.txn.began) + c.txn.early + c.client.cfg.LockTTL,
+		TTL:         time.Since(c.txn.began) + c.txn.startAge + c.client.cfg.LockTTL,
 		Owner:       c.client.resolver.Token.Name,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
@@ -241,7 +241,7 @@ func inspect(ctx context.Context, c *commit, waiting context.Context, row *store
 		defer context.AfterFunc(waiting, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.releaseLatch)
 		if err != nil {
 			return false, err
 		}

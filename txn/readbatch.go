@@ -34,9 +34,9 @@ const (
 
 // A readBatcher joins reads of a table at one timestamp.
 type readBatcher struct {
-	of    *readSharing
-	table *store.Table
-	ts    tso.Timestamp
+	shared *readSharing
+	table  *store.Table
+	ts     tso.Timestamp
 
 	mu      sync.Mutex
 	running int // requests
@@ -45,13 +45,13 @@ type readBatcher struct {
 
 // A waitingRead is a read that is to share a request.
 type waitingRead struct {
-	row     string
-	columns []Column
-	span    trace.Span
-	batch   *readBatch    // nil: none yet
-	first   chan struct{} // closed when its caller has to start batch
-	over    bool          // answered, or the caller has left
-	done    chan struct{}
+	row        string
+	columns    []Column
+	span       trace.Span
+	batch      *readBatch    // nil: none yet
+	startBatch chan struct{} // closed when its caller has to start batch
+	ended      bool          // answered, or the caller has left
+	done       chan struct{}
 
 	// Set when done is closed. failed: the request ended without an answer for
 	// this row.
@@ -63,20 +63,20 @@ type waitingRead struct {
 type readBatch struct {
 	members []*waitingRead // the first one's caller starts it
 	columns []Column
-	live    int                // callers that wait
+	waiting int                // callers that wait
 	cancel  context.CancelFunc // nil: not started yet
 }
 
 // read reads columns of a row; f is the filter that does so.
 func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
 	b.mu.Lock()
-	if b.running < b.of.batchReads {
+	if b.running < b.shared.batchReads {
 		b.running++
 		b.mu.Unlock()
-		defer b.next()
+		defer b.sendNext()
 		return b.table.ReadRow(ctx, row, f)
 	}
-	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), first: make(chan struct{}), done: make(chan struct{})}
+	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), startBatch: make(chan struct{}), done: make(chan struct{})}
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
 	if !b.await(ctx, w) {
@@ -93,7 +93,7 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 // first member starts the request, with its own context without its cancellation. It does
 // so even when it leaves, because other callers may wait for the answer.
 func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
-	first := w.first
+	first := w.startBatch
 	for {
 		select {
 		case <-w.done:
@@ -119,7 +119,7 @@ func (b *readBatcher) leave(w *waitingRead) bool {
 		b.waiting = slices.DeleteFunc(b.waiting, func(o *waitingRead) bool { return o == w })
 		return false
 	}
-	if w.ends(); w.batch.live == 0 && w.batch.cancel != nil {
+	if w.end(); w.batch.waiting == 0 && w.batch.cancel != nil {
 		w.batch.cancel()
 	}
 	return w.batch.members[0] == w
@@ -131,37 +131,37 @@ func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, w := range members {
-		w.ends()
+		w.end()
 		close(w.done)
 	}
-	if batch.live == 0 && !last {
+	if batch.waiting == 0 && !last {
 		batch.cancel()
 	}
 }
 
-// ends counts a caller out of its batch. The batcher's mutex is held.
-func (w *waitingRead) ends() {
-	if !w.over {
-		w.over = true
-		w.batch.live--
+// end counts a caller out of its batch. The batcher's mutex is held.
+func (w *waitingRead) end() {
+	if !w.ended {
+		w.ended = true
+		w.batch.waiting--
 	}
 }
 
-// next sends what waits, in place of a request that has ended.
-func (b *readBatcher) next() {
+// sendNext sends what waits, in place of a request that has ended.
+func (b *readBatcher) sendNext() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n, columns := b.fit()
+	n, columns := b.chooseBatch()
 	if n == 0 {
 		b.running--
 		return
 	}
-	batch := &readBatch{members: slices.Clone(b.waiting[:n]), columns: columns, live: n}
+	batch := &readBatch{members: slices.Clone(b.waiting[:n]), columns: columns, waiting: n}
 	b.waiting = slices.Delete(b.waiting, 0, n)
 	for _, w := range batch.members {
 		w.batch = batch
 	}
-	close(batch.members[0].first)
+	close(batch.members[0].startBatch)
 }
 
 // start sends a batch, unless all who waited have left.
@@ -169,10 +169,10 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	b.mu.Lock()
 	batch.cancel = cancel
-	wanted := batch.live > 0
+	wanted := batch.waiting > 0
 	b.mu.Unlock()
 	go func() {
-		defer b.next()
+		defer b.sendNext()
 		defer cancel()
 		if wanted {
 			b.send(ctx, batch, store.Selection{Columns: batch.columns})
@@ -180,8 +180,8 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	}()
 }
 
-// fit chooses how many of those that wait go together, and their columns.
-func (b *readBatcher) fit() (n int, columns []Column) {
+// chooseBatch chooses how many of those that wait go together, and their columns.
+func (b *readBatcher) chooseBatch() (n int, columns []Column) {
 	bytes := 0
 	for _, w := range b.waiting {
 		all := columns
@@ -215,9 +215,9 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 		}
 	}
 	trace.SpanFromContext(ctx).SetAttributes(telemetry.AttrRows.Int(len(rows)))
-	b.of.counters.Batches.Add(1)
-	b.of.counters.Batched.Add(int64(len(batch.members)))
-	b.of.measure.joined(ctx, b.table.Name, len(batch.members))
+	b.shared.counters.Batches.Add(1)
+	b.shared.counters.Batched.Add(int64(len(batch.members)))
+	b.shared.metrics.batchSent(ctx, b.table.Name, len(batch.members))
 	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
 	err := b.table.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]

@@ -41,14 +41,14 @@ func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	}
 }
 
-func (m *readMetrics) joined(ctx context.Context, table string, n int) {
+func (m *readMetrics) batchSent(ctx context.Context, table string, n int) {
 	if m.batch.Enabled(ctx) {
 		m.batch.Record(ctx, int64(n), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
 }
 
-// saved counts a timestamp that was there already, and why.
-func (m *readMetrics) saved(ctx context.Context, reason string) {
+// timestampReused counts a timestamp that was there already, and why.
+func (m *readMetrics) timestampReused(ctx context.Context, reason string) {
 	if m.oracle.Enabled(ctx) {
 		m.oracle.Add(ctx, 1, metric.WithAttributes(attrSource.String(reason)))
 	}

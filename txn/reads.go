@@ -33,23 +33,23 @@ const (
 type readSharing struct {
 	patterns patterns
 	counters *store.Counters
-	measure  readMetrics
+	metrics  readMetrics
 	// prefetchBytes and batchReads are as in Config.
 	prefetchBytes, batchReads int
 }
 
 // reads are the point reads of one transaction or snapshot.
 type reads struct {
-	of   *readSharing
-	name string // of the transaction
+	shared *readSharing
+	name   string // of the transaction
 	// budget of bytes that a read may be expected to bring along; 0: no
 	// prefetching.
 	budget int
 
 	// Cells that were read ahead, and those that were asked for later.
-	ahead, used atomic.Int64
-	// remembers: a cell was kept that no Get has asked for.
-	remembers atomic.Bool
+	prefetched, prefetchUsed atomic.Int64
+	// hasRemembered: a cell was kept that no Get has asked for.
+	hasRemembered atomic.Bool
 
 	mu       sync.Mutex
 	firstID  rowID
@@ -63,11 +63,11 @@ type rowID struct{ table, row string }
 
 // rowReads is what Gets asked for in one row.
 type rowReads struct {
-	begun   bool // a Get has asked for first
-	first   Column
-	pattern *pattern // nil until a second column is asked for
-	asked   []Column // behind the first, each once, the first maxAskedColumns
-	cells   []cachedCell
+	started      bool // a Get has asked for first
+	first        Column
+	pattern      *pattern // nil until a second column is asked for
+	laterColumns []Column // behind the first, each once, the first maxAskedColumns
+	cells        []cachedCell
 }
 
 // A cachedCell was read ahead at the timestamp of all reads here, and was not locked, so
@@ -81,7 +81,7 @@ type cachedCell struct {
 
 // init makes r ready, and reports whether reads share anything.
 func (r *reads) init(of *readSharing, name string, prefetch bool) (shared bool) {
-	r.of, r.name = of, name
+	r.shared, r.name = of, name
 	if prefetch {
 		r.budget = max(of.prefetchBytes, 0)
 	}
@@ -114,9 +114,9 @@ func (r *reads) addRow(id rowID) *rowReads {
 	return row
 }
 
-// recall returns a cell that was read ahead.
-func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
-	if r == nil || r.budget == 0 && !r.remembers.Load() {
+// cached returns a cell that was read ahead.
+func (r *reads) cached(cell Cell) (value []byte, present, known bool) {
+	if r == nil || r.budget == 0 && !r.hasRemembered.Load() {
 		return nil, false, false
 	}
 	r.mu.Lock()
@@ -132,10 +132,10 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 		}
 		if !c.used {
 			c.used = true
-			r.used.Add(1)
-			r.of.counters.PrefetchUsed.Add(1)
-			r.of.measure.prefetched(cell.Table, "used", 1)
-			r.note(cell, row, len(c.value))
+			r.prefetchUsed.Add(1)
+			r.shared.counters.PrefetchUsed.Add(1)
+			r.shared.metrics.prefetched(cell.Table, "used", 1)
+			r.learnColumn(cell, row, len(c.value))
 		}
 		if !c.present {
 			return nil, false, true
@@ -157,12 +157,12 @@ func (r *reads) remember(cell Cell, value []byte, present bool) {
 	}
 	r.bytes += len(value)
 	row.cells = append(row.cells, cachedCell{column: cell.Column(), value: value, present: present, used: true})
-	r.remembers.Store(true)
+	r.hasRemembered.Store(true)
 }
 
-// begin notes that a cell is going to be read. For the first of its row, it
+// beginRead notes that a cell is going to be read. For the first of its row, it
 // returns what is worth reading along.
-func (r *reads) begin(cell Cell) []Column {
+func (r *reads) beginRead(cell Cell) []Column {
 	if r == nil || r.budget == 0 {
 		return nil
 	}
@@ -173,50 +173,50 @@ func (r *reads) begin(cell Cell) []Column {
 	switch {
 	case row == nil:
 		row = r.addRow(id)
-	case row.begun:
+	case row.started:
 		return nil
 	}
-	row.begun, row.first, row.pattern = true, cell.Column(), r.of.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
+	row.started, row.first, row.pattern = true, cell.Column(), r.shared.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}
-	return row.pattern.begin(r.budget)
+	return row.pattern.beginRow(r.budget)
 }
 
-// answered notes that a Get was answered by a request.
-func (r *reads) answered(cell Cell, size int) {
+// endRead notes that a Get was answered by a request.
+func (r *reads) endRead(cell Cell, size int) {
 	if r == nil || r.budget == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if row := r.row(rowID{cell.Table, cell.Row}); row != nil {
-		r.note(cell, row, size)
+		r.learnColumn(cell, row, size)
 	}
 }
 
-// note learns that a column was asked for in a row of which another was asked for
+// learnColumn learns that a column was asked for in a row of which another was asked for
 // first.
-func (r *reads) note(cell Cell, row *rowReads, size int) {
-	if len(row.asked) == maxAskedColumns || cell.Column() == row.first || row.wasAsked(cell.Column()) {
+func (r *reads) learnColumn(cell Cell, row *rowReads, size int) {
+	if len(row.laterColumns) == maxAskedColumns || cell.Column() == row.first || row.askedLater(cell.Column()) {
 		return
 	}
-	if longName(row.first) || longName(cell.Column()) {
+	if nameTooLong(row.first) || nameTooLong(cell.Column()) {
 		return
 	}
-	row.asked = append(row.asked, cell.Column())
+	row.laterColumns = append(row.laterColumns, cell.Column())
 	if row.pattern == nil {
-		row.pattern = r.of.patterns.make(patternKey{cell.Table, r.name, row.first})
+		row.pattern = r.shared.patterns.findOrAdd(patternKey{cell.Table, r.name, row.first})
 	}
-	row.pattern.follow(cell.Column(), size)
+	row.pattern.count(cell.Column(), size)
 }
 
-// longName: a column is not worth what its name takes, of a client's memory and of
+// nameTooLong: a column is not worth what its name takes, of a client's memory and of
 // filters.
-func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
+func nameTooLong(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
-func (r *rowReads) wasAsked(c Column) bool {
-	for _, a := range r.asked {
+func (r *rowReads) askedLater(c Column) bool {
+	for _, a := range r.laterColumns {
 		if a == c {
 			return true
 		}
@@ -224,10 +224,10 @@ func (r *rowReads) wasAsked(c Column) bool {
 	return false
 }
 
-// keep puts what was read ahead into the cache: those columns of raw, the stored
+// cachePrefetched puts what was read ahead into the cache: those columns of raw, the stored
 // form of a row, that can be decided from it alone. A locked column, or one with
 // a damaged record, is left to the Get that asks for it.
-func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {
 		c, _, err := format.MetadataCell(t.Name, key, item)
@@ -264,44 +264,44 @@ func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Colum
 	for _, c := range sel.Columns {
 		item, present := format.FindItem(e.Row[c.Family], c.Key())
 		if row.pattern != nil {
-			row.pattern.size(c, len(item.Value))
+			row.pattern.noteSize(c, len(item.Value))
 		}
-		if elsewhere[c] || row.wasAsked(c) || r.bytes+len(item.Value) > maxCachedBytes {
+		if elsewhere[c] || row.askedLater(c) || r.bytes+len(item.Value) > maxCachedBytes {
 			continue
 		}
 		n++
 		r.bytes += len(item.Value) + len(c.Family) + len(c.Qualifier)
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
-	r.ahead.Add(n)
-	r.of.counters.Prefetched.Add(n)
-	r.of.measure.prefetched(t.Name, "read", n)
+	r.prefetched.Add(n)
+	r.shared.counters.Prefetched.Add(n)
+	r.shared.metrics.prefetched(t.Name, "read", n)
 }
 
-func (r *reads) forget(cell Cell) {
-	r.of.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
+func (r *reads) forgetPattern(cell Cell) {
+	r.shared.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
 }
 
-// describe adds to a transaction's span what was read ahead.
-func (r *reads) describe(s telemetry.Span) {
+// annotate adds to a transaction's span what was read ahead.
+func (r *reads) annotate(s telemetry.Span) {
 	if r == nil {
 		return
 	}
-	if n := r.ahead.Load(); n > 0 {
-		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
+	if n := r.prefetched.Load(); n > 0 {
+		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.prefetchUsed.Load()))
 	}
 }
 
-// batched returns how a row's first read is made; nil: by a request of its own.
-func (r *reads) batched(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
-	if r == nil || r.of.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
+// batchedRead returns how a row's first read is made; nil: by a request of its own.
+func (r *reads) batchedRead(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
+	if r == nil || r.shared.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := r.batchers[t]
 	if b == nil {
-		b = &readBatcher{of: r.of, table: t, ts: ts}
+		b = &readBatcher{shared: r.shared, table: t, ts: ts}
 		if r.batchers == nil {
 			r.batchers = map[*store.Table]*readBatcher{}
 		}

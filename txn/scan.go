@@ -38,8 +38,8 @@ type scan struct {
 	rest    store.RowSet // what was not read yet
 	page    []pageRow
 	bytes   int  // in page
-	given   int  // rows yielded
-	done    bool // the consumer wants no more
+	yielded int  // rows yielded
+	stopped bool // the consumer wants no more
 }
 
 // pageRow is one row of a page, as read and then as evaluated.
@@ -50,12 +50,12 @@ type pageRow struct {
 }
 
 func (s *scan) run(ctx context.Context) error {
-	for !s.rest.Empty() && !s.done {
+	for !s.rest.Empty() && !s.stopped {
 		if err := s.request(ctx); err != nil {
 			return err
 		}
 	}
-	s.emitBefore("")
+	s.yieldOwnBefore("")
 	return nil
 }
 
@@ -73,7 +73,7 @@ func (s *scan) request(ctx context.Context) error {
 	}
 	if s.options.limit > 0 {
 		// Some rows may turn out to have nothing visible.
-		if n := min(s.options.limit-s.given, store.MaxPageRows) + 16; limit == 0 || n < limit {
+		if n := min(s.options.limit-s.yielded, store.MaxPageRows) + 16; limit == 0 || n < limit {
 			limit = n
 		}
 	}
@@ -88,27 +88,27 @@ func (s *scan) request(ctx context.Context) error {
 	var failed error
 	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
 		read++
-		if failed = s.add(ctx, raw); failed != nil {
+		if failed = s.addRow(ctx, raw); failed != nil {
 			return false, 0
 		}
 		if len(s.page) < pageRows && s.bytes < store.MaxPageBytes && !late() {
 			return true, 0
 		}
 		arrived := time.Now()
-		failed = s.turn(ctx)
+		failed = s.deliverPage(ctx)
 		stopped = onePage || late()
-		return failed == nil && !s.done && !stopped, time.Since(arrived)
+		return failed == nil && !s.stopped && !stopped, time.Since(arrived)
 	}, opts...)
-	if err != nil && failed == nil && !s.done && !stopped {
+	if err != nil && failed == nil && !s.stopped && !stopped {
 		if read > 0 && store.TookTooLong(ctx, err) {
-			return s.turn(ctx)
+			return s.deliverPage(ctx)
 		}
 		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
-	if failed != nil || s.done || stopped {
+	if failed != nil || s.stopped || stopped {
 		return failed
 	}
-	if err := s.turn(ctx); err != nil {
+	if err := s.deliverPage(ctx); err != nil {
 		return err
 	}
 	if limit == 0 || read < limit {
@@ -117,8 +117,8 @@ func (s *scan) request(ctx context.Context) error {
 	return nil
 }
 
-// add takes a row into the page.
-func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
+// addRow takes a row into the page.
+func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
 		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
@@ -132,9 +132,9 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 	return nil
 }
 
-// turn hands the page to the consumer and moves rest behind it.
-func (s *scan) turn(ctx context.Context) error {
-	err := s.settle(ctx, s.page)
+// deliverPage hands the page to the consumer and moves rest behind it.
+func (s *scan) deliverPage(ctx context.Context) error {
+	err := s.resolvePage(ctx, s.page)
 	// Also where there are no rows: they may have been there.
 	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (s *scan) turn(ctx context.Context) error {
 	}
 	for i := range s.page {
 		r := &s.page[i]
-		if !s.emitBefore(r.key) || !s.emit(r.key, r.row.Row) {
+		if !s.yieldOwnBefore(r.key) || !s.yieldMerged(r.key, r.row.Row) {
 			break
 		}
 	}
@@ -154,9 +154,9 @@ func (s *scan) turn(ctx context.Context) error {
 	return nil
 }
 
-// settle resolves the locks of a page, all rows together, reading the rows
+// resolvePage resolves the locks of a page, all rows together, reading the rows
 // again until no lock is left.
-func (s *scan) settle(ctx context.Context, page []pageRow) error {
+func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
 		var locks []*Lock
@@ -232,39 +232,39 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	return nil
 }
 
-// emitBefore yields the transaction's own rows that come before key in the
+// yieldOwnBefore yields the transaction's own rows that come before key in the
 // direction of the scan and were not read; all that are left when key is
 // empty. It reports whether the consumer wants more.
-func (s *scan) emitBefore(key string) bool {
+func (s *scan) yieldOwnBefore(key string) bool {
 	if s.overlay == nil {
 		return true
 	}
-	for len(s.overlay.keys) > 0 && !s.done {
+	for len(s.overlay.keys) > 0 && !s.stopped {
 		next := s.overlay.next(s.options.reverse)
 		if key != "" && (next == key || (next < key) == s.options.reverse) {
 			return true
 		}
-		s.overlay.drop(s.options.reverse)
-		s.give(s.overlay.apply(next, nil))
+		s.overlay.dropNext(s.options.reverse)
+		s.yieldRow(s.overlay.apply(next, nil))
 	}
-	return !s.done
+	return !s.stopped
 }
 
-// emit yields a row that was read, with the transaction's own writes applied.
-func (s *scan) emit(key string, row bigtable.Row) bool {
+// yieldMerged yields a row that was read, with the transaction's own writes applied.
+func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {
-			s.overlay.drop(s.options.reverse)
+			s.overlay.dropNext(s.options.reverse)
 		}
 		row = s.overlay.apply(key, row)
 	}
-	s.give(row)
-	return !s.done
+	s.yieldRow(row)
+	return !s.stopped
 }
 
-func (s *scan) give(row bigtable.Row) {
+func (s *scan) yieldRow(row bigtable.Row) {
 	if len(row) > 0 {
-		s.given++
-		s.done = !s.yield(row, nil) || s.given == s.options.limit
+		s.yielded++
+		s.stopped = !s.yield(row, nil) || s.yielded == s.options.limit
 	}
 }

@@ -29,7 +29,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 	for _, opt := range opts {
 		opt.applySnapshot(&o)
 	}
-	now, err := presentFor(ctx, c, &o)
+	now, err := snapshotTimestamp(ctx, c, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (s *Snapshot) Table(name string) *View {
 
 // snapshotTS returns the present for a snapshot, or what the options accept for
 // it.
-func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
+func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
 	if o.staleness == nil {
 		return c.Timestamp(ctx)
 	}
@@ -96,6 +96,6 @@ func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timesta
 		return c.Timestamp(ctx)
 	}
 	c.resolver.Counters.Reused.Add(1)
-	c.reads.measure.saved(ctx, "snapshot")
+	c.reads.metrics.timestampReused(ctx, "snapshot")
 	return ts, nil
 }

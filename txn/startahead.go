@@ -40,7 +40,7 @@ type startAhead struct {
 	err   error
 }
 
-func (s *startAhead) young() bool {
+func (s *startAhead) isRecent() bool {
 	return max(time.Since(s.asked), time.Since(s.asked.Round(0))) < maxStartAge
 }
 
@@ -50,8 +50,8 @@ func (s *startAhead) ask(ctx context.Context, c *store.Clock) {
 	s.ts, s.asked, s.err = c.Ask(ctx)
 }
 
-// answered waits for the answer, unless that will be too old to be used.
-func (s *startAhead) answered(ctx context.Context) bool {
+// await waits for the answer, unless that will be too old to be used.
+func (s *startAhead) await(ctx context.Context) bool {
 	select {
 	case <-s.done:
 		return true
@@ -72,10 +72,10 @@ func (s *startAhead) answered(ctx context.Context) bool {
 type startsAhead struct {
 	mu      sync.Mutex
 	waiting []*startAhead // in the order in which they were asked for
-	// began is when the last of these transactions began; busy: the one before it began
+	// lastBegin is when the last of these transactions began; busy: the one before it began
 	// less than maxStartAge earlier.
-	began time.Time
-	busy  bool
+	lastBegin time.Time
+	busy      bool
 }
 
 // take removes and returns the one that was asked for last, answered or not; nil: there is
@@ -84,7 +84,7 @@ func (s *startsAhead) take() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.busy, s.began = now.Sub(s.began) < maxStartAge, now
+	s.busy, s.lastBegin = now.Sub(s.lastBegin) < maxStartAge, now
 	last := len(s.waiting) - 1
 	if last < 0 {
 		return nil
@@ -97,7 +97,7 @@ func (s *startsAhead) take() *startAhead {
 // usable reports whether a transaction may begin at an answer: it is young, and
 // above everything that this client has committed.
 func (s *startAhead) usable(c *store.Clock) bool {
-	return s.err == nil && c.AboveCommits(s.ts) && s.young()
+	return s.err == nil && c.AboveCommits(s.ts) && s.isRecent()
 }
 
 // add adds one that is to be asked for; nil: no transaction is likely to use it soon.

@@ -27,21 +27,21 @@ import (
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
-	client  *Client
-	opts    txnOptions
-	startTS tso.Timestamp
-	began   time.Time     // for the part of the locks' ttl that has passed at commit
-	early   time.Duration // how long before began startTS was asked for
-	buffer  buffer
-	run     *attempt
-	hold    *recovery.Hold // keeps garbage collection below startTS
-	reads   reads
+	client   *Client
+	opts     txnOptions
+	startTS  tso.Timestamp
+	began    time.Time     // for the part of the locks' ttl that has passed at commit
+	startAge time.Duration // how long before began startTS was asked for
+	buffer   buffer
+	attempt  *attempt
+	hold     *recovery.Hold // keeps garbage collection below startTS
+	reads    reads
 
-	span       telemetry.Span // not on where nothing records
-	carried    trace.Span     // the span, also one that does not record; nil without an SDK
-	parentSpan trace.SpanID
-	deferred   *deferredTrace // until the trace begins; nil where it began with the transaction
-	requests   atomic.Int64   // to Bigtable
+	span        telemetry.Span // not on where nothing records
+	contextSpan trace.Span     // the span, also one that does not record; nil without an SDK
+	parentSpan  trace.SpanID
+	deferred    *deferredTrace // until the trace begins; nil where it began with the transaction
+	requests    atomic.Int64   // to Bigtable
 
 	mu    sync.Mutex
 	ended bool
@@ -54,7 +54,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		return nil, err
 	}
 	// Before the timestamp: overstates the age, never the rest of the ttl.
-	t := &Txn{client: c, run: a, began: time.Now()}
+	t := &Txn{client: c, attempt: a, began: time.Now()}
 	for _, o := range opts {
 		o.applyTxn(&t.opts)
 	}
@@ -157,7 +157,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	case Retryable(err):
 		outcome = outcomeConflict
 		t.client.resolver.Counters.Conflicts.Add(1)
-		t.client.measure.conflict(ctx, err)
+		t.client.metrics.conflict(ctx, err)
 		logConflict(ctx, t.client.resolver.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
@@ -174,10 +174,10 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
-		t.reads.describe(t.span)
+		t.reads.annotate(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.measure.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
+	t.client.metrics.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
 // commit returns how many rows are written as well.
@@ -189,11 +189,11 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if err != nil {
 		return 0, 0, err
 	}
-	if t.onlyReads() {
-		ts, err = onlyNotify(ctx, t, notified)
+	if t.writesNothing() {
+		ts, err = notifyWithoutCommit(ctx, t, notified)
 		return ts, 0, err
 	}
-	rows, err := t.collect(ctx)
+	rows, err := t.groupWrites(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -202,10 +202,10 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	return ts, len(rows), err
 }
 
-// onlyReads reports whether nothing is buffered but the locks that a
+// writesNothing reports whether nothing is buffered but the locks that a
 // serializable transaction took for its reads. They protect nothing when
 // nothing is written.
-func (t *Txn) onlyReads() bool {
+func (t *Txn) writesNothing() bool {
 	for _, rows := range t.buffer.rows {
 		for _, cols := range rows {
 			for _, w := range cols {
@@ -218,10 +218,10 @@ func (t *Txn) onlyReads() bool {
 	return true
 }
 
-// collect groups the buffered writes by row, the primary's row first, and
+// groupWrites groups the buffered writes by row, the primary's row first, and
 // checks everything that can be checked before anything is sent: what Bigtable
 // would refuse half-way is not undone by itself (hazard 18).
-func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
+func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
 	for name, rows := range t.buffer.rows {
@@ -280,57 +280,57 @@ func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.R
 // withTrace returns ctx with the transaction's span in it, unless the caller has
 // begun spans below it, and with the count of its requests.
 func (t *Txn) withTrace(ctx context.Context) context.Context {
-	if t.client.measure.requests.Enabled(ctx) {
+	if t.client.metrics.requests.Enabled(ctx) {
 		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
-	if t.carried == nil {
+	if t.contextSpan == nil {
 		return ctx
 	}
-	here, own := trace.SpanContextFromContext(ctx), t.carried.SpanContext()
+	here, own := trace.SpanContextFromContext(ctx), t.contextSpan.SpanContext()
 	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, t.carried)
+	return trace.ContextWithSpan(ctx, t.contextSpan)
 }
 
-// askForNextRun asks for the start timestamp of the next attempt while this one is
+// askNextStart asks for the start timestamp of the next attempt while this one is
 // rolled back. Not behind a lock: its transaction is going to commit above a
 // timestamp of now.
-func (t *Txn) askForNextRun(ctx context.Context, err error) {
+func (t *Txn) askNextStart(ctx context.Context, err error) {
 	var conflict *ConflictError
-	a := t.run
+	a := t.attempt
 	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
 		return
 	}
-	if !a.again || a.number > maxAttemptsAhead {
+	if !a.inUpdate || a.number > maxAttemptsAhead {
 		return
 	}
 	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
 		return
 	}
-	a.next = &startAhead{done: make(chan struct{})}
-	go a.next.ask(ctx, &t.client.resolver.Clock)
+	a.nextStart = &startAhead{done: make(chan struct{})}
+	go a.nextStart.ask(ctx, &t.client.resolver.Clock)
 }
 
 // takeStart gives the transaction its start timestamp.
 func (t *Txn) takeStart(ctx context.Context) (err error) {
-	c, n, why := t.client, t.run.next, "retry"
-	t.run.next = nil
+	c, n, why := t.client, t.attempt.nextStart, "retry"
+	t.attempt.nextStart = nil
 	// A retry takes none from before its conflict.
-	if n == nil && t.opts.writeOnly && t.run.number == 1 {
-		n, why = c.starts.take(), "write only"
+	if n == nil && t.opts.writeOnly && t.attempt.number == 1 {
+		n, why = c.startsAhead.take(), "write only"
 	}
 	if n != nil {
-		answered := n.answered(ctx)
+		answered := n.await(ctx)
 		if ctx.Err() != nil {
 			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
 		if answered && n.usable(&c.resolver.Clock) {
 			// The age of its locks is counted from the question.
-			t.startTS, t.early = n.ts, t.began.Sub(n.asked)
+			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
 			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
 			c.resolver.Counters.Asked.Add(1)
-			c.reads.measure.saved(ctx, why)
+			c.reads.metrics.timestampReused(ctx, why)
 			return nil
 		}
 	}
@@ -342,19 +342,19 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
+		t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.previousSpan)
 		return
 	}
 	t.deferred = &deferredTrace{t: t, attempt: a}
 	if !t.client.resolver.Trace.Off() {
-		t.carried = telemetry.Quiet
+		t.contextSpan = telemetry.Quiet
 	}
 }
 
 // noteStart notes the start timestamp in the transaction's span.
 func (t *Txn) noteStart(ts tso.Timestamp) {
 	if t.startTS = ts; t.deferred != nil {
-		t.deferred.got = time.Now()
+		t.deferred.startReceived = time.Now()
 	}
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))

@@ -75,7 +75,7 @@ func (m *transactionMetrics) retry(ctx context.Context, name string) {
 	}
 }
 
-func (m *transactionMetrics) latched(ctx context.Context, began time.Time) {
+func (m *transactionMetrics) latchWaited(ctx context.Context, began time.Time) {
 	if m.latchWait.Enabled(ctx) {
 		m.latchWait.Record(ctx, time.Since(began).Seconds())
 	}

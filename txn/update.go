@@ -17,8 +17,8 @@ import (
 func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn) error, opts []TxnOption) (tso.Timestamp, error) {
 	pause := retryBackoff(c).Start()
 	wasTooOld := false
-	run := attempt{again: true}
-	defer run.release()
+	run := attempt{inUpdate: true}
+	defer run.releaseLatch()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
 		if err == nil {
@@ -34,11 +34,11 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 		case limit > 0 && run.number >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
-		if beforeNext(ctx, c, &run, &pause, err) != nil {
+		if waitBeforeRetry(ctx, c, &run, &pause, err) != nil {
 			return 0, store.Ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
 		c.resolver.Counters.Retries.Add(1)
-		c.measure.retry(ctx, o.name)
+		c.metrics.retry(ctx, o.name)
 		c.resolver.Trace.Retry(ctx, o.name, run.number+1, err)
 	}
 }
@@ -55,11 +55,11 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	if err != nil {
 		return 0, txnOptions{}, err
 	}
-	run.foundEarly = false
+	run.conflictedEarly = false
 	defer func() {
 		tx.Rollback() // f may panic
-		if !run.foundEarly {
-			run.release() // f did not come to its commit
+		if !run.conflictedEarly {
+			run.releaseLatch() // f did not come to its commit
 		}
 	}()
 	var ts tso.Timestamp
@@ -96,21 +96,21 @@ func (e *functionError) As(target any) bool {
 	return errors.As(e.err, target)
 }
 
-// beforeNext waits before the next run of a function. After a conflict with another client it
+// waitBeforeRetry waits before the next run of a function. After a conflict with another client it
 // waits with jittered exponential backoff. After a conflict with a transaction of this
 // client it waits in the queue of the cells, so that the next run's start_ts is above that
 // transaction's commit_ts. A run that waits for backoff holds no latch.
-func beforeNext(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
-	if run.foundEarly && run.foundEarlyBefore {
-		run.release() // another process's commits
+func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
+	if run.conflictedEarly && run.previousConflictedEarly {
+		run.releaseLatch() // another process's commits
 	}
-	early := run.foundEarly && !run.foundEarlyBefore
-	if run.foundEarlyBefore = run.foundEarly; !early {
+	early := run.conflictedEarly && !run.previousConflictedEarly
+	if run.previousConflictedEarly = run.conflictedEarly; !early {
 		if err := pause.Wait(ctx, 0); err != nil {
 			return err
 		}
 	}
-	granted, err := requeue(ctx, c, run)
+	granted, err := takeLatchForRetry(ctx, c, run)
 	if err == nil && !granted && early {
 		err = pause.Wait(ctx, 0)
 	}
@@ -120,42 +120,42 @@ func beforeNext(ctx context.Context, c *Client, run *attempt, pause *store.Waite
 // An attempt is one run of a function given to Update.
 type attempt struct {
 	number int
-	// earlier is the span of the attempt before.
-	earlier trace.SpanContext
+	// previousSpan is the span of the attempt before.
+	previousSpan trace.SpanContext
 
-	// again: Update runs the function again after a conflict. early: the last run
+	// inUpdate: Update runs the function again after a conflict. early: the last run
 	// ended in one that was known before its prewrite. slots are the latches of the
 	// cells that it wrote, latch what is held of them for the next run.
-	again            bool
-	foundEarly       bool
-	foundEarlyBefore bool // and the one before
-	slots            []uint16
-	latch            *latch.Latch
+	inUpdate                bool
+	conflictedEarly         bool
+	previousConflictedEarly bool // and the one before
+	latchSlots              []uint16
+	latch                   *latch.Latch
 
-	// next is the start timestamp of the next attempt; nil: not asked for.
-	next *startAhead
+	// nextStart is the start timestamp of the next attempt; nil: not asked for.
+	nextStart *startAhead
 }
 
-// requeue takes the latches of the run before, ahead of the next one's start_ts.
+// takeLatchForRetry takes the latches of the run before, ahead of the next one's start_ts.
 // granted is false where there is nothing to take.
-func requeue(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
+func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
 	if run.latch == nil {
 		began := time.Now()
 		var waited bool
-		if run.latch, waited, err = c.latches.Acquire(ctx, run.slots); waited {
-			latched(ctx, c, began)
+		if run.latch, waited, err = c.latches.Acquire(ctx, run.latchSlots); waited {
+			countLatchWait(ctx, c, began)
 		}
 	}
 	return run.latch != nil, err
 }
 
-// release gives back what a run kept for the next one.
-func (a *attempt) release() {
+// releaseLatch gives back what a run kept for the next one.
+func (a *attempt) releaseLatch() {
 	a.latch.Release()
 	a.latch = nil
 }
 
-func latched(ctx context.Context, c *Client, began time.Time) {
+func countLatchWait(ctx context.Context, c *Client, began time.Time) {
 	c.resolver.Counters.LatchWaits.Add(1)
-	c.measure.latched(ctx, began)
+	c.metrics.latchWaited(ctx, began)
 }

@@ -143,7 +143,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
-	span.Set(telemetry.AttrRows.Int(s.given))
+	span.Set(telemetry.AttrRows.Int(s.yielded))
 	span.EndWith(err)
 	return err
 }
@@ -185,12 +185,12 @@ func (v *View) open(ctx context.Context) (*store.Table, error) {
 // readCell reads one cell for Get, in one request with what is likely to be asked
 // for next, or finds it in the cache.
 func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
-	if value, present, known := v.reads.recall(cell); known {
+	if value, present, known := v.reads.cached(cell); known {
 		return value, present, nil
 	}
 	sel := store.Selection{Columns: []Column{cell.Column()}}
 	var ahead []Column
-	for _, c := range v.reads.begin(cell) {
+	for _, c := range v.reads.beginRead(cell) {
 		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
 			ahead = append(ahead, c)
 		}
@@ -199,7 +199,7 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
 		// It may be because of what was to be read along: a family that is gone, a
 		// value that is too large for an answer.
-		v.reads.forget(cell)
+		v.reads.forgetPattern(cell)
 		row, err = v.readColumns(ctx, cell.Row, sel, nil)
 	}
 	if err != nil {
@@ -211,7 +211,7 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 			value = []byte{}
 		}
 	}
-	v.reads.answered(cell, len(value))
+	v.reads.endRead(cell, len(value))
 	return value, present, nil
 }
 
@@ -223,14 +223,14 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batchedRead(t, wide, v.ts))
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil {
 		return nil, err
 	}
 	if len(ahead) > 0 {
-		v.reads.keep(t, key, raw, ahead, v.ts)
+		v.reads.cachePrefetched(t, key, raw, ahead, v.ts)
 	}
 	if v.txn == nil {
 		return row, nil

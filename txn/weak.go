@@ -23,10 +23,10 @@ func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	return cells, nil
 }
 
-// onlyNotify ends a transaction that writes nothing: its weak notifications are
+// notifyWithoutCommit ends a transaction that writes nothing: its weak notifications are
 // set at a timestamp of their own, so that whatever was committed before is
 // seen by the observers.
-func onlyNotify(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
+func notifyWithoutCommit(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
 	if len(cells) == 0 {
 		return t.startTS, nil
 	}
