@@ -21,7 +21,7 @@ import (
 type Client struct {
 	resolver  *recovery.Resolver
 	cfg       Config
-	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
+	ownOracle *tso.Direct // closed by Close; nil if Config names an oracle
 
 	latches     *latch.Latches
 	recent      *latch.Recent
@@ -30,7 +30,7 @@ type Client struct {
 	metrics     transactionMetrics
 	admission   latch.Admission
 	streams     atomic.Int64  // requests of scans under way
-	done        chan struct{} // closed when Close is through
+	done        chan struct{} // closed when Close has returned
 }
 
 // Tables opens tables by name, as *bigtable.Client does. Another implementation may open
@@ -80,7 +80,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// isNilTables reports a nil, also one of a pointer's type.
+// isNilTables reports whether bt is nil or a nil pointer.
 func isNilTables(bt Tables) bool {
 	v := reflect.ValueOf(bt)
 	return bt == nil || v.Kind() == reflect.Pointer && v.IsNil()

@@ -14,10 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Read batching (paper §2.5): point reads that goroutines of one transaction, or
-// of one snapshot, make of one table at the same time share a request. Only they
-// read at the same timestamp. The timestamp is part of a read's filter, because the
-// newest write at one timestamp hides the one at another.
+// Read batching (paper §2.5): if goroutines of one transaction, or of one snapshot, read cells of
+// one table at the same time, the reads share requests. Reads of different transactions cannot:
+// the filter of a request contains the read timestamp, because the newest write at one
+// timestamp hides the one at another.
 //
 // If fewer than Config.BatchReads requests are under way, a read is sent at once, as
 // without batching. Later reads wait, and share a request when one of those is answered.
@@ -26,48 +26,49 @@ import (
 // request for the others; when the last one has left, the request is cancelled.
 
 const (
+	// maxBatchedRows bounds the rows of a batch. Further reads wait for the next one.
 	maxBatchedRows = 128
-	// maxBatchedColumns bounds the columns of a batch: every row of it is read
-	// with all of them.
+	// maxBatchedColumns bounds the columns of a batch, because the request reads all of them
+	// from every row.
 	maxBatchedColumns = 8
 )
 
-// A readBatcher joins reads of a table at one timestamp.
+// A readBatcher batches reads of a table at one timestamp.
 type readBatcher struct {
 	shared *readSharing
 	table  *store.Table
 	ts     tso.Timestamp
 
 	mu      sync.Mutex
-	running int // requests
-	waiting []*waitingRead
+	running int            // requests under way
+	waiting []*waitingRead // not in a batch yet
 }
 
-// A waitingRead is a read that is to share a request.
+// A waitingRead is a read that waits for a shared request.
 type waitingRead struct {
 	row        string
 	columns    []Column
 	span       trace.Span
 	batch      *readBatch    // nil: none yet
-	startBatch chan struct{} // closed when its caller has to start batch
+	startBatch chan struct{} // closed when this read's caller must start batch
 	ended      bool          // answered, or the caller has left
 	done       chan struct{}
 
-	// Set when done is closed. failed: the request ended without an answer for
-	// this row.
+	// raw and failed are set when done is closed. failed says that the request failed
+	// before it answered this row.
 	raw    bigtable.Row
 	failed bool
 }
 
 // A readBatch is one request.
 type readBatch struct {
-	members []*waitingRead // the first one's caller starts it
+	members []*waitingRead // the caller of the first one starts the request
 	columns []Column
 	waiting int                // callers that wait
 	cancel  context.CancelFunc // nil: not started yet
 }
 
-// read reads columns of a row; f is the filter that does so.
+// read reads columns of a row, alone or in a batch. f is the filter for reading it alone.
 func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
 	b.mu.Lock()
 	if b.running < b.shared.batchReads {
@@ -83,7 +84,8 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 		return nil, store.Ended(ctx, "waiting for a read of table "+b.table.Name, nil)
 	}
 	if w.failed {
-		// Perhaps because of another's row. An error is of this one's own.
+		// Another row may have caused the error. Read this row alone, so that the
+		// caller gets an error about its own row, if any.
 		return b.table.ReadRow(ctx, row, f)
 	}
 	return w.raw, nil
@@ -110,8 +112,8 @@ func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
 	}
 }
 
-// leave takes a caller out whose context has ended, and reports whether it is the
-// first of a batch.
+// leave removes a caller whose context has ended. It reports whether the caller is the first of a
+// batch.
 func (b *readBatcher) leave(w *waitingRead) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,7 +141,7 @@ func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool
 	}
 }
 
-// end counts a caller out of its batch. The batcher's mutex is held.
+// end removes a caller from the count of its batch. The caller of end holds the batcher's mutex.
 func (w *waitingRead) end() {
 	if !w.ended {
 		w.ended = true
@@ -147,7 +149,8 @@ func (w *waitingRead) end() {
 	}
 }
 
-// sendNext sends what waits, in place of a request that has ended.
+// sendNext makes the next batch of the waiting reads, in place of a request that has ended, and
+// has the caller of its first read start it.
 func (b *readBatcher) sendNext() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -164,7 +167,7 @@ func (b *readBatcher) sendNext() {
 	close(batch.members[0].startBatch)
 }
 
-// start sends a batch, unless all who waited have left.
+// start sends the request of a batch, unless all its callers have left.
 func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	b.mu.Lock()
@@ -180,7 +183,7 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	}()
 }
 
-// chooseBatch chooses how many of those that wait go together, and their columns.
+// chooseBatch returns how many of the waiting reads fit into the next batch, and their columns.
 func (b *readBatcher) chooseBatch() (n int, columns []Column) {
 	bytes := 0
 	for _, w := range b.waiting {
@@ -190,7 +193,7 @@ func (b *readBatcher) chooseBatch() (n int, columns []Column) {
 				all = append(all, c)
 			}
 		}
-		bytes += len(w.row) + 16 // and what surrounds a key
+		bytes += len(w.row) + 16 // 16 bytes for the encoding around a key
 		if n > 0 && (len(all) > maxBatchedColumns || n == maxBatchedRows || bytes > format.MaxRowListBytes || (store.Selection{Columns: all}).Cost() > store.FilterBudget) {
 			break
 		}
@@ -224,7 +227,7 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 		for i, w := range members {
 			w.raw = raw
 			if i > 0 {
-				w.raw = cloneRow(raw) // a row is its caller's
+				w.raw = cloneRow(raw) // each caller owns its row
 			}
 		}
 		delete(byRow, raw.Key())

@@ -15,26 +15,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// This file is what the point reads of one transaction, or one snapshot, have in
-// common: the read cache, which prefetching fills (prefetch.go), and the batches
-// of reads that are under way at the same time (readbatch.go).
+// The point reads of one transaction, or one snapshot, share a cache, which prefetching fills
+// (prefetch.go), and batches of reads that are under way at the same time (readbatch.go).
 
 const (
-	// maxCachedRows and maxCachedBytes bound a read cache. One that is full is
-	// emptied: a transaction that reads that much does not come back to its first
-	// rows soon.
+	// maxCachedRows and maxCachedBytes bound the cache of a transaction. A full cache is
+	// emptied: a transaction that reads so much rarely returns to its first rows.
 	maxCachedRows  = 1024
 	maxCachedBytes = 1 << 20
 	// maxAskedColumns bounds what the client learns from one row.
 	maxAskedColumns = 4 * maxPatternColumns
 )
 
-// A readSharing is what the reads of all transactions of a client share.
+// A readSharing is what the reads of all transactions and snapshots of a client share.
 type readSharing struct {
 	patterns patterns
 	counters *store.Counters
 	metrics  readMetrics
-	// prefetchBytes and batchReads are as in Config.
+	// prefetchBytes and batchReads are Config.PrefetchBytes and Config.BatchReads.
 	prefetchBytes, batchReads int
 }
 
@@ -42,18 +40,19 @@ type readSharing struct {
 type reads struct {
 	shared *readSharing
 	name   string // of the transaction
-	// budget of bytes that a read may be expected to bring along; 0: no
+	// budget is how many bytes one read may prefetch, by what the client expects; 0: no
 	// prefetching.
 	budget int
 
-	// Cells that were read ahead, and those that were asked for later.
+	// prefetched counts the cells that were read ahead, and prefetchUsed those that a later
+	// Get asked for.
 	prefetched, prefetchUsed atomic.Int64
-	// hasRemembered: a cell was kept that no Get has asked for.
+	// hasRemembered says that remember has stored a cell.
 	hasRemembered atomic.Bool
 
 	mu       sync.Mutex
 	firstID  rowID
-	first    rowReads // of the first row: many transactions read one
+	first    rowReads // of the first row; without a map, because many transactions read only one
 	rows     map[rowID]*rowReads
 	bytes    int
 	batchers map[*store.Table]*readBatcher
@@ -61,12 +60,12 @@ type reads struct {
 
 type rowID struct{ table, row string }
 
-// rowReads is what Gets asked for in one row.
+// rowReads is what Gets asked for in one row, and what is cached of it.
 type rowReads struct {
-	started      bool // a Get has asked for first
+	started      bool // a Get has asked for the column first
 	first        Column
 	pattern      *pattern // nil until a second column is asked for
-	laterColumns []Column // behind the first, each once, the first maxAskedColumns
+	laterColumns []Column // asked for after first, each once, at most maxAskedColumns
 	cells        []cachedCell
 }
 
@@ -79,16 +78,16 @@ type cachedCell struct {
 	used    bool
 }
 
-// init makes r ready, and reports whether reads share anything.
-func (r *reads) init(of *readSharing, name string, prefetch bool) (shared bool) {
-	r.shared, r.name = of, name
+// init prepares r. It reports whether the reads share anything at all.
+func (r *reads) init(shared *readSharing, name string, prefetch bool) (sharing bool) {
+	r.shared, r.name = shared, name
 	if prefetch {
-		r.budget = max(of.prefetchBytes, 0)
+		r.budget = max(shared.prefetchBytes, 0)
 	}
-	return r.budget > 0 || of.batchReads > 0
+	return r.budget > 0 || shared.batchReads > 0
 }
 
-// row returns what was asked for in a row; nil: nothing yet.
+// row returns the reads of a row, or nil if there was none yet.
 func (r *reads) row(id rowID) *rowReads {
 	if r.firstID == id {
 		return &r.first
@@ -96,7 +95,7 @@ func (r *reads) row(id rowID) *rowReads {
 	return r.rows[id]
 }
 
-// addRow makes room for one more row.
+// addRow adds a row. If the cache is full, it is emptied first.
 func (r *reads) addRow(id rowID) *rowReads {
 	if len(r.rows) >= maxCachedRows || r.bytes >= maxCachedBytes {
 		r.firstID, r.first, r.bytes = rowID{}, rowReads{}, 0
@@ -114,7 +113,7 @@ func (r *reads) addRow(id rowID) *rowReads {
 	return row
 }
 
-// cached returns a cell that was read ahead.
+// cached returns a cell from the cache. known is false if the cell is not in it.
 func (r *reads) cached(cell Cell) (value []byte, present, known bool) {
 	if r == nil || r.budget == 0 && !r.hasRemembered.Load() {
 		return nil, false, false
@@ -145,8 +144,8 @@ func (r *reads) cached(cell Cell) (value []byte, present, known bool) {
 	return nil, false, false
 }
 
-// remember keeps a cell's value that was read otherwise. What was read at the start
-// timestamp stays what it is.
+// remember caches a cell that changes.Observe has read. A value at the start timestamp never
+// changes.
 func (r *reads) remember(cell Cell, value []byte, present bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -160,8 +159,8 @@ func (r *reads) remember(cell Cell, value []byte, present bool) {
 	r.hasRemembered.Store(true)
 }
 
-// beginRead notes that a cell is going to be read. For the first of its row, it
-// returns what is worth reading along.
+// beginRead notes that a request will read a cell. If the cell is the first of its row, it returns
+// the columns that are worth prefetching.
 func (r *reads) beginRead(cell Cell) []Column {
 	if r == nil || r.budget == 0 {
 		return nil
@@ -183,7 +182,7 @@ func (r *reads) beginRead(cell Cell) []Column {
 	return row.pattern.beginRow(r.budget)
 }
 
-// endRead notes that a Get was answered by a request.
+// endRead notes that a request has read a cell, with a value of size bytes.
 func (r *reads) endRead(cell Cell, size int) {
 	if r == nil || r.budget == 0 {
 		return
@@ -195,8 +194,8 @@ func (r *reads) endRead(cell Cell, size int) {
 	}
 }
 
-// learnColumn learns that a column was asked for in a row of which another was asked for
-// first.
+// learnColumn learns that a transaction asked for a column of a row after the row's first
+// column.
 func (r *reads) learnColumn(cell Cell, row *rowReads, size int) {
 	if len(row.laterColumns) == maxAskedColumns || cell.Column() == row.first || row.askedLater(cell.Column()) {
 		return
@@ -211,8 +210,8 @@ func (r *reads) learnColumn(cell Cell, row *rowReads, size int) {
 	row.pattern.count(cell.Column(), size)
 }
 
-// nameTooLong: a column is not worth what its name takes, of a client's memory and of
-// filters.
+// nameTooLong reports whether a column's name takes so much of a client's memory and of filters
+// that the column is not worth prefetching.
 func nameTooLong(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
 func (r *rowReads) askedLater(c Column) bool {
@@ -224,9 +223,9 @@ func (r *rowReads) askedLater(c Column) bool {
 	return false
 }
 
-// cachePrefetched puts what was read ahead into the cache: those columns of raw, the stored
-// form of a row, that can be decided from it alone. A locked column, or one with
-// a damaged record, is left to the Get that asks for it.
+// cachePrefetched caches the columns that were read ahead. raw is the stored form of a row. It
+// caches only columns that raw alone can decide. It leaves a locked column, or one with a
+// damaged record, to the Get that asks for it.
 func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {
@@ -249,7 +248,8 @@ func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ah
 	if err != nil {
 		return
 	}
-	e.Sort() // evaluate leaves that to readExact, which is not called here
+	e.Sort() // Evaluate leaves sorting to ReadExact, which is not called here
+	// The values of these columns are at another timestamp and were not read.
 	elsewhere := map[Column]bool{}
 	for _, x := range e.Exact {
 		elsewhere[x.Column] = true
@@ -278,11 +278,12 @@ func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ah
 	r.shared.metrics.prefetched(t.Name, "read", n)
 }
 
+// forgetPattern forgets the pattern of rows whose first column is the cell's.
 func (r *reads) forgetPattern(cell Cell) {
 	r.shared.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
 }
 
-// annotate adds to a transaction's span what was read ahead.
+// annotate adds the counts of prefetched cells to a transaction's span.
 func (r *reads) annotate(s telemetry.Span) {
 	if r == nil {
 		return
@@ -292,7 +293,8 @@ func (r *reads) annotate(s telemetry.Span) {
 	}
 }
 
-// batchedRead returns how a row's first read is made; nil: by a request of its own.
+// batchedRead returns a function that reads a row in a batch, or nil if the read must be a request
+// of its own.
 func (r *reads) batchedRead(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
 	if r == nil || r.shared.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
 		return nil

@@ -12,11 +12,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A scan takes the rows of a request as they arrive, in pages: it settles the
-// locks in a page together, merges the transaction's own writes in, and hands
-// the page to its consumer while the next one is on its way. gRPC's flow control
-// holds the server up where the consumer is slow. A page is bounded in rows and
-// bytes, so that a large scan needs little memory.
+// A scan takes the rows of a request in pages, as they arrive. It resolves the locks in a page
+// together, merges the transaction's own writes in, and yields the rows of the page to the
+// consumer while the next page arrives. If the consumer is slow, gRPC's flow control slows
+// the server down. A page is bounded in rows and bytes, so a large scan needs little memory.
 //
 // After half of Config.RPCTimeout, the consumer's time included, a scan ends its request
 // with the current page, full or not, and continues after that page with another request.
@@ -29,26 +28,28 @@ const (
 	maxStreams = 16
 )
 
+// A scan is one iteration of View.ReadRows.
 type scan struct {
 	view    *View
 	table   *store.Table
 	options readOptions
 	yield   func(bigtable.Row, error) bool
 	overlay *overlay     // nil in a snapshot
-	rest    store.RowSet // what was not read yet
+	rest    store.RowSet // rows that were not yielded yet
 	page    []pageRow
-	bytes   int  // in page
-	yielded int  // rows yielded
+	bytes   int  // size of page
+	yielded int  // number of rows
 	stopped bool // the consumer wants no more
 }
 
-// pageRow is one row of a page, as read and then as evaluated.
+// A pageRow is one row of a page: as read, and as evaluated.
 type pageRow struct {
 	key string
-	raw bigtable.Row // kept while locks block the read
+	raw bigtable.Row // until its locks are resolved
 	row recovery.Evaluation
 }
 
+// run yields all rows, in as many requests as it takes.
 func (s *scan) run(ctx context.Context) error {
 	for !s.rest.Empty() && !s.stopped {
 		if err := s.request(ctx); err != nil {
@@ -59,7 +60,7 @@ func (s *scan) run(ctx context.Context) error {
 	return nil
 }
 
-// request makes one request, hands on its answer, and moves rest behind it.
+// request makes one request, yields the rows of its answer, and removes them from rest.
 func (s *scan) request(ctx context.Context) error {
 	set := s.rest
 	request := set.Request(s.options.reverse)
@@ -72,7 +73,7 @@ func (s *scan) request(ctx context.Context) error {
 		limit = pageRows
 	}
 	if s.options.limit > 0 {
-		// Some rows may turn out to have nothing visible.
+		// 16 more, because some rows may have no visible cell.
 		if n := min(s.options.limit-s.yielded, store.MaxPageRows) + 16; limit == 0 || n < limit {
 			limit = n
 		}
@@ -83,10 +84,10 @@ func (s *scan) request(ctx context.Context) error {
 	if s.options.reverse {
 		opts = append(opts, bigtable.ReverseScan())
 	}
-	began, read, stopped := time.Now(), 0, false
+	began, read, endRequest := time.Now(), 0, false
 	late := func() bool { return time.Since(began) > s.view.client.resolver.Store.Config.RPCTimeout/2 }
 	var failed error
-	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
+	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (more bool, blocked time.Duration) {
 		read++
 		if failed = s.addRow(ctx, raw); failed != nil {
 			return false, 0
@@ -96,16 +97,16 @@ func (s *scan) request(ctx context.Context) error {
 		}
 		arrived := time.Now()
 		failed = s.deliverPage(ctx)
-		stopped = onePage || late()
-		return failed == nil && !s.stopped && !stopped, time.Since(arrived)
+		endRequest = onePage || late()
+		return failed == nil && !s.stopped && !endRequest, time.Since(arrived)
 	}, opts...)
-	if err != nil && failed == nil && !s.stopped && !stopped {
+	if err != nil && failed == nil && !s.stopped && !endRequest {
 		if read > 0 && store.TookTooLong(ctx, err) {
 			return s.deliverPage(ctx)
 		}
 		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
-	if failed != nil || s.stopped || stopped {
+	if failed != nil || s.stopped || endRequest {
 		return failed
 	}
 	if err := s.deliverPage(ctx); err != nil {
@@ -117,7 +118,7 @@ func (s *scan) request(ctx context.Context) error {
 	return nil
 }
 
-// addRow takes a row into the page.
+// addRow adds a row to the page.
 func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
@@ -132,10 +133,10 @@ func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 	return nil
 }
 
-// deliverPage hands the page to the consumer and moves rest behind it.
+// deliverPage yields the rows of the page to the consumer and removes them from rest.
 func (s *scan) deliverPage(ctx context.Context) error {
 	err := s.resolvePage(ctx, s.page)
-	// Also where there are no rows: they may have been there.
+	// Also check an empty page: garbage collection may have removed its rows.
 	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
 		return err
 	}
@@ -154,8 +155,8 @@ func (s *scan) deliverPage(ctx context.Context) error {
 	return nil
 }
 
-// resolvePage resolves the locks of a page, all rows together, reading the rows
-// again until no lock is left.
+// resolvePage resolves the locks of all rows of a page together. It reads these rows again until no
+// lock is left that blocks the read.
 func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
@@ -203,7 +204,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	return g.Wait()
 }
 
-// readAgain reads the rows that had locks once more.
+// readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed recovery.Ignored) error {
 	set := store.RowSet{Keys: make([]string, 0, len(blocked))}
 	for key, r := range blocked {
@@ -232,9 +233,9 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	return nil
 }
 
-// yieldOwnBefore yields the transaction's own rows that come before key in the
-// direction of the scan and were not read; all that are left when key is
-// empty. It reports whether the consumer wants more.
+// yieldOwnBefore yields the rows that only the transaction itself has written and that come before
+// key in the direction of the scan. If key is empty, it yields all remaining ones. It reports
+// whether the consumer wants more.
 func (s *scan) yieldOwnBefore(key string) bool {
 	if s.overlay == nil {
 		return true
@@ -250,7 +251,8 @@ func (s *scan) yieldOwnBefore(key string) bool {
 	return !s.stopped
 }
 
-// yieldMerged yields a row that was read, with the transaction's own writes applied.
+// yieldMerged yields a row that was read, with the transaction's own writes applied. It reports
+// whether the consumer wants more.
 func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {
@@ -262,6 +264,7 @@ func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	return !s.stopped
 }
 
+// yieldRow yields a row, unless it is empty.
 func (s *scan) yieldRow(row bigtable.Row) {
 	if len(row) > 0 {
 		s.yielded++

@@ -30,30 +30,32 @@ type Txn struct {
 	client   *Client
 	opts     txnOptions
 	startTS  tso.Timestamp
-	began    time.Time     // for the part of the locks' ttl that has passed at commit
-	startAge time.Duration // how long before began startTS was asked for
+	began    time.Time     // before the transaction asked for startTS
+	startAge time.Duration // if startTS was asked for ahead: how long before began
 	buffer   buffer
 	attempt  *attempt
 	hold     *recovery.Hold // keeps garbage collection below startTS
 	reads    reads
 
-	span        telemetry.Span // not on where nothing records
-	contextSpan trace.Span     // the span, also one that does not record; nil without an SDK
+	span        telemetry.Span // records only if the transaction is sampled
+	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
 	parentSpan  trace.SpanID
-	deferred    *deferredTrace // until the trace begins; nil where it began with the transaction
+	deferred    *deferredTrace // nil if the trace began with the transaction
 	requests    atomic.Int64   // to Bigtable
 
 	mu    sync.Mutex
 	ended bool
-	// hops counts the observers' runs that led here; see [Txn.Observe].
+	// hops is how many observer runs, one causing the next, led to this transaction.
 	hops int
 }
 
+// begin starts a transaction, which markEnded and release end.
 func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
 	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
-	// Before the timestamp: overstates the age, never the rest of the ttl.
+	// began is taken before the timestamp. So the ttl of the locks, which counts from
+	// start_ts, is never too short.
 	t := &Txn{client: c, attempt: a, began: time.Now()}
 	for _, o := range opts {
 		o.applyTxn(&t.opts)
@@ -71,7 +73,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	return t, nil
 }
 
-// StartTS is the timestamp the transaction reads at.
+// StartTS returns the timestamp at which the transaction reads. It also names the transaction.
 func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 
 // Table returns the transaction's view of a table. The first read, or Commit, opens the table
@@ -80,7 +82,7 @@ func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
-// markEnded moves the transaction to its end; only the first call does.
+// markEnded marks the transaction as ended. From the second call on it fails with ErrDone.
 func (t *Txn) markEnded() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +96,7 @@ func (t *Txn) markEnded() error {
 	return nil
 }
 
-// checkReadable fails when the transaction may not read any more, or not at all.
+// checkReadable fails if the transaction has ended or is declared WriteOnly.
 func (t *Txn) checkReadable() error {
 	if t.opts.writeOnly {
 		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
@@ -116,13 +118,14 @@ func (t *Txn) Rollback() {
 	}
 }
 
-// release is the last thing of a transaction.
+// release lets garbage collection pass the transaction, and Close return.
 func (t *Txn) release() {
 	t.client.resolver.Holds.Remove(t.hold)
 	t.client.resolver.Leave()
 }
 
-// Commit makes the transaction's writes visible, all at the timestamp it returns, or none:
+// Commit makes the transaction's writes visible, all at the timestamp that it returns, or none.
+// Its error says which:
 //
 //   - nil: committed. Secondaries may still be committed in the background; every later
 //     transaction sees them all the same.
@@ -137,7 +140,7 @@ func (t *Txn) release() {
 //     resolves them after Config.LockTTL.
 //
 // A transaction without writes commits without a request and returns its start timestamp.
-// (Paper §2.2, Figure 6; design §4.)
+// (Paper §2.2, Figure 6.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	if err := t.markEnded(); err != nil {
 		return 0, err
@@ -170,7 +173,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// measureEnd ends the transaction's span and measures it.
+// measureEnd ends the transaction's span and records its metrics.
 func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
@@ -180,7 +183,7 @@ func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err erro
 	t.client.metrics.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
-// commit returns how many rows are written as well.
+// commit does the work of Commit. written is how many rows it wrote.
 func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err error) {
 	if t.buffer.err != nil {
 		return 0, 0, t.buffer.err
@@ -202,9 +205,8 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	return ts, len(rows), err
 }
 
-// writesNothing reports whether nothing is buffered but the locks that a
-// serializable transaction took for its reads. They protect nothing when
-// nothing is written.
+// writesNothing reports whether the buffer holds nothing, or only the locks that a serializable
+// transaction took for its reads. Without a write, those locks protect nothing.
 func (t *Txn) writesNothing() bool {
 	for _, rows := range t.buffer.rows {
 		for _, cols := range rows {
@@ -218,9 +220,9 @@ func (t *Txn) writesNothing() bool {
 	return true
 }
 
-// groupWrites groups the buffered writes by row, the primary's row first, and
-// checks everything that can be checked before anything is sent: what Bigtable
-// would refuse half-way is not undone by itself (hazard 18).
+// groupWrites groups the buffered writes by row, the primary's row first. It checks everything
+// that can be checked before anything is sent: if Bigtable refuses a mutation half-way, it does
+// not undo the first half (hazard 18).
 func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
@@ -237,7 +239,7 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 			r := &store.RowWrites{Table: tbl, Row: key}
 			for _, w := range cols {
 				if !s.HasFamily(w.Cell.Family) {
-					// It may have been added since the schema was read.
+					// The family may have been added since the schema was read.
 					if s, err = tbl.Schema.Newer(ctx, s); err != nil {
 						return nil, err
 					}
@@ -272,13 +274,13 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	return all, nil
 }
 
-// overlayRow is the overlay of a single row.
+// overlayRow returns a row as read from Bigtable with the transaction's own writes applied.
 func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
 }
 
-// withTrace returns ctx with the transaction's span in it, unless the caller has
-// begun spans below it, and with the count of its requests.
+// withTrace returns ctx with the transaction's span, unless the caller has begun a span below
+// it. The returned context also counts the transaction's requests.
 func (t *Txn) withTrace(ctx context.Context) context.Context {
 	if t.client.metrics.requests.Enabled(ctx) {
 		ctx = telemetry.CountRequests(ctx, &t.requests)
@@ -293,9 +295,9 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.contextSpan)
 }
 
-// askNextStart asks for the start timestamp of the next attempt while this one is
-// rolled back. Not behind a lock: its transaction is going to commit above a
-// timestamp of now.
+// askNextStart asks for the start timestamp of the next attempt while this one is rolled back.
+// It does not after a conflict with a lock: that lock's transaction will commit above a
+// timestamp of now, so the next attempt would conflict again.
 func (t *Txn) askNextStart(ctx context.Context, err error) {
 	var conflict *ConflictError
 	a := t.attempt
@@ -312,11 +314,12 @@ func (t *Txn) askNextStart(ctx context.Context, err error) {
 	go a.nextStart.ask(ctx, &t.client.resolver.Clock)
 }
 
-// takeStart gives the transaction its start timestamp.
+// takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is
+// usable, or else a new one.
 func (t *Txn) takeStart(ctx context.Context) (err error) {
 	c, n, why := t.client, t.attempt.nextStart, "retry"
 	t.attempt.nextStart = nil
-	// A retry takes none from before its conflict.
+	// A retry needs a timestamp from after its conflict.
 	if n == nil && t.opts.writeOnly && t.attempt.number == 1 {
 		n, why = c.startsAhead.take(), "write only"
 	}
@@ -326,9 +329,9 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
 		if answered && n.usable(&c.resolver.Clock) {
-			// The age of its locks is counted from the question.
+			// The ttl of the locks counts from the question to the oracle.
 			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is committed below
 			c.resolver.Counters.Asked.Add(1)
 			c.reads.metrics.timestampReused(ctx, why)
 			return nil
@@ -338,7 +341,7 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 	return err
 }
 
-// beginTrace begins the transaction's span, or puts it off.
+// beginTrace begins the transaction's span, or delays it (changes.TraceLater).
 func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
@@ -351,7 +354,7 @@ func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	}
 }
 
-// noteStart notes the start timestamp in the transaction's span.
+// noteStart records the start timestamp in the transaction's span.
 func (t *Txn) noteStart(ts tso.Timestamp) {
 	if t.startTS = ts; t.deferred != nil {
 		t.deferred.startReceived = time.Now()

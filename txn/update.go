@@ -50,6 +50,8 @@ func retryBackoff(c *Client) store.Backoff {
 	return store.Backoff{Min: min(c.resolver.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.resolver.Store.Config.Backoff.Max, maxRetryPause)}
 }
 
+// runAttempt runs f in a transaction and commits it. The options it returns say whether garbage
+// collection has passed the transaction.
 func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
 	tx, err := begin(ctx, c, run, opts)
 	if err != nil {
@@ -59,7 +61,7 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	defer func() {
 		tx.Rollback() // f may panic
 		if !run.conflictedEarly {
-			run.releaseLatch() // f did not come to its commit
+			run.releaseLatch() // this attempt did not keep it for the next one
 		}
 	}()
 	var ts tso.Timestamp
@@ -71,14 +73,15 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	if err == nil {
 		return ts, tx.opts, nil
 	}
-	// Of this transaction, not of some snapshot that f has taken.
+	// Only if the error is about this transaction, not about a snapshot that f has taken.
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return 0, tx.opts, err
 }
 
-// A functionError is the error of a function that ran a transaction of its own whose outcome
-// is unknown. Nothing of the transaction that the function ran in is committed.
+// A functionError wraps the error of a function that ran a transaction of its own, whose outcome
+// is unknown. Nothing of the transaction that the function ran in is committed, so
+// ErrUndetermined does not hold for it.
 type functionError struct{ err error }
 
 func (e *functionError) Error() string {
@@ -96,13 +99,13 @@ func (e *functionError) As(target any) bool {
 	return errors.As(e.err, target)
 }
 
-// waitBeforeRetry waits before the next run of a function. After a conflict with another client it
-// waits with jittered exponential backoff. After a conflict with a transaction of this
-// client it waits in the queue of the cells, so that the next run's start_ts is above that
-// transaction's commit_ts. A run that waits for backoff holds no latch.
+// waitBeforeRetry waits before the next attempt. After a conflict that needed a request it waits
+// with jittered exponential backoff. After an early conflict, mostly with a transaction of
+// this client, it waits for the latch of the cells instead, so that the next start_ts is above
+// that transaction's commit_ts. An attempt that waits for its backoff holds no latch.
 func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
 	if run.conflictedEarly && run.previousConflictedEarly {
-		run.releaseLatch() // another process's commits
+		run.releaseLatch() // twice in a row: the commits are another process's
 	}
 	early := run.conflictedEarly && !run.previousConflictedEarly
 	if run.previousConflictedEarly = run.conflictedEarly; !early {
@@ -117,27 +120,29 @@ func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.
 	return err
 }
 
-// An attempt is one run of a function given to Update.
+// An attempt is the current run of a function given to Update, with what the previous run left
+// for it. Begin uses one as well.
 type attempt struct {
-	number int
-	// previousSpan is the span of the attempt before.
-	previousSpan trace.SpanContext
+	number       int               // from 1
+	previousSpan trace.SpanContext // of the previous attempt
 
-	// inUpdate: Update runs the function again after a conflict. early: the last run
-	// ended in one that was known before its prewrite. slots are the latches of the
-	// cells that it wrote, latch what is held of them for the next run.
-	inUpdate                bool
-	conflictedEarly         bool
-	previousConflictedEarly bool // and the one before
-	latchSlots              []uint16
-	latch                   *latch.Latch
+	// inUpdate says that Update runs the function again after a conflict.
+	inUpdate bool
+	// conflictedEarly says that the last commit failed because of a conflict that was known
+	// before its prewrite; previousConflictedEarly says so of the commit before.
+	conflictedEarly, previousConflictedEarly bool
+	// latchSlots are the slots of the cells that the last commit wrote. latch is what is
+	// held of them for the next attempt.
+	latchSlots []uint16
+	latch      *latch.Latch
 
-	// nextStart is the start timestamp of the next attempt; nil: not asked for.
+	// nextStart is the start timestamp that was asked for ahead for the next attempt, or nil.
 	nextStart *startAhead
 }
 
-// takeLatchForRetry takes the latches of the run before, ahead of the next one's start_ts.
-// granted is false where there is nothing to take.
+// takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
+// next one takes its start_ts. granted is false if there is nothing to take, or if it gave
+// up waiting (Config.LatchWait).
 func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
 	if run.latch == nil {
 		began := time.Now()
@@ -149,12 +154,13 @@ func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bo
 	return run.latch != nil, err
 }
 
-// releaseLatch gives back what a run kept for the next one.
+// releaseLatch releases the latch that an attempt kept for the next one.
 func (a *attempt) releaseLatch() {
 	a.latch.Release()
 	a.latch = nil
 }
 
+// countLatchWait counts and measures a wait for a latch.
 func countLatchWait(ctx context.Context, c *Client, began time.Time) {
 	c.resolver.Counters.LatchWaits.Add(1)
 	c.metrics.latchWaited(ctx, began)
