@@ -26,7 +26,7 @@ type buffer struct {
 
 func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
 
-// addNotification buffers a weak notification.
+// addNotification buffers a weak notification, under the same conditions as add.
 func (b *buffer) addNotification(cell Cell) {
 	err := format.CheckCell(cell)
 	b.mu.Lock()
@@ -46,6 +46,8 @@ func (b *buffer) addNotification(cell Cell) {
 // promote buffers a lock-only write of a cell that was read.
 func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
 
+// add buffers a write. It ignores every call after an invalid one, which Commit reports, and
+// after the transaction's end.
 func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
 	err := format.CheckCell(cell)
 	if err == nil {
@@ -93,8 +95,8 @@ func (b *buffer) row(table, row string) map[Column]*store.Write {
 	return cols
 }
 
-// get returns what the transaction itself wrote to a cell; ok is false when it
-// wrote nothing, or only locked it.
+// get returns the put or delete that the transaction buffered for a cell. ok is false if it
+// buffered none, or only a lock.
 func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,11 +111,11 @@ func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
 // applies it to the rows that it reads.
 type overlay struct {
 	rows map[string][]store.Write
-	keys []string // of rows, ascending
+	keys []string // the keys of rows, ascending
 }
 
-// overlay copies the writes that in and sel choose. A scan sees the buffer as
-// it was when the scan began.
+// overlay copies the puts and deletes of the rows that in accepts, in the columns of sel. A
+// scan sees the buffer as it was when the scan began.
 func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selection) *overlay {
 	o := &overlay{rows: map[string][]store.Write{}}
 	b.mu.Lock()
@@ -135,8 +137,8 @@ func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selec
 	return o
 }
 
-// apply adds the writes of one row to what was read. The result is nil if the row is empty
-// then.
+// apply returns a row as read from Bigtable with the buffered writes of that row applied, or
+// nil if no cell is left.
 func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 	writes := o.rows[key]
 	if len(writes) == 0 {
@@ -181,6 +183,7 @@ func (b *buffer) wrote(cell Cell) bool {
 	return w != nil && w.Kind != KindLock
 }
 
+// next returns the first remaining row key in the direction of the scan.
 func (o *overlay) next(reverse bool) string {
 	if reverse {
 		return o.keys[len(o.keys)-1]
@@ -188,7 +191,8 @@ func (o *overlay) next(reverse bool) string {
 	return o.keys[0]
 }
 
-func (o *overlay) drop(reverse bool) {
+// dropNext removes the row key that next returns.
+func (o *overlay) dropNext(reverse bool) {
 	if reverse {
 		o.keys = o.keys[:len(o.keys)-1]
 	} else {

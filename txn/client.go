@@ -21,16 +21,16 @@ import (
 type Client struct {
 	resolver  *recovery.Resolver
 	cfg       Config
-	ownOracle *tso.Direct // closed by Close; nil when the oracle is the caller's
+	ownOracle *tso.Direct // closed by Close; nil if Config names an oracle
 
-	latches   *latch.Latches
-	recent    *latch.Recent
-	reads     readSharing
-	starts    startsAhead
-	measure   transactionMetrics
-	admission latch.Admission
-	streams   atomic.Int64  // requests of scans under way
-	done      chan struct{} // closed when Close is through
+	latches     *latch.Latches
+	recent      *latch.Recent
+	reads       readSharing
+	startsAhead startsAhead
+	metrics     transactionMetrics
+	admission   latch.Admission
+	streams     atomic.Int64  // requests of scans under way
+	done        chan struct{} // closed when Close has returned
 }
 
 // Tables opens tables by name, as *bigtable.Client does. Another implementation may open
@@ -47,7 +47,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if nothing(bt) {
+	if isNilTables(bt) {
 		return nil, format.Invalidf("nil *bigtable.Client")
 	}
 	measure, err := newTransactionMetrics(cfg.MeterProvider)
@@ -64,9 +64,9 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		done:      make(chan struct{}),
 		latches:   latch.New(cfg.LatchWait),
 		recent:    latch.NewRecent(cfg.LatchWait),
-		measure:   measure,
+		metrics:   measure,
 		admission: latch.NewAdmission(latch.CommitsPerRequest * s.Config.Parallelism),
-		reads:     readSharing{counters: &s.Counters, measure: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
+		reads:     readSharing{counters: &s.Counters, metrics: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
 	}
 	oracle := cfg.Oracle
 	if oracle == nil {
@@ -80,8 +80,8 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// nothing reports a nil, also one of a pointer's type.
-func nothing(bt Tables) bool {
+// isNilTables reports whether bt is nil or a nil pointer.
+func isNilTables(bt Tables) bool {
 	v := reflect.ValueOf(bt)
 	return bt == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 )
 
-// logConflict writes the collision log: each transaction that failed because of another
-// one, with the cell.
+// logConflict logs, at the debug level, that a transaction failed because of another one, and
+// on which cell.
 func logConflict(ctx context.Context, log *slog.Logger, name string, err error) {
 	var e *ConflictError
 	if !errors.As(err, &e) || !log.Enabled(ctx, slog.LevelDebug) {

@@ -19,34 +19,34 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// commit is one two-phase commit (paper §2.2, Figure 6; design §4): prewrite
-// every row, take the commit timestamp, commit the primary's row, then the
-// secondaries.
+// A commit is one two-phase commit (paper §2.2, Figure 6; docs/protocol.md): it prewrites
+// every row, takes the commit timestamp, and commits the primary's row and then the other
+// rows.
 type commit struct {
 	txn     *Txn
 	client  *Client
 	startTS tso.Timestamp
 	primary Cell
 	rows    []*store.RowWrites // the primary's row first
-	// notified are the cells of weak notifications.
+	// notified are the cells of the weak notifications.
 	notified []Cell
 
-	traceParent string
+	traceParent string // of the transaction's span; locks carry it
 	heartbeat   heartbeat
 	latch       *latch.Latch
 
-	failed atomic.Bool // a row's prewrite has
+	failed atomic.Bool // the prewrite of a row has failed
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
-	c.traceParent = format.TraceParent(ctx) // the transaction's
+	c.traceParent = format.TraceParent(ctx) // before the commit's own span begins
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
-	if err := c.queue(ctx); err != nil {
+	if err := c.takeLatch(ctx); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
-	defer c.unlatch()
+	defer c.releaseLatch()
 	if err := c.client.admission.Admit(ctx); err != nil {
 		return 0, err
 	}
@@ -58,12 +58,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.Conflicted(err)
-		c.txn.askForNextRun(ctx, err)
+		c.txn.askNextStart(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}
-	// Only now: a transaction that starts above commit_ts has to meet either
-	// the locks or the write records.
+	// Only after all prewrites: a transaction that starts above commit_ts must find
+	// either the locks or the write records.
 	commitTS, asked, err := c.client.resolver.Clock.Ask(ctx)
 	if err != nil {
 		c.abort(ctx)
@@ -76,16 +76,17 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		c.abort(ctx)
 		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
 	}
-	// After the prewrites: a garbage collection that begins from now on finds the locks,
-	// and none that removed a conflicting record has begun before (docs/gc.md).
+	// Only after the prewrites: a garbage collection that begins from now on finds the
+	// locks. If an earlier one may have removed a conflicting record, this check fails
+	// (docs/gc.md).
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
 	if ctx.Err() != nil {
-		// The last moment at which nothing can have happened.
+		// From here on the transaction may take effect, so this is the last check.
 		c.abort(ctx)
-		return 0, store.Ended(ctx, "about to commit", nil)
+		return 0, store.Ended(ctx, "before sending the commit", nil)
 	}
 	if err := c.sendNotifications(ctx, commitTS); err != nil {
 		c.abort(ctx)
@@ -97,7 +98,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.heartbeat.stop()
 	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
-		// If this client finds a lock of a secondary, it need not read the primary.
+		// If this client finds the lock of a secondary, it need not read the primary.
 		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
 	c.client.resolver.Clock.NoteCommit(commitTS, asked)
@@ -108,11 +109,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	return commitTS, nil
 }
 
-// sendNotifications writes the weak notifications, at commit_ts and before the
-// commit point: they are in no lock record, so nobody could write them for a
-// client that dies after it. An observer that runs early waits for the locks of
-// this transaction. If the transaction is rolled back, the observer finds nothing to do,
-// which weak notifications allow (paper §2.4).
+// sendNotifications writes the weak notifications, at commit_ts and before the commit point.
+// No lock records them, so if the client died after the commit point, no other client could
+// write them. An observer that runs early waits for the locks of this transaction. If the
+// transaction is rolled back, the observer finds nothing to do, which weak notifications
+// allow (paper §2.4).
 func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) error {
 	if len(c.notified) == 0 {
 		return nil
@@ -123,21 +124,21 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 	return err
 }
 
-// commitPrimary sends the commit point: one conditional mutation of the
-// primary's row that turns every lock of the row into a write record if the
-// primary lock is still there. Its outcome may be unknown; then it is read
-// back, and sent again with the same commit_ts, never with another (hazards 4
-// and 5), unless the lock says that the first never lands (pass.go). It returns
-// the commit_ts.
+// commitPrimary sends the commit point: one conditional mutation of the primary's row. If the
+// primary lock is still there, it turns every lock of the transaction in the row into a write
+// record. If its outcome is unknown, commitPrimary reads the row back and sends the mutation
+// again with the same commit_ts, never with another one (hazards 4 and 5). The only
+// exception is a lock that proves that the first mutation can never take effect: a reader
+// raised its minimum commit_ts (recovery/pass.go). commitPrimary returns the commit_ts.
 func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso.Timestamp, error) {
 	row := c.rows[0]
 	m := bigtable.NewMutation()
-	c.addRow(m, row, commitTS)
+	c.addRowCommit(m, row, commitTS)
 	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
 			m := bigtable.NewMutation()
-			c.addRow(m, row, ts)
+			c.addRowCommit(m, row, ts)
 			return m, c.sendNotifications(ctx, ts)
 		}
 	}
@@ -148,18 +149,19 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	}
 	span.EndWith(err)
 	if Retryable(err) {
-		// Rolled back, and nothing else: after any other error the commit may
-		// stand.
+		// This error alone says that the transaction was rolled back. After any other
+		// error the commit may have taken effect.
 		c.heartbeat.stop()
 		c.client.resolver.Background.Run(c.cleanUp)
 	}
 	return p.CommitTS, err
 }
 
-// addRow adds the commit of all of a row's cells.
-func (c *commit) addRow(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
+// addRowCommit adds the commit of each cell of a row to m, and returns how many operations
+// that takes.
+func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, newLock(c, w), commitTS)
+		ops += store.AddCommit(m, lockOf(c, w), commitTS)
 	}
 	return ops
 }
@@ -174,14 +176,15 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
-		ops := c.addRow(m, row, commitTS)
+		ops := c.addRowCommit(m, row, commitTS)
 		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {
 			continue
 		}
-		// The queue is full: the one who fills it helps to empty it.
+		// The queue is full, or Config.SyncSecondaries is set: this commit sends them
+		// itself.
 		failed, err := t.Apply(ctx, muts)
 		c.client.resolver.Background.Applied(muts, failed)
 		if err != nil {
@@ -197,11 +200,12 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 
 // abort removes what prewrites may have left. No commit was sent, so no client can commit
 // this transaction any more, and the removal needs no condition. If a late prewrite still
-// leaves a lock, that lock expires with its ttl (design §4, "Abort by the owner").
+// leaves a lock, that lock is an orphan and expires with its ttl (docs/protocol.md, state
+// Aborted).
 func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
-	defer span.EndWith(nil) // the next reader removes what could not be removed
+	defer span.EndWith(nil) // if the removal fails, the next reader removes the locks
 	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
 		if !row.Touched {
@@ -215,7 +219,7 @@ func (c *commit) abort(ctx context.Context) {
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
-			// The caller is gone; so is its right to make anyone wait.
+			// The caller does not wait any more.
 			c.client.resolver.Background.Add(t, muts)
 			continue
 		}
@@ -225,9 +229,9 @@ func (c *commit) abort(ctx context.Context) {
 	}
 }
 
-// cleanUp removes the locks of a transaction that was rolled back after its
-// commit had been sent: only by conditional mutation from then on (hazard 16).
-// The next reader removes what it leaves.
+// cleanUp removes the locks of a transaction that was rolled back after its commit had been
+// sent. From then on the owner may remove locks only by conditional mutations (hazard 16). If
+// cleanUp fails, the next reader removes the locks.
 func (c *commit) cleanUp(ctx context.Context) {
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
@@ -245,37 +249,38 @@ func (c *commit) cleanUp(ctx context.Context) {
 		}
 	}
 	if err := g.Wait(); err != nil {
-		c.client.resolver.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed", "start_ts", c.startTS, "error", err)
+		c.client.resolver.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed; the next reader removes them", "start_ts", c.startTS, "error", err)
 	}
 }
 
-// queue waits for the transactions of this client that are committing writes of the same
-// cells. It returns a ConflictError if one of them has committed since this one's start;
-// nothing was sent then. commit.unlatch gives its latches back.
-func (c *commit) queue(ctx context.Context) error {
-	run := c.txn.run
-	c.latch, run.latch = run.latch, nil
+// takeLatch waits for the transactions of this client that are committing writes of the same
+// cells. It returns a ConflictError, before anything is sent, if a transaction that the
+// client remembers has committed one of the cells since this one's start. releaseLatch gives
+// the latch back.
+func (c *commit) takeLatch(ctx context.Context) error {
+	a := c.txn.attempt
+	c.latch, a.latch = a.latch, nil
 	var few [4]uint16
 	slots := c.client.latches.SlotsOf(c.rows, few[:0])
-	run.slots = append(run.slots[:0], slots...)
+	a.latchSlots = append(a.latchSlots[:0], slots...)
 	err := c.knownConflict()
 	if err == nil && !c.latch.Covers(slots) {
-		// Held are those of the last run, which wrote other cells: not to wait for one
-		// while holding another, out of order.
+		// The latch of the previous attempt covers other cells. Waiting for a latch while
+		// holding another one could deadlock.
 		c.latch.Release()
 		began := time.Now()
 		var waited bool
 		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
-			latched(ctx, c.client, began)
+			countLatchWait(ctx, c.client, began)
 		}
 		if err == nil && waited {
 			err = c.knownConflict()
 		}
 	}
 	var conflict *ConflictError
-	if run.foundEarly = errors.As(err, &conflict); run.foundEarly && run.again {
-		// Its turn for the next run.
-		run.latch, c.latch = c.latch, nil
+	if a.conflictedEarly = errors.As(err, &conflict); a.conflictedEarly && a.inUpdate {
+		// The next attempt keeps this one's turn.
+		a.latch, c.latch = c.latch, nil
 	}
 	if err != nil {
 		c.latch.Release()
@@ -283,28 +288,15 @@ func (c *commit) queue(ctx context.Context) error {
 	return err
 }
 
-// unlatch lets the next transaction of this client write the cells: at the end of the
+// releaseLatch lets the next transaction of this client write the cells: at the end of the
 // commit, and before it waits for a lock, which may take long.
-func (c *commit) unlatch() { c.latch.Release() }
+func (c *commit) releaseLatch() { c.latch.Release() }
 
-// knownConflict is a conflict that needs no request.
+// knownConflict returns a conflict that the client knows without a request, or nil.
 func (c *commit) knownConflict() error {
 	if e := c.client.recent.Conflict(c.rows, c.startTS); e != nil {
 		c.client.resolver.Counters.EarlyConflicts.Add(1)
 		return e
 	}
 	return nil
-}
-
-// askAhead asks for the start timestamp of a transaction to come, behind the
-// commit_ts of one that reads nothing.
-func askAhead(c *Client) {
-	n := c.starts.add()
-	if n == nil {
-		return
-	}
-	if !c.resolver.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.resolver.Clock) }) {
-		n.err = ErrClosed
-		close(n.done)
-	}
 }

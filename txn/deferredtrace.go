@@ -10,79 +10,83 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// This file lets a transaction look before it is worth a trace.
+// Most runs of an observer's worker find nothing to do and are not worth a trace. So the worker
+// begins its transaction without one (changes.TraceLater), and begins the trace only if the
+// run does work or finds a lock. The spans then start when the work really began.
 
-// deferredTrace is a trace that has not begun yet.
+// A deferredTrace is a trace that may begin later than its transaction.
 type deferredTrace struct {
-	t       *Txn
-	attempt *attempt
-	got     time.Time // the start timestamp
+	t             *Txn
+	attempt       *attempt
+	startReceived time.Time // when the start timestamp arrived
 
 	once   sync.Once
 	parent trace.Span
 	read   deferredRead
 }
 
-// deferredRead is Observe's read.
+// A deferredRead is the read of changes.Observe.
 type deferredRead struct {
 	table        string
 	began, ended time.Time
 	span         telemetry.Span
 }
 
-// start begins what was put off. A read that is under way continues in its span.
-func (l *deferredTrace) start(ctx context.Context) {
-	l.once.Do(func() {
-		t := l.t
+// beginNow begins the trace, once. Spans of what has ended already get their true times. A read
+// that is under way continues in its span.
+func (d *deferredTrace) beginNow(ctx context.Context) {
+	d.once.Do(func() {
+		t := d.t
 		ctx := t.opts.traceLater(ctx)
-		l.parent = trace.SpanFromContext(ctx)
-		t.parentSpan = l.parent.SpanContext().SpanID()
-		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, l.attempt.number, &l.attempt.earlier, trace.WithTimestamp(t.began))
+		d.parent = trace.SpanFromContext(ctx)
+		t.parentSpan = d.parent.SpanContext().SpanID()
+		t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, d.attempt.number, &d.attempt.previousSpan, trace.WithTimestamp(t.began))
 		if !t.span.Recording() {
 			return
 		}
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(t.startTS)))
-		ctx = trace.ContextWithSpan(ctx, t.carried)
+		ctx = trace.ContextWithSpan(ctx, t.contextSpan)
 		past := func(operation, table string, began time.Time) telemetry.Span {
 			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.Request(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
 		if s := past("timestamp", "", t.began); s.Recording() {
-			s.End(trace.WithTimestamp(l.got))
+			s.End(trace.WithTimestamp(d.startReceived))
 		}
-		if l.read.table == "" {
+		if d.read.table == "" {
 			return
 		}
-		l.read.span = past("read", l.read.table, l.read.began)
-		if l.read.span.Recording() && !l.read.ended.IsZero() {
-			l.read.span.End(trace.WithTimestamp(l.read.ended))
+		d.read.span = past("read", d.read.table, d.read.began)
+		if d.read.span.Recording() && !d.read.ended.IsZero() {
+			d.read.span.End(trace.WithTimestamp(d.read.ended))
 		}
 	})
 }
 
-// readBegins and lookEnds are around Observe's read. l may be nil.
-func (l *deferredTrace) readBegins(ctx context.Context, table string) context.Context {
-	if l == nil {
+// readBegins notes that the read of changes.Observe begins; readEnds notes its end. d may be
+// nil.
+func (d *deferredTrace) readBegins(ctx context.Context, table string) context.Context {
+	if d == nil {
 		return ctx
 	}
-	l.read = deferredRead{table: table, began: time.Now()}
-	return telemetry.WithDeferred(ctx, l)
+	d.read = deferredRead{table: table, began: time.Now()}
+	return telemetry.WithDeferred(ctx, d)
 }
 
-func (l *deferredTrace) readEnds(err error) {
-	if l == nil {
+func (d *deferredTrace) readEnds(err error) {
+	if d == nil {
 		return
 	}
-	l.read.span.EndWith(err)
-	l.read.ended = time.Now()
+	d.read.span.EndWith(err)
+	d.read.ended = time.Now()
 }
 
 // Begin begins the trace when the read has found a lock, and returns ctx with the read's
 // span in it.
-func (l *deferredTrace) Begin(ctx context.Context) context.Context {
-	l.start(ctx)
-	if !l.read.span.Recording() {
+func (d *deferredTrace) Begin(ctx context.Context) context.Context {
+	d.beginNow(ctx)
+	if !d.read.span.Recording() {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, l.read.span)
+	return trace.ContextWithSpan(ctx, d.read.span)
 }

@@ -14,64 +14,65 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// heartbeat keeps the primary lock of a long commit alive by extending its ttl
-// (paper §2.2: workers periodically update the wall time while committing). It
-// costs nothing in the first quarter of Config.LockTTL, and can miss one beat before the
-// lock expires. Each extension is a
-// conditional mutation on the lock at its exact timestamp: it never brings
-// back a lock that was rolled back or committed (hazard 6), and leaves alone
-// what the commit's predicate looks at.
+// A heartbeat keeps the primary lock of a long commit alive by extending its ttl (paper §2.2:
+// workers periodically update the wall time while committing). It costs nothing in the
+// first quarter of Config.LockTTL, and can miss one beat before the lock expires. Each
+// extension is a conditional mutation on the lock at its exact timestamp. So it never
+// restores a lock that was rolled back or committed (hazard 6), and does not change what the
+// commit's predicate checks.
 type heartbeat struct {
 	commit *commit
 
-	// minCommit and raises are what readers have raised, as far as it is known.
+	// minCommit is the minimum commit_ts to which readers have raised the lock, and raises
+	// how often they did, as far as the heartbeat has read it.
 	minCommit tso.Timestamp
 	raises    int
 
 	mu      sync.Mutex
-	cancel  context.CancelFunc // of the beat under way; nil without one
+	cancel  context.CancelFunc // ends the last beat; nil before the first
 	timer   *time.Timer
 	stopped bool
-	beat    sync.WaitGroup
+	beating sync.WaitGroup
 }
 
-// beats is how often the heart beats within Config.LockTTL.
-const beats = 4
+// beatsPerTTL is how many beats there are in one Config.LockTTL.
+const beatsPerTTL = 4
 
 func (h *heartbeat) start(ctx context.Context, c *commit) {
 	h.commit = c
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beats, func() { h.fire(ctx) })
+	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beatsPerTTL, func() { h.beatOnce(ctx) })
 }
 
-func (h *heartbeat) fire(commit context.Context) {
+// beatOnce extends the lock and schedules the next beat. commit is the commit's context.
+func (h *heartbeat) beatOnce(commit context.Context) {
 	h.mu.Lock()
 	if h.stopped {
 		h.mu.Unlock()
 		return
 	}
-	h.beat.Add(1)
-	// In time for the next beat: one request that hangs must not let the lock
-	// expire.
-	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beats)
+	h.beating.Add(1)
+	// The request ends before the next beat, so that one hanging request does not let the
+	// lock expire.
+	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beatsPerTTL)
 	defer cancel()
 	h.cancel = cancel
 	h.mu.Unlock()
-	defer h.beat.Done()
+	defer h.beating.Done()
 
 	if err := h.extend(ctx); err != nil && commit.Err() == nil && !errors.Is(ctx.Err(), context.Canceled) {
-		h.commit.client.resolver.Log.WarnContext(commit, "extending the primary lock failed", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
+		h.commit.client.resolver.Log.WarnContext(commit, "extending the primary lock failed; other clients may roll the transaction back when the lock expires", "primary", h.commit.primary, "start_ts", h.commit.startTS, "error", err)
 	}
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopped {
-		h.timer.Reset(h.commit.client.cfg.LockTTL / beats)
+		h.timer.Reset(h.commit.client.cfg.LockTTL / beatsPerTTL)
 	}
 }
 
-// extend writes the primary lock again with the ttl counted up to now.
+// extend writes the primary lock again, with a ttl that ends Config.LockTTL from now.
 func (h *heartbeat) extend(ctx context.Context) error {
 	c := h.commit
 	row := c.rows[0]
@@ -79,13 +80,13 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.Table, newLock(c, w))
+		return h.rewrite(ctx, row.Table, lockOf(c, w))
 	}
 	return nil
 }
 
-// rewrite replaces the lock, where it is still there. The minimum commit
-// timestamp of a passable one stays what readers have made it (pass.go).
+// rewrite replaces the lock if it is still there. It keeps the minimum commit_ts of a passable
+// lock as readers have raised it (recovery/pass.go).
 func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *Lock) error {
 	col := l.Cell.Column()
 	for {
@@ -112,8 +113,8 @@ func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *Lock) error 
 	}
 }
 
-// stop ends the heartbeat and waits for a beat under way. It may be called
-// more than once.
+// stop ends the heartbeat and waits for a beat that is under way. It may be called more than
+// once.
 func (h *heartbeat) stop() {
 	h.mu.Lock()
 	h.stopped = true
@@ -122,5 +123,5 @@ func (h *heartbeat) stop() {
 		h.cancel()
 	}
 	h.mu.Unlock()
-	h.beat.Wait()
+	h.beating.Wait()
 }

@@ -18,7 +18,8 @@ func init() {
 	}
 }
 
-// inside is what the packages beside this one may do to a transaction.
+// inside gives the packages gc, admin and changes what they need of a transaction. Package
+// access describes the methods.
 type inside struct{ t *Txn }
 
 func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
@@ -55,6 +56,6 @@ func (i inside) Trace(ctx context.Context) context.Context {
 	if i.t.deferred == nil {
 		return ctx
 	}
-	i.t.deferred.start(ctx)
+	i.t.deferred.beginNow(ctx)
 	return trace.ContextWithSpan(ctx, i.t.deferred.parent)
 }

@@ -23,9 +23,6 @@ type (
 	State = format.State
 	// A Status is the outcome of a transaction, as its primary cell shows it.
 	Status = format.Status
-	// A Resolution is one cell that a client has rolled forward or back on behalf of
-	// another transaction.
-	Resolution = format.Resolution
 )
 
 // The kinds of writes.

@@ -38,7 +38,7 @@ type txnOptions struct {
 	traceLater   func(context.Context) context.Context
 	noPrefetch   bool
 	writeOnly    bool
-	becameTooOld bool // set by Update
+	becameTooOld bool // set by Update: garbage collection has passed the transaction
 }
 
 // Named names a kind of transaction, such as "transfer": in errors, logs and telemetry,

@@ -27,12 +27,12 @@ func BenchmarkWithoutSDK(b *testing.B) {
 		b.Fatal(err)
 	}
 	log := WithTraceIDs(slog.New(slog.DiscardHandler))
-	c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Trace: telemetry.NewTracing(nil, false), Metrics: m, Log: log}}, measure: measure}
+	c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Trace: telemetry.NewTracing(nil, false), Metrics: m, Log: log}}, metrics: measure}
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
 		t := &Txn{client: c, began: time.Now(), opts: txnOptions{name: "transfer"}}
-		t.span, t.carried = c.resolver.Trace.Transaction(ctx, t.opts.name, 1, new(trace.SpanContext))
+		t.span, t.contextSpan = c.resolver.Trace.Transaction(ctx, t.opts.name, 1, new(trace.SpanContext))
 		step := func(ctx context.Context, operation string, requests int) {
 			ctx, s := c.resolver.Trace.Begin(t.withTrace(ctx), operation, "accounts")
 			for range requests {

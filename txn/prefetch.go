@@ -6,52 +6,52 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Prefetching (paper §2.5): reading a second column of a row costs a request as
-// long as the first, and next to nothing if both are read in one. So the client
-// learns from what transactions did which columns are asked for behind a first
-// one, and reads them along from then on.
+// Prefetching (paper §2.5): to read a second column of a row takes another request, but costs
+// almost nothing if the first request reads it too. So the client learns which columns
+// transactions ask for after the first one of a row, and prefetches them from then on.
 //
 // What the client learns is a guess, and nothing depends on it. Prefetched cells are read
 // like others, at the transaction's timestamp. A cell that would cost more (because it is
 // locked, or its value is at another timestamp) is not prefetched.
 
 const (
-	// patternWarmUp is how many rows have to be seen before anything is guessed.
+	// patternWarmUp is how many rows the client must have seen before it prefetches.
 	patternWarmUp = 3
-	// patternWindow is after how many rows the counts are halved: what has changed
-	// outweighs what was, after about as many.
+	// patternWindow is after how many rows the client halves its counts. So after a change,
+	// the new pattern outweighs the old one after about as many rows.
 	patternWindow = 256
-	// maxPatternColumns and maxPatterns bound what a client learns, to about a
-	// megabyte. Where qualifiers are data, most of it is never seen again.
+	// maxPatternColumns and maxPatterns bound what a client remembers, to about a megabyte.
+	// Beyond it, the client ignores further columns and drops a pattern that is used
+	// little. If qualifiers are data, most of them never return.
 	maxPatternColumns = 16
 	maxPatterns       = 1024
-	// maxPrefetchFilter bounds what naming the columns may take of a filter.
+	// maxPrefetchFilter bounds how many bytes of a filter the prefetched columns take.
 	maxPrefetchFilter = 6 << 10
 )
 
-// A patternKey is where a pattern holds: in rows of a table of which a kind of
-// transaction asks for this column first.
+// A patternKey says where a pattern applies: to rows of a table in which transactions of one name
+// ask for the column first.
 type patternKey struct {
-	table, name string
+	table, name string // name is that of the transaction
 	first       Column
 }
 
-// patterns is all that a client has learned.
+// patterns are all patterns of a client.
 type patterns struct {
 	mu  sync.RWMutex
 	all map[patternKey]*pattern
 }
 
-// A pattern counts which columns were asked for behind a first one.
+// A pattern counts which columns transactions asked for after a first one.
 type pattern struct {
 	mu      sync.Mutex
-	rows    int // of which the first column was asked for
-	columns []followed
+	rows    int // in which a transaction asked for the first column
+	columns []laterColumn
 }
 
-// A followed column was asked for in count of the rows. bytes is the size of its
-// values: the largest, forgotten by and by.
-type followed struct {
+// A laterColumn is a column that transactions asked for in count of a pattern's rows. bytes is the
+// size of its largest value; it shrinks by a quarter each patternWindow.
+type laterColumn struct {
 	column Column
 	count  int
 	bytes  int
@@ -63,8 +63,8 @@ func (p *patterns) find(key patternKey) *pattern {
 	return p.all[key]
 }
 
-// make returns a pattern for a row whose first column was asked for already.
-func (p *patterns) make(key patternKey) *pattern {
+// findOrAdd returns the pattern for key. A new one counts the current row.
+func (p *patterns) findOrAdd(key patternKey) *pattern {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.all[key]; n != nil {
@@ -81,7 +81,7 @@ func (p *patterns) make(key patternKey) *pattern {
 	return n
 }
 
-// evict drops the least used of some patterns.
+// evict drops the least used of eight random patterns. The caller holds p.mu.
 func (p *patterns) evict() {
 	var least patternKey
 	rows, looked := 0, 0
@@ -104,10 +104,10 @@ func (p *patterns) forget(key patternKey) {
 	delete(p.all, key)
 }
 
-// begin counts one more row and returns the columns to read along: those that were
-// asked for in at least every second row, as long as their values are expected to fit the
-// budget. So at most as many cells are read without need as requests are saved.
-func (p *pattern) begin(budget int) []Column {
+// beginRow counts one more row and returns the columns to prefetch: those that transactions asked
+// for in at least every second row, as far as their expected values fit into budget bytes. So
+// the client reads at most as many cells without need as it saves requests.
+func (p *pattern) beginRow(budget int) []Column {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var cols []Column
@@ -138,8 +138,8 @@ func (p *pattern) begin(budget int) []Column {
 	return cols
 }
 
-// follow counts a column that was asked for behind the first.
-func (p *pattern) follow(c Column, bytes int) {
+// count counts a column that a transaction asked for after the first one.
+func (p *pattern) count(c Column, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.columns {
@@ -150,12 +150,12 @@ func (p *pattern) follow(c Column, bytes int) {
 		}
 	}
 	if len(p.columns) < maxPatternColumns {
-		p.columns = append(p.columns, followed{c, 1, bytes})
+		p.columns = append(p.columns, laterColumn{c, 1, bytes})
 	}
 }
 
-// size learns the size of a column's value.
-func (p *pattern) size(c Column, bytes int) {
+// noteSize takes in the size of a column's value.
+func (p *pattern) noteSize(c Column, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.columns {

@@ -3,7 +3,6 @@ package txn
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -16,11 +15,11 @@ func TestPatternsAreBounded(t *testing.T) {
 	var p patterns
 	used := patternKey{"t", "page", Column{Family: "f", Qualifier: "used"}}
 	for i := range 5 * maxPatterns {
-		p.make(patternKey{"t", "page", Column{Family: "f", Qualifier: fmt.Sprint(i)}})
-		n := p.make(used)
-		n.begin(1000)
-		n.follow(Column{Family: "f", Qualifier: "next"}, 10)
-		n.follow(Column{Family: "f", Qualifier: fmt.Sprint(i)}, 10)
+		p.findOrAdd(patternKey{"t", "page", Column{Family: "f", Qualifier: fmt.Sprint(i)}})
+		n := p.findOrAdd(used)
+		n.beginRow(1000)
+		n.count(Column{Family: "f", Qualifier: "next"}, 10)
+		n.count(Column{Family: "f", Qualifier: fmt.Sprint(i)}, 10)
 		if len(n.columns) > maxPatternColumns {
 			t.Fatalf("%d columns", len(n.columns))
 		}
@@ -28,7 +27,7 @@ func TestPatternsAreBounded(t *testing.T) {
 	if len(p.all) > maxPatterns {
 		t.Errorf("%d patterns", len(p.all))
 	}
-	if got, want := p.find(used).begin(1000), []Column{{Family: "f", Qualifier: "next"}}; !slices.Equal(got, want) {
+	if got, want := p.find(used).beginRow(1000), []Column{{Family: "f", Qualifier: "next"}}; !slices.Equal(got, want) {
 		t.Errorf("read along: %v, want %v", got, want)
 	}
 }
@@ -39,81 +38,23 @@ func TestPatternBudgets(t *testing.T) {
 	n := &pattern{}
 	long := string(make([]byte, maxPrefetchFilter/4))
 	for range 20 {
-		n.begin(0)
-		n.follow(Column{Family: "f", Qualifier: "ten"}, 10)
-		n.follow(Column{Family: "f", Qualifier: "twenty"}, 20)
-		n.follow(Column{Family: "f", Qualifier: long}, 1)
+		n.beginRow(0)
+		n.count(Column{Family: "f", Qualifier: "ten"}, 10)
+		n.count(Column{Family: "f", Qualifier: "twenty"}, 20)
+		n.count(Column{Family: "f", Qualifier: long}, 1)
 	}
 	for budget, want := range map[int]int{0: 0, 10: 1, 19: 1, 20: 1, 29: 1, 30: 2, 1000: 2} {
-		if got := n.begin(budget); len(got) != want {
+		if got := n.beginRow(budget); len(got) != want {
 			t.Errorf("budget %d: %d columns, want %d", budget, len(got), want)
 		}
 	}
 	// Sizes are forgotten by and by.
-	n.follow(Column{Family: "f", Qualifier: "ten"}, 1_000_000)
-	for i := 0; !slices.Contains(n.begin(1000), Column{Family: "f", Qualifier: "ten"}); i++ {
-		n.follow(Column{Family: "f", Qualifier: "ten"}, 10)
+	n.count(Column{Family: "f", Qualifier: "ten"}, 1_000_000)
+	for i := 0; !slices.Contains(n.beginRow(1000), Column{Family: "f", Qualifier: "ten"}); i++ {
+		n.count(Column{Family: "f", Qualifier: "ten"}, 10)
 		if i > 30*patternWindow {
 			t.Fatal("one large value is never forgotten")
 		}
-	}
-}
-
-// A read cache is bounded too.
-func TestReadCacheIsBounded(t *testing.T) {
-	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
-	r := new(reads)
-	r.init(c, "", true)
-	for i := range 3 * maxCachedRows {
-		r.begin(Cell{Table: "t", Row: fmt.Sprint(i), Family: "f", Qualifier: "q"})
-		if len(r.rows) > maxCachedRows {
-			t.Fatalf("%d rows", len(r.rows))
-		}
-	}
-	if c.prefetchBytes = -1; new(reads).init(c, "", true) {
-		t.Error("a cache without a budget")
-	}
-}
-
-// A transaction that asks for any number of columns of a row remembered each, and
-// compared each with all; a client kept names of any length.
-func TestAskedColumnsAreBounded(t *testing.T) {
-	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
-	r := new(reads)
-	r.init(c, "", true)
-	for i := range 10_000 {
-		cell := Cell{Table: "t", Row: "r", Family: "f", Qualifier: fmt.Sprint(i)}
-		r.begin(cell)
-		r.answered(cell, 1)
-	}
-	if n := len(r.first.asked); n > maxAskedColumns {
-		t.Errorf("%d columns of a row are remembered", n)
-	}
-	long := strings.Repeat("x", store.MaxKnownColumnName)
-	for i := range 10 {
-		cell := Cell{Table: "t", Row: fmt.Sprint("row", i), Family: "f", Qualifier: "short"}
-		for _, q := range []string{"short", long, "next"} {
-			cell.Qualifier = q
-			r.begin(cell)
-			r.answered(cell, 1)
-		}
-		cell = Cell{Table: "t", Row: fmt.Sprint("other", i), Family: "f", Qualifier: long}
-		r.begin(cell)
-		cell.Qualifier = "short"
-		r.answered(cell, 1)
-	}
-	for key, p := range c.patterns.all {
-		if len(key.first.Qualifier) > store.MaxKnownColumnName/2 {
-			t.Errorf("a pattern of a column with a name of %d bytes", len(key.first.Qualifier))
-		}
-		for _, f := range p.columns {
-			if len(f.column.Qualifier) > store.MaxKnownColumnName/2 {
-				t.Errorf("a name of %d bytes is kept", len(f.column.Qualifier))
-			}
-		}
-	}
-	if got := r.begin(Cell{Table: "t", Row: "last", Family: "f", Qualifier: "short"}); len(got) != 1 {
-		t.Errorf("read along: %v", got)
 	}
 }
 
@@ -130,9 +71,9 @@ func BenchmarkPattern(b *testing.B) {
 				r.init(c, "page", true)
 				for i := range 100 {
 					row := Cell{Table: "t", Row: keys[i], Family: "f", Qualifier: "a"}
-					r.begin(row)
+					r.beginRead(row)
 					row.Qualifier = "b"
-					r.answered(row, 10)
+					r.endRead(row, 10)
 				}
 			})
 		}
@@ -147,21 +88,3 @@ var keys = func() (k [100]string) {
 	}
 	return k
 }()
-
-// A transaction that reads one cell pays for learning with no allocation.
-func TestReadOfOneCellAllocatesNothing(t *testing.T) {
-	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
-	var own reads
-	cell := Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
-	if n := testing.AllocsPerRun(100, func() {
-		own = reads{}
-		r := &own
-		r.init(c, "page", true)
-		if _, _, known := r.recall(cell); known || r.begin(cell) != nil {
-			t.Error("something is known")
-		}
-		r.answered(cell, 10)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}

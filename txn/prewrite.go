@@ -14,11 +14,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// prewriteAll locks every cell, all rows in parallel, the primary's row included (design
-// §4). It returns nil only if every prewrite is acknowledged. After the first failure it
-// sends no further row and waits for no lock, but it waits for the requests that are
-// under way: a cancelled prewrite may still take effect after the abort, and would block
-// other transactions until its ttl.
+// prewriteAll locks every cell, all rows in parallel, the primary's row included
+// (docs/protocol.md). It returns nil only if every prewrite is acknowledged. After the first
+// failure it sends no further row and waits for no lock, but it waits for the requests that
+// are under way: a cancelled prewrite may still take effect after the abort, and would block
+// other transactions until its ttl expires.
 func prewriteAll(ctx context.Context, c *commit) error {
 	for _, row := range c.rows {
 		row.Touched = true
@@ -37,20 +37,20 @@ func prewriteRows(ctx context.Context, c *commit) (err error) {
 		all.Set(telemetry.AttrRows.Int(len(c.rows)))
 		defer func() { all.EndWith(err) }()
 	}
-	waiting, stopWaiting := context.WithCancel(ctx)
+	waitCtx, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
 		g.Go(func() error {
 			if c.failed.Load() {
-				return nil // the one that failed returns its error
+				return nil // the row that failed returns the error
 			}
 			var err error
 			if traced {
-				err = prewriteTraced(ctx, c, waiting, row)
+				err = prewriteTraced(ctx, c, waitCtx, row)
 			} else {
-				err = prewriteRow(ctx, c, waiting, row)
+				err = prewriteRow(ctx, c, waitCtx, row)
 			}
 			if err != nil {
 				c.failed.Store(true)
@@ -62,32 +62,32 @@ func prewriteRows(ctx context.Context, c *commit) (err error) {
 	return g.Wait()
 }
 
-// maxPrewriteSpans is how many rows of a commit get a span each.
+// maxPrewriteSpans is how many rows a commit may have for each to get a span. The prewrites of a
+// larger commit share one span.
 const maxPrewriteSpans = 16
 
-func prewriteTraced(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
+func prewriteTraced(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "prewrite", row.Table.Name)
 	if span.Recording() {
 		span.Set(telemetry.AttrCells.Int(len(row.Writes)))
 	}
-	err := prewriteRow(ctx, c, waiting, row)
+	err := prewriteRow(ctx, c, waitCtx, row)
 	span.EndWith(err)
 	return err
 }
 
-// prewriteRow locks the cells of one row. waiting ends the waits for locks when
-// another row has failed. A predicate that names many columns costs
-// Bigtable much and may not fit into its limit, so a wide row is first tried with one
-// that names none.
-func prewriteRow(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
+// prewriteRow locks the cells of one row. waitCtx bounds waits for locks: it also ends when
+// another row has failed. A predicate that names many columns costs Bigtable much and may
+// exceed its limit, so the first attempt at a wide row uses a predicate that names none.
+func prewriteRow(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	if !row.Wide() {
-		return prewriteCells(ctx, c, waiting, row)
+		return prewriteCells(ctx, c, waitCtx, row)
 	}
 	if locked, err := prewriteWholeRow(ctx, c, row); locked || err != nil {
 		return err
 	}
 	for _, part := range row.Split() {
-		if err := prewriteCells(ctx, c, waiting, part); err != nil || c.failed.Load() {
+		if err := prewriteCells(ctx, c, waitCtx, part); err != nil || c.failed.Load() {
 			return err
 		}
 	}
@@ -95,9 +95,8 @@ func prewriteRow(ctx context.Context, c *commit, waiting context.Context, row *s
 }
 
 // prewriteWholeRow locks the cells of one row unless any column of the row has a lock, or a
-// write record or mark at or above start_ts. If not locked, the caller has to try the
-// cells by name: something else in the row may have prevented it, or the outcome is
-// unknown.
+// write record or mark at or above start_ts. If locked is false, the caller has to try the
+// cells by name: another cell of the row may have prevented it, or the outcome is unknown.
 func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
@@ -112,16 +111,16 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
 // start_ts.
-func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) error {
+func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	cols := row.Columns()
 	predicate := store.InTheWay(cols, c.startTS)
-	var last error
-	var began, failed time.Time // the first and the last of the failures behind each other
+	var lastErr error
+	var firstFailure, lastFailure time.Time // of the failures since the last success
 	failure := func(err error) {
-		if failed = time.Now(); last == nil {
-			began = failed
+		if lastFailure = time.Now(); lastErr == nil {
+			firstFailure = lastFailure
 		}
-		last = err
+		lastErr = err
 	}
 	for pause := c.client.resolver.Store.Config.Backoff.Start(); ; {
 		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
@@ -141,7 +140,7 @@ func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row 
 		// Something prevented the prewrite, or its outcome is unknown: read the row.
 		if ctx.Err() == nil {
 			var locked bool
-			locked, err = inspect(ctx, c, waiting, row)
+			locked, err = inspect(ctx, c, waitCtx, row)
 			if c.failed.Load() {
 				return nil // as in prewriteRows
 			}
@@ -152,40 +151,41 @@ func prewriteCells(ctx context.Context, c *commit, waiting context.Context, row 
 			case err != nil:
 				failure(err)
 			case answered:
-				last = nil
+				lastErr = nil
 			}
 		}
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.Row, row.Table.Name), last)
+			return store.Ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.Row, row.Table.Name), lastErr)
 		}
-		if last != nil && failed.Sub(began) > c.client.cfg.LockTTL {
+		if lastErr != nil && lastFailure.Sub(firstFailure) > c.client.cfg.LockTTL {
 			// Other clients may have begun to roll this transaction back.
-			return fmt.Errorf("txn: prewriting for longer than the lock ttl of %v: %w", c.client.cfg.LockTTL, last)
+			return fmt.Errorf("txn: prewriting row %q of table %q failed for longer than Config.LockTTL (%v): %w", row.Row, row.Table.Name, c.client.cfg.LockTTL, lastErr)
 		}
 	}
 }
 
-// lockMutation writes data and lock of each cell at start_ts.
+// lockMutation returns the mutation that writes the value and the lock of each cell, at
+// start_ts.
 func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
 	for _, w := range row.Writes {
 		if w.Kind == KindPut {
 			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
-		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(newLock(c, w)))
+		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(lockOf(c, w)))
 	}
 	return m
 }
 
-// lock is the lock of one cell. Its ttl is counted from start_ts, so the time
-// that the transaction has taken so far comes on top of Config.LockTTL.
-func newLock(c *commit, w *store.Write) *Lock {
+// lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL plus
+// the time that the transaction has taken so far.
+func lockOf(c *commit, w *store.Write) *Lock {
 	return &Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.Kind,
-		TTL:         time.Since(c.txn.began) + c.txn.early + c.client.cfg.LockTTL,
+		TTL:         time.Since(c.txn.began) + c.txn.startAge + c.client.cfg.LockTTL,
 		Owner:       c.client.resolver.Token.Name,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
@@ -194,16 +194,18 @@ func newLock(c *commit, w *store.Write) *Lock {
 	}
 }
 
-// inspect reads the row once and says what prevented its prewrite:
-//   - all of the transaction's own locks: an earlier attempt took effect; locked.
-//   - a rollback marker of its own, or only some of its locks: rolled back by
-//     another client.
-//   - another transaction's write at or above start_ts: conflict.
-//   - another transaction's lock: resolved if it is dead; a conflict if it is
-//     alive and older.
+// inspect reads the row once, finds out what prevented the prewrite, and resolves locks:
+//   - all of the transaction's own locks: an earlier attempt took effect. inspect returns
+//     locked.
+//   - the transaction's own rollback marker, or only some of its locks: another client
+//     rolled it back, which is a conflict.
+//   - another transaction's write at or above start_ts: a conflict.
+//   - another transaction's lock: inspect resolves it if its owner is dead, waits if that
+//     transaction is younger, and returns a conflict if it is older.
 //
-// No error and not locked: nothing prevents the prewrite any more; send it again.
-func inspect(ctx context.Context, c *commit, waiting context.Context, row *store.RowWrites) (locked bool, err error) {
+// If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
+// the caller sends it again.
+func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) (locked bool, err error) {
 	raw, err := row.Table.ReadRow(ctx, row.Row, store.Conflicts(row.Columns(), c.startTS))
 	if err != nil {
 		return false, err
@@ -238,10 +240,10 @@ func inspect(ctx context.Context, c *commit, waiting context.Context, row *store
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(waiting, cancel)()
+		defer context.AfterFunc(waitCtx, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.unlatch)
+		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.releaseLatch)
 		if err != nil {
 			return false, err
 		}
@@ -252,8 +254,8 @@ func inspect(ctx context.Context, c *commit, waiting context.Context, row *store
 	return false, nil
 }
 
-// findConflict looks for write records and marks at or above start_ts. The
-// transaction's own rollback marker says more than what came after it.
+// findConflict returns a ConflictError if the row has a write record or mark at or above
+// start_ts. The transaction's own rollback marker takes precedence over later records.
 func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
 	var found *ConflictError
 	for _, family := range []string{format.WriteFamily, format.MarkFamily} {
@@ -277,6 +279,7 @@ func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
 	return found
 }
 
+// conflictReason distinguishes rollback markers from committed writes.
 func conflictReason(family string, cell Cell, item bigtable.ReadItem) ConflictReason {
 	if family == format.MarkFamily {
 		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {

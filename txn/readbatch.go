@@ -14,10 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Read batching (paper §2.5): point reads that goroutines of one transaction, or
-// of one snapshot, make of one table at the same time share a request. Only they
-// read at the same timestamp. The timestamp is part of a read's filter, because the
-// newest write at one timestamp hides the one at another.
+// Read batching (paper §2.5): if goroutines of one transaction, or of one snapshot, read cells of
+// one table at the same time, the reads share requests. Reads of different transactions cannot:
+// the filter of a request contains the read timestamp, because the newest write at one
+// timestamp hides the one at another.
 //
 // If fewer than Config.BatchReads requests are under way, a read is sent at once, as
 // without batching. Later reads wait, and share a request when one of those is answered.
@@ -26,64 +26,66 @@ import (
 // request for the others; when the last one has left, the request is cancelled.
 
 const (
+	// maxBatchedRows bounds the rows of a batch. Further reads wait for the next one.
 	maxBatchedRows = 128
-	// maxBatchedColumns bounds the columns of a batch: every row of it is read
-	// with all of them.
+	// maxBatchedColumns bounds the columns of a batch, because the request reads all of them
+	// from every row.
 	maxBatchedColumns = 8
 )
 
-// A readBatcher joins reads of a table at one timestamp.
+// A readBatcher batches reads of a table at one timestamp.
 type readBatcher struct {
-	of    *readSharing
-	table *store.Table
-	ts    tso.Timestamp
+	shared *readSharing
+	table  *store.Table
+	ts     tso.Timestamp
 
 	mu      sync.Mutex
-	running int // requests
-	waiting []*waitingRead
+	running int            // requests under way
+	waiting []*waitingRead // not in a batch yet
 }
 
-// A waitingRead is a read that is to share a request.
+// A waitingRead is a read that waits for a shared request.
 type waitingRead struct {
-	row     string
-	columns []Column
-	span    trace.Span
-	batch   *readBatch    // nil: none yet
-	first   chan struct{} // closed when its caller has to start batch
-	over    bool          // answered, or the caller has left
-	done    chan struct{}
+	row        string
+	columns    []Column
+	span       trace.Span
+	batch      *readBatch    // nil: none yet
+	startBatch chan struct{} // closed when this read's caller must start batch
+	ended      bool          // answered, or the caller has left
+	done       chan struct{}
 
-	// Set when done is closed. failed: the request ended without an answer for
-	// this row.
+	// raw and failed are set when done is closed. failed says that the request failed
+	// before it answered this row.
 	raw    bigtable.Row
 	failed bool
 }
 
 // A readBatch is one request.
 type readBatch struct {
-	members []*waitingRead // the first one's caller starts it
+	members []*waitingRead // the caller of the first one starts the request
 	columns []Column
-	live    int                // callers that wait
+	waiting int                // callers that wait
 	cancel  context.CancelFunc // nil: not started yet
 }
 
-// read reads columns of a row; f is the filter that does so.
+// read reads columns of a row, alone or in a batch. f is the filter for reading it alone.
 func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f bigtable.Filter) (bigtable.Row, error) {
 	b.mu.Lock()
-	if b.running < b.of.batchReads {
+	if b.running < b.shared.batchReads {
 		b.running++
 		b.mu.Unlock()
-		defer b.next()
+		defer b.sendNext()
 		return b.table.ReadRow(ctx, row, f)
 	}
-	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), first: make(chan struct{}), done: make(chan struct{})}
+	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), startBatch: make(chan struct{}), done: make(chan struct{})}
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
 	if !b.await(ctx, w) {
 		return nil, store.Ended(ctx, "waiting for a read of table "+b.table.Name, nil)
 	}
 	if w.failed {
-		// Perhaps because of another's row. An error is of this one's own.
+		// Another row may have caused the error. Read this row alone, so that the
+		// caller gets an error about its own row, if any.
 		return b.table.ReadRow(ctx, row, f)
 	}
 	return w.raw, nil
@@ -93,7 +95,7 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 // first member starts the request, with its own context without its cancellation. It does
 // so even when it leaves, because other callers may wait for the answer.
 func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
-	first := w.first
+	first := w.startBatch
 	for {
 		select {
 		case <-w.done:
@@ -110,8 +112,8 @@ func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
 	}
 }
 
-// leave takes a caller out whose context has ended, and reports whether it is the
-// first of a batch.
+// leave removes a caller whose context has ended. It reports whether the caller is the first of a
+// batch.
 func (b *readBatcher) leave(w *waitingRead) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,7 +121,7 @@ func (b *readBatcher) leave(w *waitingRead) bool {
 		b.waiting = slices.DeleteFunc(b.waiting, func(o *waitingRead) bool { return o == w })
 		return false
 	}
-	if w.ends(); w.batch.live == 0 && w.batch.cancel != nil {
+	if w.end(); w.batch.waiting == 0 && w.batch.cancel != nil {
 		w.batch.cancel()
 	}
 	return w.batch.members[0] == w
@@ -131,48 +133,49 @@ func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, w := range members {
-		w.ends()
+		w.end()
 		close(w.done)
 	}
-	if batch.live == 0 && !last {
+	if batch.waiting == 0 && !last {
 		batch.cancel()
 	}
 }
 
-// ends counts a caller out of its batch. The batcher's mutex is held.
-func (w *waitingRead) ends() {
-	if !w.over {
-		w.over = true
-		w.batch.live--
+// end removes a caller from the count of its batch. The caller of end holds the batcher's mutex.
+func (w *waitingRead) end() {
+	if !w.ended {
+		w.ended = true
+		w.batch.waiting--
 	}
 }
 
-// next sends what waits, in place of a request that has ended.
-func (b *readBatcher) next() {
+// sendNext makes the next batch of the waiting reads, in place of a request that has ended, and
+// has the caller of its first read start it.
+func (b *readBatcher) sendNext() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n, columns := b.fit()
+	n, columns := b.chooseBatch()
 	if n == 0 {
 		b.running--
 		return
 	}
-	batch := &readBatch{members: slices.Clone(b.waiting[:n]), columns: columns, live: n}
+	batch := &readBatch{members: slices.Clone(b.waiting[:n]), columns: columns, waiting: n}
 	b.waiting = slices.Delete(b.waiting, 0, n)
 	for _, w := range batch.members {
 		w.batch = batch
 	}
-	close(batch.members[0].first)
+	close(batch.members[0].startBatch)
 }
 
-// start sends a batch, unless all who waited have left.
+// start sends the request of a batch, unless all its callers have left.
 func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	b.mu.Lock()
 	batch.cancel = cancel
-	wanted := batch.live > 0
+	wanted := batch.waiting > 0
 	b.mu.Unlock()
 	go func() {
-		defer b.next()
+		defer b.sendNext()
 		defer cancel()
 		if wanted {
 			b.send(ctx, batch, store.Selection{Columns: batch.columns})
@@ -180,8 +183,8 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	}()
 }
 
-// fit chooses how many of those that wait go together, and their columns.
-func (b *readBatcher) fit() (n int, columns []Column) {
+// chooseBatch returns how many of the waiting reads fit into the next batch, and their columns.
+func (b *readBatcher) chooseBatch() (n int, columns []Column) {
 	bytes := 0
 	for _, w := range b.waiting {
 		all := columns
@@ -190,7 +193,7 @@ func (b *readBatcher) fit() (n int, columns []Column) {
 				all = append(all, c)
 			}
 		}
-		bytes += len(w.row) + 16 // and what surrounds a key
+		bytes += len(w.row) + 16 // 16 bytes for the encoding around a key
 		if n > 0 && (len(all) > maxBatchedColumns || n == maxBatchedRows || bytes > format.MaxRowListBytes || (store.Selection{Columns: all}).Cost() > store.FilterBudget) {
 			break
 		}
@@ -215,16 +218,16 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 		}
 	}
 	trace.SpanFromContext(ctx).SetAttributes(telemetry.AttrRows.Int(len(rows)))
-	b.of.counters.Batches.Add(1)
-	b.of.counters.Batched.Add(int64(len(batch.members)))
-	b.of.measure.joined(ctx, b.table.Name, len(batch.members))
+	b.shared.counters.Batches.Add(1)
+	b.shared.counters.Batched.Add(int64(len(batch.members)))
+	b.shared.metrics.batchSent(ctx, b.table.Name, len(batch.members))
 	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
 	err := b.table.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]
 		for i, w := range members {
 			w.raw = raw
 			if i > 0 {
-				w.raw = cloneRow(raw) // a row is its caller's
+				w.raw = cloneRow(raw) // each caller owns its row
 			}
 		}
 		delete(byRow, raw.Key())

@@ -17,7 +17,8 @@ const (
 	attrSource       = attribute.Key("percolator.source")
 )
 
-// readMetrics measure what saves reads their round trips.
+// readMetrics are the instruments of what saves round trips: prefetching, read batches, and
+// timestamps that need no question to the oracle.
 type readMetrics struct {
 	cells  metric.Int64Counter
 	batch  metric.Int64Histogram
@@ -27,29 +28,32 @@ type readMetrics struct {
 func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
 	in := instrument.New(provider, telemetry.Scope)
 	m := readMetrics{
-		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were read ahead, and those of them that were asked for later."),
+		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were prefetched (outcome read), and prefetched cells that a Get asked for later (outcome used)."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
 		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
 	}
 	return m, in.Err()
 }
 
-// prefetched counts cells that were read ahead, or used.
+// prefetched counts n cells: outcome is "read" when they were prefetched, and "used" when a Get
+// asked for one.
 func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
 		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), telemetry.AttrOutcome.String(outcome)))
 	}
 }
 
-func (m *readMetrics) joined(ctx context.Context, table string, n int) {
+// batchSent counts a request that n point reads share.
+func (m *readMetrics) batchSent(ctx context.Context, table string, n int) {
 	if m.batch.Enabled(ctx) {
 		m.batch.Record(ctx, int64(n), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
 }
 
-// saved counts a timestamp that was there already, and why.
-func (m *readMetrics) saved(ctx context.Context, reason string) {
+// timestampReused counts a transaction or snapshot that did not wait for the oracle. source says
+// which kind.
+func (m *readMetrics) timestampReused(ctx context.Context, source string) {
 	if m.oracle.Enabled(ctx) {
-		m.oracle.Add(ctx, 1, metric.WithAttributes(attrSource.String(reason)))
+		m.oracle.Add(ctx, 1, metric.WithAttributes(attrSource.String(source)))
 	}
 }

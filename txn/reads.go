@@ -15,45 +15,44 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// This file is what the point reads of one transaction, or one snapshot, have in
-// common: the read cache, which prefetching fills (prefetch.go), and the batches
-// of reads that are under way at the same time (readbatch.go).
+// The point reads of one transaction, or one snapshot, share a cache, which prefetching fills
+// (prefetch.go), and batches of reads that are under way at the same time (readbatch.go).
 
 const (
-	// maxCachedRows and maxCachedBytes bound a read cache. One that is full is
-	// emptied: a transaction that reads that much does not come back to its first
-	// rows soon.
+	// maxCachedRows and maxCachedBytes bound the cache of a transaction. A full cache is
+	// emptied: a transaction that reads so much rarely returns to its first rows.
 	maxCachedRows  = 1024
 	maxCachedBytes = 1 << 20
 	// maxAskedColumns bounds what the client learns from one row.
 	maxAskedColumns = 4 * maxPatternColumns
 )
 
-// A readSharing is what the reads of all transactions of a client share.
+// A readSharing is what the reads of all transactions and snapshots of a client share.
 type readSharing struct {
 	patterns patterns
 	counters *store.Counters
-	measure  readMetrics
-	// prefetchBytes and batchReads are as in Config.
+	metrics  readMetrics
+	// prefetchBytes and batchReads are Config.PrefetchBytes and Config.BatchReads.
 	prefetchBytes, batchReads int
 }
 
 // reads are the point reads of one transaction or snapshot.
 type reads struct {
-	of   *readSharing
-	name string // of the transaction
-	// budget of bytes that a read may be expected to bring along; 0: no
+	shared *readSharing
+	name   string // of the transaction
+	// budget is how many bytes one read may prefetch, by what the client expects; 0: no
 	// prefetching.
 	budget int
 
-	// Cells that were read ahead, and those that were asked for later.
-	ahead, used atomic.Int64
-	// remembers: a cell was kept that no Get has asked for.
-	remembers atomic.Bool
+	// prefetched counts the cells that were read ahead, and prefetchUsed those that a later
+	// Get asked for.
+	prefetched, prefetchUsed atomic.Int64
+	// hasRemembered says that remember has stored a cell.
+	hasRemembered atomic.Bool
 
 	mu       sync.Mutex
 	firstID  rowID
-	first    rowReads // of the first row: many transactions read one
+	first    rowReads // of the first row; without a map, because many transactions read only one
 	rows     map[rowID]*rowReads
 	bytes    int
 	batchers map[*store.Table]*readBatcher
@@ -61,13 +60,13 @@ type reads struct {
 
 type rowID struct{ table, row string }
 
-// rowReads is what Gets asked for in one row.
+// rowReads is what Gets asked for in one row, and what is cached of it.
 type rowReads struct {
-	begun   bool // a Get has asked for first
-	first   Column
-	pattern *pattern // nil until a second column is asked for
-	asked   []Column // behind the first, each once, the first maxAskedColumns
-	cells   []cachedCell
+	started      bool // a Get has asked for the column first
+	first        Column
+	pattern      *pattern // nil until a second column is asked for
+	laterColumns []Column // asked for after first, each once, at most maxAskedColumns
+	cells        []cachedCell
 }
 
 // A cachedCell was read ahead at the timestamp of all reads here, and was not locked, so
@@ -79,16 +78,16 @@ type cachedCell struct {
 	used    bool
 }
 
-// init makes r ready, and reports whether reads share anything.
-func (r *reads) init(of *readSharing, name string, prefetch bool) (shared bool) {
-	r.of, r.name = of, name
+// init prepares r. It reports whether the reads share anything at all.
+func (r *reads) init(shared *readSharing, name string, prefetch bool) (sharing bool) {
+	r.shared, r.name = shared, name
 	if prefetch {
-		r.budget = max(of.prefetchBytes, 0)
+		r.budget = max(shared.prefetchBytes, 0)
 	}
-	return r.budget > 0 || of.batchReads > 0
+	return r.budget > 0 || shared.batchReads > 0
 }
 
-// row returns what was asked for in a row; nil: nothing yet.
+// row returns the reads of a row, or nil if there was none yet.
 func (r *reads) row(id rowID) *rowReads {
 	if r.firstID == id {
 		return &r.first
@@ -96,7 +95,7 @@ func (r *reads) row(id rowID) *rowReads {
 	return r.rows[id]
 }
 
-// addRow makes room for one more row.
+// addRow adds a row. If the cache is full, it is emptied first.
 func (r *reads) addRow(id rowID) *rowReads {
 	if len(r.rows) >= maxCachedRows || r.bytes >= maxCachedBytes {
 		r.firstID, r.first, r.bytes = rowID{}, rowReads{}, 0
@@ -114,9 +113,9 @@ func (r *reads) addRow(id rowID) *rowReads {
 	return row
 }
 
-// recall returns a cell that was read ahead.
-func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
-	if r == nil || r.budget == 0 && !r.remembers.Load() {
+// cached returns a cell from the cache. known is false if the cell is not in it.
+func (r *reads) cached(cell Cell) (value []byte, present, known bool) {
+	if r == nil || r.budget == 0 && !r.hasRemembered.Load() {
 		return nil, false, false
 	}
 	r.mu.Lock()
@@ -132,10 +131,10 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 		}
 		if !c.used {
 			c.used = true
-			r.used.Add(1)
-			r.of.counters.PrefetchUsed.Add(1)
-			r.of.measure.prefetched(cell.Table, "used", 1)
-			r.note(cell, row, len(c.value))
+			r.prefetchUsed.Add(1)
+			r.shared.counters.PrefetchUsed.Add(1)
+			r.shared.metrics.prefetched(cell.Table, "used", 1)
+			r.learnColumn(cell, row, len(c.value))
 		}
 		if !c.present {
 			return nil, false, true
@@ -145,8 +144,8 @@ func (r *reads) recall(cell Cell) (value []byte, present, known bool) {
 	return nil, false, false
 }
 
-// remember keeps a cell's value that was read otherwise. What was read at the start
-// timestamp stays what it is.
+// remember caches a cell that changes.Observe has read. A value at the start timestamp never
+// changes.
 func (r *reads) remember(cell Cell, value []byte, present bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,12 +156,12 @@ func (r *reads) remember(cell Cell, value []byte, present bool) {
 	}
 	r.bytes += len(value)
 	row.cells = append(row.cells, cachedCell{column: cell.Column(), value: value, present: present, used: true})
-	r.remembers.Store(true)
+	r.hasRemembered.Store(true)
 }
 
-// begin notes that a cell is going to be read. For the first of its row, it
-// returns what is worth reading along.
-func (r *reads) begin(cell Cell) []Column {
+// beginRead notes that a request will read a cell. If the cell is the first of its row, it returns
+// the columns that are worth prefetching.
+func (r *reads) beginRead(cell Cell) []Column {
 	if r == nil || r.budget == 0 {
 		return nil
 	}
@@ -173,50 +172,50 @@ func (r *reads) begin(cell Cell) []Column {
 	switch {
 	case row == nil:
 		row = r.addRow(id)
-	case row.begun:
+	case row.started:
 		return nil
 	}
-	row.begun, row.first, row.pattern = true, cell.Column(), r.of.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
+	row.started, row.first, row.pattern = true, cell.Column(), r.shared.patterns.find(patternKey{cell.Table, r.name, cell.Column()})
 	if row.pattern == nil {
 		return nil
 	}
-	return row.pattern.begin(r.budget)
+	return row.pattern.beginRow(r.budget)
 }
 
-// answered notes that a Get was answered by a request.
-func (r *reads) answered(cell Cell, size int) {
+// endRead notes that a request has read a cell, with a value of size bytes.
+func (r *reads) endRead(cell Cell, size int) {
 	if r == nil || r.budget == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if row := r.row(rowID{cell.Table, cell.Row}); row != nil {
-		r.note(cell, row, size)
+		r.learnColumn(cell, row, size)
 	}
 }
 
-// note learns that a column was asked for in a row of which another was asked for
-// first.
-func (r *reads) note(cell Cell, row *rowReads, size int) {
-	if len(row.asked) == maxAskedColumns || cell.Column() == row.first || row.wasAsked(cell.Column()) {
+// learnColumn learns that a transaction asked for a column of a row after the row's first
+// column.
+func (r *reads) learnColumn(cell Cell, row *rowReads, size int) {
+	if len(row.laterColumns) == maxAskedColumns || cell.Column() == row.first || row.askedLater(cell.Column()) {
 		return
 	}
-	if longName(row.first) || longName(cell.Column()) {
+	if nameTooLong(row.first) || nameTooLong(cell.Column()) {
 		return
 	}
-	row.asked = append(row.asked, cell.Column())
+	row.laterColumns = append(row.laterColumns, cell.Column())
 	if row.pattern == nil {
-		row.pattern = r.of.patterns.make(patternKey{cell.Table, r.name, row.first})
+		row.pattern = r.shared.patterns.findOrAdd(patternKey{cell.Table, r.name, row.first})
 	}
-	row.pattern.follow(cell.Column(), size)
+	row.pattern.count(cell.Column(), size)
 }
 
-// longName: a column is not worth what its name takes, of a client's memory and of
-// filters.
-func longName(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
+// nameTooLong reports whether a column's name takes so much of a client's memory and of filters
+// that the column is not worth prefetching.
+func nameTooLong(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
-func (r *rowReads) wasAsked(c Column) bool {
-	for _, a := range r.asked {
+func (r *rowReads) askedLater(c Column) bool {
+	for _, a := range r.laterColumns {
 		if a == c {
 			return true
 		}
@@ -224,10 +223,10 @@ func (r *rowReads) wasAsked(c Column) bool {
 	return false
 }
 
-// keep puts what was read ahead into the cache: those columns of raw, the stored
-// form of a row, that can be decided from it alone. A locked column, or one with
-// a damaged record, is left to the Get that asks for it.
-func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+// cachePrefetched caches the columns that were read ahead. raw is the stored form of a row. It
+// caches only columns that raw alone can decide. It leaves a locked column, or one with a
+// damaged record, to the Get that asks for it.
+func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {
 		c, _, err := format.MetadataCell(t.Name, key, item)
@@ -249,7 +248,8 @@ func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Colum
 	if err != nil {
 		return
 	}
-	e.Sort() // evaluate leaves that to readExact, which is not called here
+	e.Sort() // Evaluate leaves sorting to ReadExact, which is not called here
+	// The values of these columns are at another timestamp and were not read.
 	elsewhere := map[Column]bool{}
 	for _, x := range e.Exact {
 		elsewhere[x.Column] = true
@@ -264,44 +264,46 @@ func (r *reads) keep(t *store.Table, key string, raw bigtable.Row, ahead []Colum
 	for _, c := range sel.Columns {
 		item, present := format.FindItem(e.Row[c.Family], c.Key())
 		if row.pattern != nil {
-			row.pattern.size(c, len(item.Value))
+			row.pattern.noteSize(c, len(item.Value))
 		}
-		if elsewhere[c] || row.wasAsked(c) || r.bytes+len(item.Value) > maxCachedBytes {
+		if elsewhere[c] || row.askedLater(c) || r.bytes+len(item.Value) > maxCachedBytes {
 			continue
 		}
 		n++
 		r.bytes += len(item.Value) + len(c.Family) + len(c.Qualifier)
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
-	r.ahead.Add(n)
-	r.of.counters.Prefetched.Add(n)
-	r.of.measure.prefetched(t.Name, "read", n)
+	r.prefetched.Add(n)
+	r.shared.counters.Prefetched.Add(n)
+	r.shared.metrics.prefetched(t.Name, "read", n)
 }
 
-func (r *reads) forget(cell Cell) {
-	r.of.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
+// forgetPattern forgets the pattern of rows whose first column is the cell's.
+func (r *reads) forgetPattern(cell Cell) {
+	r.shared.patterns.forget(patternKey{cell.Table, r.name, cell.Column()})
 }
 
-// describe adds to a transaction's span what was read ahead.
-func (r *reads) describe(s telemetry.Span) {
+// annotate adds the counts of prefetched cells to a transaction's span.
+func (r *reads) annotate(s telemetry.Span) {
 	if r == nil {
 		return
 	}
-	if n := r.ahead.Load(); n > 0 {
-		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.used.Load()))
+	if n := r.prefetched.Load(); n > 0 {
+		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.prefetchUsed.Load()))
 	}
 }
 
-// batched returns how a row's first read is made; nil: by a request of its own.
-func (r *reads) batched(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
-	if r == nil || r.of.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
+// batchedRead returns a function that reads a row in a batch, or nil if the read must be a request
+// of its own.
+func (r *reads) batchedRead(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
+	if r == nil || r.shared.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := r.batchers[t]
 	if b == nil {
-		b = &readBatcher{of: r.of, table: t, ts: ts}
+		b = &readBatcher{shared: r.shared, table: t, ts: ts}
 		if r.batchers == nil {
 			r.batchers = map[*store.Table]*readBatcher{}
 		}

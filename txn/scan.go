@@ -12,11 +12,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A scan takes the rows of a request as they arrive, in pages: it settles the
-// locks in a page together, merges the transaction's own writes in, and hands
-// the page to its consumer while the next one is on its way. gRPC's flow control
-// holds the server up where the consumer is slow. A page is bounded in rows and
-// bytes, so that a large scan needs little memory.
+// A scan takes the rows of a request in pages, as they arrive. It resolves the locks in a page
+// together, merges the transaction's own writes in, and yields the rows of the page to the
+// consumer while the next page arrives. If the consumer is slow, gRPC's flow control slows
+// the server down. A page is bounded in rows and bytes, so a large scan needs little memory.
 //
 // After half of Config.RPCTimeout, the consumer's time included, a scan ends its request
 // with the current page, full or not, and continues after that page with another request.
@@ -29,37 +28,39 @@ const (
 	maxStreams = 16
 )
 
+// A scan is one iteration of View.ReadRows.
 type scan struct {
 	view    *View
 	table   *store.Table
 	options readOptions
 	yield   func(bigtable.Row, error) bool
 	overlay *overlay     // nil in a snapshot
-	rest    store.RowSet // what was not read yet
+	rest    store.RowSet // rows that were not yielded yet
 	page    []pageRow
-	bytes   int  // in page
-	given   int  // rows yielded
-	done    bool // the consumer wants no more
+	bytes   int  // size of page
+	yielded int  // number of rows
+	stopped bool // the consumer wants no more
 }
 
-// pageRow is one row of a page, as read and then as evaluated.
+// A pageRow is one row of a page: as read, and as evaluated.
 type pageRow struct {
 	key string
-	raw bigtable.Row // kept while locks block the read
+	raw bigtable.Row // until its locks are resolved
 	row recovery.Evaluation
 }
 
+// run yields all rows, in as many requests as it takes.
 func (s *scan) run(ctx context.Context) error {
-	for !s.rest.Empty() && !s.done {
+	for !s.rest.Empty() && !s.stopped {
 		if err := s.request(ctx); err != nil {
 			return err
 		}
 	}
-	s.emitBefore("")
+	s.yieldOwnBefore("")
 	return nil
 }
 
-// request makes one request, hands on its answer, and moves rest behind it.
+// request makes one request, yields the rows of its answer, and removes them from rest.
 func (s *scan) request(ctx context.Context) error {
 	set := s.rest
 	request := set.Request(s.options.reverse)
@@ -72,8 +73,8 @@ func (s *scan) request(ctx context.Context) error {
 		limit = pageRows
 	}
 	if s.options.limit > 0 {
-		// Some rows may turn out to have nothing visible.
-		if n := min(s.options.limit-s.given, store.MaxPageRows) + 16; limit == 0 || n < limit {
+		// 16 more, because some rows may have no visible cell.
+		if n := min(s.options.limit-s.yielded, store.MaxPageRows) + 16; limit == 0 || n < limit {
 			limit = n
 		}
 	}
@@ -83,32 +84,32 @@ func (s *scan) request(ctx context.Context) error {
 	if s.options.reverse {
 		opts = append(opts, bigtable.ReverseScan())
 	}
-	began, read, stopped := time.Now(), 0, false
+	began, read, endRequest := time.Now(), 0, false
 	late := func() bool { return time.Since(began) > s.view.client.resolver.Store.Config.RPCTimeout/2 }
 	var failed error
-	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (goOn bool, blocked time.Duration) {
+	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (more bool, blocked time.Duration) {
 		read++
-		if failed = s.add(ctx, raw); failed != nil {
+		if failed = s.addRow(ctx, raw); failed != nil {
 			return false, 0
 		}
 		if len(s.page) < pageRows && s.bytes < store.MaxPageBytes && !late() {
 			return true, 0
 		}
 		arrived := time.Now()
-		failed = s.turn(ctx)
-		stopped = onePage || late()
-		return failed == nil && !s.done && !stopped, time.Since(arrived)
+		failed = s.deliverPage(ctx)
+		endRequest = onePage || late()
+		return failed == nil && !s.stopped && !endRequest, time.Since(arrived)
 	}, opts...)
-	if err != nil && failed == nil && !s.done && !stopped {
+	if err != nil && failed == nil && !s.stopped && !endRequest {
 		if read > 0 && store.TookTooLong(ctx, err) {
-			return s.turn(ctx)
+			return s.deliverPage(ctx)
 		}
 		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
-	if failed != nil || s.done || stopped {
+	if failed != nil || s.stopped || endRequest {
 		return failed
 	}
-	if err := s.turn(ctx); err != nil {
+	if err := s.deliverPage(ctx); err != nil {
 		return err
 	}
 	if limit == 0 || read < limit {
@@ -117,8 +118,8 @@ func (s *scan) request(ctx context.Context) error {
 	return nil
 }
 
-// add takes a row into the page.
-func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
+// addRow adds a row to the page.
+func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
 	if err != nil {
 		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
@@ -132,10 +133,10 @@ func (s *scan) add(ctx context.Context, raw bigtable.Row) error {
 	return nil
 }
 
-// turn hands the page to the consumer and moves rest behind it.
-func (s *scan) turn(ctx context.Context) error {
-	err := s.settle(ctx, s.page)
-	// Also where there are no rows: they may have been there.
+// deliverPage yields the rows of the page to the consumer and removes them from rest.
+func (s *scan) deliverPage(ctx context.Context) error {
+	err := s.resolvePage(ctx, s.page)
+	// Also check an empty page: garbage collection may have removed its rows.
 	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
 		return err
 	}
@@ -144,7 +145,7 @@ func (s *scan) turn(ctx context.Context) error {
 	}
 	for i := range s.page {
 		r := &s.page[i]
-		if !s.emitBefore(r.key) || !s.emit(r.key, r.row.Row) {
+		if !s.yieldOwnBefore(r.key) || !s.yieldMerged(r.key, r.row.Row) {
 			break
 		}
 	}
@@ -154,9 +155,9 @@ func (s *scan) turn(ctx context.Context) error {
 	return nil
 }
 
-// settle resolves the locks of a page, all rows together, reading the rows
-// again until no lock is left.
-func (s *scan) settle(ctx context.Context, page []pageRow) error {
+// resolvePage resolves the locks of all rows of a page together. It reads these rows again until no
+// lock is left that blocks the read.
+func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
 		var locks []*Lock
@@ -203,7 +204,7 @@ func (s *scan) settle(ctx context.Context, page []pageRow) error {
 	return g.Wait()
 }
 
-// readAgain reads the rows that had locks once more.
+// readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed recovery.Ignored) error {
 	set := store.RowSet{Keys: make([]string, 0, len(blocked))}
 	for key, r := range blocked {
@@ -232,39 +233,41 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	return nil
 }
 
-// emitBefore yields the transaction's own rows that come before key in the
-// direction of the scan and were not read; all that are left when key is
-// empty. It reports whether the consumer wants more.
-func (s *scan) emitBefore(key string) bool {
+// yieldOwnBefore yields the rows that only the transaction itself has written and that come before
+// key in the direction of the scan. If key is empty, it yields all remaining ones. It reports
+// whether the consumer wants more.
+func (s *scan) yieldOwnBefore(key string) bool {
 	if s.overlay == nil {
 		return true
 	}
-	for len(s.overlay.keys) > 0 && !s.done {
+	for len(s.overlay.keys) > 0 && !s.stopped {
 		next := s.overlay.next(s.options.reverse)
 		if key != "" && (next == key || (next < key) == s.options.reverse) {
 			return true
 		}
-		s.overlay.drop(s.options.reverse)
-		s.give(s.overlay.apply(next, nil))
+		s.overlay.dropNext(s.options.reverse)
+		s.yieldRow(s.overlay.apply(next, nil))
 	}
-	return !s.done
+	return !s.stopped
 }
 
-// emit yields a row that was read, with the transaction's own writes applied.
-func (s *scan) emit(key string, row bigtable.Row) bool {
+// yieldMerged yields a row that was read, with the transaction's own writes applied. It reports
+// whether the consumer wants more.
+func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {
-			s.overlay.drop(s.options.reverse)
+			s.overlay.dropNext(s.options.reverse)
 		}
 		row = s.overlay.apply(key, row)
 	}
-	s.give(row)
-	return !s.done
+	s.yieldRow(row)
+	return !s.stopped
 }
 
-func (s *scan) give(row bigtable.Row) {
+// yieldRow yields a row, unless it is empty.
+func (s *scan) yieldRow(row bigtable.Row) {
 	if len(row) > 0 {
-		s.given++
-		s.done = !s.yield(row, nil) || s.given == s.options.limit
+		s.yielded++
+		s.stopped = !s.yield(row, nil) || s.yielded == s.options.limit
 	}
 }

@@ -63,12 +63,12 @@ func FuzzScanMerge(f *testing.F) {
 		goOn := true
 		for _, k := range keys {
 			row := bigtable.Row{"f": {{Row: k, Column: "f:q", Value: []byte("stored")}}}
-			if goOn = s.emitBefore(k) && s.emit(k, row); !goOn {
+			if goOn = s.yieldOwnBefore(k) && s.yieldMerged(k, row); !goOn {
 				break
 			}
 		}
 		if goOn {
-			s.emitBefore("")
+			s.yieldOwnBefore("")
 		}
 		if !slices.Equal(want, got) {
 			t.Errorf("stored %q, own %q, reverse %v, limit %d: %q, want %q", stored, own, reverse, limit, got, want)

@@ -29,7 +29,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 	for _, opt := range opts {
 		opt.applySnapshot(&o)
 	}
-	now, err := presentFor(ctx, c, &o)
+	now, err := snapshotTimestamp(ctx, c, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -39,8 +39,8 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 	case o.at <= 0:
 		return nil, format.Invalidf("snapshot at %d; a timestamp is a positive number of microseconds since 1970", o.at)
 	case o.at > now:
-		// At a timestamp that is yet to come, reads would not be repeatable.
-		return nil, format.Invalidf("snapshot at %d (%s), which is after the oracle's present, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
+		// At a later timestamp, reads would not be repeatable.
+		return nil, format.Invalidf("snapshot at %d (%s), which is later than the oracle's time, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
 	s := &Snapshot{client: c, ts: o.at}
 	if shared := new(reads); shared.init(&c.reads, o.name, o.prefetch) {
@@ -70,7 +70,7 @@ func (s *Snapshot) Release() {
 	}
 }
 
-// ReadTS is the timestamp the snapshot reads at.
+// ReadTS returns the timestamp at which the snapshot reads.
 func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 
 // Table returns the snapshot's view of a table.
@@ -78,9 +78,9 @@ func (s *Snapshot) Table(name string) *View {
 	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
 }
 
-// snapshotTS returns the present for a snapshot, or what the options accept for
-// it.
-func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
+// snapshotTimestamp returns the timestamp of now: a new one, or an earlier one that
+// MaxStaleness allows.
+func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
 	if o.staleness == nil {
 		return c.Timestamp(ctx)
 	}
@@ -91,11 +91,11 @@ func presentFor(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timesta
 		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
 	}
 	ts, ok := c.resolver.Clock.Within(*o.staleness)
-	// A safe point above it would refuse every read.
+	// If garbage collection has passed it, every read would fail.
 	if !ok || ts < c.resolver.SafePoint.View.Load().TS {
 		return c.Timestamp(ctx)
 	}
 	c.resolver.Counters.Reused.Add(1)
-	c.reads.measure.saved(ctx, "snapshot")
+	c.reads.metrics.timestampReused(ctx, "snapshot")
 	return ts, nil
 }

@@ -15,9 +15,10 @@ import (
 // (docs/design/2026-11-20-oracle-pipelining.md). It gives each timestamp to one
 // transaction, because the start timestamp is the transaction's name. There are two kinds:
 //
-//   - For transactions that read nothing. They happen at their commit_ts, which the client
-//     asks for at the usual time. An early start adds conflicts with what was committed
-//     since, but none that could not have happened anyway.
+//   - For transactions that read nothing. They take effect at their commit_ts, which the
+//     client asks for at the usual time. An early start timestamp adds conflicts with
+//     transactions that have committed since. It adds none that could not have happened
+//     anyway.
 //   - For the next attempt of an Update, after the conflict that makes it necessary.
 
 // maxStartAge is the largest age of a start timestamp when its transaction begins. The older
@@ -28,30 +29,34 @@ const maxStartAge = 100 * time.Millisecond
 // next timestamp. After later attempts, Update waits longer than that would save.
 const maxAttemptsAhead = 3
 
-// maxStartsAhead bounds the timestamps that wait for a transaction.
+// maxStartsAhead bounds the timestamps that wait for a transaction. Beyond it, the client
+// drops the oldest.
 const maxStartsAhead = 16
 
 // A startAhead is a start timestamp that was asked for ahead.
 type startAhead struct {
-	done chan struct{} // closed when the rest is set
+	done chan struct{} // closed when the fields below are set
 	ts   tso.Timestamp
-	// asked is before the request.
+	// asked is a time before the request was sent.
 	asked time.Time
 	err   error
 }
 
-func (s *startAhead) young() bool {
+// isRecent reports whether the timestamp is younger than maxStartAge. The wall clock counts
+// besides the monotonic one, which stands still while a machine sleeps.
+func (s *startAhead) isRecent() bool {
 	return max(time.Since(s.asked), time.Since(s.asked.Round(0))) < maxStartAge
 }
 
-// ask asks the oracle.
+// ask asks the oracle and sets the timestamp or the error.
 func (s *startAhead) ask(ctx context.Context, c *store.Clock) {
 	defer close(s.done)
 	s.ts, s.asked, s.err = c.Ask(ctx)
 }
 
-// answered waits for the answer, unless that will be too old to be used.
-func (s *startAhead) answered(ctx context.Context) bool {
+// await reports whether the answer arrived. It waits at most maxStartAge, because a later
+// answer would be too old, and ends early with ctx.
+func (s *startAhead) await(ctx context.Context) bool {
 	select {
 	case <-s.done:
 		return true
@@ -71,20 +76,20 @@ func (s *startAhead) answered(ctx context.Context) bool {
 // startsAhead are the timestamps that wait for a transaction that reads nothing.
 type startsAhead struct {
 	mu      sync.Mutex
-	waiting []*startAhead // in the order in which they were asked for
-	// began is when the last of these transactions began; busy: the one before it began
+	waiting []*startAhead // in the order of the requests
+	// lastBegin is when the last of these transactions began; busy: the one before it began
 	// less than maxStartAge earlier.
-	began time.Time
-	busy  bool
+	lastBegin time.Time
+	busy      bool
 }
 
-// take removes and returns the one that was asked for last, answered or not; nil: there is
-// none.
+// take removes and returns the timestamp that the client asked for last, whether the answer has
+// arrived or not. It returns nil if there is none.
 func (s *startsAhead) take() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.busy, s.began = now.Sub(s.began) < maxStartAge, now
+	s.busy, s.lastBegin = now.Sub(s.lastBegin) < maxStartAge, now
 	last := len(s.waiting) - 1
 	if last < 0 {
 		return nil
@@ -94,13 +99,14 @@ func (s *startsAhead) take() *startAhead {
 	return next
 }
 
-// usable reports whether a transaction may begin at an answer: it is young, and
-// above everything that this client has committed.
+// usable reports whether a transaction may begin at the timestamp: it is recent, and above every
+// commit of this client.
 func (s *startAhead) usable(c *store.Clock) bool {
-	return s.err == nil && c.AboveCommits(s.ts) && s.young()
+	return s.err == nil && c.AboveCommits(s.ts) && s.isRecent()
 }
 
-// add adds one that is to be asked for; nil: no transaction is likely to use it soon.
+// add adds a timestamp for the caller to ask for. It returns nil if no transaction is likely to
+// use it soon.
 func (s *startsAhead) add() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,4 +119,17 @@ func (s *startsAhead) add() *startAhead {
 	}
 	s.waiting = append(s.waiting, n)
 	return n
+}
+
+// askAhead asks the oracle, in the background, for the start timestamp of a later transaction
+// that reads nothing. A transaction that reads nothing calls it when it has its commit_ts.
+func askAhead(c *Client) {
+	n := c.startsAhead.add()
+	if n == nil {
+		return
+	}
+	if !c.resolver.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.resolver.Clock) }) {
+		n.err = ErrClosed
+		close(n.done)
+	}
 }

@@ -10,8 +10,8 @@ type Stats struct {
 	Committed int64 `json:"committed"`
 	// Conflicts counts attempts that failed with ErrConflict.
 	Conflicts int64 `json:"conflicts"`
-	// EarlyConflicts counts those of them that were known before a prewrite was
-	// sent (Config.LatchWait).
+	// EarlyConflicts counts the conflicts that the client knew before it sent a prewrite
+	// (Config.LatchWait). Conflicts includes them.
 	EarlyConflicts int64 `json:"early_conflicts"`
 	// LatchWaits counts waits for other transactions of this client that write the
 	// same cells (Config.LatchWait).
@@ -25,21 +25,22 @@ type Stats struct {
 	Undetermined int64 `json:"undetermined"`
 	// Timestamps counts questions to the oracle.
 	Timestamps int64 `json:"timestamps"`
-	// LocksMet counts locks of other transactions whose outcome this
-	// client did not know.
+	// LocksMet counts locks of other transactions that this client found and whose
+	// outcome it did not know.
 	LocksMet int64 `json:"locks_met"`
-	// RolledForward and RolledBack count cells settled for other transactions.
+	// RolledForward and RolledBack count cells that this client rolled forward or
+	// back for other transactions.
 	RolledForward int64 `json:"rolled_forward"`
 	RolledBack    int64 `json:"rolled_back"`
-	// BackgroundCells is the number of changes of cells that wait for background
-	// work now.
+	// BackgroundCells is how many changes of cells wait for the background now.
 	BackgroundCells int64 `json:"background_cells"`
-	// BackgroundBytes is about the memory that they take.
+	// BackgroundBytes is about how much memory they take, in bytes.
 	BackgroundBytes int64 `json:"background_bytes"`
-	// BackgroundRequests counts requests of the background that commit
-	// secondaries or remove locks, each for many rows.
+	// BackgroundRequests counts the requests by which the background committed
+	// secondaries or removed locks. One request covers many rows.
 	BackgroundRequests int64 `json:"background_requests"`
-	// BackgroundDropped counts rows of background work that were given up.
+	// BackgroundDropped counts rows whose background work the client gave up. The next
+	// reader resolves their locks.
 	BackgroundDropped int64 `json:"background_dropped"`
 	ReadStats
 }
@@ -67,20 +68,22 @@ func newStats(c *store.Counters, cells, bytes int) Stats {
 	}
 }
 
-// ReadStats are counts of what saved requests.
+// ReadStats counts what saves requests: prefetching, read batches, and timestamps that need no
+// question to the oracle.
 type ReadStats struct {
-	// PrefetchedCells counts cells that were read ahead, PrefetchUsed those of
-	// them that were asked for later. The rest was not needed.
+	// PrefetchedCells counts cells that Gets read ahead. PrefetchUsed counts those that a
+	// later Get asked for.
 	PrefetchedCells int64 `json:"prefetched_cells"`
 	PrefetchUsed    int64 `json:"prefetch_used"`
-	// ReadBatches counts requests that point reads shared, BatchedReads the reads.
+	// ReadBatches counts requests that several point reads shared (Config.BatchReads).
+	// BatchedReads counts those reads.
 	ReadBatches  int64 `json:"read_batches"`
 	BatchedReads int64 `json:"batched_reads"`
 	// ReusedTimestamps counts snapshots that did not ask the oracle
 	// ([MaxStaleness]).
 	ReusedTimestamps int64 `json:"reused_timestamps"`
-	// AheadTimestamps counts transactions whose start timestamp was asked for
-	// before they began ([WriteOnly], retries).
+	// AheadTimestamps counts transactions for which the client had asked for a start
+	// timestamp before they began ([WriteOnly], retries).
 	AheadTimestamps int64 `json:"ahead_timestamps"`
 }
 

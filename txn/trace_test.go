@@ -2,16 +2,226 @@ package txn_test
 
 import (
 	"context"
-	"sync/atomic"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
+
+// traced is a client's environment whose spans are recorded.
+func traced(t *testing.T, cfg txn.Config) (*txntest.Env, *tracetest.SpanRecorder, trace.Tracer) {
+	recorder, provider := recording()
+	cfg.TracerProvider = provider
+	return newTraced(t, cfg), recorder, provider.Tracer("test")
+}
+
+func recording() (*tracetest.SpanRecorder, trace.TracerProvider) {
+	recorder := tracetest.NewSpanRecorder()
+	return recorder, sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+}
+
+func newTraced(t *testing.T, cfg txn.Config) *txntest.Env {
+	env := txntest.New(t, txntest.WithConfig(cfg))
+	env.CreateTable("accounts", "bal")
+	return env
+}
+
+// tree draws the spans below parent: names, with those attributes and events
+// that do not differ from run to run.
+func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
+	var out strings.Builder
+	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
+		return a.StartTime().Compare(b.StartTime())
+	})
+	for _, s := range spans {
+		if s.Parent().SpanID() != parent {
+			continue
+		}
+		fmt.Fprintf(&out, "%s%s", indent, s.Name())
+		for _, a := range s.Attributes() {
+			switch a.Key {
+			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "percolator.locks", "error.type":
+				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.String())
+			}
+		}
+		for _, e := range s.Events() {
+			fmt.Fprintf(&out, " [%s]", e.Name)
+		}
+		if len(s.Links()) > 0 {
+			fmt.Fprintf(&out, " links=%d", len(s.Links()))
+		}
+		out.WriteString("\n" + tree(spans, s.SpanContext().SpanID(), indent+"  "))
+	}
+	return out.String()
+}
+
+func TestTraceOfACommit(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{SyncSecondaries: true})
+	ctx, root := tracer.Start(t.Context(), "request")
+	_, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		accounts := tx.Table("accounts")
+		if _, _, err := accounts.Get(ctx, "bob", "bal", "usd"); err != nil {
+			return err
+		}
+		accounts.Set("bob", "bal", "usd", []byte("secret value"))
+		accounts.Set("joe", "bal", "usd", []byte("secret value"))
+		return nil
+	}, txn.Named("transfer"))
+	root.End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `transaction transfer attempt=1 outcome=committed rows=2
+  timestamp
+    reserve timestamps
+  read accounts
+  commit
+    prewrite accounts
+    prewrite accounts
+    timestamp
+      reserve timestamps
+    commit primary accounts [commit point]
+    commit secondaries rows=1
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range recorder.Ended() {
+		if text := fmt.Sprint(s.Attributes(), s.Events(), s.Status()); strings.Contains(text, "secret") || strings.Contains(text, "bob") {
+			t.Errorf("span %s shows a value or a row key: %s", s.Name(), text)
+		}
+	}
+}
+
+// A transaction begun by hand has no context of its own to hand over.
+func TestTraceOfATransactionByHand(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{})
+	ctx, root := tracer.Start(t.Context(), "request")
+	tx, err := env.Client.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tx.Table("accounts").Get(ctx, "bob", "bal", "usd"); err != nil {
+		t.Fatal(err)
+	}
+	inner, part := tracer.Start(ctx, "part")
+	if _, _, err := tx.Table("accounts").Get(inner, "joe", "bal", "usd"); err != nil {
+		t.Fatal(err)
+	}
+	part.End()
+	tx.Rollback()
+	root.End()
+	want := `transaction attempt=1 outcome=rolled back rows=0
+  timestamp
+    reserve timestamps
+  read accounts
+part
+  read accounts
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestTraceOfManyRows(t *testing.T) {
+	env, recorder, tracer := traced(t, txn.Config{SyncSecondaries: true})
+	ctx, root := tracer.Start(t.Context(), "request")
+	if _, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		for i := range 17 {
+			tx.Table("accounts").Set(fmt.Sprint(i), "bal", "usd", nil)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	root.End()
+	want := `transaction attempt=1 outcome=committed rows=17
+  timestamp
+    reserve timestamps
+  commit
+    prewrite rows=17
+    timestamp
+      reserve timestamps
+    commit primary accounts [commit point]
+    commit secondaries rows=16
+`
+	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestTraceOfAConflict(t *testing.T) {
+	for _, wait := range []time.Duration{-1, 0} {
+		traceOfAConflict(t, txn.Config{LatchWait: wait}, wait == 0)
+	}
+}
+
+func traceOfAConflict(t *testing.T, cfg txn.Config, known bool) {
+	env, recorder, tracer := traced(t, cfg)
+	ctx, root := tracer.Start(t.Context(), "request")
+	tx, err := env.Client.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Table("accounts").Set("bob", "bal", "usd", nil)
+	commitTS, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", nil)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+		t.Fatalf("%v, want a conflict", err)
+	}
+	root.End()
+	want := `transaction attempt=1 outcome=conflict rows=1 error.type=conflict
+  timestamp
+    reserve timestamps
+  commit error.type=conflict [conflict]
+    prewrite accounts error.type=conflict
+    roll back
+`
+	if known { // before a prewrite
+		want = strings.Join(strings.SplitAfter(want, "\n")[:4], "")
+	}
+	spans := recorder.Ended()
+	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
+	}
+	for _, s := range spans {
+		for _, e := range s.Events() {
+			if e.Name != "conflict" {
+				continue
+			}
+			got := attribute.NewSet(e.Attributes...)
+			if got.HasValue("percolator.row") {
+				t.Error("the event names the row, which nobody asked for")
+			}
+			for key, want := range map[attribute.Key]string{
+				"db.collection.name": "accounts", "percolator.family": "bal", "percolator.qualifier": "usd",
+				"percolator.start_ts": fmt.Sprint(int64(tx.StartTS())), "percolator.conflict.ts": fmt.Sprint(int64(commitTS)),
+				"percolator.conflict.reason": "write",
+			} {
+				if v, _ := got.Value(key); v.String() != want {
+					t.Errorf("%s is %q, want %q", key, v.String(), want)
+				}
+			}
+		}
+	}
+}
 
 // A rerun is told to the caller's span, and leads to the attempt before.
 func TestTraceOfARetry(t *testing.T) {
@@ -41,65 +251,117 @@ func TestTraceOfARetry(t *testing.T) {
 	}
 }
 
-// What a sampler decided for a transaction holds for everything below it: no
-// library begins traces of its own under a transaction that is not recorded.
-func TestSampledOut(t *testing.T) {
-	recorder := tracetest.NewSpanRecorder()
-	first := &firstRoot{}
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder), sdktrace.WithSampler(sdktrace.ParentBased(first)))
-	var rpcs atomic.Int64
-	count := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if method == "/google.bigtable.v2.Bigtable/CheckAndMutateRow" {
-			rpcs.Add(1)
-			_, s := provider.Tracer("library").Start(ctx, method)
-			s.End()
-		}
-		return invoker(ctx, method, req, reply, cc, opts...)
-	})
-	env := txntest.New(t, txntest.WithConfig(txn.Config{TokenTTL: -1, TracerProvider: provider}), txntest.WithDialOptions(count))
-	env.CreateTable("accounts", "bal")
-	tx, err := env.Client.Begin(t.Context())
+// A reader that cleans up behind a crashed client leads to that client's trace.
+func TestTraceOfAResolution(t *testing.T) {
+	recorder, provider := recording()
+	cfg := txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond, TracerProvider: provider}
+	env, tracer := newTraced(t, cfg), provider.Tracer("test")
+	faults := txntest.NewFaults(t)
+	commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
+	dying := env.NewClient(cfg, faults.DialOptions()...)
+	ctx, victim := tracer.Start(t.Context(), "victim")
+	ctx, cancel := context.WithCancel(ctx)
+	tx, err := dying.Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tx.Table("accounts").Set("bob", "bal", "usd", nil)
-	rpcs.Store(0)
-	first.drop = true
-	tx2, err := env.Client.Begin(t.Context())
+	go func() {
+		<-commit.Fired()
+		faults.Kill()
+		cancel()
+	}()
+	if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrUndetermined) {
+		t.Fatalf("%v, want an undetermined commit", err)
+	}
+	victim.End()
+
+	ctx, root := tracer.Start(t.Context(), "reader")
+	snapshot, err := env.Client.Snapshot(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.drop = false
-	recorded := len(recorder.Ended())
-	tx2.Table("accounts").Set("joe", "bal", "usd", nil)
-	if _, err := tx2.Commit(t.Context()); err != nil {
+	if _, _, err := snapshot.Table("accounts").Get(ctx, "bob", "bal", "usd"); err != nil {
 		t.Fatal(err)
 	}
-	if n := rpcs.Load(); n < 2 {
-		t.Errorf("%d requests passed the interceptor, want 2 or more", n)
+	root.End()
+	want := `read accounts
+  resolve lock accounts lock.action=rolled back links=1
+`
+	// How often the oracle is asked depends on how long the lock lasts.
+	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" || s.Name() == "reserve timestamps" })
+	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+		t.Error(diff)
 	}
-	if got := recorder.Ended()[recorded:]; len(got) > 0 {
-		t.Errorf("spans below a transaction that was sampled out: %v", names(got))
+	for _, s := range recorder.Ended() {
+		for _, l := range s.Links() {
+			if l.SpanContext.TraceID() != victim.SpanContext().TraceID() {
+				t.Errorf("the resolution is linked to trace %v, not to the owner's, %v", l.SpanContext.TraceID(), victim.SpanContext().TraceID())
+			}
+		}
 	}
-	tx.Rollback()
 }
 
-// firstRoot drops roots while drop is set.
-type firstRoot struct{ drop bool }
-
-func (f *firstRoot) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if f.drop {
-		return sdktrace.NeverSample().ShouldSample(p)
+// The secondaries are a span of their own: the commit does not wait for it. And
+// what is done behind the transaction is in no trace, those of the Bigtable client,
+// which has a tracer of its own, included.
+func TestSecondariesHoldNothingOpen(t *testing.T) {
+	recorder, provider := recording()
+	env := newTraced(t, txn.Config{TracerProvider: provider})
+	faults := txntest.NewFaults(t)
+	held := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+	library := func(ctx context.Context, method string) {
+		_, s := provider.Tracer("library").Start(ctx, method)
+		s.End()
 	}
-	return sdktrace.AlwaysSample().ShouldSample(p)
-}
-
-func (f *firstRoot) Description() string { return "firstRoot" }
-
-func names(spans []sdktrace.ReadOnlySpan) []string {
-	var all []string
-	for _, s := range spans {
-		all = append(all, s.Name())
+	c := env.NewClient(txn.Config{TracerProvider: provider}, append(faults.DialOptions(),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			library(ctx, method)
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			library(ctx, method)
+			return open(ctx, desc, cc, method, opts...)
+		}))...)
+	recorder.Reset() // a client is made in its caller's context
+	if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", nil)
+		tx.Table("accounts").Set("joe", "bal", "usd", nil)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
-	return all
+	<-held.Fired()
+	ended := map[string]sdktrace.ReadOnlySpan{}
+	for _, s := range recorder.Ended() {
+		ended[s.Name()] = s
+	}
+	if ended["transaction"] == nil || ended["commit"] == nil || ended["commit secondaries"] != nil {
+		t.Errorf("while the secondaries are on their way, these spans have ended: %v", ended)
+	}
+	held.Release()
+	ctx, closing := provider.Tracer("test").Start(t.Context(), "close") // it withdraws the token
+	if err := c.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	closing.End()
+	var roots []string
+	var last sdktrace.ReadOnlySpan
+	for _, s := range recorder.Ended() {
+		if !s.Parent().IsValid() {
+			roots = append(roots, s.Name())
+		}
+		if s.Name() == "commit secondaries" {
+			last = s
+		}
+	}
+	if !slices.Equal(roots, []string{"transaction", "close"}) {
+		t.Errorf("the traces of one transaction and of Close are %q", roots)
+	}
+	if last == nil {
+		t.Fatal("the secondaries have no span")
+	}
+	if last.Parent().SpanID() != ended["commit"].SpanContext().SpanID() || last.StartTime().Before(ended["commit primary accounts"].EndTime()) {
+		t.Errorf("the secondaries are below %v, from %v on; want below the commit, after the commit point", last.Parent().SpanID(), last.StartTime())
+	}
 }

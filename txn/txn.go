@@ -27,34 +27,36 @@ import (
 //
 // Nothing is written to Bigtable before Commit.
 type Txn struct {
-	client  *Client
-	opts    txnOptions
-	startTS tso.Timestamp
-	began   time.Time     // for the part of the locks' ttl that has passed at commit
-	early   time.Duration // how long before began startTS was asked for
-	buffer  buffer
-	run     *attempt
-	hold    *recovery.Hold // keeps garbage collection below startTS
-	reads   reads
+	client   *Client
+	opts     txnOptions
+	startTS  tso.Timestamp
+	began    time.Time     // before the transaction asked for startTS
+	startAge time.Duration // if startTS was asked for ahead: how long before began
+	buffer   buffer
+	attempt  *attempt
+	hold     *recovery.Hold // keeps garbage collection below startTS
+	reads    reads
 
-	span       telemetry.Span // not on where nothing records
-	carried    trace.Span     // the span, also one that does not record; nil without an SDK
-	parentSpan trace.SpanID
-	deferred   *deferredTrace // until the trace begins; nil where it began with the transaction
-	requests   atomic.Int64   // to Bigtable
+	span        telemetry.Span // records only if the transaction is sampled
+	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
+	parentSpan  trace.SpanID
+	deferred    *deferredTrace // nil if the trace began with the transaction
+	requests    atomic.Int64   // to Bigtable
 
 	mu    sync.Mutex
 	ended bool
-	// hops counts the observers' runs that led here; see [Txn.Observe].
+	// hops is how many observer runs, one causing the next, led to this transaction.
 	hops int
 }
 
+// begin starts a transaction, which markEnded and release end.
 func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
 	if err := c.resolver.Enter(); err != nil {
 		return nil, err
 	}
-	// Before the timestamp: overstates the age, never the rest of the ttl.
-	t := &Txn{client: c, run: a, began: time.Now()}
+	// began is taken before the timestamp. So the ttl of the locks, which counts from
+	// start_ts, is never too short.
+	t := &Txn{client: c, attempt: a, began: time.Now()}
 	for _, o := range opts {
 		o.applyTxn(&t.opts)
 	}
@@ -71,7 +73,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	return t, nil
 }
 
-// StartTS is the timestamp the transaction reads at.
+// StartTS returns the timestamp at which the transaction reads. It also names the transaction.
 func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
 
 // Table returns the transaction's view of a table. The first read, or Commit, opens the table
@@ -80,7 +82,7 @@ func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
-// markEnded moves the transaction to its end; only the first call does.
+// markEnded marks the transaction as ended. From the second call on it fails with ErrDone.
 func (t *Txn) markEnded() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +96,7 @@ func (t *Txn) markEnded() error {
 	return nil
 }
 
-// checkReadable fails when the transaction may not read any more, or not at all.
+// checkReadable fails if the transaction has ended or is declared WriteOnly.
 func (t *Txn) checkReadable() error {
 	if t.opts.writeOnly {
 		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
@@ -116,13 +118,14 @@ func (t *Txn) Rollback() {
 	}
 }
 
-// release is the last thing of a transaction.
+// release lets garbage collection pass the transaction, and Close return.
 func (t *Txn) release() {
 	t.client.resolver.Holds.Remove(t.hold)
 	t.client.resolver.Leave()
 }
 
-// Commit makes the transaction's writes visible, all at the timestamp it returns, or none:
+// Commit makes the transaction's writes visible, all at the timestamp that it returns, or none.
+// Its error says which:
 //
 //   - nil: committed. Secondaries may still be committed in the background; every later
 //     transaction sees them all the same.
@@ -137,7 +140,7 @@ func (t *Txn) release() {
 //     resolves them after Config.LockTTL.
 //
 // A transaction without writes commits without a request and returns its start timestamp.
-// (Paper §2.2, Figure 6; design §4.)
+// (Paper §2.2, Figure 6.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	if err := t.markEnded(); err != nil {
 		return 0, err
@@ -157,7 +160,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	case Retryable(err):
 		outcome = outcomeConflict
 		t.client.resolver.Counters.Conflicts.Add(1)
-		t.client.measure.conflict(ctx, err)
+		t.client.metrics.conflict(ctx, err)
 		logConflict(ctx, t.client.resolver.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
 		outcome = outcomeUndetermined
@@ -170,17 +173,17 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// measureEnd ends the transaction's span and measures it.
+// measureEnd ends the transaction's span and records its metrics.
 func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err error) {
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrOutcome.String(outcome), telemetry.AttrRows.Int(rows))
-		t.reads.describe(t.span)
+		t.reads.annotate(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.measure.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
+	t.client.metrics.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
-// commit returns how many rows are written as well.
+// commit does the work of Commit. written is how many rows it wrote.
 func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err error) {
 	if t.buffer.err != nil {
 		return 0, 0, t.buffer.err
@@ -189,11 +192,11 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if err != nil {
 		return 0, 0, err
 	}
-	if t.onlyReads() {
-		ts, err = onlyNotify(ctx, t, notified)
+	if t.writesNothing() {
+		ts, err = notifyWithoutCommit(ctx, t, notified)
 		return ts, 0, err
 	}
-	rows, err := t.collect(ctx)
+	rows, err := t.groupWrites(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -202,10 +205,9 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	return ts, len(rows), err
 }
 
-// onlyReads reports whether nothing is buffered but the locks that a
-// serializable transaction took for its reads. They protect nothing when
-// nothing is written.
-func (t *Txn) onlyReads() bool {
+// writesNothing reports whether the buffer holds nothing, or only the locks that a serializable
+// transaction took for its reads. Without a write, those locks protect nothing.
+func (t *Txn) writesNothing() bool {
 	for _, rows := range t.buffer.rows {
 		for _, cols := range rows {
 			for _, w := range cols {
@@ -218,10 +220,10 @@ func (t *Txn) onlyReads() bool {
 	return true
 }
 
-// collect groups the buffered writes by row, the primary's row first, and
-// checks everything that can be checked before anything is sent: what Bigtable
-// would refuse half-way is not undone by itself (hazard 18).
-func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
+// groupWrites groups the buffered writes by row, the primary's row first. It checks everything
+// that can be checked before anything is sent: if Bigtable refuses a mutation half-way, it does
+// not undo the first half (hazard 18).
+func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
 	for name, rows := range t.buffer.rows {
@@ -237,7 +239,7 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 			r := &store.RowWrites{Table: tbl, Row: key}
 			for _, w := range cols {
 				if !s.HasFamily(w.Cell.Family) {
-					// It may have been added since the schema was read.
+					// The family may have been added since the schema was read.
 					if s, err = tbl.Schema.Newer(ctx, s); err != nil {
 						return nil, err
 					}
@@ -272,65 +274,66 @@ func (t *Txn) collect(ctx context.Context) ([]*store.RowWrites, error) {
 	return all, nil
 }
 
-// overlayRow is the overlay of a single row.
+// overlayRow returns a row as read from Bigtable with the transaction's own writes applied.
 func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
 	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
 }
 
-// withTrace returns ctx with the transaction's span in it, unless the caller has
-// begun spans below it, and with the count of its requests.
+// withTrace returns ctx with the transaction's span, unless the caller has begun a span below
+// it. The returned context also counts the transaction's requests.
 func (t *Txn) withTrace(ctx context.Context) context.Context {
-	if t.client.measure.requests.Enabled(ctx) {
+	if t.client.metrics.requests.Enabled(ctx) {
 		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
-	if t.carried == nil {
+	if t.contextSpan == nil {
 		return ctx
 	}
-	here, own := trace.SpanContextFromContext(ctx), t.carried.SpanContext()
+	here, own := trace.SpanContextFromContext(ctx), t.contextSpan.SpanContext()
 	if here.TraceID() == own.TraceID() && here.SpanID() != t.parentSpan {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, t.carried)
+	return trace.ContextWithSpan(ctx, t.contextSpan)
 }
 
-// askForNextRun asks for the start timestamp of the next attempt while this one is
-// rolled back. Not behind a lock: its transaction is going to commit above a
-// timestamp of now.
-func (t *Txn) askForNextRun(ctx context.Context, err error) {
+// askNextStart asks for the start timestamp of the next attempt while this one is rolled back.
+// It does not after a conflict with a lock: that lock's transaction will commit above a
+// timestamp of now, so the next attempt would conflict again.
+func (t *Txn) askNextStart(ctx context.Context, err error) {
 	var conflict *ConflictError
-	a := t.run
+	a := t.attempt
 	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
 		return
 	}
-	if !a.again || a.number > maxAttemptsAhead {
+	if !a.inUpdate || a.number > maxAttemptsAhead {
 		return
 	}
 	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
 		return
 	}
-	a.next = &startAhead{done: make(chan struct{})}
-	go a.next.ask(ctx, &t.client.resolver.Clock)
+	a.nextStart = &startAhead{done: make(chan struct{})}
+	go a.nextStart.ask(ctx, &t.client.resolver.Clock)
 }
 
-// takeStart gives the transaction its start timestamp.
+// takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is
+// usable, or else a new one.
 func (t *Txn) takeStart(ctx context.Context) (err error) {
-	c, n, why := t.client, t.run.next, "retry"
-	t.run.next = nil
-	// A retry takes none from before its conflict.
-	if n == nil && t.opts.writeOnly && t.run.number == 1 {
-		n, why = c.starts.take(), "write only"
+	c, n, why := t.client, t.attempt.nextStart, "retry"
+	t.attempt.nextStart = nil
+	// A retry needs a timestamp from after its conflict.
+	if n == nil && t.opts.writeOnly && t.attempt.number == 1 {
+		n, why = c.startsAhead.take(), "write only"
 	}
 	if n != nil {
-		answered := n.answered(ctx)
+		answered := n.await(ctx)
 		if ctx.Err() != nil {
 			return store.Ended(ctx, "waiting for a timestamp", nil)
 		}
 		if answered && n.usable(&c.resolver.Clock) {
-			// The age of its locks is counted from the question.
-			t.startTS, t.early = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is below
+			// The ttl of the locks counts from the question to the oracle.
+			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
+			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is committed below
 			c.resolver.Counters.Asked.Add(1)
-			c.reads.measure.saved(ctx, why)
+			c.reads.metrics.timestampReused(ctx, why)
 			return nil
 		}
 	}
@@ -338,23 +341,23 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 	return err
 }
 
-// beginTrace begins the transaction's span, or puts it off.
+// beginTrace begins the transaction's span, or delays it (changes.TraceLater).
 func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
 	if t.opts.traceLater == nil {
-		t.span, t.carried = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.earlier)
+		t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.previousSpan)
 		return
 	}
 	t.deferred = &deferredTrace{t: t, attempt: a}
 	if !t.client.resolver.Trace.Off() {
-		t.carried = telemetry.Quiet
+		t.contextSpan = telemetry.Quiet
 	}
 }
 
-// noteStart notes the start timestamp in the transaction's span.
+// noteStart records the start timestamp in the transaction's span.
 func (t *Txn) noteStart(ts tso.Timestamp) {
 	if t.startTS = ts; t.deferred != nil {
-		t.deferred.got = time.Now()
+		t.deferred.startReceived = time.Now()
 	}
 	if t.span.Recording() {
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))

@@ -47,7 +47,7 @@ func newTransactionMetrics(provider metric.MeterProvider) (transactionMetrics, e
 	return m, in.Err()
 }
 
-// transaction measures one attempt of a transaction.
+// transaction records one attempt of a transaction.
 func (m *transactionMetrics) transaction(ctx context.Context, name string, begun time.Time, requests int64, outcome string, rows int) {
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, time.Since(begun).Seconds(), metric.WithAttributes(telemetry.AttrName.String(name), telemetry.AttrOutcome.String(outcome)))
@@ -75,7 +75,7 @@ func (m *transactionMetrics) retry(ctx context.Context, name string) {
 	}
 }
 
-func (m *transactionMetrics) latched(ctx context.Context, began time.Time) {
+func (m *transactionMetrics) latchWaited(ctx context.Context, began time.Time) {
 	if m.latchWait.Enabled(ctx) {
 		m.latchWait.Record(ctx, time.Since(began).Seconds())
 	}

@@ -17,8 +17,8 @@ import (
 func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn) error, opts []TxnOption) (tso.Timestamp, error) {
 	pause := retryBackoff(c).Start()
 	wasTooOld := false
-	run := attempt{again: true}
-	defer run.release()
+	run := attempt{inUpdate: true}
+	defer run.releaseLatch()
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
 		if err == nil {
@@ -34,11 +34,11 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 		case limit > 0 && run.number >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
-		if beforeNext(ctx, c, &run, &pause, err) != nil {
+		if waitBeforeRetry(ctx, c, &run, &pause, err) != nil {
 			return 0, store.Ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
 		}
 		c.resolver.Counters.Retries.Add(1)
-		c.measure.retry(ctx, o.name)
+		c.metrics.retry(ctx, o.name)
 		c.resolver.Trace.Retry(ctx, o.name, run.number+1, err)
 	}
 }
@@ -50,16 +50,18 @@ func retryBackoff(c *Client) store.Backoff {
 	return store.Backoff{Min: min(c.resolver.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.resolver.Store.Config.Backoff.Max, maxRetryPause)}
 }
 
+// runAttempt runs f in a transaction and commits it. The options it returns say whether garbage
+// collection has passed the transaction.
 func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
 	tx, err := begin(ctx, c, run, opts)
 	if err != nil {
 		return 0, txnOptions{}, err
 	}
-	run.foundEarly = false
+	run.conflictedEarly = false
 	defer func() {
 		tx.Rollback() // f may panic
-		if !run.foundEarly {
-			run.release() // f did not come to its commit
+		if !run.conflictedEarly {
+			run.releaseLatch() // this attempt did not keep it for the next one
 		}
 	}()
 	var ts tso.Timestamp
@@ -71,14 +73,15 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	if err == nil {
 		return ts, tx.opts, nil
 	}
-	// Of this transaction, not of some snapshot that f has taken.
+	// Only if the error is about this transaction, not about a snapshot that f has taken.
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return 0, tx.opts, err
 }
 
-// A functionError is the error of a function that ran a transaction of its own whose outcome
-// is unknown. Nothing of the transaction that the function ran in is committed.
+// A functionError wraps the error of a function that ran a transaction of its own, whose outcome
+// is unknown. Nothing of the transaction that the function ran in is committed, so
+// ErrUndetermined does not hold for it.
 type functionError struct{ err error }
 
 func (e *functionError) Error() string {
@@ -96,66 +99,69 @@ func (e *functionError) As(target any) bool {
 	return errors.As(e.err, target)
 }
 
-// beforeNext waits before the next run of a function. After a conflict with another client it
-// waits with jittered exponential backoff. After a conflict with a transaction of this
-// client it waits in the queue of the cells, so that the next run's start_ts is above that
-// transaction's commit_ts. A run that waits for backoff holds no latch.
-func beforeNext(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
-	if run.foundEarly && run.foundEarlyBefore {
-		run.release() // another process's commits
+// waitBeforeRetry waits before the next attempt. After a conflict that needed a request it waits
+// with jittered exponential backoff. After an early conflict, mostly with a transaction of
+// this client, it waits for the latch of the cells instead, so that the next start_ts is above
+// that transaction's commit_ts. An attempt that waits for its backoff holds no latch.
+func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
+	if run.conflictedEarly && run.previousConflictedEarly {
+		run.releaseLatch() // twice in a row: the commits are another process's
 	}
-	early := run.foundEarly && !run.foundEarlyBefore
-	if run.foundEarlyBefore = run.foundEarly; !early {
+	early := run.conflictedEarly && !run.previousConflictedEarly
+	if run.previousConflictedEarly = run.conflictedEarly; !early {
 		if err := pause.Wait(ctx, 0); err != nil {
 			return err
 		}
 	}
-	granted, err := requeue(ctx, c, run)
+	granted, err := takeLatchForRetry(ctx, c, run)
 	if err == nil && !granted && early {
 		err = pause.Wait(ctx, 0)
 	}
 	return err
 }
 
-// An attempt is one run of a function given to Update.
+// An attempt is the current run of a function given to Update, with what the previous run left
+// for it. Begin uses one as well.
 type attempt struct {
-	number int
-	// earlier is the span of the attempt before.
-	earlier trace.SpanContext
+	number       int               // from 1
+	previousSpan trace.SpanContext // of the previous attempt
 
-	// again: Update runs the function again after a conflict. early: the last run
-	// ended in one that was known before its prewrite. slots are the latches of the
-	// cells that it wrote, latch what is held of them for the next run.
-	again            bool
-	foundEarly       bool
-	foundEarlyBefore bool // and the one before
-	slots            []uint16
-	latch            *latch.Latch
+	// inUpdate says that Update runs the function again after a conflict.
+	inUpdate bool
+	// conflictedEarly says that the last commit failed because of a conflict that was known
+	// before its prewrite; previousConflictedEarly says so of the commit before.
+	conflictedEarly, previousConflictedEarly bool
+	// latchSlots are the slots of the cells that the last commit wrote. latch is what is
+	// held of them for the next attempt.
+	latchSlots []uint16
+	latch      *latch.Latch
 
-	// next is the start timestamp of the next attempt; nil: not asked for.
-	next *startAhead
+	// nextStart is the start timestamp that was asked for ahead for the next attempt, or nil.
+	nextStart *startAhead
 }
 
-// requeue takes the latches of the run before, ahead of the next one's start_ts.
-// granted is false where there is nothing to take.
-func requeue(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
+// takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
+// next one takes its start_ts. granted is false if there is nothing to take, or if it gave
+// up waiting (Config.LatchWait).
+func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
 	if run.latch == nil {
 		began := time.Now()
 		var waited bool
-		if run.latch, waited, err = c.latches.Acquire(ctx, run.slots); waited {
-			latched(ctx, c, began)
+		if run.latch, waited, err = c.latches.Acquire(ctx, run.latchSlots); waited {
+			countLatchWait(ctx, c, began)
 		}
 	}
 	return run.latch != nil, err
 }
 
-// release gives back what a run kept for the next one.
-func (a *attempt) release() {
+// releaseLatch releases the latch that an attempt kept for the next one.
+func (a *attempt) releaseLatch() {
 	a.latch.Release()
 	a.latch = nil
 }
 
-func latched(ctx context.Context, c *Client, began time.Time) {
+// countLatchWait counts and measures a wait for a latch.
+func countLatchWait(ctx context.Context, c *Client, began time.Time) {
 	c.resolver.Counters.LatchWaits.Add(1)
-	c.measure.latched(ctx, began)
+	c.metrics.latchWaited(ctx, began)
 }

@@ -42,7 +42,7 @@ type View struct {
 	name   string
 	ts     tso.Timestamp
 	txn    *Txn   // nil in a snapshot
-	reads  *reads // nil: nothing is shared between reads
+	reads  *reads // nil if reads share nothing
 }
 
 // Get reads one cell. ok is false if the cell is absent. A value that is present may be
@@ -143,13 +143,13 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
-	span.Set(telemetry.AttrRows.Int(s.given))
+	span.Set(telemetry.AttrRows.Int(s.yielded))
 	span.EndWith(err)
 	return err
 }
 
-// promote turns the point reads of a serializable transaction into lock-only
-// writes. keys is nil for anything but a list of rows.
+// promote buffers lock-only writes for the point reads of a serializable transaction. keys is nil if
+// the read is not of a list of rows.
 func (v *View) promote(keys []string, sel store.Selection) error {
 	if v.txn == nil || !v.txn.opts.serializable {
 		return nil
@@ -173,6 +173,7 @@ func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
 }
 
+// open returns the table, if the transaction may still read.
 func (v *View) open(ctx context.Context) (*store.Table, error) {
 	if v.txn != nil {
 		if err := v.txn.checkReadable(); err != nil {
@@ -182,24 +183,24 @@ func (v *View) open(ctx context.Context) (*store.Table, error) {
 	return v.client.resolver.Table(ctx, v.name)
 }
 
-// readCell reads one cell for Get, in one request with what is likely to be asked
-// for next, or finds it in the cache.
+// readCell reads one cell for Get, from the cache or in one request with the columns that the
+// transaction is likely to ask for next.
 func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present bool, err error) {
-	if value, present, known := v.reads.recall(cell); known {
+	if value, present, known := v.reads.cached(cell); known {
 		return value, present, nil
 	}
 	sel := store.Selection{Columns: []Column{cell.Column()}}
 	var ahead []Column
-	for _, c := range v.reads.begin(cell) {
+	for _, c := range v.reads.beginRead(cell) {
 		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
 			ahead = append(ahead, c)
 		}
 	}
 	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
 	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
-		// It may be because of what was to be read along: a family that is gone, a
-		// value that is too large for an answer.
-		v.reads.forget(cell)
+		// The prefetched columns may have caused it: their family may be gone, or their
+		// values too large for an answer.
+		v.reads.forgetPattern(cell)
 		row, err = v.readColumns(ctx, cell.Row, sel, nil)
 	}
 	if err != nil {
@@ -211,11 +212,11 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 			value = []byte{}
 		}
 	}
-	v.reads.answered(cell, len(value))
+	v.reads.endRead(cell, len(value))
 	return value, present, nil
 }
 
-// readColumns reads some columns of a row, and puts others along into the cache.
+// readColumns reads the columns of sel in a row, and prefetches the columns ahead into the cache.
 func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
 	t, err := v.open(ctx)
 	if err != nil {
@@ -223,14 +224,14 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batched(t, wide, v.ts))
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batchedRead(t, wide, v.ts))
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil {
 		return nil, err
 	}
 	if len(ahead) > 0 {
-		v.reads.keep(t, key, raw, ahead, v.ts)
+		v.reads.cachePrefetched(t, key, raw, ahead, v.ts)
 	}
 	if v.txn == nil {
 		return row, nil

@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// notifications are the transaction's weak notifications, checked.
+// weakNotifications checks the transaction's weak notifications and returns their cells, sorted.
 func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
@@ -23,10 +23,10 @@ func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	return cells, nil
 }
 
-// onlyNotify ends a transaction that writes nothing: its weak notifications are
-// set at a timestamp of their own, so that whatever was committed before is
-// seen by the observers.
-func onlyNotify(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
+// notifyWithoutCommit ends a transaction that writes nothing: its weak notifications are
+// set at a timestamp of their own, so that the observers see everything that was
+// committed before.
+func notifyWithoutCommit(ctx context.Context, t *Txn, cells []Cell) (tso.Timestamp, error) {
 	if len(cells) == 0 {
 		return t.startTS, nil
 	}

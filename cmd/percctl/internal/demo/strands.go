@@ -69,7 +69,7 @@ func (s *strands) find(ctx context.Context, client *txn.Client, owner string) er
 }
 
 // onResolve is for admin.OnResolve of the coordinator's client.
-func (s *strands) onResolve(r txn.Resolution) {
+func (s *strands) onResolve(r format.Resolution) {
 	s.add(r.Lock.Owner, lockID{r.Lock.Cell, r.Lock.StartTS}, resolution{r.Status.State, time.Now()})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // newWorkerCmd is the command with which the coordinator starts a worker.
@@ -73,7 +74,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if client, err = txn.NewClient(ctx, conn.bigtable, clientConfig()); err != nil {
 		return err
 	}
-	admin.OnResolve(client, func(r txn.Resolution) {
+	admin.OnResolve(client, func(r format.Resolution) {
 		// Reported before anything that depends on it.
 		out.report(report{Resolved: &resolvedReport{
 			Cell: r.Lock.Cell.String(), StartTS: r.Lock.StartTS, Owner: r.Lock.Owner, State: r.Status.State, At: time.Now(),

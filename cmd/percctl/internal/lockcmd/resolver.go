@@ -17,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // parallelism bounds the locks that are resolved at a time.
@@ -42,7 +43,7 @@ type leftLock struct {
 func newResolver() *resolver { return &resolver{} }
 
 // resolved is the client's OnResolve.
-func (r *resolver) resolved(res txn.Resolution) {
+func (r *resolver) resolved(res format.Resolution) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if res.Status.State == txn.StateCommitted {

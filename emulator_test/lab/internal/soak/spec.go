@@ -25,6 +25,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -268,7 +269,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
-	admin.OnResolve(client, func(r txn.Resolution) { send(message{Settled: r.Lock.Owner}) })
+	admin.OnResolve(client, func(r format.Resolution) { send(message{Settled: r.Lock.Owner}) })
 	owner := client.Owner()
 	send(message{Ready: &owner})
 	if sp.Net {

@@ -1,0 +1,201 @@
+package txn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+func TestDoneAndClosed(t *testing.T) {
+	ctx := t.Context()
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	c := env.NewClient(txn.Config{})
+	tx, err := c.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tx.Rollback() // harmless
+	_, err = tx.Commit(ctx)
+	wantError(t, err, txn.ErrDone)
+	_, _, err = tx.Table("a").Get(ctx, "r", "f", "q")
+	wantError(t, err, txn.ErrDone)
+	for _, err := range tx.Table("a").ReadRows(ctx, nil) {
+		wantError(t, err, txn.ErrDone)
+	}
+
+	if err := c.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(ctx); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+	_, err = c.Begin(ctx)
+	wantError(t, err, txn.ErrClosed)
+	_, err = c.Snapshot(ctx)
+	wantError(t, err, txn.ErrClosed)
+	_, err = c.Update(ctx, set("a", "r"))
+	wantError(t, err, txn.ErrClosed)
+	for _, err := range admin.Locks(ctx, c, "a", nil) {
+		wantError(t, err, txn.ErrClosed)
+	}
+}
+
+// TestCloseDrains holds the secondaries back until Close waits for them.
+func TestCloseDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		held := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for i := range 10 {
+				tx.Table("a").Set(fmt.Sprint("r", i), "f", "q", nil)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-held.Fired()
+		closed := make(chan error)
+		go func() { closed <- c.Close(t.Context()) }()
+		synctest.Wait()
+		select {
+		case err := <-closed:
+			t.Fatalf("Close returned with secondaries under way: %v", err)
+		default:
+		}
+		held.Release()
+		if err := <-closed; err != nil {
+			t.Fatal(err)
+		}
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			t.Errorf("lock left: %v, %v", l, err)
+		}
+	})
+}
+
+// TestCloseGivesUp closes a client whose Bigtable does not answer any more: it
+// returns when its context ends, says what is left, and leaves no goroutine.
+func TestCloseGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.Crash, 0)
+		c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Set("r1", "f", "q", nil)
+			tx.Table("a").Set("r2", "f", "q", nil)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		begun := time.Now()
+		wantError(t, c.Close(ctx), context.DeadlineExceeded, "2 changes")
+		if d := time.Since(begun); d != 3*time.Second {
+			t.Errorf("Close took %v", d)
+		}
+	})
+}
+
+// TestNoLeaks counts goroutines after every way to end a client.
+func TestNoLeaks(t *testing.T) {
+	emulator, err := txntest.StartEmulator("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer emulator.Close()
+	conn, err := emulator.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ctx := t.Context()
+	bt, btAdmin, err := txntest.Open(ctx, conn, "p", "i")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "a", Families: []string{"f"}}); err != nil {
+		t.Fatal(err)
+	}
+	before := goleak.IgnoreCurrent()
+	for name, run := range map[string]func() error{
+		"constructor fails": func() error {
+			_, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: "none"})
+			if !errors.Is(err, txn.ErrNotInitialized) {
+				return fmt.Errorf("want ErrNotInitialized: %w", err)
+			}
+			return nil
+		},
+		"context is cancelled": func() error {
+			c, err := txn.NewClient(ctx, bt, txn.Config{})
+			if err != nil {
+				return err
+			}
+			cctx, cancel := context.WithCancel(ctx)
+			_, err = c.Update(cctx, func(ctx context.Context, tx *txn.Txn) error {
+				tx.Table("a").Set("r", "f", "q", nil)
+				cancel()
+				return nil
+			})
+			if !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("want Canceled: %w", err)
+			}
+			return c.Close(ctx)
+		},
+		"committed and closed": func() error {
+			c, err := txn.NewClient(ctx, bt, txn.Config{})
+			if err != nil {
+				return err
+			}
+			if _, err := c.Update(ctx, set("a", "r")); err != nil {
+				return err
+			}
+			return c.Close(ctx)
+		},
+		"a scan that is broken off": func() error {
+			c, err := txn.NewClient(ctx, bt, txn.Config{})
+			if err != nil {
+				return err
+			}
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			for _, err := range s.Table("a").ReadRows(ctx, nil) {
+				if err != nil {
+					return err
+				}
+				break
+			}
+			return c.Close(ctx)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := run(); err != nil {
+				t.Fatal(err)
+			}
+			if err := goleak.Find(before, goleak.IgnoreTopFunction("testing.(*T).Run")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

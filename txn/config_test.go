@@ -1,0 +1,26 @@
+package txn_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+func TestConfigIsChecked(t *testing.T) {
+	env := txntest.New(t)
+	for name, cfg := range map[string]txn.Config{
+		"LockTTL":         {LockTTL: -1},
+		"LockTTL 1ns":     {LockTTL: 1},
+		"RPCTimeout":      {RPCTimeout: -1},
+		"Parallelism":     {Parallelism: -1},
+		"BackgroundBytes": {BackgroundBytes: -1},
+		"Backoff.Max":     {Backoff: txn.Backoff{Max: -1}},
+	} {
+		_, err := txn.NewClient(t.Context(), env.Bigtable, cfg)
+		wantError(t, err, txn.ErrInvalid, strings.Fields(name)[0])
+	}
+	_, err := txn.NewClient(t.Context(), nil, txn.Config{})
+	wantError(t, err, txn.ErrInvalid)
+}

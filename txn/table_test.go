@@ -1,0 +1,97 @@
+package txn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+func TestInvalidWritesSendNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+		for name, tt := range map[string]struct {
+			write func(*txn.Table)
+			want  error
+		}{
+			"empty row":       {func(a *txn.Table) { a.Set("", "f", "q", nil) }, txn.ErrInvalid},
+			"long row":        {func(a *txn.Table) { a.Delete(strings.Repeat("x", 4097), "f", "q") }, txn.ErrLimit},
+			"empty family":    {func(a *txn.Table) { a.Lock("r", "", "q") }, txn.ErrInvalid},
+			"metadata family": {func(a *txn.Table) { a.Set("r", format.WriteFamily, "q", nil) }, txn.ErrInvalid},
+			"long qualifier":  {func(a *txn.Table) { a.Set("r", "f", strings.Repeat("q", 3000), nil) }, txn.ErrLimit},
+			"large value":     {func(a *txn.Table) { a.Set("r", "f", "q", make([]byte, 100<<20+1)) }, txn.ErrLimit},
+			"unknown family":  {func(a *txn.Table) { a.Set("r", "g", "q", nil) }, txn.ErrSchema},
+			"too many columns": {func(a *txn.Table) {
+				for i := range 34_000 {
+					a.Delete("r", "f", fmt.Sprint(i))
+				}
+			}, txn.ErrLimit},
+		} {
+			_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("a").Set("fine", "f", "q", nil)
+				tt.write(tx.Table("a"))
+				return nil
+			})
+			if !errors.Is(err, tt.want) {
+				t.Errorf("%s: %v; want %v", name, err, tt.want)
+			}
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 0 {
+			t.Errorf("requests: %v", n)
+		}
+	})
+}
+
+// TestWideRow writes a row whose prewrite does not fit into one request's
+// filter, and reads it back with more columns than one read's filter may name.
+func TestWideRow(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	ctx := t.Context()
+	const columns = 500
+	var cols []txn.Column
+	for i := range columns {
+		cols = append(cols, txn.Column{Family: "f", Qualifier: fmt.Sprintf("%0100d", i)})
+	}
+	_, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		for _, c := range cols {
+			tx.Table("a").Set("r", "f", c.Qualifier, []byte(c.Qualifier))
+		}
+		tx.Table("a").Set("r2", "f", "", nil)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := env.Client.Snapshot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range [][]txn.ReadOption{nil, {txn.Columns(cols...)}, {txn.Families("f")}} {
+		r, err := s.Table("a").ReadRow(ctx, "r", opts...)
+		if err != nil || len(r["f"]) != columns {
+			t.Errorf("%d columns, %v", len(r["f"]), err)
+		}
+	}
+	_, err = env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		return tx.Table("a").DeleteRow(ctx, "r")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err = env.Client.Snapshot(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := s.Table("a").ReadRow(ctx, "r"); err != nil || r != nil {
+		t.Errorf("after DeleteRow: %v, %v", r, err)
+	}
+}
