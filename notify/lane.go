@@ -95,7 +95,7 @@ func (l *lane) skipped(n changes.Notification) bool {
 	if !ok {
 		return false
 	}
-	newer := slices.ContainsFunc(n.Triggers, func(t format.Trigger) bool { return t.TS > s.upTo })
+	newer := slices.ContainsFunc(n.Triggers, func(t format.NotifyCell) bool { return t.TS > s.upTo })
 	if newer || time.Now().After(s.until) {
 		delete(l.skips, n.Cell.Row)
 		return false

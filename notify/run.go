@@ -217,7 +217,7 @@ func (r *run) unknown(ctx context.Context) (again, skip time.Duration) {
 // report ends the run's span, and reports the run to metrics, Stats and Config.OnEvent.
 func (r *run) report() {
 	e := Event{Outcome: r.outcome, Observer: r.handler.id, Cell: r.cell, CommitTS: r.commitTS, Duration: time.Since(r.began), Err: r.err}
-	var triggers []format.Trigger
+	var triggers []format.NotifyCell
 	if o := r.seen; o != nil {
 		triggers = o.Triggers
 		e.ChangeTS, e.StartTS = o.ChangeTS, o.StartTS

@@ -114,7 +114,7 @@ func link(span trace.Span, o *changes.Observation) {
 }
 
 // measure records how a check of a cell ended for one observer.
-func (t *telemetry) measure(e Event, triggers []format.Trigger) {
+func (t *telemetry) measure(e Event, triggers []format.NotifyCell) {
 	ctx := context.Background()
 	observer := attrObserver.String(e.Observer)
 	if t.executions.Enabled(ctx) {

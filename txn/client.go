@@ -76,7 +76,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	s.Clock.Oracle = oracle
 	s.Hints.Carrier, _ = oracle.(tso.Hints)
 	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
-	s.SafePoint.Keep(func(ctx context.Context) { c.resolver.Holds.Announce(ctx, c.resolver.Token) })
+	s.SafePoint.KeepFresh(func(ctx context.Context) { c.resolver.Holds.Announce(ctx, c.resolver.Token) })
 	return c, nil
 }
 
@@ -169,7 +169,7 @@ func (c *Client) Stats() Stats {
 // unusable in either case. A second Close waits for the first. Close does not close the
 // Bigtable client, nor an Oracle given in Config.
 func (c *Client) Close(ctx context.Context) error {
-	if !c.resolver.Shut() {
+	if !c.resolver.BeginClose() {
 		select {
 		case <-c.done:
 			return nil

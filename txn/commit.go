@@ -50,7 +50,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := c.client.admission.Admit(ctx); err != nil {
 		return 0, err
 	}
-	defer c.client.admission.Dismiss()
+	defer c.client.admission.Release()
 	c.client.resolver.Token.Ensure(ctx)
 
 	c.heartbeat.start(ctx, c)
@@ -64,7 +64,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Only after all prewrites: a transaction that starts above commit_ts must find
 	// either the locks or the write records.
-	commitTS, asked, err := c.client.resolver.Clock.Ask(ctx)
+	commitTS, asked, err := c.client.resolver.Clock.CommitTimestamp(ctx)
 	if err != nil {
 		c.abort(ctx)
 		return 0, err
@@ -99,12 +99,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// If this client finds the lock of a secondary, it need not read the primary.
-		c.client.resolver.Known.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
+		c.client.resolver.Outcomes.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
 	}
 	c.client.resolver.Clock.NoteCommit(commitTS, asked)
 	c.client.resolver.Counters.Committed.Add(1)
-	c.client.resolver.Hints.Hint(c.rows[0].Observed()...)
-	c.client.resolver.Hints.Hint(c.notified...)
+	c.client.resolver.Hints.Publish(c.rows[0].Observed()...)
+	c.client.resolver.Hints.Publish(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
 }
@@ -119,7 +119,7 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 		return nil
 	}
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "notify", "")
-	err := store.WriteNotifications(ctx, c.client.resolver.Store, c.notified, commitTS, format.EncodeTrigger(c.traceParent, c.txn.hops))
+	err := store.WriteNotifications(ctx, c.client.resolver.Store, c.notified, commitTS, format.EncodeNotifyCell(c.traceParent, c.txn.hops))
 	span.EndWith(err)
 	return err
 }
@@ -177,7 +177,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRowCommit(m, row, commitTS)
-		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, Names: row.Names(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
+		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, NameBytes: row.NameBytes(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {
@@ -186,7 +186,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		// The queue is full, or Config.SyncSecondaries is set: this commit sends them
 		// itself.
 		failed, err := t.Apply(ctx, muts)
-		c.client.resolver.Background.Applied(muts, failed)
+		c.client.resolver.Background.NoteApplied(muts, failed)
 		if err != nil {
 			if !c.client.resolver.Background.Add(t, failed) {
 				for _, m := range failed {
@@ -215,7 +215,7 @@ func (c *commit) abort(ctx context.Context) {
 		for _, w := range row.Writes {
 			store.RemoveLockAndData(m, w.Cell.Column(), c.startTS)
 		}
-		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: 2 * len(row.Writes), Names: row.Names(c.primary)})
+		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(c.primary)})
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {

@@ -47,7 +47,7 @@ func (d *deferredTrace) beginNow(ctx context.Context) {
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(t.startTS)))
 		ctx = trace.ContextWithSpan(ctx, t.contextSpan)
 		past := func(operation, table string, began time.Time) telemetry.Span {
-			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.Request(operation, table), trace.WithTimestamp(began))...)
+			_, s := t.client.resolver.Trace.Root(ctx, telemetry.SpanName(operation, table), append(telemetry.RequestOptions(operation, table), trace.WithTimestamp(began))...)
 			return s
 		}
 		if s := past("timestamp", "", t.began); s.Recording() {

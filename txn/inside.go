@@ -11,8 +11,8 @@ import (
 )
 
 func init() {
-	access.Resolver = func(client any) *recovery.Resolver { return client.(*Client).resolver }
-	access.Transaction = func(tx any) access.Inside { return inside{tx.(*Txn)} }
+	access.ResolverOf = func(client any) *recovery.Resolver { return client.(*Client).resolver }
+	access.TransactionOf = func(tx any) access.Transaction { return inside{tx.(*Txn)} }
 	access.TraceLater = func(begin func(context.Context) context.Context) any {
 		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
 	}

@@ -101,7 +101,7 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
-	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.InTheWayOfRow(c.startTS), nil, lockMutation(c, row))
+	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.AnyConflictInRow(c.startTS), nil, lockMutation(c, row))
 	if store.Permanent(err) {
 		return false, err
 	}
@@ -113,7 +113,7 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 // start_ts.
 func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	cols := row.Columns()
-	predicate := store.InTheWay(cols, c.startTS)
+	predicate := store.AnyConflict(cols, c.startTS)
 	var lastErr error
 	var firstFailure, lastFailure time.Time // of the failures since the last success
 	failure := func(err error) {

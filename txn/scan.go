@@ -101,7 +101,7 @@ func (s *scan) request(ctx context.Context) error {
 		return failed == nil && !s.stopped && !endRequest, time.Since(arrived)
 	}, opts...)
 	if err != nil && failed == nil && !s.stopped && !endRequest {
-		if read > 0 && store.TookTooLong(ctx, err) {
+		if read > 0 && store.RequestTimedOut(ctx, err) {
 			return s.deliverPage(ctx)
 		}
 		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
@@ -113,7 +113,7 @@ func (s *scan) request(ctx context.Context) error {
 		return err
 	}
 	if limit == 0 || read < limit {
-		s.rest = set.Answered(request, s.options.reverse)
+		s.rest = set.AfterRequest(request, s.options.reverse)
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (s *scan) deliverPage(ctx context.Context) error {
 			break
 		}
 	}
-	s.rest = s.rest.Beyond(s.page[len(s.page)-1].key, s.options.reverse)
+	s.rest = s.rest.AfterKey(s.page[len(s.page)-1].key, s.options.reverse)
 	clear(s.page)
 	s.page, s.bytes = s.page[:0], 0
 	return nil
@@ -228,7 +228,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 		if err != nil {
 			return err
 		}
-		set = set.Answered(request, false)
+		set = set.AfterRequest(request, false)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (tso.
 	case d < 0:
 		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
 	}
-	ts, ok := c.resolver.Clock.Within(*o.staleness)
+	ts, ok := c.resolver.Clock.ReadableWithin(*o.staleness)
 	// If garbage collection has passed it, every read would fail.
 	if !ok || ts < c.resolver.SafePoint.View.Load().TS {
 		return c.Timestamp(ctx)

@@ -51,7 +51,7 @@ func (s *startAhead) isRecent() bool {
 // ask asks the oracle and sets the timestamp or the error.
 func (s *startAhead) ask(ctx context.Context, c *store.Clock) {
 	defer close(s.done)
-	s.ts, s.asked, s.err = c.Ask(ctx)
+	s.ts, s.asked, s.err = c.CommitTimestamp(ctx)
 }
 
 // await reports whether the answer arrived. It waits at most maxStartAge, because a later

@@ -260,7 +260,7 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 		}
 	}
 	slices.SortFunc(all, func(a, b *store.RowWrites) int {
-		if ap, bp := a.Holds(primary), b.Holds(primary); ap != bp {
+		if ap, bp := a.IsRowOf(primary), b.IsRowOf(primary); ap != bp {
 			if ap {
 				return -1
 			}
@@ -331,7 +331,7 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 		if answered && n.usable(&c.resolver.Clock) {
 			// The ttl of the locks counts from the question to the oracle.
 			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.Learn(n.ts-1, n.asked) // the transaction may show what is committed below
+			c.resolver.Clock.NoteReadable(n.ts-1, n.asked) // the transaction may show what is committed below
 			c.resolver.Counters.Asked.Add(1)
 			c.reads.metrics.timestampReused(ctx, why)
 			return nil

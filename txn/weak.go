@@ -34,9 +34,9 @@ func notifyWithoutCommit(ctx context.Context, t *Txn, cells []Cell) (tso.Timesta
 	if err != nil {
 		return 0, err
 	}
-	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), t.hops)); err != nil {
+	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
-	t.client.resolver.Hints.Hint(cells...)
+	t.client.resolver.Hints.Publish(cells...)
 	return ts, nil
 }

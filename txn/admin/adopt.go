@@ -222,7 +222,7 @@ func (a *adopter) scan(ctx context.Context, p *AdoptionPlan, metadata []string) 
 	if format.IsMetadataFamily(found.family) || found.family == format.AckFamily {
 		p.Refusals = append(p.Refusals, a.refuse("row %q has a cell in family %s, which belongs to transactions: the table is part of another deployment (check the metadata table), or its schema record was lost", found.cell.Row, found.family))
 	} else {
-		p.Refusals = append(p.Refusals, a.refuse("%s has a cell at timestamp %d µs, and cells at %d or above belong to transactions; write its value again at the present time, and delete the cell", found.cell, int64(found.at), int64(format.PrePercolator)))
+		p.Refusals = append(p.Refusals, a.refuse("%s has a cell at timestamp %d µs, and cells at %d or above belong to transactions; write its value again at the present time, and delete the cell", found.cell, int64(found.at), int64(format.PlainBefore)))
 	}
 	return nil
 }

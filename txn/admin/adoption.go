@@ -89,7 +89,7 @@ func (a *adoption) state(ctx context.Context) (*adoptionState, error) {
 	filter := store.Interleave(store.WholeFamily(store.DeployFamily))
 	for _, key := range []string{store.SchemaRowPrefix + a.cfg.Table, adoptionRowPrefix + a.cfg.Table} {
 		row, err := a.meta.ReadRow(ctx, key, filter)
-		for _, e := range store.Flatten(err) {
+		for _, e := range store.RPCErrors(err) {
 			if status.Code(e) == codes.NotFound {
 				return s, nil // no metadata table yet
 			}

@@ -115,7 +115,7 @@ type BulkReport struct {
 // was written stays committed. To continue, call BulkLoad again with the timestamps
 // of the report and the same rows.
 func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.Seq2[BulkRow, error], load BulkConfig) (BulkReport, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	r := BulkReport{StartTS: load.StartTS, CommitTS: load.CommitTS}
 	if (load.StartTS == 0) != (load.CommitTS == 0) || load.StartTS < 0 || load.CommitTS < load.StartTS {
 		return r, invalidf("bulk load with start_ts %d and commit_ts %d; set BulkConfig.StartTS and CommitTS to those of the interrupted load, or neither", load.StartTS, load.CommitTS)
@@ -227,7 +227,7 @@ func (b *bulkLoad) foreign(t *store.Table, raw bigtable.Row) *NotIdleError {
 			if e.TS == own && item.Timestamp == own.Cell() {
 				continue
 			}
-			if item.Timestamp < format.PrePercolator {
+			if item.Timestamp < format.PlainBefore {
 				e.What, e.TS = VersionPlain, tso.Timestamp(item.Timestamp)
 			}
 			if _, cell, err := format.MetadataCell(t.Name, raw.Key(), item); err == nil && format.IsMetadataFamily(family) {
@@ -377,7 +377,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 	if cost > store.FilterBudget {
 		return format.Limitf("row %q has %d columns, whose names do not fit into the condition of one mutation: load it with BulkConfig.Idle, or in a transaction", r.row, len(r.columns))
 	}
-	predicate := store.InTheWay(r.columns, b.startTS)
+	predicate := store.AnyConflict(r.columns, b.startTS)
 	var last error
 	for pause := b.client.Store.Config.Backoff.Start(); ; {
 		matched, err := b.table.CheckAndMutate(ctx, r.row, predicate, nil, r.mutation)

@@ -92,7 +92,7 @@ func (s *cellScan) part(ctx context.Context, part store.KeyRange, most int) (fou
 	first := store.Chain(bigtable.CellsPerRowLimitFilter(1), bigtable.StripValueFilter())
 	filters := []bigtable.Filter{
 		first, // so that every row counts, and a page ends
-		store.Chain(bigtable.TimestampRangeFilterMicros(format.PrePercolator, 0), first),
+		store.Chain(bigtable.TimestampRangeFilterMicros(format.PlainBefore, 0), first),
 	}
 	for _, f := range s.metadata {
 		filters = append(filters, store.Chain(store.WholeFamily(f), first))
@@ -121,7 +121,7 @@ func (s *cellScan) part(ctx context.Context, part store.KeyRange, most int) (fou
 		if s.progress != nil {
 			s.progress(s.rows)
 		}
-		if rest = rest.Beyond(last, false); most > 0 && seen >= most {
+		if rest = rest.AfterKey(last, false); most > 0 && seen >= most {
 			s.whole = false
 			return nil, nil
 		}
@@ -132,7 +132,7 @@ func (s *cellScan) part(ctx context.Context, part store.KeyRange, most int) (fou
 func (s *cellScan) cell(row bigtable.Row) *foundCell {
 	for _, family := range slices.Sorted(maps.Keys(row)) {
 		for _, item := range row[family] {
-			if item.Timestamp < format.PrePercolator && !slices.Contains(s.metadata, family) {
+			if item.Timestamp < format.PlainBefore && !slices.Contains(s.metadata, family) {
 				continue
 			}
 			c, _ := format.SplitColumn(item.Column)

@@ -78,7 +78,7 @@ func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Cell, v.
 //
 // An error ends the iteration.
 func Check(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Violation, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return func(yield func(Violation, error) bool) {
 		t, err := c.Table(ctx, table)
 		if err == nil {
@@ -180,7 +180,7 @@ func (ck *checker) row(raw bigtable.Row) {
 	for family, items := range raw {
 		for _, item := range items {
 			if !format.IsMetadataFamily(family) {
-				if item.Timestamp >= format.PrePercolator {
+				if item.Timestamp >= format.PlainBefore {
 					c, _ := format.SplitColumn(item.Column)
 					h := get(format.Cell{Table: ck.table.Name, Row: raw.Key(), Family: c.Family, Qualifier: c.Qualifier})
 					h.data = append(h.data, tso.FromCell(item.Timestamp))

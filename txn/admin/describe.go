@@ -38,7 +38,7 @@ type TableDescription struct {
 // fails with txn.ErrNotInitialized if there is no record, and with
 // txn.ErrFormatVersion or txn.ErrCorrupt if it cannot read it.
 func Describe(ctx context.Context, client *txn.Client, table string) (TableDescription, error) {
-	return describe(ctx, access.Resolver(client), table)
+	return describe(ctx, access.ResolverOf(client), table)
 }
 
 func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDescription, error) {
@@ -66,7 +66,7 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 // UnfinishedAdoptions lists the tables whose adoption, or the undo of one, was
 // interrupted or is still running.
 func UnfinishedAdoptions(ctx context.Context, client *txn.Client) ([]string, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	var names []string
 	err := c.Metadata.ReadRows(ctx, bigtable.PrefixRange(adoptionRowPrefix), func(r bigtable.Row) bool {
 		names = append(names, r.Key()[len(adoptionRowPrefix):])
@@ -96,7 +96,7 @@ type RawWrite struct {
 // the writers, which set these timestamps. [InitTable] records no time: in tables
 // that it made transactional, RawWrites finds nothing in columns without a commit.
 func RawWrites(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[RawWrite, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return func(yield func(RawWrite, error) bool) {
 		d, err := describe(ctx, c, table)
 		if err != nil {
@@ -109,7 +109,7 @@ func RawWrites(ctx context.Context, client *txn.Client, table string, rs bigtabl
 				data = append(data, store.WholeFamily(f))
 			}
 			return store.Interleave(
-				store.Chain(store.AnyOf(data), bigtable.TimestampRangeFilterMicros(0, format.PrePercolator), bigtable.StripValueFilter()),
+				store.Chain(store.AnyOf(data), bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), bigtable.StripValueFilter()),
 				store.Chain(store.WholeFamily(format.WriteFamily), bigtable.StripValueFilter()),
 			)
 		}
@@ -160,6 +160,6 @@ func rawWrites(t *store.Table, raw bigtable.Row, adopted tso.Timestamp) (found [
 
 // Tables lists the transactional tables of the deployment.
 func Tables(ctx context.Context, client *txn.Client) ([]string, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return c.TableNames(ctx)
 }

@@ -81,7 +81,7 @@ type Version struct {
 // others in order of their timestamps. An empty row has none. It reads the row in
 // one request, and resolves no lock.
 func History(ctx context.Context, client *txn.Client, table, row string) ([]Version, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := format.CheckRowKey(row); err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 // TransactionVersions reads every record since startTS, and leaves out notify
 // cells, which name no transaction. It resolves no lock.
 func TransactionVersions(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS, commitTS tso.Timestamp) iter.Seq2[Version, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return func(yield func(Version, error) bool) {
 		err := c.Pages(ctx, table, rs, func(t *store.Table) bigtable.Filter { return transactionFilter(t, startTS, commitTS) }, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
@@ -185,7 +185,7 @@ func newVersion(t *store.Table, row, family string, item bigtable.ReadItem) Vers
 	if !format.IsMetadataFamily(family) {
 		col, _ := format.SplitColumn(item.Column)
 		v.Kind, v.Cell = VersionData, format.Cell{Table: t.Name, Row: row, Family: col.Family, Qualifier: col.Qualifier}
-		if item.Timestamp < format.PrePercolator {
+		if item.Timestamp < format.PlainBefore {
 			v.Kind, v.TS = VersionPlain, tso.Timestamp(item.Timestamp)
 		} else {
 			v.StartTS = v.TS

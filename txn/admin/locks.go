@@ -22,14 +22,14 @@ import (
 // txn.ErrFormatVersion), and only its Cell and StartTS are set. The loop may
 // continue after it. Any other error ends the iteration.
 func Locks(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[format.Lock, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return listLocks(ctx, c, table, rs, store.WholeFamily(format.LockFamily))
 }
 
 // TransactionLocks iterates over the locks of one transaction in rows of a table
 // (nil: all rows), as [Locks] does.
 func TransactionLocks(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, startTS tso.Timestamp) iter.Seq2[format.Lock, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return listLocks(ctx, c, table, rs, store.Chain(store.WholeFamily(format.LockFamily), store.At(startTS)))
 }
 
@@ -74,17 +74,17 @@ func listLocks(ctx context.Context, c *recovery.Resolver, name string, rs bigtab
 // the primary may still arrive. To resolve a lock that is gone is harmless. If
 // nothing shows the transaction's outcome any more, the State is StateUnknown.
 func Resolve(ctx context.Context, client *txn.Client, l format.Lock) (s format.Status, err error) {
-	return access.Resolver(client).ResolveLock(ctx, l)
+	return access.ResolverOf(client).ResolveLock(ctx, l)
 }
 
 // ResolveTransaction resolves every lock of one transaction in all tables of the
 // deployment, as [Resolve] does. It returns the transaction's status, and how many
 // locks it found. It stops at the first lock of a live owner.
 func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (s format.Status, locks int, err error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	ctx, span := c.Trace.Call(ctx, "resolve transaction", "")
 	defer func() {
-		span.Set(telemetry.AttrStartTS.Int64(int64(startTS)), telemetry.AttrLocks.Int(locks), telemetry.AttrAction.String(recovery.Resolution(recovery.Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrStartTS.Int64(int64(startTS)), telemetry.AttrLocks.Int(locks), telemetry.AttrAction.String(recovery.ActionName(recovery.Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	tables, err := c.TableNames(ctx)
@@ -111,7 +111,7 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 // TransactionStatus reads the status of the transaction that started at startTS from
 // its primary cell. It changes nothing.
 func TransactionStatus(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	t, err := c.Table(ctx, primary.Table)
 	if err != nil {
 		return format.Status{}, err
@@ -123,7 +123,7 @@ func TransactionStatus(ctx context.Context, client *txn.Client, primary format.C
 // another transaction. f must return quickly, and may be called concurrently. It
 // replaces an earlier f; nil removes it.
 func OnResolve(client *txn.Client, f func(format.Resolution)) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if f == nil {
 		c.OnResolve.Store(nil)
 		return

@@ -45,7 +45,7 @@ type OwnerStatus struct {
 // ReadOwner reads the worker token of a lock's owner (Lock.Owner, which may be empty),
 // and compares it with oracle time now, as [Resolve] does. It changes nothing.
 func ReadOwner(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	s := OwnerStatus{State: OwnerMissing}
 	if owner == "" {
 		return s, nil

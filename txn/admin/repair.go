@@ -79,7 +79,7 @@ type RepairConfig struct {
 // tables, to find what else is stored about the transactions. It changes nothing,
 // and may run while transactions do.
 func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, cfg RepairConfig) (*RepairPlan, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if cfg.MarkerAge == 0 {
 		cfg.MarkerAge = 24 * time.Hour
 	}
@@ -330,7 +330,7 @@ func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, 
 // cell of the transaction has appeared since. done is false if the cell has
 // changed; then ApplyRepair changed nothing. To apply a repair twice is harmless.
 func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, err error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := format.CheckCell(r.Cell); err != nil {
 		return false, err
 	}

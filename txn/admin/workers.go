@@ -24,7 +24,7 @@ type Worker struct {
 // return clients that have written nothing yet or that write no token. A client
 // whose token cannot be read is OwnerMissing.
 func Workers(ctx context.Context, client *txn.Client) ([]Worker, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	now, err := c.Clock.Timestamp(ctx)
 	if err != nil {
 		return nil, err

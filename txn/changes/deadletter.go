@@ -61,7 +61,7 @@ func (d *DeadLetter) check() error {
 // afterwards, so that the change cannot be lost in between. After an error the
 // letter may be stored or not.
 func Park(ctx context.Context, client *txn.Client, d DeadLetter) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := d.check(); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func Park(ctx context.Context, client *txn.Client, d DeadLetter) error {
 // and observer. It fails with txn.ErrCorrupt or txn.ErrFormatVersion at a letter
 // that it cannot read.
 func DeadLetters(ctx context.Context, client *txn.Client) iter.Seq2[DeadLetter, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return func(yield func(DeadLetter, error) bool) {
 		err := c.MetadataRows(ctx, deadRowPrefix, deadQualifier, func(r bigtable.Row, value []byte) (bool, error) {
 			d, err := decodeDeadLetter(c.Metadata.Name, r.Key(), value)
@@ -112,7 +112,7 @@ func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 	if err := proto.Unmarshal(value, &m); err != nil {
 		return DeadLetter{}, fmt.Errorf("changes: %w: dead letter %q in table %q does not parse: %w", format.ErrCorrupt, key, table, err)
 	}
-	if err := format.CheckFormat(&m, fmt.Sprintf("dead letter %q in table %q", key, table)); err != nil {
+	if err := format.CheckVersion(&m, fmt.Sprintf("dead letter %q in table %q", key, table)); err != nil {
 		return DeadLetter{}, fmt.Errorf("changes: %w", err)
 	}
 	return DeadLetter{
@@ -150,7 +150,7 @@ func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 // change stays unacknowledged: the next notification of the cell still triggers
 // the observer. After an error the letter may exist or not.
 func Drop(ctx context.Context, client *txn.Client, d DeadLetter) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := d.check(); err != nil {
 		return err
 	}

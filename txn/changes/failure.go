@@ -15,7 +15,7 @@ import (
 // SetFailure stores an observer's failure on a cell, and replaces an earlier one.
 // After an error it may be stored or not.
 func SetFailure(ctx context.Context, client *txn.Client, cell format.Cell, observer string, f format.Failure) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := format.CheckCell(cell); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 // the cell is hinted to other processes. f must return at once. Call stop to end
 // it; f may still be running then.
 func WatchNotifications(client *txn.Client, f func(format.Cell) (handled bool)) (stop func()) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return c.Hints.Watch(f)
 }
 
@@ -23,7 +23,7 @@ func WatchNotifications(client *txn.Client, f func(format.Cell) (handled bool)) 
 // f should handle it. Hints may be lost. If the oracle carries no hints,
 // SubscribeHints returns nil at once.
 func SubscribeHints(ctx context.Context, client *txn.Client, columns []ObservedColumn, f func(format.Cell)) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	byTable := map[string][]format.Column{}
 	for _, col := range columns {
 		byTable[col.Table] = append(byTable[col.Table], col.Column)

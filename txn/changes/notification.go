@@ -24,7 +24,7 @@ type Notification struct {
 	// Triggers are the notify cells, oldest first. If there are more than 128, they
 	// are the newest 128. There are none if only a failure is left, of a run that
 	// another worker has done since.
-	Triggers []format.Trigger
+	Triggers []format.NotifyCell
 	// Failures are the failures of the last runs, by observer.
 	Failures map[string]format.Failure
 }
@@ -39,7 +39,7 @@ type Notification struct {
 // It returns the notify family alone, but Bigtable may have to read past all
 // families of a row to find it. So limit rs.
 func Notifications(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return eachNotification(ctx, c, table, rs, bigtable.BlockAllFilter(), nil)
 }
 
@@ -49,14 +49,14 @@ func Notifications(ctx context.Context, client *txn.Client, table string, rs big
 // reads the cell. Sweep resolves the expired locks of observed columns, and yields
 // those changes that it has rolled forward.
 func Sweep(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return eachNotification(ctx, c, table, rs, store.WholeFamily(format.LockFamily), resolveStranded)
 }
 
 func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, resolve func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
 	return func(yield func(Notification, error) bool) {
 		filter := func(*store.Table) bigtable.Filter {
-			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxTriggers)), also)
+			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxNotifyCells)), also)
 		}
 		err := c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
@@ -99,7 +99,7 @@ func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, 
 		case err != nil:
 			c.Log.DebugContext(ctx, "resolving a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)
 		case s.State == format.StateCommitted:
-			found = append(found, Notification{Cell: cell, Triggers: []format.Trigger{{TS: s.CommitTS, TraceParent: l.TraceParent, Hops: l.Hops}}, Failures: map[string]format.Failure{}})
+			found = append(found, Notification{Cell: cell, Triggers: []format.NotifyCell{{TS: s.CommitTS, TraceParent: l.TraceParent, Hops: l.Hops}}, Failures: map[string]format.Failure{}})
 		}
 	}
 	return found
@@ -133,7 +133,7 @@ func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 			continue
 		}
 		n := get(cell)
-		n.Triggers = append(n.Triggers, format.DecodeTrigger(tso.FromCell(item.Timestamp), item.Value))
+		n.Triggers = append(n.Triggers, format.DecodeNotifyCell(tso.FromCell(item.Timestamp), item.Value))
 	}
 	var found []Notification
 	for _, n := range cells {
@@ -153,7 +153,7 @@ func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 // txn.ErrSchema if a column has no observer. After an error some notify cells may
 // be set.
 func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if len(cells) == 0 {
 		return nil
 	}
@@ -166,10 +166,10 @@ func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error
 	if err != nil {
 		return err
 	}
-	if err := store.WriteNotifications(ctx, c.Store, cells, ts, format.EncodeTrigger(format.TraceParent(ctx), 0)); err != nil {
+	if err := store.WriteNotifications(ctx, c.Store, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), 0)); err != nil {
 		return err
 	}
-	c.Hints.Hint(cells...)
+	c.Hints.Publish(cells...)
 	return nil
 }
 
@@ -188,7 +188,7 @@ type Cleared struct {
 // observer has not seen a notification yet, removing it loses the change for that
 // observer. After an error some may be removed; to remove them again is harmless.
 func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Cleared) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	byTable := map[string][]store.RowMutation{}
 	for _, d := range cleared {
 		if err := format.CheckCell(d.Cell); err != nil {

@@ -35,7 +35,7 @@ type Observation struct {
 	Acks map[string]tso.Timestamp
 	// Triggers are the cell's notifications up to StartTS, oldest first. One run
 	// handles all of these changes.
-	Triggers []format.Trigger
+	Triggers []format.NotifyCell
 	// Failures are the failures of the last runs, by observer.
 	Failures map[string]format.Failure
 	// Locked is set by [Observations] alone: a transaction that writes or
@@ -80,7 +80,7 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 	if err := format.CheckCell(cell); err != nil {
 		return nil, err
 	}
-	t := access.Transaction(tx)
+	t := access.TransactionOf(tx)
 	if err := t.Alive(); err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 		sel.Columns = append(sel.Columns, format.AckColumn(o.Cell.Column(), id))
 	}
 	key := o.Cell.Column().Key()
-	notify := store.Chain(o.notifyColumns(), store.UpTo(o.StartTS), bigtable.LatestNFilter(format.MaxTriggers))
+	notify := store.Chain(o.notifyColumns(), store.UpTo(o.StartTS), bigtable.LatestNFilter(format.MaxNotifyCells))
 	f := store.Interleave(notify, sel.VisibleAt(o.StartTS, nil))
 	row, raw, err := recovery.ReadResolved(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
@@ -182,7 +182,7 @@ func (o *Observation) setTriggers(raw bigtable.Row) error {
 			}
 			o.Failures[id] = f
 		case qualifier == o.Cell.Column().Key():
-			o.Triggers = append(o.Triggers, format.DecodeTrigger(tso.FromCell(item.Timestamp), item.Value))
+			o.Triggers = append(o.Triggers, format.DecodeNotifyCell(tso.FromCell(item.Timestamp), item.Value))
 		}
 	}
 	slices.Reverse(o.Triggers) // Bigtable returns the newest first
@@ -211,5 +211,5 @@ func (o *Observation) setAcks(row bigtable.Row) error {
 // commits for each change.
 func Acknowledge(tx *txn.Txn, o *Observation, observer string) {
 	c := format.AckColumn(o.Cell.Column(), observer)
-	access.Transaction(tx).Put(format.Cell{Table: o.Cell.Table, Row: o.Cell.Row, Family: c.Family, Qualifier: c.Qualifier}, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
+	access.TransactionOf(tx).Put(format.Cell{Table: o.Cell.Table, Row: o.Cell.Row, Family: c.Family, Qualifier: c.Qualifier}, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
 }

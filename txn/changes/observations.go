@@ -29,7 +29,7 @@ const maxAckVersions = 8
 //
 // If a column is not observed any more, the observation has no observers.
 func Observations(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Observation, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return func(yield func(Observation, error) bool) {
 		if err := eachObservation(ctx, c, table, rs, func(o Observation) bool { return yield(o, nil) }); err != nil {
 			yield(Observation{}, err)
@@ -43,7 +43,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 		return err
 	}
 	filter := func(*store.Table) bigtable.Filter {
-		return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxTriggers)))
+		return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxNotifyCells)))
 	}
 	return c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		schema, err := t.Schema.Fresh(ctx)
@@ -91,7 +91,7 @@ func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *
 		if err != nil {
 			return nil, err
 		}
-		set = set.Answered(request, false)
+		set = set.AfterRequest(request, false)
 	}
 	return rows, nil
 }
@@ -119,16 +119,16 @@ func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
 		cost += store.FilterCost(col.Key())
 	}
 	if cost > store.FilterBudget || len(s.Observed) == 0 {
-		locks, writes, acks, plain = store.Whole(format.LockFamily), store.Whole(format.WriteFamily), store.Whole(format.AckFamily), store.Whole(s.DataFamilies()...)
+		locks, writes, acks, plain = store.WholeFamilies(format.LockFamily), store.WholeFamilies(format.WriteFamily), store.WholeFamilies(format.AckFamily), store.WholeFamilies(s.DataFamilies()...)
 	}
 	if len(acks) == 0 {
-		acks = store.Whole(format.AckFamily)
+		acks = store.WholeFamilies(format.AckFamily)
 	}
 	return store.Interleave(
 		store.Chain(store.AnyOf(locks), store.UpTo(asOf), store.Latest, bigtable.StripValueFilter()),
 		store.Chain(store.AnyOf(writes), store.UpTo(asOf), store.Latest),
 		store.Chain(store.AnyOf(acks), store.UpTo(asOf), bigtable.LatestNFilter(maxAckVersions)),
-		store.Chain(store.AnyOf(plain), bigtable.TimestampRangeFilterMicros(0, format.PrePercolator), store.Latest, bigtable.StripValueFilter()),
+		store.Chain(store.AnyOf(plain), bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), store.Latest, bigtable.StripValueFilter()),
 	)
 }
 

@@ -32,7 +32,7 @@ type ObservedColumn struct {
 // ObservedColumns reads the observed columns of a table, in order of the columns. It
 // reads the schema record, not what this client has cached of it.
 func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]ObservedColumn, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	t, err := c.Table(ctx, table)
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]O
 // observer up to Config.SchemaMaxAge later. Changes that they commit before that
 // may have no notification; see notify.Backfill.
 func RegisterObserver(ctx context.Context, client *txn.Client, table string, col format.Column, observer string, weak bool) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := CheckRegistration(table, col, observer); err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func strength(weak bool) string {
 // find a notification of it remove the notification. Acknowledgments stay: an
 // observer that is registered again under the same id continues where it stopped.
 func UnregisterObserver(ctx context.Context, client *txn.Client, table, observer string) (found bool, err error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		found = false
 		for _, o := range m.Observed {

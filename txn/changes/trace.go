@@ -21,5 +21,5 @@ func TraceLater(begin func(context.Context) context.Context) txn.TxnOption {
 // span that begin made. Nothing else may use the transaction until it returns. For
 // a transaction without TraceLater it does nothing.
 func StartTrace(ctx context.Context, tx *txn.Txn) context.Context {
-	return access.Transaction(tx).Trace(ctx)
+	return access.TransactionOf(tx).Trace(ctx)
 }

@@ -28,7 +28,7 @@ type Hop struct {
 // notification (which does not name its transaction), or a collected version.
 // After an error it returns the part that it read.
 func Trail(ctx context.Context, client *txn.Client, o *Observation, n int) ([]Hop, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	var hops []Hop
 	for w := o.writer; len(hops) < n; {
 		col, observer, ok := format.ObserverOf(w.Primary.Column())

@@ -47,7 +47,7 @@ type Unfinished struct {
 // was removed. Then the same row has an acknowledgment with a commit above asOf.
 // FindUnfinished reads that, too, and compares it with the row's state at asOf.
 func FindUnfinished(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet, asOf tso.Timestamp, allLocks bool) iter.Seq2[Unfinished, error] {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(
 			store.Chain(store.WholeFamily(format.NotifyFamily), store.UpTo(asOf), store.Latest, bigtable.StripValueFilter()),

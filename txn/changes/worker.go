@@ -13,7 +13,7 @@ import (
 // was given. It makes no request. Use it to decide when to read something again,
 // and never where correctness depends on it. It is 0 before the first timestamp.
 func OracleNow(client *txn.Client) tso.Timestamp {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return c.Clock.Now()
 }
 
@@ -21,7 +21,7 @@ func OracleNow(client *txn.Client) tso.Timestamp {
 // service if the client's oracle is one, else locks in the metadata table. cheap
 // says that taking a lock costs no request to Bigtable.
 func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool, err error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if served, ok := c.Clock.Oracle.(interface{ Locks() tso.Locks }); ok {
 		return served.Locks(), true, nil
 	}
@@ -33,14 +33,14 @@ func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool, err error) 
 // token. It creates the token if there is none yet. If the client writes no token
 // (Config.TokenTTL), it does nothing.
 func Announce(ctx context.Context, client *txn.Client, observers []string) error {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return c.Token.Announce(ctx, observers)
 }
 
 // SampleRowKeys returns row keys that divide a table into parts of about equal
 // size, as Bigtable's tablets do. There may be none.
 func SampleRowKeys(ctx context.Context, client *txn.Client, table string) ([]string, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	t, err := c.Table(ctx, table)
 	if err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ func DecodeFailure(cell Cell, value []byte) (Failure, error) {
 	if err := proto.Unmarshal(value, &m); err != nil {
 		return Failure{}, Corruptf(cell, "the record of an observer's failure does not parse: %v", err)
 	}
-	if err := CheckFormat(&m, "the record of an observer's failure at "+cell.String()); err != nil {
+	if err := CheckVersion(&m, "the record of an observer's failure at "+cell.String()); err != nil {
 		return Failure{}, err
 	}
 	return Failure{

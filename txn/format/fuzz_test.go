@@ -91,11 +91,11 @@ func FuzzRecords(f *testing.F) {
 		if _, err := DecodeAck(testPrimary, "observer", b); err != nil {
 			typed(t, err)
 		}
-		tr := DecodeTrigger(5, b)
+		tr := DecodeNotifyCell(5, b)
 		if tr.Hops < 0 {
 			t.Errorf("%d hops", tr.Hops)
 		}
-		if again := DecodeTrigger(5, EncodeTrigger(tr.TraceParent, tr.Hops)); again.Hops != tr.Hops || again.TraceParent != tr.TraceParent {
+		if again := DecodeNotifyCell(5, EncodeNotifyCell(tr.TraceParent, tr.Hops)); again.Hops != tr.Hops || again.TraceParent != tr.TraceParent {
 			t.Errorf("%+v, written and read again: %+v", tr, again)
 		}
 	})

@@ -46,7 +46,7 @@ func IsMetadataFamily(f string) bool {
 // prePercolator ends the range of cell timestamps of data that was in the
 // table before it was adopted: wall-clock microseconds are about 1.8e15, and
 // the smallest cell timestamp of ours is about 1.8e18 (design §2).
-const PrePercolator bigtable.Timestamp = 1e17
+const PlainBefore bigtable.Timestamp = 1e17
 
 // A Kind says what a transaction does to a cell.
 type Kind int8
@@ -275,12 +275,12 @@ func DecodeWrite(cell Cell, ts tso.Timestamp, value []byte) (WriteRecord, error)
 	if k != KindPut && k != KindDelete {
 		return WriteRecord{}, Corruptf(cell, "write record at %d is of kind %v", ts, k)
 	}
-	return checkRecord(cell, WriteRecord{ts, tso.Timestamp(m.StartTs), k, followRef(cell, m.Primary)})
+	return checkStartTS(cell, WriteRecord{ts, tso.Timestamp(m.StartTs), k, followRef(cell, m.Primary)})
 }
 
-// ReadWrite is decodeWrite without the primary, which a read does not need. It
+// DecodeKindAndStart is decodeWrite without the primary, which a read does not need. It
 // reads a record field by field, and leaves what it does not know to decodeWrite.
-func ReadWrite(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, startTS tso.Timestamp, err error) {
+func DecodeKindAndStart(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, startTS tso.Timestamp, err error) {
 	var numbers [4]uint64 // by field: format_version, kind, start_ts
 	rest := value
 	for len(rest) > 0 {
@@ -318,7 +318,7 @@ func DecodeMark(cell Cell, ts tso.Timestamp, value []byte) (WriteRecord, error) 
 	r := WriteRecord{ts, tso.Timestamp(m.StartTs), Kind(m.Kind), followRef(cell, m.Primary)}
 	switch {
 	case r.Kind == KindLock:
-		return checkRecord(cell, r)
+		return checkStartTS(cell, r)
 	case r.Kind == KindRollback && r.StartTS == ts:
 		return r, nil
 	case r.Kind == KindRollback:
@@ -327,7 +327,7 @@ func DecodeMark(cell Cell, ts tso.Timestamp, value []byte) (WriteRecord, error) 
 	return r, Corruptf(cell, "mark at %d is of kind %v", ts, r.Kind)
 }
 
-func checkRecord(cell Cell, r WriteRecord) (WriteRecord, error) {
+func checkStartTS(cell Cell, r WriteRecord) (WriteRecord, error) {
 	if r.StartTS <= 0 || r.StartTS >= r.CommitTS {
 		return r, Corruptf(cell, "commit record at %d names start_ts %d", r.CommitTS, r.StartTS)
 	}
@@ -346,10 +346,10 @@ func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []
 	if m.GetFormatVersion() == Version {
 		return nil
 	}
-	return CheckFormat(m, fmt.Sprintf("record of %s in family %s at %d", cell, family, ts))
+	return CheckVersion(m, fmt.Sprintf("record of %s in family %s at %d", cell, family, ts))
 }
 
-func CheckFormat(m versioned, where string) error {
+func CheckVersion(m versioned, where string) error {
 	known := uint32(Version)
 	if _, ok := m.(*recordpb.Lock); ok {
 		known = passableVersion

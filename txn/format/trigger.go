@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// A Trigger is one notify cell.
-type Trigger struct {
+// A NotifyCell is one notify cell.
+type NotifyCell struct {
 	TS tso.Timestamp
 	// TraceParent is the W3C trace context of the transaction that set it.
 	TraceParent string
@@ -25,24 +25,24 @@ type Trigger struct {
 // A notify cell's value is the W3C traceparent of the transaction that set it,
 // which may be empty, and then, where runs of observers led to that
 // transaction, ";hops=" and how many.
-const hopsMark = ";hops="
+const hopsSeparator = ";hops="
 
-func EncodeTrigger(traceParent string, hops int) []byte {
+func EncodeNotifyCell(traceParent string, hops int) []byte {
 	if hops > 0 {
-		traceParent += hopsMark + strconv.Itoa(hops)
+		traceParent += hopsSeparator + strconv.Itoa(hops)
 	}
 	return []byte(traceParent)
 }
 
-// DecodeTrigger never fails: what it does not understand is no reason not to
+// DecodeNotifyCell never fails: what it does not understand is no reason not to
 // run an observer.
-func DecodeTrigger(ts tso.Timestamp, value []byte) Trigger {
-	traceParent, rest, _ := bytes.Cut(value, []byte(hopsMark))
+func DecodeNotifyCell(ts tso.Timestamp, value []byte) NotifyCell {
+	traceParent, rest, _ := bytes.Cut(value, []byte(hopsSeparator))
 	hops, err := strconv.Atoi(string(rest))
 	if err != nil || hops < 0 {
 		hops = 0
 	}
-	return Trigger{TS: ts, TraceParent: string(traceParent), Hops: hops}
+	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: hops}
 }
 
 // AckColumn is the acknowledgment column c:ack_O of an observer.
@@ -92,4 +92,4 @@ func ParseTraceParent(s string) trace.SpanContext {
 
 // maxTriggers bounds how many notify cells of one column are read at a time.
 // Those beyond it are older, and collapse into the same run.
-const MaxTriggers = 128
+const MaxNotifyCells = 128

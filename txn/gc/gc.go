@@ -28,7 +28,7 @@ import (
 // run began. After an error, or when ctx ends, what was removed stays removed,
 // and the stored position stays.
 func Run(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s telemetry.
 // where transactions have not ended. It takes no lease, and works beside a
 // collector.
 func Plan(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -88,6 +88,6 @@ func Plan(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) 
 // SafePoint returns a safe point below which every read fails by now. It may be
 // up to 30 seconds older than the published one. It costs no request.
 func SafePoint(ctx context.Context, client *txn.Client) (tso.Timestamp, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	return c.SafePoint.Current(ctx)
 }

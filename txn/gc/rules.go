@@ -99,7 +99,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			cell := storedCell{tso.FromCell(item.Timestamp), int64(len(item.Value) + len(item.Column) - len(family) - 1)}
 			if !format.IsMetadataFamily(family) {
 				c, _ := format.SplitColumn(item.Column)
-				if h := get(c); item.Timestamp < format.PrePercolator {
+				if h := get(c); item.Timestamp < format.PlainBefore {
 					h.plain = append(h.plain, cell)
 				} else {
 					h.data = append(h.data, cell)
@@ -248,7 +248,7 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 		drop(format.WriteFamily, c.Key(), 0, g.writesBelow.Cell())
 	}
 	if g.dataBelow != 0 {
-		drop(c.Family, c.Qualifier, format.PrePercolator, g.dataBelow.Cell())
+		drop(c.Family, c.Qualifier, format.PlainBefore, g.dataBelow.Cell())
 	}
 	for _, ts := range g.orphans {
 		drop(c.Family, c.Qualifier, ts.Cell(), (ts + 1).Cell())
@@ -257,7 +257,7 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 		drop(format.MarkFamily, c.Key(), 0, (r.safePoint + 1).Cell())
 	}
 	if g.plain {
-		drop(c.Family, c.Qualifier, 0, format.PrePercolator)
+		drop(c.Family, c.Qualifier, 0, format.PlainBefore)
 	}
 	return ops
 }
@@ -302,7 +302,7 @@ func (g *rowGarbage) conditional() []conditionalRemoval {
 		cost += need
 		filters = append(filters, store.ExactColumn(format.NotifyFamily, c.column.Key()))
 		if !g.rules.plain {
-			filters = append(filters, store.Chain(store.ExactColumn(c.column.Family, c.column.Qualifier), bigtable.TimestampRangeFilterMicros(0, format.PrePercolator)))
+			filters = append(filters, store.Chain(store.ExactColumn(c.column.Family, c.column.Qualifier), bigtable.TimestampRangeFilterMicros(0, format.PlainBefore)))
 		}
 		g.rules.remove(m, c)
 	}

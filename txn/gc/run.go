@@ -436,7 +436,7 @@ func (r *run) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error {
 	r.state.Cells, r.state.Bytes = r.before.Cells+t.Cells, r.before.Bytes+t.Bytes
 	m := bigtable.NewMutation()
 	m.Set(store.DeployFamily, runQualifier, 0, format.Marshal(r.state))
-	return r.applyAll(ctx, r.client.Metadata, []store.RowMutation{{Row: store.GcRowKey, Mut: m, Ops: 1}})
+	return r.applyAll(ctx, r.client.Metadata, []store.RowMutation{{Row: store.GCRowKey, Mut: m, Ops: 1}})
 }
 
 // phase traces a part of a run as one span. Its requests get no spans of their

@@ -59,7 +59,7 @@ type RunStatus struct {
 // ReadStatus reads the state of garbage collection from the metadata table. It
 // changes nothing.
 func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
-	c := access.Resolver(client)
+	c := access.ResolverOf(client)
 	if err := c.Enter(); err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ const runQualifier = "run"
 // readRun reads the record of the last run. A record that this release cannot
 // read counts as missing, because a run can always begin again.
 func readRun(ctx context.Context, c *recovery.Resolver) (*recordpb.GarbageRun, error) {
-	row, err := c.Metadata.ReadRow(ctx, store.GcRowKey, store.Interleave(store.ExactColumn(store.DeployFamily, runQualifier)))
+	row, err := c.Metadata.ReadRow(ctx, store.GCRowKey, store.Interleave(store.ExactColumn(store.DeployFamily, runQualifier)))
 	if err != nil {
 		return nil, err
 	}

@@ -13,16 +13,16 @@ import (
 // the variables.
 
 // resolverOf returns the resolver of a *txn.Client.
-var Resolver func(client any) *recovery.Resolver
+var ResolverOf func(client any) *recovery.Resolver
 
 // transactionOf returns the inside of a *txn.Txn.
-var Transaction func(tx any) Inside
+var TransactionOf func(tx any) Transaction
 
 // traceLater makes the txn.TxnOption that changes.TraceLater describes.
 var TraceLater func(begin func(context.Context) context.Context) any
 
 // A transaction is the inside of a *txn.Txn.
-type Inside interface {
+type Transaction interface {
 	Resolver() *recovery.Resolver
 	StartTS() tso.Timestamp
 	// Alive fails when the transaction may not read any more.

@@ -31,5 +31,5 @@ func (a Admission) Admit(ctx context.Context) error {
 	}
 }
 
-// Dismiss gives the place back.
-func (a Admission) Dismiss() { <-a }
+// Release gives the place back.
+func (a Admission) Release() { <-a }

@@ -52,9 +52,9 @@ type latchSlot struct {
 
 // Latch is what one transaction holds and waits for; nil is none.
 type Latch struct {
-	of      *Latches
+	latches      *Latches
 	slots   []uint16 // ascending
-	few     [4]uint16
+	inline     [4]uint16
 	granted chan struct{} // closed when the slots are its own; nil: it never waited
 	// overtaken counts those behind it that were served first.
 	overtaken int
@@ -97,9 +97,9 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 	if len(slots) == 0 {
 		return nil, false, nil
 	}
-	l = &Latch{of: ls}
-	l.slots = append(l.few[:0], slots...)
-	if full := ls.enter(l); full {
+	l = &Latch{latches: ls}
+	l.slots = append(l.inline[:0], slots...)
+	if full := ls.takeOrEnqueue(l); full {
 		return nil, false, nil
 	}
 	if l.granted == nil {
@@ -112,19 +112,19 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 		return l, true, nil
 	case <-ctx.Done():
 		err = store.Ended(ctx, "waiting for another transaction of this client that writes the same cells", nil)
-		ls.leave(l, false)
+		ls.stopWaiting(l, false)
 	case <-timer.C:
-		ls.leave(l, true)
+		ls.stopWaiting(l, true)
 	}
 	return nil, true, err
 }
 
-// enter takes the slots of l, or enters it into their queues.
-func (ls *Latches) enter(l *Latch) (full bool) {
+// takeOrEnqueue takes the slots of l, or enters it into their queues.
+func (ls *Latches) takeOrEnqueue(l *Latch) (full bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ls.free(l) {
-		ls.take(l)
+	if ls.available(l) {
+		ls.grant(l)
 		return false
 	}
 	for _, n := range l.slots {
@@ -140,9 +140,9 @@ func (ls *Latches) enter(l *Latch) (full bool) {
 	return false
 }
 
-// free reports that l may have its slots now: nobody does, and nobody in front
+// available reports that l may have its slots now: nobody does, and nobody in front
 // of it has been overtaken too often. The mutex is held.
-func (ls *Latches) free(l *Latch) bool {
+func (ls *Latches) available(l *Latch) bool {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		if s.holder != nil {
@@ -160,8 +160,8 @@ func (ls *Latches) free(l *Latch) bool {
 	return true
 }
 
-// take gives l its slots. The mutex is held.
-func (ls *Latches) take(l *Latch) {
+// grant gives l its slots. The mutex is held.
+func (ls *Latches) grant(l *Latch) {
 	now := time.Now()
 	for _, n := range l.slots {
 		s := &ls.slots[n]
@@ -174,13 +174,13 @@ func (ls *Latches) take(l *Latch) {
 		}
 	}
 	if l.granted != nil {
-		ls.forget(l)
+		ls.dequeue(l)
 		close(l.granted)
 	}
 }
 
-// forget takes l out of the queues. The mutex is held.
-func (ls *Latches) forget(l *Latch) {
+// dequeue takes l out of the queues. The mutex is held.
+func (ls *Latches) dequeue(l *Latch) {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		if i := slices.Index(s.queue, l); i >= 0 {
@@ -192,13 +192,13 @@ func (ls *Latches) forget(l *Latch) {
 	}
 }
 
-// leave gives up waiting. When that was for as long as anybody waits, it takes
+// stopWaiting gives up waiting. When that was for as long as anybody waits, it takes
 // the slots away from who has had them for longer: a function that runs for long
 // holds up one that waits, and no more.
-func (ls *Latches) leave(l *Latch, overdue bool) {
+func (ls *Latches) stopWaiting(l *Latch, overdue bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	ls.forget(l)
+	ls.dequeue(l)
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		// Its turn may have come just now.
@@ -206,16 +206,16 @@ func (ls *Latches) leave(l *Latch, overdue bool) {
 			s.holder = nil
 		}
 	}
-	ls.serve(l.slots)
+	ls.grantFree(l.slots)
 }
 
-// serve gives free slots to those who wait. The mutex is held.
-func (ls *Latches) serve(slots []uint16) {
+// grantFree gives free slots to those who wait. The mutex is held.
+func (ls *Latches) grantFree(slots []uint16) {
 	for _, n := range slots {
 		s := &ls.slots[n]
 		for i := 0; s.holder == nil && i < len(s.queue); i++ {
-			if l := s.queue[i]; ls.free(l) {
-				ls.take(l)
+			if l := s.queue[i]; ls.available(l) {
+				ls.grant(l)
 				break
 			}
 		}
@@ -227,7 +227,7 @@ func (l *Latch) Release() {
 	if l == nil {
 		return
 	}
-	ls := l.of
+	ls := l.latches
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, n := range l.slots {
@@ -235,7 +235,7 @@ func (l *Latch) Release() {
 			s.holder = nil
 		}
 	}
-	ls.serve(l.slots)
+	ls.grantFree(l.slots)
 }
 
 // Covers reports that l was taken for all of slots.

@@ -146,7 +146,7 @@ func TestLatchesAreOvertaken(t *testing.T) {
 			t.Errorf("behind it: %v, waited: %v, %v", l, waited, err)
 		}
 		stuck.Release() // it is another's by now
-		if l.of.slots[7].holder != l {
+		if l.latches.slots[7].holder != l {
 			t.Error("a slot was released by one that had lost it")
 		}
 		l.Release()

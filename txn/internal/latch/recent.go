@@ -52,7 +52,7 @@ func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 			if left--; left < 0 {
 				return
 			}
-			r.put(w.Cell, commitTS)
+			r.note(w.Cell, commitTS)
 		}
 	}
 }
@@ -65,10 +65,10 @@ func (r *Recent) Conflicted(err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.put(c.Cell, c.ConflictTS)
+	r.note(c.Cell, c.ConflictTS)
 }
 
-func (r *Recent) put(cell format.Cell, commitTS tso.Timestamp) {
+func (r *Recent) note(cell format.Cell, commitTS tso.Timestamp) {
 	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
 	if s.commitTS < commitTS {
 		*s = recentCommit{cell, commitTS}

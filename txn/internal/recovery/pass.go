@@ -47,9 +47,9 @@ func lockAsRead(l *format.Lock) bigtable.Filter {
 		bigtable.ValueRangeFilter([]byte(l.Record), []byte(l.Record+"\x00"))))
 }
 
-// pass makes sure that the transaction that left the live primary lock l commits
+// passLock makes sure that the transaction that left the live primary lock l commits
 // above ts, if ever, and reports whether that is so.
-func pass(ctx context.Context, r *Resolver, l *format.Lock, ts tso.Timestamp) bool {
+func passLock(ctx context.Context, r *Resolver, l *format.Lock, ts tso.Timestamp) bool {
 	switch {
 	case !r.Config.PassLocks || l == nil || !l.Passable:
 		return false

@@ -63,7 +63,7 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 				return err
 			}
 			switch {
-			case err == nil && p.raised(p.lock):
+			case err == nil && p.ruledOut(p.lock):
 				if err := p.takeNewCommitTS(ctx, p.lock); err != nil {
 					return p.undetermined(err)
 				}
@@ -100,7 +100,7 @@ func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		if s.CommitTS != p.CommitTS {
 			return true, format.Corruptf(p.Primary, "the transaction that started at %d is committed at %d instead of %d", p.StartTS, s.CommitTS, p.CommitTS)
 		}
-		p.Resolver.Known.Put(p.StartTS, s)
+		p.Resolver.Outcomes.Put(p.StartTS, s)
 		return true, nil
 	case format.StateRolledBack:
 		if forgotten, err := p.Resolver.SafePoint.Forgotten(ctx, p.StartTS); err != nil {
@@ -108,7 +108,7 @@ func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		} else if forgotten {
 			return true, p.undetermined(errForgotten)
 		}
-		p.Resolver.Known.Put(p.StartTS, s)
+		p.Resolver.Outcomes.Put(p.StartTS, s)
 		return true, &format.ConflictError{Cell: p.Primary, StartTS: p.StartTS, Reason: format.ConflictRolledBack}
 	case format.StateLocked:
 		p.lock = s.Lock
@@ -125,9 +125,9 @@ var errForgotten = errors.New("the primary holds a rollback marker, but the tran
 
 var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
 
-// errPassed: the weak notifications of the transaction, which only its owner
+// errLockPassed: the weak notifications of the transaction, which only its owner
 // knows, would stay at the old commit_ts, where an observer may have taken them.
-var errPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
+var errLockPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
 
 // rollBack ends a commit that ended in errPassed: its owner has given up, so that
 // nobody can take another commit_ts, and perhaps nobody ever meets the lock.
@@ -155,9 +155,9 @@ func (p *PrimaryCommit) predicate() bigtable.Filter {
 	return store.LockAt(p.Primary.Column(), p.StartTS)
 }
 
-// raised: the lock that was read back says that a commit at commitTS has not
+// ruledOut: the lock that was read back says that a commit at commitTS has not
 // landed and never will.
-func (p *PrimaryCommit) raised(l *format.Lock) bool {
+func (p *PrimaryCommit) ruledOut(l *format.Lock) bool {
 	return p.Passable && l.MinCommitTS >= p.CommitTS
 }
 
@@ -165,7 +165,7 @@ func (p *PrimaryCommit) raised(l *format.Lock) bool {
 // stands between commit_ts and the commit.
 func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) error {
 	if p.CommitAt == nil {
-		return errPassed
+		return errLockPassed
 	}
 	ts, err := p.Resolver.Clock.Timestamp(ctx)
 	if err != nil {

@@ -40,7 +40,7 @@ type ExactRead struct {
 func (e ExactRead) filter() bigtable.Filter {
 	c := store.ExactColumn(e.Column.Family, e.Column.Qualifier)
 	if e.StartTS == 0 {
-		return store.Chain(c, bigtable.TimestampRangeFilterMicros(0, format.PrePercolator), store.Latest)
+		return store.Chain(c, bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), store.Latest)
 	}
 	return store.Chain(c, store.At(e.StartTS))
 }
@@ -89,7 +89,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			continue
 		}
 		commitTS := tso.FromCell(item.Timestamp)
-		kind, startTS, err := format.ReadWrite(cell, commitTS, item.Value)
+		kind, startTS, err := format.DecodeKindAndStart(cell, commitTS, item.Value)
 		if err != nil {
 			return Evaluation{}, err
 		}
@@ -100,7 +100,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 		i, ok := format.ItemIndex(items, item.Column[len(format.WriteFamily)+1:])
 		if ok && items[i].Timestamp == startTS.Cell() {
 			items[i].Timestamp = bigtable.Timestamp(commitTS)
-			e.take(c.Family, items, i)
+			e.addItem(c.Family, items, i)
 		} else {
 			e.Exact = append(e.Exact, ExactRead{c, commitTS, startTS})
 		}
@@ -117,8 +117,8 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			if !ok || !sel.Has(c) {
 				continue
 			}
-			if item.Timestamp < format.PrePercolator {
-				e.take(c.Family, items, i)
+			if item.Timestamp < format.PlainBefore {
+				e.addItem(c.Family, items, i)
 			} else {
 				// Data that is not committed hides older pre-Percolator data.
 				e.Exact = append(e.Exact, ExactRead{Column: c})
@@ -138,17 +138,17 @@ func findWrite(writes []bigtable.ReadItem, column string) (int, bool) {
 	})
 }
 
-// take adds a value that was read, items[i]. As long as all values of a family
+// addItem adds a value that was read, items[i]. As long as all values of a family
 // are wanted, and come in their order, they are not copied.
-func (e *Evaluation) take(family string, items []bigtable.ReadItem, i int) {
+func (e *Evaluation) addItem(family string, items []bigtable.ReadItem, i int) {
 	if taken := e.Row[family]; len(taken) == i && (i == 0 || &taken[0] == &items[0]) {
-		e.put(family, items[:i+1:i+1])
+		e.setItems(family, items[:i+1:i+1])
 	} else {
-		e.put(family, append(taken, items[i]))
+		e.setItems(family, append(taken, items[i]))
 	}
 }
 
-func (e *Evaluation) put(family string, items []bigtable.ReadItem) {
+func (e *Evaluation) setItems(family string, items []bigtable.ReadItem) {
 	if e.Row == nil {
 		e.Row = bigtable.Row{}
 	}
@@ -187,7 +187,7 @@ func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) 
 				if x.StartTS != 0 {
 					items[i].Timestamp = bigtable.Timestamp(x.CommitTS)
 				}
-				e.put(x.Column.Family, append(e.Row[x.Column.Family], items[i]))
+				e.setItems(x.Column.Family, append(e.Row[x.Column.Family], items[i]))
 			case x.StartTS != 0:
 				return format.Corruptf(format.Cell{Table: t.Name, Row: row, Family: x.Column.Family, Qualifier: x.Column.Qualifier}, "the write record at %d names data at %d, which is not there", x.CommitTS, x.StartTS)
 			}
@@ -270,7 +270,7 @@ func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts t
 	walkPast := make([]bool, len(locks))
 	for i, l := range locks {
 		g.Go(func() (err error) {
-			walkPast[i], err = r.resolveForRead(gctx, l, ts)
+			walkPast[i], err = r.resolveOneForRead(gctx, l, ts)
 			return err
 		})
 	}

@@ -39,20 +39,20 @@ type Outcome struct {
 // undecided: the transaction's owner may be alive.
 func (o Outcome) undecided() bool { return !o.changed && !o.Final() }
 
-// resolveForRead clears a lock that a read at ts met, waiting while its owner
+// resolveOneForRead clears a lock that a read at ts met, waiting while its owner
 // is alive. walkPast reports that the transaction committed after ts: its lock
 // is no obstacle, and is cleaned up behind.
-func (r *Resolver) resolveForRead(ctx context.Context, l *format.Lock, ts tso.Timestamp) (walkPast bool, err error) {
+func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso.Timestamp) (walkPast bool, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
 	passed := false
 	s, err := r.FindOutcome(ctx, l, ts, true, func(_ *format.Lock, s Outcome) bool {
-		passed = pass(ctx, r, s.Lock, ts)
+		passed = passLock(ctx, r, s.Lock, ts)
 		return !passed
 	})
-	r.Metrics.Waited(ctx, l.Cell.Table, began)
+	r.Metrics.LockWait(ctx, l.Cell.Table, began)
 	defer func() {
-		action := Resolution(s, ts)
+		action := ActionName(s, ts)
 		if passed {
 			action = "walked past"
 		}
@@ -90,9 +90,9 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 		}
 		return false
 	})
-	r.Metrics.Waited(ctx, l.Cell.Table, began)
+	r.Metrics.LockWait(ctx, l.Cell.Table, began)
 	defer func() {
-		span.Set(telemetry.AttrAction.String(Resolution(s, 0)))
+		span.Set(telemetry.AttrAction.String(ActionName(s, 0)))
 		span.EndWith(err)
 	}()
 	switch {
@@ -118,9 +118,9 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 		return format.Status{}, err
 	}
 	defer r.Leave()
-	ctx, span := r.Trace.Settle(ctx, &l)
+	ctx, span := r.Trace.ResolveRequested(ctx, &l)
 	defer func() {
-		span.Set(telemetry.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrAction.String(ActionName(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	now, err := r.Clock.Timestamp(ctx)
@@ -143,7 +143,7 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 // old. The result is final, unless wait refused to wait for a live owner, or
 // the lock went away.
 func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait waitPolicy) (Outcome, error) {
-	if s, ok := r.Known.get(l.StartTS); ok {
+	if s, ok := r.Outcomes.get(l.StartTS); ok {
 		return Outcome{Status: s}, nil
 	}
 	t, err := r.Table(ctx, l.Primary.Table)
@@ -167,7 +167,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		}
 		switch {
 		case err == nil && s.Final():
-			r.Known.Put(l.StartTS, s.Status)
+			r.Outcomes.Put(l.StartTS, s.Status)
 			return s, nil
 		case store.Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
 			return Outcome{}, err // reading it again says the same
@@ -202,7 +202,7 @@ func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format
 		// Below the safe point the primary may be empty because it was collected
 		// since the lock was read, and the lock was resolved before that. An owner that aborts leaves no trace at its primary; it leaves no lock
 		// either, and then there is nothing to wait for or to roll back.
-		gone, err := r.isGone(ctx, l)
+		gone, err := r.lockIsGone(ctx, l)
 		if gone || err != nil {
 			return Outcome{LockGone: gone}, l.ExpiresTS(), err
 		}
@@ -218,8 +218,8 @@ func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format
 	return rolledBack, judged.ExpiresTS(), err
 }
 
-// isGone reports that a lock is not there any more.
-func (r *Resolver) isGone(ctx context.Context, l *format.Lock) (bool, error) {
+// lockIsGone reports that a lock is not there any more.
+func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error) {
 	t, err := r.Table(ctx, l.Cell.Table)
 	if err != nil {
 		return false, err
@@ -290,9 +290,9 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, s Outcome) e
 	}
 }
 
-// Resolution is the low-cardinality name of what became of a lock that was met
+// ActionName is the low-cardinality name of what became of a lock that was met
 // by a read at ts; 0: by anybody else.
-func Resolution(s Outcome, ts tso.Timestamp) string {
+func ActionName(s Outcome, ts tso.Timestamp) string {
 	switch {
 	case s.LockGone:
 		return "gone"
@@ -307,11 +307,11 @@ func Resolution(s Outcome, ts tso.Timestamp) string {
 }
 
 func (r *Resolver) noteResolved(l *format.Lock, s Outcome) {
-	r.Metrics.Resolved(l, Resolution(s, 0))
+	r.Metrics.Resolved(l, ActionName(s, 0))
 	if s.State == format.StateCommitted {
 		r.Counters.RolledForward.Add(1)
 		if l.Observed {
-			r.Hints.Hint(l.Cell)
+			r.Hints.Publish(l.Cell)
 		}
 	} else {
 		r.Counters.RolledBack.Add(1)
@@ -328,13 +328,13 @@ type Resolver struct {
 	Config Config
 	Token  *Token
 	Holds  *Holds
-	Known  *OutcomeCache
+	Outcomes  *OutcomeCache
 	// OnResolve is called after each cell that was resolved.
 	OnResolve atomic.Pointer[func(format.Resolution)]
 }
 
 func New(s *store.Store, cfg Config) *Resolver {
-	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Known: newOutcomeCache()}
+	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache()}
 	r.Token = newToken(r)
 	return r
 }

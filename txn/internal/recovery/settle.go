@@ -36,7 +36,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 	defer r.Leave()
 	ctx, span := r.Trace.Call(ctx, "settle", u.Primary.Table)
 	defer func() {
-		span.Set(telemetry.AttrStartTS.Int64(int64(u.StartTS)), telemetry.AttrCommitTS.Int64(int64(u.CommitTS)), telemetry.AttrAction.String(Resolution(Outcome{Status: s}, 0)))
+		span.Set(telemetry.AttrStartTS.Int64(int64(u.StartTS)), telemetry.AttrCommitTS.Int64(int64(u.CommitTS)), telemetry.AttrAction.String(ActionName(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
 	t, err := r.Table(ctx, u.Primary.Table)
@@ -55,7 +55,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 		store.AddCommit(m, s.Lock, u.CommitTS)
 		p := &PrimaryCommit{Resolver: r, Table: t, Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.CommitTS, Mutation: m, Passable: s.Lock.Passable}
 		err := p.Run(ctx)
-		if errors.Is(err, errPassed) {
+		if errors.Is(err, errLockPassed) {
 			err = p.rollBack(ctx)
 		}
 		if err != nil && !errors.Is(err, format.ErrConflict) {

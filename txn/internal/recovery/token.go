@@ -46,14 +46,14 @@ type Token struct {
 	retryAt  time.Time // after a failed attempt
 	stop     context.CancelFunc
 	stopped  chan struct{}
-	// others holds until when tokens that were read lately are good.
-	others map[string]tso.Timestamp
+	// expiries holds until when tokens that were read lately are good.
+	expiries map[string]tso.Timestamp
 	// observers are announced in it.
 	observers []string
 }
 
 func newToken(r *Resolver) *Token {
-	t := &Token{resolver: r, others: map[string]tso.Timestamp{}}
+	t := &Token{resolver: r, expiries: map[string]tso.Timestamp{}}
 	if r.Config.TokenTTL > 0 {
 		t.Name = rand.Text()
 	}
@@ -135,7 +135,7 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 
 func (t *Token) renew(ctx context.Context) {
 	defer close(t.stopped)
-	t.sweep(ctx, t.started)
+	t.removeDeadTokens(ctx, t.started)
 	tick := time.NewTicker(t.resolver.Config.TokenTTL / 3)
 	defer tick.Stop()
 	for {
@@ -182,8 +182,8 @@ func (t *Token) Publish(ctx context.Context) error {
 	return t.write(ctx, now)
 }
 
-// sweep removes the tokens of clients that died long ago.
-func (t *Token) sweep(ctx context.Context, now tso.Timestamp) {
+// removeDeadTokens removes the tokens of clients that died long ago.
+func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
 		if w, ok := DecodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
@@ -217,7 +217,7 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 		return false
 	}
 	t.mu.Lock()
-	expires, known := t.others[owner]
+	expires, known := t.expiries[owner]
 	t.mu.Unlock()
 	if known && now < expires {
 		return false // it was fresh when last read, and still is
@@ -232,10 +232,10 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 	}
 	expires = tso.Timestamp(w.ExpiresTs)
 	t.mu.Lock()
-	if len(t.others) >= outcomeCacheSize {
-		clear(t.others)
+	if len(t.expiries) >= outcomeCacheSize {
+		clear(t.expiries)
 	}
-	t.others[owner] = expires
+	t.expiries[owner] = expires
 	t.mu.Unlock()
 	return now >= expires
 }

@@ -26,11 +26,11 @@ func TestAppliedByMutation(t *testing.T) {
 	defer s.Hints.Watch(func(cell format.Cell) bool { hinted = append(hinted, cell.Qualifier); return true })()
 	one := RowMutation{Row: "row", Mut: bigtable.NewMutation(), Hints: []format.Cell{{Qualifier: "one"}}, Secondaries: tracing.Secondaries(ctx, 1)}
 	two := RowMutation{Row: "row", Mut: bigtable.NewMutation(), Hints: []format.Cell{{Qualifier: "two"}}, Secondaries: tracing.Secondaries(ctx, 1)}
-	background.Applied([]RowMutation{one, two}, []RowMutation{two})
+	background.NoteApplied([]RowMutation{one, two}, []RowMutation{two})
 	if want := []string{"one"}; !slices.Equal(hinted, want) || len(recorder.Ended()) != 1 {
 		t.Errorf("hints %v and %d spans after one of two mutations was applied, want %v and 1", hinted, len(recorder.Ended()), want)
 	}
-	background.Applied([]RowMutation{two}, nil)
+	background.NoteApplied([]RowMutation{two}, nil)
 	if want := []string{"one", "two"}; !slices.Equal(hinted, want) || len(recorder.Ended()) != 2 {
 		t.Errorf("hints %v and %d spans after both, want %v and 2", hinted, len(recorder.Ended()), want)
 	}

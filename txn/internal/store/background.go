@@ -29,15 +29,15 @@ type Background struct {
 	idle   chan struct{} // closed once closed, cells is 0 and tasks is 0
 	// abandoned: close has given up. working ends what is being sent or run then.
 	abandoned bool
-	working   map[int]context.CancelFunc
-	next      int // key in working
+	cancels   map[int]context.CancelFunc
+	nextKey      int // key in working
 }
 
 // bulkQueue holds one table's unconditional row mutations. What was not tried
 // yet and what is to be tried again wait apart, so that a row that keeps failing
 // holds up nobody else's.
 type bulkQueue struct {
-	fresh, again lane
+	fresh, failed lane
 }
 
 // lane is one of them. Of what is fresh, one request is under way at a time, so
@@ -61,24 +61,24 @@ const (
 )
 
 func newBackground(s *Store) *Background {
-	return &Background{store: s, queues: map[*Table]*bulkQueue{}, idle: make(chan struct{}), working: map[int]context.CancelFunc{}}
+	return &Background{store: s, queues: map[*Table]*bulkQueue{}, idle: make(chan struct{}), cancels: map[int]context.CancelFunc{}}
 }
 
-// work returns a context for one goroutine, which ends when close gives up; release
+// newWork returns a context for one goroutine, which ends when close gives up; release
 // has to be called, without b.mu. b.mu is held.
-func (b *Background) work() (ctx context.Context, release func()) {
+func (b *Background) newWork() (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(telemetry.Untraced)
 	if b.abandoned {
 		cancel()
 	}
-	key := b.next
-	b.next++
-	b.working[key] = cancel
+	key := b.nextKey
+	b.nextKey++
+	b.cancels[key] = cancel
 	return ctx, func() {
 		cancel()
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		delete(b.working, key)
+		delete(b.cancels, key)
 	}
 }
 
@@ -91,7 +91,7 @@ func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	for i := range muts {
 		muts[i].deadline = deadline
 	}
-	cells, bytes := size(muts)
+	cells, bytes := sizeOf(muts)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// One transaction fits into an empty queue, however large it is.
@@ -102,15 +102,15 @@ func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	b.bytes += bytes
 	q := b.queues[t]
 	if q == nil {
-		q = &bulkQueue{again: lane{retries: true}}
+		q = &bulkQueue{failed: lane{retries: true}}
 		b.queues[t] = q
 	}
-	b.put(t, q, &q.fresh, muts)
+	b.enqueue(t, q, &q.fresh, muts)
 	return true
 }
 
-// put adds mutations to a lane and sees that somebody sends them. b.mu is held.
-func (b *Background) put(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
+// enqueue adds mutations to a lane and sees that somebody sends them. b.mu is held.
+func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
 	l.pending = append(l.pending, muts...)
 	most := 1
 	if l.retries {
@@ -118,16 +118,16 @@ func (b *Background) put(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
 	}
 	for l.senders < min(most, len(l.pending)) {
 		l.senders++
-		ctx, release := b.work()
+		ctx, release := b.newWork()
 		go func() {
 			defer release()
-			b.send(ctx, t, q, l)
+			b.sendLane(ctx, t, q, l)
 		}()
 	}
 }
 
-// send empties one lane of a table's queue.
-func (b *Background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) {
+// sendLane empties one lane of a table's queue.
+func (b *Background) sendLane(ctx context.Context, t *Table, q *bulkQueue, l *lane) {
 	pause := b.store.Config.Backoff.Start()
 	for {
 		if l.retries {
@@ -136,8 +136,8 @@ func (b *Background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) 
 			_ = pause.Wait(ctx, 0)
 		}
 		b.mu.Lock()
-		b.drop(t, l)
-		batch := l.take()
+		b.dropHopeless(t, l)
+		batch := l.nextBatch()
 		if len(batch) == 0 {
 			l.senders--
 			b.mu.Unlock()
@@ -145,29 +145,29 @@ func (b *Background) send(ctx context.Context, t *Table, q *bulkQueue, l *lane) 
 		}
 		b.mu.Unlock()
 
-		failed := b.try(ctx, t, l, batch)
+		failed := b.sendBatch(ctx, t, l, batch)
 		shared := slices.ContainsFunc(batch, func(m RowMutation) bool { return m.StartTS != batch[0].StartTS })
 		for i := range failed {
 			failed[i].shared = shared
 		}
-		b.Applied(batch, failed)
+		b.NoteApplied(batch, failed)
 		if len(failed) == 0 {
 			pause = b.store.Config.Backoff.Start()
 		}
 		b.mu.Lock()
-		b.remove(batch)
-		cells, bytes := size(failed)
+		b.uncount(batch)
+		cells, bytes := sizeOf(failed)
 		b.cells += cells
 		b.bytes += bytes
-		b.put(t, q, &q.again, failed)
+		b.enqueue(t, q, &q.failed, failed)
 		b.checkIdle()
 		b.mu.Unlock()
 	}
 }
 
-// try sends a batch and returns the rows to send again. No request outlives
+// sendBatch sends a batch and returns the rows to send again. No request outlives
 // the first deadline in its batch.
-func (b *Background) try(ctx context.Context, t *Table, l *lane, batch []RowMutation) (again []RowMutation) {
+func (b *Background) sendBatch(ctx context.Context, t *Table, l *lane, batch []RowMutation) (again []RowMutation) {
 	first := batch[0].deadline
 	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
 		first = soon
@@ -185,10 +185,10 @@ func (b *Background) try(ctx context.Context, t *Table, l *lane, batch []RowMuta
 	return again
 }
 
-// drop takes the rows out of a lane that are not to be tried any more: their
+// dropHopeless takes the rows out of a lane that are not to be tried any more: their
 // deadline is over, their error is one that will not pass, and of a request that
 // no other transaction had a part in, or close has given up. b.mu is held.
-func (b *Background) drop(t *Table, l *lane) {
+func (b *Background) dropHopeless(t *Table, l *lane) {
 	now := time.Now()
 	var last error
 	var dropped []RowMutation
@@ -208,23 +208,23 @@ func (b *Background) drop(t *Table, l *lane) {
 		return
 	}
 	l.pending = keep
-	b.remove(dropped)
+	b.uncount(dropped)
 	b.checkIdle()
 	b.store.Counters.BackgroundDropped.Add(int64(len(dropped)))
-	b.store.Metrics.GaveUp(len(dropped))
+	b.store.Metrics.BackgroundDropped(len(dropped))
 	b.store.Log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.Name, "rows", len(dropped), "error", last)
 }
 
-// remove counts mutations out. b.mu is held.
-func (b *Background) remove(muts []RowMutation) {
-	cells, bytes := size(muts)
+// uncount counts mutations out. b.mu is held.
+func (b *Background) uncount(muts []RowMutation) {
+	cells, bytes := sizeOf(muts)
 	b.cells -= cells
 	b.bytes -= bytes
 }
 
-// take takes the next request's rows out of a lane: of as many transactions as
+// nextBatch takes the next request's rows out of a lane: of as many transactions as
 // fit, or of one where it retries.
-func (l *lane) take() []RowMutation {
+func (l *lane) nextBatch() []RowMutation {
 	n, ops, bytes := 0, 0, 0
 	for n < len(l.pending) && n < MaxBatchRows {
 		m := &l.pending[n]
@@ -242,7 +242,7 @@ func (l *lane) take() []RowMutation {
 	return batch
 }
 
-func size(muts []RowMutation) (cells, bytes int) {
+func sizeOf(muts []RowMutation) (cells, bytes int) {
 	for i := range muts {
 		cells += muts[i].Ops
 		bytes += muts[i].size()
@@ -260,7 +260,7 @@ func (b *Background) Run(f func(context.Context)) bool {
 		return false
 	}
 	b.tasks++
-	ctx, release := b.work()
+	ctx, release := b.newWork()
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, b.store.Config.BackgroundTimeout)
 		defer cancel()
@@ -306,7 +306,7 @@ func (b *Background) abandon() (cells, tasks int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.abandoned = true
-	for _, cancel := range b.working {
+	for _, cancel := range b.cancels {
 		cancel()
 	}
 	return b.cells, b.tasks
@@ -320,9 +320,9 @@ func (b *Background) Queued() (cells, bytes int) {
 	return b.cells, b.bytes
 }
 
-// Applied tells the watchers of the cells in muts, but for those that failed, and
+// NoteApplied tells the watchers of the cells in muts, but for those that failed, and
 // the spans of their commits.
-func (b *Background) Applied(muts, failed []RowMutation) {
+func (b *Background) NoteApplied(muts, failed []RowMutation) {
 	// Not by row: a batch holds those of several transactions.
 	skip := map[*bigtable.Mutation]bool{}
 	for _, m := range failed {
@@ -330,7 +330,7 @@ func (b *Background) Applied(muts, failed []RowMutation) {
 	}
 	for _, m := range muts {
 		if !skip[m.Mut] {
-			b.store.Hints.Hint(m.Hints...)
+			b.store.Hints.Publish(m.Hints...)
 			m.Secondaries.Done(1)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 type Clock struct {
 	store  *Store
 	Oracle tso.Oracle
-	made   time.Time
+	created   time.Time
 	// ahead is how far the oracle's time is ahead of the time since made, in
 	// microseconds; 0: not known yet.
 	ahead atomic.Int64
@@ -36,20 +36,20 @@ type Clock struct {
 	committed tso.Timestamp
 }
 
-func (c *Clock) init(s *Store) { c.store, c.made = s, time.Now() }
+func (c *Clock) init(s *Store) { c.store, c.created = s, time.Now() }
 
 // Timestamp asks the oracle for a timestamp to begin or read at.
 func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
-	ts, asked, err := c.Ask(ctx)
+	ts, asked, err := c.CommitTimestamp(ctx)
 	if err == nil {
-		c.Learn(ts-1, asked)
+		c.NoteReadable(ts-1, asked)
 	}
 	return ts, err
 }
 
-// Ask is timestamp for what must not be read at yet: a commit_ts. asked is
+// CommitTimestamp is timestamp for what must not be read at yet: a commit_ts. asked is
 // before the request.
-func (c *Clock) Ask(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
+func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.store.Counters.Timestamps.Add(1)
 	began := time.Now()
 	sctx, span := c.store.Trace.Begin(ctx, "timestamp", "")
@@ -59,7 +59,7 @@ func (c *Clock) Ask(ctx context.Context) (ts tso.Timestamp, asked time.Time, err
 	if err != nil {
 		return 0, began, fmt.Errorf("txn: timestamp oracle: %w", err)
 	}
-	c.ahead.Store(int64(ts) - time.Since(c.made).Microseconds())
+	c.ahead.Store(int64(ts) - time.Since(c.created).Microseconds())
 	return ts, began, nil
 }
 
@@ -68,21 +68,21 @@ func (c *Clock) Ask(ctx context.Context) (ts tso.Timestamp, asked time.Time, err
 // answer yet.
 func (c *Clock) Now() tso.Timestamp {
 	if ahead := c.ahead.Load(); ahead != 0 {
-		return tso.Timestamp(ahead + time.Since(c.made).Microseconds())
+		return tso.Timestamp(ahead + time.Since(c.created).Microseconds())
 	}
 	return 0
 }
 
-// Learn takes in a timestamp to read at that was asked for at asked; zero: at a time
+// NoteReadable takes in a timestamp to read at that was asked for at asked; zero: at a time
 // that is not known.
-func (c *Clock) Learn(ts tso.Timestamp, asked time.Time) {
+func (c *Clock) NoteReadable(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.raise(ts, asked)
+	c.raiseReadable(ts, asked)
 }
 
-// raise is learn with c.mu held.
-func (c *Clock) raise(ts tso.Timestamp, asked time.Time) {
+// raiseReadable is learn with c.mu held.
+func (c *Clock) raiseReadable(ts tso.Timestamp, asked time.Time) {
 	if ts < c.readable {
 		return
 	}
@@ -97,7 +97,7 @@ func (c *Clock) raise(ts tso.Timestamp, asked time.Time) {
 func (c *Clock) NoteCommit(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.raise(ts, asked)
+	c.raiseReadable(ts, asked)
 	c.committed = max(c.committed, ts)
 }
 
@@ -108,9 +108,9 @@ func (c *Clock) AboveCommits(ts tso.Timestamp) bool {
 	return ts > c.committed
 }
 
-// Within returns a timestamp to read at that was asked for less than d ago. The wall
+// ReadableWithin returns a timestamp to read at that was asked for less than d ago. The wall
 // clock counts besides the monotonic one, which stands still while a machine sleeps.
-func (c *Clock) Within(d time.Duration) (tso.Timestamp, bool) {
+func (c *Clock) ReadableWithin(d time.Duration) (tso.Timestamp, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.asked.IsZero() || max(time.Since(c.asked), time.Since(c.asked.Round(0))) >= d {

@@ -93,7 +93,7 @@ func UpTo(ts tso.Timestamp) bigtable.Filter {
 // at every timestamp. Nothing else has timestamps like its, whose are of wall
 // clocks (prePercolator).
 func DataUpTo(ts tso.Timestamp) bigtable.Filter {
-	return bigtable.TimestampRangeFilterMicros(0, max((ts+1).Cell(), format.PrePercolator))
+	return bigtable.TimestampRangeFilterMicros(0, max((ts+1).Cell(), format.PlainBefore))
 }
 
 // From matches the cells in [ts, ∞).
@@ -162,14 +162,14 @@ func Conflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Interleave(branches...)
 }
 
-// InTheWay is conflicts as a predicate, which needs to know whether there are
+// AnyConflict is conflicts as a predicate, which needs to know whether there are
 // any, and not which: of each column the newest cell tells.
-func InTheWay(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
+func AnyConflict(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Conflicts(cols, startTS))
 }
 
-// InTheWayOfRow is inTheWay for all columns of the row, and names none.
-func InTheWayOfRow(startTS tso.Timestamp) bigtable.Filter {
+// AnyConflictInRow is inTheWay for all columns of the row, and names none.
+func AnyConflictInRow(startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Interleave(
 		WholeFamily(format.LockFamily),
 		Chain(WholeFamily(format.WriteFamily), From(startTS)),
@@ -257,9 +257,9 @@ func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.F
 func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	switch {
 	case s.everything():
-		return Whole(append([]string{format.LockFamily, format.WriteFamily}, dataFamilies...)...)
+		return WholeFamilies(append([]string{format.LockFamily, format.WriteFamily}, dataFamilies...)...)
 	case s.Cost() > FilterBudget:
-		return Whole(append([]string{format.LockFamily, format.WriteFamily}, s.allFamilies()...)...)
+		return WholeFamilies(append([]string{format.LockFamily, format.WriteFamily}, s.allFamilies()...)...)
 	}
 	var parts []bigtable.Filter
 	for _, f := range s.Families {
@@ -274,9 +274,9 @@ func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	return parts
 }
 
-// Whole matches whole families; all families there are, when their names alone
+// WholeFamilies matches whole families; all families there are, when their names alone
 // would be too much for a filter.
-func Whole(families ...string) []bigtable.Filter {
+func WholeFamilies(families ...string) []bigtable.Filter {
 	var all []bigtable.Filter
 	cost := 0
 	for _, f := range families {

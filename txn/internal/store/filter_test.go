@@ -57,7 +57,7 @@ func cells(row bigtable.Row) (all []string) {
 	for _, items := range row {
 		for _, it := range items {
 			ts := int64(it.Timestamp)
-			if it.Timestamp >= format.PrePercolator {
+			if it.Timestamp >= format.PlainBefore {
 				ts = int64(tso.FromCell(it.Timestamp) - filterBase)
 			}
 			all = append(all, fmt.Sprintf("%s@%d", it.Column, ts))

@@ -39,22 +39,22 @@ func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 	}
 }
 
-// Hint tells the watchers of cells whose notify cells are there.
-func (h *Hints) Hint(cells ...format.Cell) {
+// Publish tells the watchers of cells whose notify cells are there.
+func (h *Hints) Publish(cells ...format.Cell) {
 	if len(cells) == 0 {
 		return
 	}
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for _, cell := range cells {
-		if !h.take(cell) && h.Carrier != nil {
+		if !h.offer(cell) && h.Carrier != nil {
 			h.Carrier.PublishHints(tso.Hint{Topic: hintTopic(cell.Table, cell.Column()), Key: cell.Row})
 		}
 	}
 }
 
-// take offers a cell to the watchers. h.mu is held.
-func (h *Hints) take(cell format.Cell) bool {
+// offer offers a cell to the watchers. h.mu is held.
+func (h *Hints) offer(cell format.Cell) bool {
 	for _, f := range h.watchers {
 		if f(cell) {
 			return true

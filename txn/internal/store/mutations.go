@@ -16,7 +16,7 @@ func AddCommit(m *bigtable.Mutation, l *format.Lock, commitTS tso.Timestamp) (op
 	m.Set(family, key, commitTS.Cell(), record)
 	RemoveCell(m, format.LockFamily, key, l.StartTS)
 	if l.Observed {
-		m.Set(format.NotifyFamily, key, commitTS.Cell(), format.EncodeTrigger(l.TraceParent, l.Hops))
+		m.Set(format.NotifyFamily, key, commitTS.Cell(), format.EncodeNotifyCell(l.TraceParent, l.Hops))
 		return 3
 	}
 	return 2

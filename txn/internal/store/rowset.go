@@ -190,7 +190,7 @@ func (s RowSet) Request(reverse bool) bigtable.RowSet {
 		return list
 	}
 	for n < len(s.Keys) && bytes < format.MaxRowListBytes && n < MaxPageRows {
-		bytes += len(s.at(n, reverse)) + 16
+		bytes += len(s.keyAt(n, reverse)) + 16
 		n++
 	}
 	if reverse {
@@ -206,9 +206,9 @@ func (s RowSet) rangeAt(i int, reverse bool) KeyRange {
 	return s.Ranges[i]
 }
 
-// Answered returns what is left when a request of this set was answered to its
+// AfterRequest returns what is left when a request of this set was answered to its
 // end.
-func (s RowSet) Answered(request bigtable.RowSet, reverse bool) RowSet {
+func (s RowSet) AfterRequest(request bigtable.RowSet, reverse bool) RowSet {
 	switch list := request.(type) {
 	case bigtable.RowList:
 		if reverse {
@@ -224,15 +224,15 @@ func (s RowSet) Answered(request bigtable.RowSet, reverse bool) RowSet {
 	return RowSet{}
 }
 
-func (s RowSet) at(i int, reverse bool) string {
+func (s RowSet) keyAt(i int, reverse bool) string {
 	if reverse {
 		return s.Keys[len(s.Keys)-1-i]
 	}
 	return s.Keys[i]
 }
 
-// Beyond returns what is left behind key in the direction of the scan.
-func (s RowSet) Beyond(key string, reverse bool) RowSet {
+// AfterKey returns what is left behind key in the direction of the scan.
+func (s RowSet) AfterKey(key string, reverse bool) RowSet {
 	if s.Keys != nil {
 		i, found := slices.BinarySearch(s.Keys, key)
 		if reverse {

@@ -98,7 +98,7 @@ func TestRowSetBeyond(t *testing.T) {
 		{keys, "b", true, RowSet{Keys: []string{"a"}}},
 		{keys, "c", false, RowSet{Keys: []string{}}},
 	} {
-		got := tt.set.Beyond(tt.key, tt.reverse)
+		got := tt.set.AfterKey(tt.key, tt.reverse)
 		if d := cmp.Diff(tt.want, got, compareSets); d != "" {
 			t.Errorf("beyond %q, reverse %v (-want +got):\n%s", tt.key, tt.reverse, d)
 		}

@@ -74,7 +74,7 @@ func Permanent(err error) bool {
 	if errors.Is(err, format.ErrTooOld) {
 		return true
 	}
-	for _, e := range Flatten(err) {
+	for _, e := range RPCErrors(err) {
 		switch status.Code(e) {
 		case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
 			codes.FailedPrecondition, codes.Unimplemented, codes.Unauthenticated:
@@ -95,7 +95,7 @@ func Refused(err error) bool {
 	if errors.Is(err, format.ErrTooOld) {
 		return false
 	}
-	for _, e := range Flatten(err) {
+	for _, e := range RPCErrors(err) {
 		if status.Code(e) == codes.ResourceExhausted || status.Code(e) == codes.OutOfRange {
 			return true
 		}
@@ -103,7 +103,7 @@ func Refused(err error) bool {
 	return Permanent(err)
 }
 
-func Flatten(err error) []error {
+func RPCErrors(err error) []error {
 	var e *rpcError
 	if errors.As(err, &e) {
 		return e.errs
@@ -121,7 +121,7 @@ func Ended(ctx context.Context, doing string, last error) error {
 	return fmt.Errorf("txn: %s: %w", doing, err)
 }
 
-// TookTooLong reports that a request has come to its own deadline, not to ctx's.
-func TookTooLong(ctx context.Context, err error) bool {
+// RequestTimedOut reports that a request has come to its own deadline, not to ctx's.
+func RequestTimedOut(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
 }

@@ -31,7 +31,7 @@ import (
 // that was set before the check.
 
 const (
-	GcRowKey           = "gc"
+	GCRowKey           = "gc"
 	safePointQualifier = "safe-point"
 )
 
@@ -73,9 +73,9 @@ func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
 	return s, nil
 }
 
-// Keep starts to keep the safe point fresh, and calls also each time, with a context
+// KeepFresh starts to keep the safe point fresh, and calls also each time, with a context
 // that ends when the next time comes.
-func (s *SafePoint) Keep(also func(context.Context)) {
+func (s *SafePoint) KeepFresh(also func(context.Context)) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(telemetry.Untraced)
 	go func() {
@@ -90,7 +90,7 @@ func (s *SafePoint) Keep(also func(context.Context)) {
 			case <-tick.C:
 			}
 			rctx, cancel := context.WithTimeout(ctx, interval)
-			err := s.readAgain(rctx, s.View.Load())
+			err := s.readNewer(rctx, s.View.Load())
 			also(rctx)
 			cancel()
 			if err != nil && ctx.Err() == nil {
@@ -112,13 +112,13 @@ func (s *SafePoint) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.learn(tso.Timestamp(record.GetTs()), asked)
+	s.note(tso.Timestamp(record.GetTs()), asked)
 	return nil
 }
 
-// learn takes in an answer. A safe point never decreases; a smaller one comes of
+// note takes in an answer. A safe point never decreases; a smaller one comes of
 // a restored backup, and what was collected stays collected.
-func (s *SafePoint) learn(ts tso.Timestamp, asked time.Time) {
+func (s *SafePoint) note(ts tso.Timestamp, asked time.Time) {
 	for {
 		old := s.View.Load()
 		if asked.Before(old.asked) {
@@ -131,8 +131,8 @@ func (s *SafePoint) learn(ts tso.Timestamp, asked time.Time) {
 	}
 }
 
-// readAgain returns once a view newer than old is there, whoever reads it.
-func (s *SafePoint) readAgain(ctx context.Context, old *SafePointView) error {
+// readNewer returns once a view newer than old is there, whoever reads it.
+func (s *SafePoint) readNewer(ctx context.Context, old *SafePointView) error {
 	select {
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
@@ -155,14 +155,14 @@ func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 		if v.fresh() {
 			return v.TS, nil
 		}
-		err := s.readAgain(ctx, v)
+		err := s.readNewer(ctx, v)
 		switch {
 		case Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
 			return 0, err
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return 0, Ended(ctx, fmt.Sprintf("the safe point was last read %v ago, and transactions go by it for at most %v; reading it from row %q of table %q", time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge(), GcRowKey, s.store.Metadata.Name), last)
+				return 0, Ended(ctx, fmt.Sprintf("the safe point was last read %v ago, and transactions go by it for at most %v; reading it from row %q of table %q", time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge(), GCRowKey, s.store.Metadata.Name), last)
 			}
 		}
 	}
@@ -212,10 +212,10 @@ func (s *SafePoint) Forgotten(ctx context.Context, ts tso.Timestamp) (bool, erro
 	return err != nil || ts <= p, err
 }
 
-// keepAbove splits off the mutations of transactions that may not write any
+// splitTooOld splits off the mutations of transactions that may not write any
 // more: they are failed, and whoever meets the locks settles them. On an
 // error, it is not known which those are, and muts is returned.
-func (s *SafePoint) keepAbove(ctx context.Context, muts []RowMutation) (keep, tooOld []RowMutation, err error) {
+func (s *SafePoint) splitTooOld(ctx context.Context, muts []RowMutation) (keep, tooOld []RowMutation, err error) {
 	checked := false
 	var p tso.Timestamp
 	for _, m := range muts {
@@ -243,7 +243,7 @@ func (s *SafePoint) keepAbove(ctx context.Context, muts []RowMutation) (keep, to
 // ReadRecord reads the record; a deployment that never collected garbage has
 // none, and an empty one is returned. raw is its stored form.
 func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
-	row, err := s.store.Metadata.ReadRow(ctx, GcRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
+	row, err := s.store.Metadata.ReadRow(ctx, GCRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -253,9 +253,9 @@ func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 	}
 	raw = row[DeployFamily][0].Value
 	if err := proto.Unmarshal(raw, record); err != nil {
-		return nil, nil, fmt.Errorf("txn: the safe point in row %q of table %q: %w: it does not parse: %w", GcRowKey, s.store.Metadata.Name, format.ErrCorrupt, err)
+		return nil, nil, fmt.Errorf("txn: the safe point in row %q of table %q: %w: it does not parse: %w", GCRowKey, s.store.Metadata.Name, format.ErrCorrupt, err)
 	}
-	if err := format.CheckFormat(record, fmt.Sprintf("the safe point in row %q of table %q", GcRowKey, s.store.Metadata.Name)); err != nil {
+	if err := format.CheckVersion(record, fmt.Sprintf("the safe point in row %q of table %q", GCRowKey, s.store.Metadata.Name)); err != nil {
 		return nil, nil, fmt.Errorf("txn: %w", err)
 	}
 	return record, raw, nil
@@ -272,7 +272,7 @@ func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retentio
 		record, raw, err := s.ReadRecord(ctx)
 		if err == nil {
 			if stored := tso.Timestamp(record.Ts); stored >= ts {
-				s.learn(stored, asked)
+				s.note(stored, asked)
 				return stored, nil
 			}
 			m := bigtable.NewMutation()
@@ -281,9 +281,9 @@ func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retentio
 			}))
 			at := ExactColumn(DeployFamily, safePointQualifier)
 			if raw == nil {
-				_, err = s.store.Metadata.CheckAndMutate(ctx, GcRowKey, Interleave(at), nil, m)
+				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(at), nil, m)
 			} else {
-				_, err = s.store.Metadata.CheckAndMutate(ctx, GcRowKey, Interleave(Chain(at, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
+				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(Chain(at, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
 			}
 		}
 		// Whatever came of it is read back above.

@@ -29,7 +29,7 @@ func TestSafePointBounds(t *testing.T) {
 		if gone, err := s.Forgotten(t.Context(), tt.ts); err != nil || gone == tt.write {
 			t.Errorf("forgotten at %d: %v, %v", tt.ts, gone, err)
 		}
-		keep, tooOld, err := s.keepAbove(t.Context(), []RowMutation{{StartTS: tt.ts}, {}})
+		keep, tooOld, err := s.splitTooOld(t.Context(), []RowMutation{{StartTS: tt.ts}, {}})
 		if n := len(keep) - 1; err != nil || (n == 1) != tt.write || len(tooOld) != 1-n {
 			t.Errorf("keepAbove at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
 		}
@@ -72,7 +72,7 @@ func TestSafePointOnlyRises(t *testing.T) {
 		{90, now.Add(time.Second), newSafePointView(100, now.Add(time.Second))},
 		{110, now.Add(-time.Second), newSafePointView(110, now.Add(time.Second))},
 	} {
-		s.learn(step.ts, step.asked)
+		s.note(step.ts, step.asked)
 		if got := *s.View.Load(); got != *step.want {
 			t.Errorf("after %d: %v, want %v", step.ts, got, *step.want)
 		}

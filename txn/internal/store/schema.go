@@ -31,7 +31,7 @@ const (
 type Schema struct {
 	// Families are the user's families and the acknowledgment family.
 	Families []string
-	Observed map[format.Column]registration
+	Observed map[format.Column]Registration
 	// readNumber numbers the reads of a table's schema by when they began. What a later
 	// one has found is at least as new.
 	readNumber uint64
@@ -40,8 +40,8 @@ type Schema struct {
 	loaded time.Time
 }
 
-// A registration says which observers watch a column.
-type registration struct {
+// A Registration says which observers watch a column.
+type Registration struct {
 	Observers []string
 	Weak      bool
 }
@@ -232,12 +232,12 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := proto.Unmarshal(value, &m); err != nil {
 		return nil, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 	}
-	if err := format.CheckFormat(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
+	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("txn: %w", err)
 	}
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]registration{}}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}}
 	for _, o := range m.Observed {
-		s.Observed[ColumnOf(o)] = registration{o.Observers, o.Weak}
+		s.Observed[ColumnOf(o)] = Registration{o.Observers, o.Weak}
 	}
 	return s, nil
 }
@@ -322,7 +322,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 		if err := proto.Unmarshal(old, record); err != nil {
 			return false, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 		}
-		if err := format.CheckFormat(record, fmt.Sprintf("schema record of table %q", table)); err != nil {
+		if err := format.CheckVersion(record, fmt.Sprintf("schema record of table %q", table)); err != nil {
 			return false, fmt.Errorf("txn: %w", err)
 		}
 	}

@@ -129,7 +129,7 @@ func (s *Store) NewTable(name string) *Table { return newTable(s, name) }
 // finds out whether there is a metadata table.
 func (s *Store) checkMetadata(ctx context.Context) (err error) {
 	s.SafePoint, err = newSafePoint(ctx, s)
-	for _, e := range Flatten(err) {
+	for _, e := range RPCErrors(err) {
 		if status.Code(e) == codes.NotFound {
 			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or txn.InitTable (%w)", s.Config.MetadataTable, format.ErrNotInitialized, err)
 		}
@@ -193,8 +193,8 @@ func (s *Store) Leave() {
 	}
 }
 
-// Shut lets nothing new begin; first is false when it was called before.
-func (s *Store) Shut() (first bool) {
+// BeginClose lets nothing new begin; first is false when it was called before.
+func (s *Store) BeginClose() (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -250,9 +250,9 @@ func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filt
 			return err
 		}
 		if cut {
-			rest = rest.Beyond(page[len(page)-1].Key(), false)
+			rest = rest.AfterKey(page[len(page)-1].Key(), false)
 		} else {
-			rest = rest.Answered(request, false)
+			rest = rest.AfterRequest(request, false)
 		}
 	}
 	return nil
@@ -284,9 +284,9 @@ func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn f
 			}
 		}
 		if cut {
-			rest = rest.Beyond(page[len(page)-1].Key(), false)
+			rest = rest.AfterKey(page[len(page)-1].Key(), false)
 		} else {
-			rest = rest.Answered(request, false)
+			rest = rest.AfterRequest(request, false)
 		}
 	}
 	return nil

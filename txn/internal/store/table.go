@@ -77,7 +77,7 @@ func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, most int, fi
 		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
 		return !cut
 	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(most)))
-	if n > 0 && TookTooLong(ctx, err) {
+	if n > 0 && RequestTimedOut(ctx, err) {
 		return true, nil
 	}
 	return cut || n == most, err
@@ -119,8 +119,8 @@ type RowMutation struct {
 	Mut *bigtable.Mutation
 	// Ops is the number of changes in mut; Bigtable bounds their sum.
 	Ops int
-	// Names bounds the bytes of the names of columns and rows in mut.
-	Names int
+	// NameBytes bounds the bytes of the names of columns and rows in mut.
+	NameBytes int
 	// Hints are the observed cells that it commits.
 	Hints []format.Cell
 	// StartTS is that of the transaction whose commit this is: the mutation is
@@ -161,7 +161,7 @@ func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []Row
 	// the request's time, counted from when the safe point was good.
 	rctx, cancel := context.WithTimeout(ctx, min(t.store.Config.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
-	muts, failed, err = t.store.SafePoint.keepAbove(rctx, muts)
+	muts, failed, err = t.store.SafePoint.splitTooOld(rctx, muts)
 	switch {
 	case err != nil:
 		return failAll(muts, err), err
@@ -206,5 +206,5 @@ func failAll(muts []RowMutation, err error) []RowMutation {
 // size bounds the memory that a mutation takes.
 func (m *RowMutation) size() int {
 	const opBytes = 256 // with its messages, short names and a record
-	return opBytes*m.Ops + len(m.Row) + m.Names
+	return opBytes*m.Ops + len(m.Row) + m.NameBytes
 }

@@ -76,7 +76,7 @@ func (r *RowWrites) Split() []*RowWrites {
 	return parts
 }
 
-func (r *RowWrites) Holds(c format.Cell) bool { return r.Table.Name == c.Table && r.Row == c.Row }
+func (r *RowWrites) IsRowOf(c format.Cell) bool { return r.Table.Name == c.Table && r.Row == c.Row }
 
 // Check bounds what a commit sends for one row: the prewrite's two
 // and the commit's three changes a column, and the row's bytes.
@@ -94,9 +94,9 @@ func (r *RowWrites) Check() error {
 	return nil
 }
 
-// Names bounds the bytes of names in a mutation of the row: each cell's up to
+// NameBytes bounds the bytes of names in a mutation of the row: each cell's up to
 // three times, and those of the primary in each record.
-func (r *RowWrites) Names(primary format.Cell) int {
+func (r *RowWrites) NameBytes(primary format.Cell) int {
 	n := len(r.Writes) * (len(primary.Row) + len(primary.Qualifier))
 	for _, w := range r.Writes {
 		n += 3 * (len(w.Cell.Family) + len(w.Cell.Qualifier))

@@ -110,7 +110,7 @@ func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 	m.oracle.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
 }
 
-func (m *Metrics) Waited(ctx context.Context, table string, began time.Time) {
+func (m *Metrics) LockWait(ctx context.Context, table string, began time.Time) {
 	if m.lockWait.Enabled(ctx) {
 		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
@@ -130,8 +130,8 @@ func (m *Metrics) Batch(rows int) {
 	}
 }
 
-// GaveUp counts rows of background work.
-func (m *Metrics) GaveUp(rows int) {
+// BackgroundDropped counts rows of background work.
+func (m *Metrics) BackgroundDropped(rows int) {
 	if ctx := context.Background(); m.dropped.Enabled(ctx) {
 		m.dropped.Add(ctx, int64(rows))
 	}

@@ -20,19 +20,19 @@ type oldest struct {
 func (o *oldest) note(now time.Time, age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.turn(now)
+	o.rotate(now)
 	o.current = max(o.current, age)
 }
 
 func (o *oldest) read(now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.turn(now)
+	o.rotate(now)
 	return max(o.current, o.last)
 }
 
-// turn begins a new window when the present one is over.
-func (o *oldest) turn(now time.Time) {
+// rotate begins a new window when the present one is over.
+func (o *oldest) rotate(now time.Time) {
 	switch passed := now.Sub(o.since); {
 	case passed < oldestWindow:
 		return

@@ -11,7 +11,7 @@ type Secondaries struct {
 	span Span
 
 	mu   sync.Mutex
-	left int // rows
+	remaining int // rows
 	err  error
 }
 
@@ -32,11 +32,11 @@ func (s *Secondaries) count(rows int, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left -= rows
+	s.remaining -= rows
 	if err != nil {
 		s.err = err
 	}
-	if s.left == 0 {
+	if s.remaining == 0 {
 		s.span.EndWith(s.err)
 	}
 }

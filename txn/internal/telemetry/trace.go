@@ -118,7 +118,7 @@ func (t Tracing) Begin(ctx context.Context, operation, table string) (context.Co
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, Span{}
 	}
-	return t.Root(ctx, SpanName(operation, table), Request(operation, table)...)
+	return t.Root(ctx, SpanName(operation, table), RequestOptions(operation, table)...)
 }
 
 // Read begins a read outside of a transaction, which may be a trace of its own.
@@ -150,7 +150,7 @@ func requestAttrs(operation, table string) []attribute.KeyValue {
 	return attrs
 }
 
-func Request(operation, table string) []trace.SpanStartOption {
+func RequestOptions(operation, table string) []trace.SpanStartOption {
 	return []trace.SpanStartOption{clientKind, trace.WithAttributes(requestAttrs(operation, table)...)}
 }
 
@@ -219,11 +219,11 @@ func (t Tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, 
 			return ctx, Span{}
 		}
 	}
-	return t.Settle(ctx, l)
+	return t.ResolveRequested(ctx, l)
 }
 
-// Settle is resolve for an operator's call, which may be a trace of its own.
-func (t Tracing) Settle(ctx context.Context, l *format.Lock) (context.Context, Span) {
+// ResolveRequested is resolve for an operator's call, which may be a trace of its own.
+func (t Tracing) ResolveRequested(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	opts := []trace.SpanStartOption{clientKind}
 	if sc := format.ParseTraceParent(l.TraceParent); sc.IsValid() {
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc}))
@@ -248,7 +248,7 @@ func (t Tracing) Secondaries(ctx context.Context, rows int) *Secondaries {
 		return nil
 	}
 	s.Set(AttrRows.Int(rows))
-	return &Secondaries{span: s, left: rows}
+	return &Secondaries{span: s, remaining: rows}
 }
 
 // Call begins an operator's call about one transaction or one table, which may

@@ -11,7 +11,7 @@ import (
 // TestWaitsSince: only changes that an observer has not handled count.
 func TestWaitsSince(t *testing.T) {
 	t.Parallel()
-	triggers := []format.Trigger{{TS: 10}, {TS: 20}, {TS: 30}}
+	triggers := []format.NotifyCell{{TS: 10}, {TS: 20}, {TS: 30}}
 	for name, test := range map[string]struct {
 		acks     map[string]tso.Timestamp
 		failures map[string]format.Failure
