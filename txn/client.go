@@ -152,12 +152,13 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 	return recovery.Settle(ctx, c.resolver, u)
 }
 
-// Timestamp asks the oracle for a timestamp.
+// Timestamp asks the oracle for a new timestamp. It is later than every timestamp that the oracle
+// handed out before the call, so [At] with it shows all that was committed until then.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return c.resolver.Clock.Timestamp(ctx)
 }
 
-// Stats returns the client's counts.
+// Stats returns counts of the client's work since NewClient. It sends nothing.
 func (c *Client) Stats() Stats {
 	cells, bytes := c.resolver.Background.Queued()
 	return newStats(&c.resolver.Counters, cells, bytes)

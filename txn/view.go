@@ -69,8 +69,8 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 	return value, ok, nil
 }
 
-// ReadRow reads a row, or the columns of it that the options choose. A row
-// without visible cells is nil.
+// ReadRow reads a row, or the columns of it that the options choose. It returns nil if the row has
+// no visible cell in them. Limit and Reverse have no effect.
 func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (bigtable.Row, error) {
 	o, err := newReadOptions(opts)
 	if err != nil {
