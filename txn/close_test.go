@@ -90,8 +90,8 @@ func TestCloseDrains(t *testing.T) {
 	})
 }
 
-// TestCloseGivesUp closes a client whose Bigtable does not answer any more. Close returns when its
-// context ends, says what is left, and leaves no goroutine.
+// TestCloseGivesUp closes a client whose Bigtable does not answer any more. Close returns
+// when its context ends, says what is left, and leaves no goroutine.
 func TestCloseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())

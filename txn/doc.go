@@ -65,14 +65,13 @@
 //
 // # Round trips
 //
-// A transaction asks the timestamp oracle for a start timestamp, and for a commit timestamp if it
-// writes. Each read is one request to Bigtable. A write of one row is two conditional
-// mutations. A transaction with a name prefetches the
-// columns that transactions of that name usually read ([Named]). A snapshot that may
-// be a little old need not ask the oracle ([MaxStaleness]); a transaction that reads
-// nothing does not wait for it ([WriteOnly]). Reads from many goroutines of one
-// transaction can share requests (Config.BatchReads); a list of rows in one
-// [View.ReadRows] always does.
+// A transaction asks the timestamp oracle for a start timestamp, and for a commit timestamp
+// if it writes. Each read is one request to Bigtable. A write of one row is two conditional
+// mutations. A transaction with a name prefetches the columns that transactions of that
+// name usually read ([Named]). A snapshot that may be a little old need not ask the oracle
+// ([MaxStaleness]); a transaction that reads nothing does not wait for it ([WriteOnly]).
+// Reads from many goroutines of one transaction can share requests (Config.BatchReads); a
+// list of rows in one [View.ReadRows] always does.
 //
 // Tests of code that uses this package start with package txntest.
 package txn

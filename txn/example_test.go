@@ -113,8 +113,9 @@ func Example() {
 	// joe has 9
 }
 
-// Write skew: each doctor may go off call only while the other one is on call. Each transaction
-// locks the cell on which its decision is based, so one of two concurrent decisions fails.
+// Write skew: each doctor may go off call only while the other one is on call. Each
+// transaction locks the cell on which its decision is based, so one of two concurrent
+// decisions fails.
 func ExampleTable_Lock() {
 	ctx := context.Background()
 	client, stop := clientWithTable(ctx, "doctors", "on")

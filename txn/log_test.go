@@ -15,8 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// At the debug level, the client logs a conflict with both transactions, the cell and the trace.
-// At higher levels it does not.
+// At the debug level, the client logs a conflict with both transactions, the cell and the
+// trace. At higher levels it does not.
 func TestCollisionLog(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo} {
 		var out bytes.Buffer

@@ -17,8 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// An overheadEnv is a stub of Bigtable with clients for two tables: "accounts" is transactional, and
-// "plain" holds the same values without metadata.
+// An overheadEnv is a stub of Bigtable with clients for two tables: "accounts" is
+// transactional, and "plain" holds the same values without metadata.
 type overheadEnv struct {
 	stub   *txntest.Stub
 	bt     *bigtable.Client
@@ -64,8 +64,8 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	return &overheadEnv{stub: stub, bt: bt, client: client, plain: bt.Open("plain")}
 }
 
-// An overheadCase is the same work done by this library (ours) and by the Bigtable client alone
-// (raw), with the same requests.
+// An overheadCase is the same work done by this library (ours) and by the Bigtable client
+// alone (raw), with the same requests.
 type overheadCase struct {
 	name  string
 	ours  func(context.Context) error
@@ -195,9 +195,9 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 	}
 }
 
-// TestOverhead checks the exact number of a transaction's requests, and bounds how much more it
-// allocates than the Bigtable client. It counts both, so the result is the same on every
-// machine. docs/design/2026-11-20-hot-path.md explains the bounds.
+// TestOverhead checks the exact number of a transaction's requests, and bounds how much
+// more it allocates than the Bigtable client. It counts both, so the result is the same on
+// every machine. docs/design/2026-11-20-hot-path.md explains the bounds.
 func TestOverhead(t *testing.T) {
 	e := newOverheadEnv(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 19*time.Second) // below Config.RPCTimeout, as most callers' are
@@ -213,8 +213,8 @@ func TestOverhead(t *testing.T) {
 			}
 			count(c.raw)
 			count(c.ours)
-			// The smallest of three results, because the client sometimes works in the
-			// background.
+			// The smallest of three results, because the client sometimes works
+			// in the background.
 			extra := math.Inf(1)
 			for range 3 {
 				extra = min(extra, (count(c.ours)-count(c.raw))/float64(c.units))

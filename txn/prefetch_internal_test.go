@@ -9,8 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A client keeps a bounded number of patterns and columns, however many qualifiers there are. It
-// keeps the patterns in use.
+// A client keeps a bounded number of patterns and columns, however many qualifiers there
+// are. It keeps the patterns in use.
 func TestPatternsAreBounded(t *testing.T) {
 	var p patterns
 	used := patternKey{"t", "page", Column{Family: "f", Qualifier: "used"}}

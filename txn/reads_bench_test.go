@@ -14,9 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// The benchmarks of this file do the same work without and with an option, in turn. They report
-// the exact number of requests of each, and the CPU time with the option divided by the time
-// without it: below 1 is better. The emulator runs in this process, so its time counts too.
+// The benchmarks of this file do the same work without and with an option, in turn. They
+// report the exact number of requests of each, and the CPU time with the option divided by
+// the time without it: below 1 is better. The emulator runs in this process, so its time
+// counts too.
 
 // A side is the work with one configuration.
 type side struct {
@@ -69,8 +70,8 @@ var options = map[string]func(*txn.Config){
 	"batch-4":     func(c *txn.Config) { c.BatchReads = 4 },
 }
 
-// compare runs the sides in turn and compares each with the first. each is how many operations one
-// call of do makes.
+// compare runs the sides in turn and compares each with the first. each is how many
+// operations one call of do makes.
 func compare(b *testing.B, each int, sides ...*side) {
 	newSides(b, sides...)
 	calls := 0
@@ -131,7 +132,8 @@ func BenchmarkPrefetchNothing(b *testing.B) {
 	compare(b, 1, &side{name: "no-prefetch", do: do}, &side{name: "prefetch", do: do})
 }
 
-// BenchmarkReadBatch measures a snapshot in which goroutines read one row each at the same time.
+// BenchmarkReadBatch measures a snapshot in which goroutines read one row each at the same
+// time.
 func BenchmarkReadBatch(b *testing.B) {
 	for _, callers := range []int{16, 32} {
 		do := func(ctx context.Context, c *txn.Client) error {
@@ -196,8 +198,8 @@ func BenchmarkWriteOnly(b *testing.B) {
 // perTurn is how many times compare calls one side before the next.
 const perTurn = 20
 
-// cpuUsed returns the CPU time of this process. Unlike the wall clock, it hardly depends on other
-// processes.
+// cpuUsed returns the CPU time of this process. Unlike the wall clock, it hardly depends on
+// other processes.
 func cpuUsed(b *testing.B) time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

@@ -24,8 +24,8 @@ func TestReadCacheIsBounded(t *testing.T) {
 	}
 }
 
-// A transaction remembers a bounded number of columns of a row, and a client forgets long names.
-// Without the bounds, each new column was compared with all earlier ones.
+// A transaction remembers a bounded number of columns of a row, and a client forgets long
+// names. Without the bounds, each new column was compared with all earlier ones.
 func TestAskedColumnsAreBounded(t *testing.T) {
 	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	r := new(reads)

@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A sampler's decision about a transaction applies to everything below it: under a transaction that
-// is not recorded, no library begins traces of its own.
+// A sampler's decision about a transaction applies to everything below it: under a
+// transaction that is not recorded, no library begins traces of its own.
 func TestSampledOut(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	first := &firstRoot{}

@@ -51,8 +51,8 @@ func TestInvalidWritesSendNothing(t *testing.T) {
 	})
 }
 
-// TestWideRow writes a row whose columns do not fit into the predicate of one prewrite. It reads
-// the row back with more columns than the filter of one read may name.
+// TestWideRow writes a row whose columns do not fit into the predicate of one prewrite. It
+// reads the row back with more columns than the filter of one read may name.
 func TestWideRow(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("a", "f")

@@ -39,8 +39,8 @@ func newTraced(t *testing.T, cfg txn.Config) *txntest.Env {
 	return env
 }
 
-// tree draws the spans below parent: their names, and the attributes and events that are the same
-// in every run.
+// tree draws the spans below parent: their names, and the attributes and events that are
+// the same in every run.
 func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
 	var out strings.Builder
 	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
@@ -106,8 +106,8 @@ func TestTraceOfACommit(t *testing.T) {
 	}
 }
 
-// A transaction of Begin has no context of its own. Its spans are below the context of Begin, or
-// below a span that the caller began there.
+// A transaction of Begin has no context of its own. Its spans are below the context of
+// Begin, or below a span that the caller began there.
 func TestTraceOfATransactionByHand(t *testing.T) {
 	env, recorder, tracer := traced(t, txn.Config{})
 	ctx, root := tracer.Start(t.Context(), "request")
@@ -304,8 +304,8 @@ func TestTraceOfAResolution(t *testing.T) {
 	}
 }
 
-// The secondaries have a span of their own, which the commit does not wait for. Background work is
-// in no trace, not even in traces of the Bigtable client's own tracer.
+// The secondaries have a span of their own, which the commit does not wait for. Background
+// work is in no trace, not even in traces of the Bigtable client's own tracer.
 func TestSecondariesHoldNothingOpen(t *testing.T) {
 	recorder, provider := recording()
 	env := newTraced(t, txn.Config{TracerProvider: provider})

@@ -23,8 +23,8 @@ func benchTransfer(ctx context.Context, c *txn.Client) error {
 	return err
 }
 
-// BenchmarkTransaction measures a transaction of two rows, with an emulator in this process. It
-// drops all rows every 50 runs, because old versions make the emulator slower.
+// BenchmarkTransaction measures a transaction of two rows, with an emulator in this
+// process. It drops all rows every 50 runs, because old versions make the emulator slower.
 func BenchmarkTransaction(b *testing.B) {
 	env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("accounts", "bal")
