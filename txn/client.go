@@ -115,8 +115,9 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 	return update(ctx, c, f, opts)
 }
 
-// Begin starts a transaction. Commit or Rollback must end it; Rollback may be deferred.
-// Most callers want [Client.Update], which runs a transaction again after a conflict.
+// Begin starts a transaction. Commit or Rollback must end it; Rollback may be deferred. Most
+// callers want [Client.Update], which runs a transaction again after a conflict. Begin fails
+// if the client is closed (ErrClosed), or if the oracle does not answer before ctx ends.
 func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	return begin(ctx, c, &attempt{number: 1}, opts)
 }
@@ -152,12 +153,14 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 	return recovery.Settle(ctx, c.resolver, u)
 }
 
-// Timestamp asks the oracle for a timestamp.
+// Timestamp asks the oracle for a new timestamp. It is later than every timestamp that the
+// oracle handed out before the call. So a snapshot with [At] at it shows all transactions
+// that committed before the call.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return c.resolver.Clock.Timestamp(ctx)
 }
 
-// Stats returns the client's counts.
+// Stats returns counts of the client's work since NewClient. It sends nothing.
 func (c *Client) Stats() Stats {
 	cells, bytes := c.resolver.Background.Queued()
 	return newStats(&c.resolver.Counters, cells, bytes)

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
+// TestDoneAndClosed uses a transaction after its end, and a client after Close.
 func TestDoneAndClosed(t *testing.T) {
 	ctx := t.Context()
 	env := txntest.New(t)
@@ -27,7 +28,7 @@ func TestDoneAndClosed(t *testing.T) {
 	if _, err := tx.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	tx.Rollback() // harmless
+	tx.Rollback() // after Commit it does nothing
 	_, err = tx.Commit(ctx)
 	wantError(t, err, txn.ErrDone)
 	_, _, err = tx.Table("a").Get(ctx, "r", "f", "q")
@@ -53,7 +54,7 @@ func TestDoneAndClosed(t *testing.T) {
 	}
 }
 
-// TestCloseDrains holds the secondaries back until Close waits for them.
+// TestCloseDrains checks that Close waits for the secondaries of a committed transaction.
 func TestCloseDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -76,7 +77,7 @@ func TestCloseDrains(t *testing.T) {
 		synctest.Wait()
 		select {
 		case err := <-closed:
-			t.Fatalf("Close returned with secondaries under way: %v", err)
+			t.Fatalf("Close returned %v while the secondaries were under way", err)
 		default:
 		}
 		held.Release()
@@ -84,13 +85,13 @@ func TestCloseDrains(t *testing.T) {
 			t.Fatal(err)
 		}
 		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
-			t.Errorf("lock left: %v, %v", l, err)
+			t.Errorf("Close left the lock %v, error %v", l, err)
 		}
 	})
 }
 
-// TestCloseGivesUp closes a client whose Bigtable does not answer any more: it
-// returns when its context ends, says what is left, and leaves no goroutine.
+// TestCloseGivesUp closes a client whose Bigtable does not answer any more. Close returns
+// when its context ends, says what is left, and leaves no goroutine.
 func TestCloseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
@@ -111,12 +112,12 @@ func TestCloseGivesUp(t *testing.T) {
 		begun := time.Now()
 		wantError(t, c.Close(ctx), context.DeadlineExceeded, "2 changes")
 		if d := time.Since(begun); d != 3*time.Second {
-			t.Errorf("Close took %v", d)
+			t.Errorf("Close took %v; want the 3 s of its context", d)
 		}
 	})
 }
 
-// TestNoLeaks counts goroutines after every way to end a client.
+// TestNoLeaks looks for goroutines that a client leaves.
 func TestNoLeaks(t *testing.T) {
 	emulator, err := txntest.StartEmulator("")
 	if err != nil {
@@ -138,7 +139,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 	before := goleak.IgnoreCurrent()
 	for name, run := range map[string]func() error{
-		"constructor fails": func() error {
+		"NewClient fails": func() error {
 			_, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: "none"})
 			if !errors.Is(err, txn.ErrNotInitialized) {
 				return fmt.Errorf("want ErrNotInitialized: %w", err)
@@ -171,7 +172,7 @@ func TestNoLeaks(t *testing.T) {
 			}
 			return c.Close(ctx)
 		},
-		"a scan that is broken off": func() error {
+		"the caller breaks out of a scan": func() error {
 			c, err := txn.NewClient(ctx, bt, txn.Config{})
 			if err != nil {
 				return err

@@ -265,8 +265,8 @@ func (c *commit) takeLatch(ctx context.Context) error {
 	a.latchSlots = append(a.latchSlots[:0], slots...)
 	err := c.knownConflict()
 	if err == nil && !c.latch.Covers(slots) {
-		// The latch of the previous attempt covers other cells. Waiting for a latch while
-		// holding another one could deadlock.
+		// The latch of the previous attempt covers other cells. Waiting for a latch
+		// while holding another one could deadlock.
 		c.latch.Release()
 		began := time.Now()
 		var waited bool

@@ -73,9 +73,9 @@ type Config struct {
 	// find conflicts with each other only through Bigtable.
 	LatchWait time.Duration
 
-	// PrefetchBytes is how many bytes of values a Get of a transaction may read ahead:
-	// other columns of the row that transactions of the same name ([Named]) ask for
-	// later in at least every second case. Later Gets are then answered from memory.
+	// PrefetchBytes is how many bytes of values a Get may read ahead: other columns of the
+	// row that at least half of the transactions of the same name ([Named]) ask for
+	// later. The client then answers later Gets from memory.
 	// A transaction keeps at most 1 MiB of them.
 	// Defaults to 64 KiB. Negative: no prefetching.
 	PrefetchBytes int
@@ -102,7 +102,7 @@ type Config struct {
 	// Defaults to false.
 	SyncSecondaries bool
 
-	// BackgroundBytes bounds the memory, about, of the background queue. A commit that
+	// BackgroundBytes bounds the approximate memory of the background queue. A commit that
 	// finds the queue full commits its secondaries itself.
 	// Defaults to 64 MiB.
 	BackgroundBytes int
@@ -114,8 +114,8 @@ type Config struct {
 	BackgroundTimeout time.Duration
 
 	// SchemaMaxAge is how long the client uses a table's schema before it reads it
-	// again in the background. So long does it take until the client knows new
-	// families and newly observed columns.
+	// again in the background. It may take that long until the client knows new families
+	// and newly observed columns.
 	// Defaults to 1 minute.
 	SchemaMaxAge time.Duration
 

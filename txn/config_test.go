@@ -10,6 +10,7 @@ import (
 
 func TestConfigIsChecked(t *testing.T) {
 	env := txntest.New(t)
+	// The first word of a case's name is the field that the error must name.
 	for name, cfg := range map[string]txn.Config{
 		"LockTTL":         {LockTTL: -1},
 		"LockTTL 1ns":     {LockTTL: 1},

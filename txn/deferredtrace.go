@@ -10,9 +10,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Most runs of an observer's worker find nothing to do and are not worth a trace. So the worker
-// begins its transaction without one (changes.TraceLater), and begins the trace only if the
-// run does work or finds a lock. The spans then start when the work really began.
+// Most runs of an observer's worker find nothing to do and are not worth a trace. So the
+// worker begins its transaction without one (changes.TraceLater), and begins the trace only
+// if the run does work or finds a lock. The spans then start when the work really began.
 
 // A deferredTrace is a trace that may begin later than its transaction.
 type deferredTrace struct {
@@ -32,8 +32,8 @@ type deferredRead struct {
 	span         telemetry.Span
 }
 
-// beginNow begins the trace, once. Spans of what has ended already get their true times. A read
-// that is under way continues in its span.
+// beginNow begins the trace, once. Spans of what has ended already get their true times. A
+// read that is under way continues in its span.
 func (d *deferredTrace) beginNow(ctx context.Context) {
 	d.once.Do(func() {
 		t := d.t

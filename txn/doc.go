@@ -27,10 +27,11 @@
 // # What is promised
 //
 // A transaction reads the state as of its start timestamp, and its own writes. It
-// commits only if no other transaction wrote one of its cells since then. Its writes
-// become visible all at once, at its commit timestamp. As always under snapshot
-// isolation, write skew is possible; [Table.Lock], [Table.GetForUpdate] and
-// [Serializable] prevent it. docs/guarantees.md has the whole list.
+// commits only if no other transaction wrote one of the cells that it writes since then. Its
+// writes become visible all at once, at its commit timestamp. As always under snapshot
+// isolation, write skew is possible: two transactions each write what the other only reads.
+// [Table.Lock], [Table.GetForUpdate] and [Serializable] prevent it. docs/guarantees.md has the
+// whole list.
 //
 // # Tables
 //
@@ -42,10 +43,10 @@
 //
 // # Errors
 //
-// [ErrConflict] means that the transaction did not happen and may be tried again.
-// [ErrUndetermined] means that the outcome is unknown, mostly because the context
-// ended: [Client.Settle] finds it out. Every other error of Commit except
-// [ErrCorrupt] means that the transaction did not happen. If a context ended,
+// [ErrConflict] means that nothing was committed and that the transaction may be tried again,
+// which [Client.Update] does. [ErrUndetermined] means that the outcome is unknown, mostly
+// because the context ended: [Client.Settle] finds it out. Every other error of Commit except
+// [ErrCorrupt] means that nothing was committed. If a context ended,
 // errors.Is with context.Canceled or context.DeadlineExceeded holds.
 //
 // # When clients die
@@ -57,20 +58,20 @@
 //
 // # Garbage collection
 //
-// Versions are kept for a retention. After that, gc.Run (or percctl gc run) may remove
-// the versions that newer ones hide, and reads and commits of that age fail with
+// The deployment keeps versions for its retention. After that, gc.Run (or percctl gc run) may
+// remove the versions that newer ones hide. Older reads and commits then fail with
 // [ErrTooOld]. An open transaction holds garbage collection back, and so does a
 // snapshot taken with [Hold]. See docs/gc.md.
 //
 // # Round trips
 //
-// A read is one request and one question to the oracle. A write of one row is two
-// conditional mutations and two questions. A transaction with a name prefetches the
-// columns that transactions of that name usually read ([Named]). A snapshot that may
-// be a little old need not ask the oracle ([MaxStaleness]); a transaction that reads
-// nothing does not wait for it ([WriteOnly]). Reads from many goroutines of one
-// transaction can share requests (Config.BatchReads); a list of rows in one
-// [View.ReadRows] always does.
+// A transaction asks the timestamp oracle for a start timestamp, and for a commit timestamp
+// if it writes. Each read is one request to Bigtable. A write of one row is two conditional
+// mutations. A transaction with a name prefetches the columns that transactions of that
+// name usually read ([Named]). A snapshot that may be a little old need not ask the oracle
+// ([MaxStaleness]); a transaction that reads nothing does not wait for it ([WriteOnly]).
+// Reads from many goroutines of one transaction can share requests (Config.BatchReads); a
+// list of rows in one [View.ReadRows] always does.
 //
 // Tests of code that uses this package start with package txntest.
 package txn

@@ -10,8 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
-// A service that answers from snapshots which may be a second old: most of its reads
-// are one request. It always sees what it has committed itself.
+// A service that answers from snapshots that may be a second old. Most of its reads take one
+// request. It always sees its own commits.
 func ExampleMaxStaleness() {
 	ctx := context.Background()
 	bt, btAdmin, stop := emulator(ctx)
@@ -26,7 +26,7 @@ func ExampleMaxStaleness() {
 	}
 	defer client.Close(ctx)
 
-	// Writes that depend on nothing that is read need not wait for a timestamp.
+	// A transaction that reads nothing need not wait for a start timestamp.
 	_, err = client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
 		tx.Table("accounts").Set("bob", "bal", "eur", []byte("3"))

@@ -15,7 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A long read: garbage collection stays below the snapshot until it is released.
+// A long read. Garbage collection keeps the snapshot's versions until Release.
 func ExampleHold() {
 	ctx := context.Background()
 	bt, btAdmin, stop := emulator(ctx)
@@ -38,7 +38,7 @@ func ExampleHold() {
 	for row, err := range snapshot.Table("accounts").ReadRows(ctx, nil) {
 		switch {
 		case errors.Is(err, txn.ErrTooOld):
-			log.Fatal("it took longer than a day and the retention: ", err)
+			log.Fatal("garbage collection passed the snapshot; a hold ends after a day: ", err)
 		case err != nil:
 			log.Fatal(err)
 		}
@@ -113,8 +113,9 @@ func Example() {
 	// joe has 9
 }
 
-// Write skew: each doctor may go off call only while the other is on. Locking
-// what the decision was based on makes one of two concurrent decisions fail.
+// Write skew: each doctor may go off call only while the other one is on call. Each
+// transaction locks the cell on which its decision is based, so one of two concurrent
+// decisions fails.
 func ExampleTable_Lock() {
 	ctx := context.Background()
 	client, stop := clientWithTable(ctx, "doctors", "on")
@@ -149,7 +150,7 @@ func ExampleTable_Lock() {
 	// bob: conflict: true
 }
 
-// A snapshot at an earlier time sees what was committed by then.
+// A snapshot of an earlier time shows what was committed until then.
 func ExampleAt() {
 	ctx := context.Background()
 	client, stop := clientWithTable(ctx, "pages", "contents")
@@ -178,8 +179,7 @@ func ExampleAt() {
 	// Output: old <nil>
 }
 
-// A commit whose outcome is unknown is settled later, by this process or
-// another one.
+// If the outcome of a commit is unknown, this process or another one settles it later.
 func ExampleClient_Settle() {
 	ctx := context.Background()
 	client, stop := clientWithTable(ctx, "accounts", "bal")

@@ -9,6 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
+// set returns a function for Update that writes one cell of a row.
 func set(table, row string) func(context.Context, *txn.Txn) error {
 	return func(_ context.Context, tx *txn.Txn) error {
 		tx.Table(table).Set(row, "f", "q", []byte("v"))
@@ -16,8 +17,8 @@ func set(table, row string) func(context.Context, *txn.Txn) error {
 	}
 }
 
-// wantError checks an error's kind and that its text helps: it names what was
-// wrong and how to repair it.
+// wantError checks the kind of an error, and that its text contains what says describes: the
+// cause and the repair.
 func wantError(t *testing.T, err, is error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, is) {

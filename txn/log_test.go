@@ -15,8 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// The collision log names both transactions, the cell and the trace, at the
-// debug level; above it a conflict is no event.
+// At the debug level, the client logs a conflict with both transactions, the cell and the
+// trace. At higher levels it does not.
 func TestCollisionLog(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo} {
 		var out bytes.Buffer
@@ -37,18 +37,17 @@ func TestCollisionLog(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := tx.Commit(ctx); !errors.Is(err, txn.ErrConflict) {
-			t.Fatalf("%v, want a conflict", err)
+			t.Fatalf("error is %v; want a conflict", err)
 		}
 		root.End()
 		want := fmt.Sprintf("level=DEBUG msg=collision transaction=transfer cell=accounts/bob/bal:usd reason=write start_ts=%d conflict_ts=%d trace_id=%s span_id=", tx.StartTS(), other, root.SpanContext().TraceID())
 		if level == slog.LevelDebug != strings.Contains(out.String(), want) || strings.Contains(out.String(), "secret") {
-			t.Errorf("at level %v the log is\n%swant in it\n%s", level, out.String(), want)
+			t.Errorf("at level %v the log is\n%sLevel DEBUG, and no other, must log\n%s", level, out.String(), want)
 		}
 	}
 }
 
-// A wrapped logger keeps what it was given, and a record's other holders do not
-// see what is added.
+// A logger of WithTraceIDs keeps its attributes and groups, and adds ids only inside a trace.
 func TestWithTraceIDs(t *testing.T) {
 	var out bytes.Buffer
 	provider := sdktrace.NewTracerProvider()
@@ -63,7 +62,7 @@ func TestWithTraceIDs(t *testing.T) {
 		"msg=\"in none\" a=1 g.b=2\n",
 	} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %s in\n%s", want, out.String())
+			t.Errorf("the log lacks %s:\n%s", want, out.String())
 		}
 	}
 }

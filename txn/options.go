@@ -42,7 +42,7 @@ type txnOptions struct {
 }
 
 // Named names a kind of transaction, such as "transfer": in errors, logs and telemetry,
-// and for prefetching. A Get reads along the columns of the row that transactions and
+// and for prefetching. A Get also reads the columns of the row that transactions and
 // snapshots of the same name usually ask for next ([Config.PrefetchBytes]), and keeps
 // them for later Gets. A snapshot without a name prefetches nothing.
 func Named(name string) NameOption { return NameOption(name) }
@@ -55,8 +55,9 @@ func Named(name string) NameOption { return NameOption(name) }
 // transactions that are.
 func Serializable() TxnOption { return txnOption(func(o *txnOptions) { o.serializable = true }) }
 
-// MaxAttempts bounds how often [Client.Update] runs its function. 0, the default, is no
-// bound: Update runs it until the context ends.
+// MaxAttempts bounds how often [Client.Update] runs its function. After the n-th conflict,
+// Update returns it. 0, the default, is no bound: Update runs the function until the context
+// ends.
 func MaxAttempts(n int) TxnOption { return txnOption(func(o *txnOptions) { o.maxAttempts = n }) }
 
 type snapshotOptions struct {

@@ -17,8 +17,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// overheadEnv is a stub with a table "accounts" as a transaction finds it and a
-// table "plain" that holds the same values without one, and clients for both.
+// An overheadEnv is a stub of Bigtable with clients for two tables: "accounts" is
+// transactional, and "plain" holds the same values without metadata.
 type overheadEnv struct {
 	stub   *txntest.Stub
 	bt     *bigtable.Client
@@ -64,16 +64,16 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	return &overheadEnv{stub: stub, bt: bt, client: client, plain: bt.Open("plain")}
 }
 
-// An overheadCase is one piece of work done by a transaction and by the Bigtable
-// client alone, with the same requests.
+// An overheadCase is the same work done by this library (ours) and by the Bigtable client
+// alone (raw), with the same requests.
 type overheadCase struct {
 	name  string
 	ours  func(context.Context) error
 	raw   func(context.Context) error
-	units int // rows
-	// allocs bounds what ours allocates beyond raw, by unit.
+	units int // the number of rows
+	// allocs bounds how many more allocations ours makes than raw, for each row.
 	allocs float64
-	// requests that ours makes, and at most how many bytes they have together.
+	// requests is how many requests ours makes. bytes bounds their total size.
 	requests, bytes int64
 }
 
@@ -83,7 +83,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 		t.Fatal(err)
 	}
 	accounts := snapshot.Table("accounts")
-	// Made for each request, as a caller does who has a column and no filter.
+	// Each request makes its filter, as callers of the Bigtable client do.
 	latest := func() bigtable.ReadOption { return bigtable.RowFilter(bigtable.LatestNFilter(1)) }
 	column := func(family, qualifier string) bigtable.ReadOption {
 		return bigtable.RowFilter(bigtable.ChainFilters(bigtable.ColumnRangeFilter(family, qualifier, qualifier+"\x00"), bigtable.LatestNFilter(1)))
@@ -195,10 +195,9 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 	}
 }
 
-// TestOverhead holds what a transaction asks of Bigtable, exactly, and what it
-// allocates for that beyond what the Bigtable client does. Both are counted, not
-// timed, and the same on any machine. docs/design/2026-11-20-hot-path.md has what
-// the bounds consist of.
+// TestOverhead checks the exact number of a transaction's requests, and bounds how much
+// more it allocates than the Bigtable client. It counts both, so the result is the same on
+// every machine. docs/design/2026-11-20-hot-path.md explains the bounds.
 func TestOverhead(t *testing.T) {
 	e := newOverheadEnv(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 19*time.Second) // below Config.RPCTimeout, as most callers' are
@@ -214,8 +213,8 @@ func TestOverhead(t *testing.T) {
 			}
 			count(c.raw)
 			count(c.ours)
-			// The least of a few, because the client does things besides now and
-			// then.
+			// The smallest of three results, because the client sometimes works
+			// in the background.
 			extra := math.Inf(1)
 			for range 3 {
 				extra = min(extra, (count(c.ours)-count(c.raw))/float64(c.units))

@@ -17,20 +17,20 @@ import (
 const (
 	// patternWarmUp is how many rows the client must have seen before it prefetches.
 	patternWarmUp = 3
-	// patternWindow is after how many rows the client halves its counts. So after a change,
-	// the new pattern outweighs the old one after about as many rows.
+	// patternWindow is after how many rows the client halves its counts. So after a
+	// change, the new pattern outweighs the old one after about as many rows.
 	patternWindow = 256
-	// maxPatternColumns and maxPatterns bound what a client remembers, to about a megabyte.
-	// Beyond it, the client ignores further columns and drops a pattern that is used
-	// little. If qualifiers are data, most of them never return.
+	// maxPatternColumns and maxPatterns bound what a client remembers, to about a
+	// megabyte. Beyond it, the client ignores further columns and drops a pattern that
+	// is used little. If qualifiers are data, most of them never return.
 	maxPatternColumns = 16
 	maxPatterns       = 1024
 	// maxPrefetchFilter bounds how many bytes of a filter the prefetched columns take.
 	maxPrefetchFilter = 6 << 10
 )
 
-// A patternKey says where a pattern applies: to rows of a table in which transactions of one name
-// ask for the column first.
+// A patternKey says where a pattern applies: to rows of a table in which transactions of
+// one name ask for the column first.
 type patternKey struct {
 	table, name string // name is that of the transaction
 	first       Column
@@ -49,8 +49,8 @@ type pattern struct {
 	columns []laterColumn
 }
 
-// A laterColumn is a column that transactions asked for in count of a pattern's rows. bytes is the
-// size of its largest value; it shrinks by a quarter each patternWindow.
+// A laterColumn is a column that transactions asked for in count of a pattern's rows. bytes
+// is the size of its largest value; it shrinks by a quarter each patternWindow.
 type laterColumn struct {
 	column Column
 	count  int
@@ -104,9 +104,9 @@ func (p *patterns) forget(key patternKey) {
 	delete(p.all, key)
 }
 
-// beginRow counts one more row and returns the columns to prefetch: those that transactions asked
-// for in at least every second row, as far as their expected values fit into budget bytes. So
-// the client reads at most as many cells without need as it saves requests.
+// beginRow counts one more row and returns the columns to prefetch: those that transactions
+// asked for in at least every second row, as far as their expected values fit into budget
+// bytes. So the client reads at most as many cells without need as it saves requests.
 func (p *pattern) beginRow(budget int) []Column {
 	p.mu.Lock()
 	defer p.mu.Unlock()

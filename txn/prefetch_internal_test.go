@@ -9,8 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// What a client learns is bounded, whatever qualifiers there are, and what is used
-// stays.
+// A client keeps a bounded number of patterns and columns, however many qualifiers there
+// are. It keeps the patterns in use.
 func TestPatternsAreBounded(t *testing.T) {
 	var p patterns
 	used := patternKey{"t", "page", Column{Family: "f", Qualifier: "used"}}
@@ -21,19 +21,18 @@ func TestPatternsAreBounded(t *testing.T) {
 		n.count(Column{Family: "f", Qualifier: "next"}, 10)
 		n.count(Column{Family: "f", Qualifier: fmt.Sprint(i)}, 10)
 		if len(n.columns) > maxPatternColumns {
-			t.Fatalf("%d columns", len(n.columns))
+			t.Fatalf("a pattern has %d columns; want at most %d", len(n.columns), maxPatternColumns)
 		}
 	}
 	if len(p.all) > maxPatterns {
-		t.Errorf("%d patterns", len(p.all))
+		t.Errorf("there are %d patterns; want at most %d", len(p.all), maxPatterns)
 	}
 	if got, want := p.find(used).beginRow(1000), []Column{{Family: "f", Qualifier: "next"}}; !slices.Equal(got, want) {
-		t.Errorf("read along: %v, want %v", got, want)
+		t.Errorf("prefetches %v; want %v", got, want)
 	}
 }
 
-// What may be brought along is bounded in bytes and in what it takes of the
-// filter.
+// Prefetching is bounded in bytes of values and in bytes of the filter.
 func TestPatternBudgets(t *testing.T) {
 	n := &pattern{}
 	long := string(make([]byte, maxPrefetchFilter/4))
@@ -45,10 +44,10 @@ func TestPatternBudgets(t *testing.T) {
 	}
 	for budget, want := range map[int]int{0: 0, 10: 1, 19: 1, 20: 1, 29: 1, 30: 2, 1000: 2} {
 		if got := n.beginRow(budget); len(got) != want {
-			t.Errorf("budget %d: %d columns, want %d", budget, len(got), want)
+			t.Errorf("with a budget of %d bytes, a read prefetches %d columns; want %d", budget, len(got), want)
 		}
 	}
-	// Sizes are forgotten by and by.
+	// The remembered size of a value shrinks with time.
 	n.count(Column{Family: "f", Qualifier: "ten"}, 1_000_000)
 	for i := 0; !slices.Contains(n.beginRow(1000), Column{Family: "f", Qualifier: "ten"}); i++ {
 		n.count(Column{Family: "f", Qualifier: "ten"}, 10)
@@ -58,8 +57,8 @@ func TestPatternBudgets(t *testing.T) {
 	}
 }
 
-// BenchmarkPattern is what learning costs a row of two columns, by many
-// transactions of one kind at once.
+// BenchmarkPattern measures the cost of learning for a row of two columns, in concurrent
+// transactions of one name.
 func BenchmarkPattern(b *testing.B) {
 	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	var wg sync.WaitGroup

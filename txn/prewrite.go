@@ -62,8 +62,8 @@ func prewriteRows(ctx context.Context, c *commit) (err error) {
 	return g.Wait()
 }
 
-// maxPrewriteSpans is how many rows a commit may have for each to get a span. The prewrites of a
-// larger commit share one span.
+// maxPrewriteSpans is how many rows a commit may have for each to get a span. The prewrites
+// of a larger commit share one span.
 const maxPrewriteSpans = 16
 
 func prewriteTraced(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
@@ -177,8 +177,8 @@ func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 	return m
 }
 
-// lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL plus
-// the time that the transaction has taken so far.
+// lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL
+// plus the time that the transaction has taken so far.
 func lockOf(c *commit, w *store.Write) *Lock {
 	return &Lock{
 		Cell:        w.Cell,

@@ -14,10 +14,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Read batching (paper §2.5): if goroutines of one transaction, or of one snapshot, read cells of
-// one table at the same time, the reads share requests. Reads of different transactions cannot:
-// the filter of a request contains the read timestamp, because the newest write at one
-// timestamp hides the one at another.
+// Read batching (paper §2.5): if goroutines of one transaction, or of one snapshot, read
+// cells of one table at the same time, the reads share requests. Reads of different
+// transactions cannot: the filter of a request contains the read timestamp, because the
+// newest write at one timestamp hides the one at another.
 //
 // If fewer than Config.BatchReads requests are under way, a read is sent at once, as
 // without batching. Later reads wait, and share a request when one of those is answered.
@@ -28,8 +28,8 @@ import (
 const (
 	// maxBatchedRows bounds the rows of a batch. Further reads wait for the next one.
 	maxBatchedRows = 128
-	// maxBatchedColumns bounds the columns of a batch, because the request reads all of them
-	// from every row.
+	// maxBatchedColumns bounds the columns of a batch, because the request reads all of
+	// them from every row.
 	maxBatchedColumns = 8
 )
 
@@ -112,8 +112,8 @@ func (b *readBatcher) await(ctx context.Context, w *waitingRead) bool {
 	}
 }
 
-// leave removes a caller whose context has ended. It reports whether the caller is the first of a
-// batch.
+// leave removes a caller whose context has ended. It reports whether the caller is the
+// first of a batch.
 func (b *readBatcher) leave(w *waitingRead) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,7 +141,8 @@ func (b *readBatcher) answer(batch *readBatch, members []*waitingRead, last bool
 	}
 }
 
-// end removes a caller from the count of its batch. The caller of end holds the batcher's mutex.
+// end removes a caller from the count of its batch. The caller of end holds the batcher's
+// mutex.
 func (w *waitingRead) end() {
 	if !w.ended {
 		w.ended = true
@@ -149,8 +150,8 @@ func (w *waitingRead) end() {
 	}
 }
 
-// sendNext makes the next batch of the waiting reads, in place of a request that has ended, and
-// has the caller of its first read start it.
+// sendNext makes the next batch of the waiting reads, in place of a request that has ended,
+// and has the caller of its first read start it.
 func (b *readBatcher) sendNext() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -183,7 +184,8 @@ func (b *readBatcher) start(ctx context.Context, batch *readBatch) {
 	}()
 }
 
-// chooseBatch returns how many of the waiting reads fit into the next batch, and their columns.
+// chooseBatch returns how many of the waiting reads fit into the next batch, and their
+// columns.
 func (b *readBatcher) chooseBatch() (n int, columns []Column) {
 	bytes := 0
 	for _, w := range b.waiting {

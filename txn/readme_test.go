@@ -38,8 +38,7 @@ func transfer(ctx context.Context, client *txn.Client, from, to string, amount i
 
 // end README
 
-// TestReadme compares the program in the README with the one above, and runs
-// it.
+// TestReadme compares the program in the README with the one above, and runs it.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
@@ -74,10 +73,10 @@ func TestReadme(t *testing.T) {
 	}
 	for row, want := range map[string]string{"bob": "3", "joe": "9"} {
 		if v, _, err := s.Table("accounts").Get(t.Context(), row, "bal", "usd"); err != nil || string(v) != want {
-			t.Errorf("%s: %q, %v", row, v, err)
+			t.Errorf("%s has %q, error %v; want %q", row, v, err, want)
 		}
 	}
 	if err := transfer(t.Context(), env.Client, "bob", "eve", 1); err == nil || !strings.Contains(err.Error(), "eve") {
-		t.Errorf("transfer to nobody: %v", err)
+		t.Errorf("the transfer to an account that does not exist returned %v; want an error that names it", err)
 	}
 }

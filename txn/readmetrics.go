@@ -35,8 +35,8 @@ func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
 	return m, in.Err()
 }
 
-// prefetched counts n cells: outcome is "read" when they were prefetched, and "used" when a Get
-// asked for one.
+// prefetched counts n cells: outcome is "read" when they were prefetched, and "used" when a
+// Get asked for one.
 func (m *readMetrics) prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
 		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), telemetry.AttrOutcome.String(outcome)))
@@ -50,8 +50,8 @@ func (m *readMetrics) batchSent(ctx context.Context, table string, n int) {
 	}
 }
 
-// timestampReused counts a transaction or snapshot that did not wait for the oracle. source says
-// which kind.
+// timestampReused counts a transaction or snapshot that did not wait for the oracle. source
+// says which kind.
 func (m *readMetrics) timestampReused(ctx context.Context, source string) {
 	if m.oracle.Enabled(ctx) {
 		m.oracle.Add(ctx, 1, metric.WithAttributes(attrSource.String(source)))

@@ -44,8 +44,8 @@ type reads struct {
 	// prefetching.
 	budget int
 
-	// prefetched counts the cells that were read ahead, and prefetchUsed those that a later
-	// Get asked for.
+	// prefetched counts the cells that were read ahead, and prefetchUsed those that a
+	// later Get asked for.
 	prefetched, prefetchUsed atomic.Int64
 	// hasRemembered says that remember has stored a cell.
 	hasRemembered atomic.Bool
@@ -159,8 +159,8 @@ func (r *reads) remember(cell Cell, value []byte, present bool) {
 	r.hasRemembered.Store(true)
 }
 
-// beginRead notes that a request will read a cell. If the cell is the first of its row, it returns
-// the columns that are worth prefetching.
+// beginRead notes that a request will read a cell. If the cell is the first of its row, it
+// returns the columns that are worth prefetching.
 func (r *reads) beginRead(cell Cell) []Column {
 	if r == nil || r.budget == 0 {
 		return nil
@@ -210,8 +210,8 @@ func (r *reads) learnColumn(cell Cell, row *rowReads, size int) {
 	row.pattern.count(cell.Column(), size)
 }
 
-// nameTooLong reports whether a column's name takes so much of a client's memory and of filters
-// that the column is not worth prefetching.
+// nameTooLong reports whether a column's name takes so much of a client's memory and of
+// filters that the column is not worth prefetching.
 func nameTooLong(c Column) bool { return len(c.Family)+1+len(c.Qualifier) > store.MaxKnownColumnName }
 
 func (r *rowReads) askedLater(c Column) bool {
@@ -293,8 +293,8 @@ func (r *reads) annotate(s telemetry.Span) {
 	}
 }
 
-// batchedRead returns a function that reads a row in a batch, or nil if the read must be a request
-// of its own.
+// batchedRead returns a function that reads a row in a batch, or nil if the read must be a
+// request of its own.
 func (r *reads) batchedRead(t *store.Table, sel store.Selection, ts tso.Timestamp) recovery.ReadFunc {
 	if r == nil || r.shared.batchReads == 0 || len(sel.Columns) > maxBatchedColumns {
 		return nil

@@ -14,11 +14,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// The benchmarks of this file do the same work with an option off and on, in turn,
-// and report the requests of each, exactly, and the ratio of the CPU time, the
-// emulator in this process included: on over off, below 1 is better.
+// The benchmarks of this file do the same work without and with an option, in turn. They
+// report the exact number of requests of each, and the CPU time with the option divided by
+// the time without it: below 1 is better. The emulator runs in this process, so its time
+// counts too.
 
-// A side is one of the two.
+// A side is the work with one configuration.
 type side struct {
 	name   string
 	client *txn.Client
@@ -27,7 +28,7 @@ type side struct {
 	cpu    time.Duration
 }
 
-// rows of table t, each with columns f:c0 to f:c7.
+// benchRows is how many rows table t has, each with the columns f:c0 to f:c7.
 const benchRows = 64
 
 func newSides(b *testing.B, sides ...*side) {
@@ -69,8 +70,8 @@ var options = map[string]func(*txn.Config){
 	"batch-4":     func(c *txn.Config) { c.BatchReads = 4 },
 }
 
-// compare runs the sides in turn; it compares each with the first.
-// each is how much of the work one call of do does.
+// compare runs the sides in turn and compares each with the first. each is how many
+// operations one call of do makes.
 func compare(b *testing.B, each int, sides ...*side) {
 	newSides(b, sides...)
 	calls := 0
@@ -101,7 +102,7 @@ func compare(b *testing.B, each int, sides ...*side) {
 	}
 }
 
-// BenchmarkPrefetch is a transaction that reads eight columns of a row one by one.
+// BenchmarkPrefetch measures a transaction that reads eight columns of a row one by one.
 func BenchmarkPrefetch(b *testing.B) {
 	do := func(ctx context.Context, c *txn.Client) error {
 		_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
@@ -118,8 +119,8 @@ func BenchmarkPrefetch(b *testing.B) {
 	compare(b, 1, &side{name: "no-prefetch", do: do}, &side{name: "prefetch", do: do})
 }
 
-// BenchmarkPrefetchNothing is a transaction for which there is nothing to read
-// ahead: what learning costs.
+// BenchmarkPrefetchNothing measures the cost of learning in a transaction that has nothing to
+// prefetch.
 func BenchmarkPrefetchNothing(b *testing.B) {
 	do := func(ctx context.Context, c *txn.Client) error {
 		_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
@@ -131,7 +132,7 @@ func BenchmarkPrefetchNothing(b *testing.B) {
 	compare(b, 1, &side{name: "no-prefetch", do: do}, &side{name: "prefetch", do: do})
 }
 
-// BenchmarkReadBatch is a snapshot in which goroutines read a row each, at the same
+// BenchmarkReadBatch measures a snapshot in which goroutines read one row each at the same
 // time.
 func BenchmarkReadBatch(b *testing.B) {
 	for _, callers := range []int{16, 32} {
@@ -162,7 +163,7 @@ func BenchmarkReadBatch(b *testing.B) {
 	}
 }
 
-// BenchmarkStaleness is a read of one cell in a snapshot of its own.
+// BenchmarkStaleness measures a new snapshot that reads one cell.
 func BenchmarkStaleness(b *testing.B) {
 	do := func(opts ...txn.SnapshotOption) func(context.Context, *txn.Client) error {
 		return func(ctx context.Context, c *txn.Client) error {
@@ -177,8 +178,8 @@ func BenchmarkStaleness(b *testing.B) {
 	compare(b, 1, &side{name: "fresh", do: do()}, &side{name: "stale", do: do(txn.MaxStaleness(time.Hour))})
 }
 
-// BenchmarkWriteOnly is a transaction that writes a cell. What it saves is time on
-// the way (emulator_test counts it); the requests are the same.
+// BenchmarkWriteOnly measures a transaction that writes a cell. WriteOnly saves round trips
+// (emulator_test counts them), not requests.
 func BenchmarkWriteOnly(b *testing.B) {
 	do := func(side string, opts ...txn.TxnOption) func(context.Context, *txn.Client) error {
 		n := 0
@@ -194,11 +195,11 @@ func BenchmarkWriteOnly(b *testing.B) {
 	compare(b, 1, &side{name: "any", do: do("any")}, &side{name: "write-only", do: do("write only", txn.WriteOnly())})
 }
 
-// perTurn is how many calls of one side follow each other.
+// perTurn is how many times compare calls one side before the next.
 const perTurn = 20
 
-// cpuUsed is what this process has used; unlike the wall clock it hardly depends on
-// what else the machine does.
+// cpuUsed returns the CPU time of this process. Unlike the wall clock, it hardly depends on
+// other processes.
 func cpuUsed(b *testing.B) time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A read cache is bounded too.
+// A read cache keeps a bounded number of rows.
 func TestReadCacheIsBounded(t *testing.T) {
 	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	r := new(reads)
@@ -16,16 +16,16 @@ func TestReadCacheIsBounded(t *testing.T) {
 	for i := range 3 * maxCachedRows {
 		r.beginRead(Cell{Table: "t", Row: fmt.Sprint(i), Family: "f", Qualifier: "q"})
 		if len(r.rows) > maxCachedRows {
-			t.Fatalf("%d rows", len(r.rows))
+			t.Fatalf("the cache has %d rows; want at most %d", len(r.rows), maxCachedRows)
 		}
 	}
 	if c.prefetchBytes = -1; new(reads).init(c, "", true) {
-		t.Error("a cache without a budget")
+		t.Error("without PrefetchBytes, reads still share a cache")
 	}
 }
 
-// A transaction that asks for any number of columns of a row remembered each, and
-// compared each with all; a client kept names of any length.
+// A transaction remembers a bounded number of columns of a row, and a client forgets long
+// names. Without the bounds, each new column was compared with all earlier ones.
 func TestAskedColumnsAreBounded(t *testing.T) {
 	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	r := new(reads)
@@ -36,7 +36,7 @@ func TestAskedColumnsAreBounded(t *testing.T) {
 		r.endRead(cell, 1)
 	}
 	if n := len(r.first.laterColumns); n > maxAskedColumns {
-		t.Errorf("%d columns of a row are remembered", n)
+		t.Errorf("a transaction remembers %d columns of a row; want at most %d", n, maxAskedColumns)
 	}
 	long := strings.Repeat("x", store.MaxKnownColumnName)
 	for i := range 10 {
@@ -53,20 +53,20 @@ func TestAskedColumnsAreBounded(t *testing.T) {
 	}
 	for key, p := range c.patterns.all {
 		if len(key.first.Qualifier) > store.MaxKnownColumnName/2 {
-			t.Errorf("a pattern of a column with a name of %d bytes", len(key.first.Qualifier))
+			t.Errorf("there is a pattern for a first column whose name has %d bytes", len(key.first.Qualifier))
 		}
 		for _, f := range p.columns {
 			if len(f.column.Qualifier) > store.MaxKnownColumnName/2 {
-				t.Errorf("a name of %d bytes is kept", len(f.column.Qualifier))
+				t.Errorf("a pattern keeps a column name of %d bytes", len(f.column.Qualifier))
 			}
 		}
 	}
 	if got := r.beginRead(Cell{Table: "t", Row: "last", Family: "f", Qualifier: "short"}); len(got) != 1 {
-		t.Errorf("read along: %v", got)
+		t.Errorf("prefetches %v; want one column", got)
 	}
 }
 
-// A transaction that reads one cell pays for learning with no allocation.
+// For a transaction that reads one cell, learning allocates nothing.
 func TestReadOfOneCellAllocatesNothing(t *testing.T) {
 	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
 	var own reads
@@ -76,10 +76,10 @@ func TestReadOfOneCellAllocatesNothing(t *testing.T) {
 		r := &own
 		r.init(c, "page", true)
 		if _, _, known := r.cached(cell); known || r.beginRead(cell) != nil {
-			t.Error("something is known")
+			t.Error("a new cache is not empty")
 		}
 		r.endRead(cell, 10)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want none", n)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// What a sampler decided for a transaction holds for everything below it: no
-// library begins traces of its own under a transaction that is not recorded.
+// A sampler's decision about a transaction applies to everything below it: under a
+// transaction that is not recorded, no library begins traces of its own.
 func TestSampledOut(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	first := &firstRoot{}
@@ -51,12 +51,12 @@ func TestSampledOut(t *testing.T) {
 		t.Errorf("%d requests passed the interceptor, want 2 or more", n)
 	}
 	if got := recorder.Ended()[recorded:]; len(got) > 0 {
-		t.Errorf("spans below a transaction that was sampled out: %v", names(got))
+		t.Errorf("below a transaction that was sampled out there are the spans %v; want none", names(got))
 	}
 	tx.Rollback()
 }
 
-// firstRoot drops roots while drop is set.
+// A firstRoot is a sampler that drops root spans while drop is set.
 type firstRoot struct{ drop bool }
 
 func (f *firstRoot) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {

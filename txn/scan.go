@@ -155,8 +155,8 @@ func (s *scan) deliverPage(ctx context.Context) error {
 	return nil
 }
 
-// resolvePage resolves the locks of all rows of a page together. It reads these rows again until no
-// lock is left that blocks the read.
+// resolvePage resolves the locks of all rows of a page together. It reads these rows again
+// until no lock is left that blocks the read.
 func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
@@ -233,9 +233,9 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	return nil
 }
 
-// yieldOwnBefore yields the rows that only the transaction itself has written and that come before
-// key in the direction of the scan. If key is empty, it yields all remaining ones. It reports
-// whether the consumer wants more.
+// yieldOwnBefore yields the rows that only the transaction itself has written and that come
+// before key in the direction of the scan. If key is empty, it yields all remaining ones.
+// It reports whether the consumer wants more.
 func (s *scan) yieldOwnBefore(key string) bool {
 	if s.overlay == nil {
 		return true
@@ -251,8 +251,8 @@ func (s *scan) yieldOwnBefore(key string) bool {
 	return !s.stopped
 }
 
-// yieldMerged yields a row that was read, with the transaction's own writes applied. It reports
-// whether the consumer wants more.
+// yieldMerged yields a row that was read, with the transaction's own writes applied. It
+// reports whether the consumer wants more.
 func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
 		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {

@@ -10,10 +10,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Everything that is stored may have been damaged, or written by another program: a
-// decoder returns what it can write again, or an error of the right kind, and
-// never panics.
-
 // FuzzScanMerge applies a transaction's own writes to pages of rows, in both directions, and
 // compares the result with a map.
 func FuzzScanMerge(f *testing.F) {
@@ -60,14 +56,14 @@ func FuzzScanMerge(f *testing.F) {
 			got = append(got, r.Key()+"="+string(r["f"][0].Value))
 			return true
 		}
-		goOn := true
+		more := true
 		for _, k := range keys {
 			row := bigtable.Row{"f": {{Row: k, Column: "f:q", Value: []byte("stored")}}}
-			if goOn = s.yieldOwnBefore(k) && s.yieldMerged(k, row); !goOn {
+			if more = s.yieldOwnBefore(k) && s.yieldMerged(k, row); !more {
 				break
 			}
 		}
-		if goOn {
+		if more {
 			s.yieldOwnBefore("")
 		}
 		if !slices.Equal(want, got) {

@@ -73,7 +73,8 @@ func (s *Snapshot) Release() {
 // ReadTS returns the timestamp at which the snapshot reads.
 func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 
-// Table returns the snapshot's view of a table.
+// Table returns the snapshot's view of a table. The first read opens the table and checks its
+// schema.
 func (s *Snapshot) Table(name string) *View {
 	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
 }

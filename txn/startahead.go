@@ -77,14 +77,14 @@ func (s *startAhead) await(ctx context.Context) bool {
 type startsAhead struct {
 	mu      sync.Mutex
 	waiting []*startAhead // in the order of the requests
-	// lastBegin is when the last of these transactions began; busy: the one before it began
-	// less than maxStartAge earlier.
+	// lastBegin is when the last of these transactions began; busy: the one before it
+	// began less than maxStartAge earlier.
 	lastBegin time.Time
 	busy      bool
 }
 
-// take removes and returns the timestamp that the client asked for last, whether the answer has
-// arrived or not. It returns nil if there is none.
+// take removes and returns the timestamp that the client asked for last, whether the answer
+// has arrived or not. It returns nil if there is none.
 func (s *startsAhead) take() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,14 +99,14 @@ func (s *startsAhead) take() *startAhead {
 	return next
 }
 
-// usable reports whether a transaction may begin at the timestamp: it is recent, and above every
-// commit of this client.
+// usable reports whether a transaction may begin at the timestamp: it is recent, and above
+// every commit of this client.
 func (s *startAhead) usable(c *store.Clock) bool {
 	return s.err == nil && c.AboveCommits(s.ts) && s.isRecent()
 }
 
-// add adds a timestamp for the caller to ask for. It returns nil if no transaction is likely to
-// use it soon.
+// add adds a timestamp for the caller to ask for. It returns nil if no transaction is
+// likely to use it soon.
 func (s *startsAhead) add() *startAhead {
 	s.mu.Lock()
 	defer s.mu.Unlock()

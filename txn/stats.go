@@ -2,7 +2,7 @@ package txn
 
 import "github.com/percolator-bigtable/percolator/txn/internal/store"
 
-// Stats are counts since the client was made.
+// Stats counts a client's work since NewClient.
 type Stats struct {
 	// Begun counts read-write transactions, each attempt of Update included.
 	Begun int64 `json:"begun"`
@@ -23,7 +23,7 @@ type Stats struct {
 	Retries int64 `json:"retries"`
 	// Undetermined counts commits that returned UndeterminedError.
 	Undetermined int64 `json:"undetermined"`
-	// Timestamps counts questions to the oracle.
+	// Timestamps counts requests to the timestamp oracle.
 	Timestamps int64 `json:"timestamps"`
 	// LocksMet counts locks of other transactions that this client found and whose
 	// outcome it did not know.

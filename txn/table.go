@@ -42,7 +42,7 @@ func (t *Table) Notify(row, family, qualifier string) {
 	t.txn.buffer.addNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 }
 
-// GetForUpdate is Get and Lock.
+// GetForUpdate is Get and, if that succeeds, Lock.
 func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
 	value, ok, err = t.Get(ctx, row, family, qualifier)
 	if err == nil {

@@ -42,17 +42,17 @@ func TestInvalidWritesSendNothing(t *testing.T) {
 				return nil
 			})
 			if !errors.Is(err, tt.want) {
-				t.Errorf("%s: %v; want %v", name, err, tt.want)
+				t.Errorf("%s: error is %v; want %v", name, err, tt.want)
 			}
 		}
 		if n := faults.Count(); n[txntest.StepPrewrite] != 0 {
-			t.Errorf("requests: %v", n)
+			t.Errorf("invalid writes sent prewrites: %v", n)
 		}
 	})
 }
 
-// TestWideRow writes a row whose prewrite does not fit into one request's
-// filter, and reads it back with more columns than one read's filter may name.
+// TestWideRow writes a row whose columns do not fit into the predicate of one prewrite. It
+// reads the row back with more columns than the filter of one read may name.
 func TestWideRow(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
@@ -79,7 +79,7 @@ func TestWideRow(t *testing.T) {
 	for _, opts := range [][]txn.ReadOption{nil, {txn.Columns(cols...)}, {txn.Families("f")}} {
 		r, err := s.Table("a").ReadRow(ctx, "r", opts...)
 		if err != nil || len(r["f"]) != columns {
-			t.Errorf("%d columns, %v", len(r["f"]), err)
+			t.Errorf("read %d columns, error %v; want %d columns", len(r["f"]), err, columns)
 		}
 	}
 	_, err = env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
@@ -92,6 +92,6 @@ func TestWideRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := s.Table("a").ReadRow(ctx, "r"); err != nil || r != nil {
-		t.Errorf("after DeleteRow: %v, %v", r, err)
+		t.Errorf("after DeleteRow the row is %v, error %v; want no row", r, err)
 	}
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// traced is a client's environment whose spans are recorded.
+// traced returns an environment whose spans are recorded, the recorder, and a tracer for the
+// test's own spans.
 func traced(t *testing.T, cfg txn.Config) (*txntest.Env, *tracetest.SpanRecorder, trace.Tracer) {
 	recorder, provider := recording()
 	cfg.TracerProvider = provider
@@ -38,8 +39,8 @@ func newTraced(t *testing.T, cfg txn.Config) *txntest.Env {
 	return env
 }
 
-// tree draws the spans below parent: names, with those attributes and events
-// that do not differ from run to run.
+// tree draws the spans below parent: their names, and the attributes and events that are
+// the same in every run.
 func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
 	var out strings.Builder
 	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
@@ -105,7 +106,8 @@ func TestTraceOfACommit(t *testing.T) {
 	}
 }
 
-// A transaction begun by hand has no context of its own to hand over.
+// A transaction of Begin has no context of its own. Its spans are below the context of
+// Begin, or below a span that the caller began there.
 func TestTraceOfATransactionByHand(t *testing.T) {
 	env, recorder, tracer := traced(t, txn.Config{})
 	ctx, root := tracer.Start(t.Context(), "request")
@@ -194,7 +196,7 @@ func traceOfAConflict(t *testing.T, cfg txn.Config, known bool) {
     prewrite accounts error.type=conflict
     roll back
 `
-	if known { // before a prewrite
+	if known { // the client knows the conflict before its prewrite
 		want = strings.Join(strings.SplitAfter(want, "\n")[:4], "")
 	}
 	spans := recorder.Ended()
@@ -208,7 +210,7 @@ func traceOfAConflict(t *testing.T, cfg txn.Config, known bool) {
 			}
 			got := attribute.NewSet(e.Attributes...)
 			if got.HasValue("percolator.row") {
-				t.Error("the event names the row, which nobody asked for")
+				t.Error("the event names the row without Config.TraceRowKeys")
 			}
 			for key, want := range map[attribute.Key]string{
 				"db.collection.name": "accounts", "percolator.family": "bal", "percolator.qualifier": "usd",
@@ -223,7 +225,7 @@ func traceOfAConflict(t *testing.T, cfg txn.Config, known bool) {
 	}
 }
 
-// A rerun is told to the caller's span, and leads to the attempt before.
+// A retry is an event of the caller's span, and its span links to the previous attempt.
 func TestTraceOfARetry(t *testing.T) {
 	env, recorder, tracer := traced(t, txn.Config{})
 	ctx, root := tracer.Start(t.Context(), "request")
@@ -243,15 +245,15 @@ func TestTraceOfARetry(t *testing.T) {
 			spans = append(spans, s)
 		}
 		if s.Name() == "request" && (len(s.Events()) != 1 || s.Events()[0].Name != "retry") {
-			t.Errorf("events of the caller's span: %v", s.Events())
+			t.Errorf("the caller's span has the events %v; want one retry", s.Events())
 		}
 	}
 	if len(spans) != 2 || len(spans[1].Links()) != 1 || !spans[1].Links()[0].SpanContext.Equal(spans[0].SpanContext()) {
-		t.Fatalf("the second attempt does not lead to the first: %v", spans)
+		t.Fatalf("the second attempt is not linked to the first: %v", spans)
 	}
 }
 
-// A reader that cleans up behind a crashed client leads to that client's trace.
+// If a reader resolves a crashed client's lock, its span links to that client's trace.
 func TestTraceOfAResolution(t *testing.T) {
 	recorder, provider := recording()
 	cfg := txn.Config{TokenTTL: -1, LockTTL: 10 * time.Millisecond, TracerProvider: provider}
@@ -288,7 +290,7 @@ func TestTraceOfAResolution(t *testing.T) {
 	want := `read accounts
   resolve lock accounts lock.action=rolled back links=1
 `
-	// How often the oracle is asked depends on how long the lock lasts.
+	// How often the reader asks the oracle depends on how long the lock lives.
 	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" || s.Name() == "reserve timestamps" })
 	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
@@ -302,9 +304,8 @@ func TestTraceOfAResolution(t *testing.T) {
 	}
 }
 
-// The secondaries are a span of their own: the commit does not wait for it. And
-// what is done behind the transaction is in no trace, those of the Bigtable client,
-// which has a tracer of its own, included.
+// The secondaries have a span of their own, which the commit does not wait for. Background
+// work is in no trace, not even in traces of the Bigtable client's own tracer.
 func TestSecondariesHoldNothingOpen(t *testing.T) {
 	recorder, provider := recording()
 	env := newTraced(t, txn.Config{TracerProvider: provider})
@@ -323,7 +324,7 @@ func TestSecondariesHoldNothingOpen(t *testing.T) {
 			library(ctx, method)
 			return open(ctx, desc, cc, method, opts...)
 		}))...)
-	recorder.Reset() // a client is made in its caller's context
+	recorder.Reset() // drop the spans of NewClient
 	if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", nil)
 		tx.Table("accounts").Set("joe", "bal", "usd", nil)
@@ -337,10 +338,10 @@ func TestSecondariesHoldNothingOpen(t *testing.T) {
 		ended[s.Name()] = s
 	}
 	if ended["transaction"] == nil || ended["commit"] == nil || ended["commit secondaries"] != nil {
-		t.Errorf("while the secondaries are on their way, these spans have ended: %v", ended)
+		t.Errorf("while the secondaries are under way, these spans have ended: %v; want the transaction and the commit", ended)
 	}
 	held.Release()
-	ctx, closing := provider.Tracer("test").Start(t.Context(), "close") // it withdraws the token
+	ctx, closing := provider.Tracer("test").Start(t.Context(), "close") // Close removes the worker token
 	if err := c.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -356,12 +357,12 @@ func TestSecondariesHoldNothingOpen(t *testing.T) {
 		}
 	}
 	if !slices.Equal(roots, []string{"transaction", "close"}) {
-		t.Errorf("the traces of one transaction and of Close are %q", roots)
+		t.Errorf("the root spans are %q; want one of the transaction and one of Close", roots)
 	}
 	if last == nil {
 		t.Fatal("the secondaries have no span")
 	}
 	if last.Parent().SpanID() != ended["commit"].SpanContext().SpanID() || last.StartTime().Before(ended["commit primary accounts"].EndTime()) {
-		t.Errorf("the secondaries are below %v, from %v on; want below the commit, after the commit point", last.Parent().SpanID(), last.StartTime())
+		t.Errorf("the secondaries are below %v, and began at %v; want below the commit, after the commit point", last.Parent().SpanID(), last.StartTime())
 	}
 }

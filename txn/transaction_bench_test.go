@@ -23,9 +23,8 @@ func benchTransfer(ctx context.Context, c *txn.Client) error {
 	return err
 }
 
-// BenchmarkTransaction is a transaction of two rows, against an emulator in this
-// process, with what Config does by default. Old versions are removed now and
-// then: the emulator gets slower with them.
+// BenchmarkTransaction measures a transaction of two rows, with an emulator in this
+// process. It drops all rows every 50 runs, because old versions make the emulator slower.
 func BenchmarkTransaction(b *testing.B) {
 	env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("accounts", "bal")
@@ -44,7 +43,7 @@ func BenchmarkTransaction(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshotRead is a read of one cell outside of a transaction.
+// BenchmarkSnapshotRead measures a read of one cell in a snapshot.
 func BenchmarkSnapshotRead(b *testing.B) {
 	env := txntest.New(b, txntest.Embedded(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("accounts", "bal")

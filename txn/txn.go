@@ -124,8 +124,8 @@ func (t *Txn) release() {
 	t.client.resolver.Leave()
 }
 
-// Commit makes the transaction's writes visible, all at the timestamp that it returns, or none.
-// Its error says which:
+// Commit makes the transaction's writes visible, all at the timestamp that it returns, or
+// none. Its error says which:
 //
 //   - nil: committed. Secondaries may still be committed in the background; every later
 //     transaction sees them all the same.
@@ -205,8 +205,9 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	return ts, len(rows), err
 }
 
-// writesNothing reports whether the buffer holds nothing, or only the locks that a serializable
-// transaction took for its reads. Without a write, those locks protect nothing.
+// writesNothing reports whether the buffer holds nothing, or only the locks that a
+// serializable transaction took for its reads. Without a write, those locks protect
+// nothing.
 func (t *Txn) writesNothing() bool {
 	for _, rows := range t.buffer.rows {
 		for _, cols := range rows {
@@ -220,9 +221,9 @@ func (t *Txn) writesNothing() bool {
 	return true
 }
 
-// groupWrites groups the buffered writes by row, the primary's row first. It checks everything
-// that can be checked before anything is sent: if Bigtable refuses a mutation half-way, it does
-// not undo the first half (hazard 18).
+// groupWrites groups the buffered writes by row, the primary's row first. It checks
+// everything that can be checked before anything is sent: if Bigtable refuses a mutation
+// half-way, it does not undo the first half (hazard 18).
 func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
@@ -239,7 +240,8 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 			r := &store.RowWrites{Table: tbl, Row: key}
 			for _, w := range cols {
 				if !s.HasFamily(w.Cell.Family) {
-					// The family may have been added since the schema was read.
+					// The family may have been added since the schema
+					// was read.
 					if s, err = tbl.Schema.Newer(ctx, s); err != nil {
 						return nil, err
 					}

@@ -50,8 +50,8 @@ func retryBackoff(c *Client) store.Backoff {
 	return store.Backoff{Min: min(c.resolver.Store.Config.Backoff.Min, maxRetryPause), Max: min(c.resolver.Store.Config.Backoff.Max, maxRetryPause)}
 }
 
-// runAttempt runs f in a transaction and commits it. The options it returns say whether garbage
-// collection has passed the transaction.
+// runAttempt runs f in a transaction and commits it. The options it returns say whether
+// garbage collection has passed the transaction.
 func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Context, *Txn) error, opts []TxnOption) (tso.Timestamp, txnOptions, error) {
 	tx, err := begin(ctx, c, run, opts)
 	if err != nil {
@@ -79,8 +79,8 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	return 0, tx.opts, err
 }
 
-// A functionError wraps the error of a function that ran a transaction of its own, whose outcome
-// is unknown. Nothing of the transaction that the function ran in is committed, so
+// A functionError wraps the error of a function that ran a transaction of its own, whose
+// outcome is unknown. Nothing of the transaction that the function ran in is committed, so
 // ErrUndetermined does not hold for it.
 type functionError struct{ err error }
 
@@ -99,10 +99,11 @@ func (e *functionError) As(target any) bool {
 	return errors.As(e.err, target)
 }
 
-// waitBeforeRetry waits before the next attempt. After a conflict that needed a request it waits
-// with jittered exponential backoff. After an early conflict, mostly with a transaction of
-// this client, it waits for the latch of the cells instead, so that the next start_ts is above
-// that transaction's commit_ts. An attempt that waits for its backoff holds no latch.
+// waitBeforeRetry waits before the next attempt. After a conflict that needed a request it
+// waits with jittered exponential backoff. After an early conflict, mostly with a
+// transaction of this client, it waits for the latch of the cells instead, so that the next
+// start_ts is above that transaction's commit_ts. An attempt that waits for its backoff
+// holds no latch.
 func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
 	if run.conflictedEarly && run.previousConflictedEarly {
 		run.releaseLatch() // twice in a row: the commits are another process's
@@ -128,15 +129,16 @@ type attempt struct {
 
 	// inUpdate says that Update runs the function again after a conflict.
 	inUpdate bool
-	// conflictedEarly says that the last commit failed because of a conflict that was known
-	// before its prewrite; previousConflictedEarly says so of the commit before.
+	// conflictedEarly says that the last commit failed because of a conflict that was
+	// known before its prewrite; previousConflictedEarly says so of the commit before.
 	conflictedEarly, previousConflictedEarly bool
 	// latchSlots are the slots of the cells that the last commit wrote. latch is what is
 	// held of them for the next attempt.
 	latchSlots []uint16
 	latch      *latch.Latch
 
-	// nextStart is the start timestamp that was asked for ahead for the next attempt, or nil.
+	// nextStart is the start timestamp that was asked for ahead for the next attempt,
+	// or nil.
 	nextStart *startAhead
 }
 

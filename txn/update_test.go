@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// TestUpdateStops covers the ends of Update other than a commit.
+// TestUpdateStops covers the ways in which Update ends without a commit.
 func TestUpdateStops(t *testing.T) {
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
@@ -29,11 +29,11 @@ func TestUpdateStops(t *testing.T) {
 		_, err := env.Client.Update(ctx, conflict(&runs), txn.MaxAttempts(3), txn.Named("always loses"))
 		wantError(t, err, txn.ErrConflict, "3 attempts", "always loses", "a/r/f:q")
 		if runs != 3 {
-			t.Errorf("%d runs", runs)
+			t.Errorf("the function ran %d times; want 3", runs)
 		}
 		var c *txn.ConflictError
 		if !errors.As(err, &c) || c.Reason != txn.ConflictWrite || c.ConflictTS <= c.StartTS || c.Cell.String() != "a/r/f:q" {
-			t.Errorf("%+v", c)
+			t.Errorf("the conflict is %+v; want a write of a/r/f:q above the start timestamp", c)
 		}
 	})
 	t.Run("deadline", func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestUpdateStops(t *testing.T) {
 		_, err := env.Client.Update(ctx, conflict(&runs))
 		wantError(t, err, context.DeadlineExceeded)
 		if runs == 0 {
-			t.Error("never ran")
+			t.Error("the function never ran")
 		}
 	})
 	t.Run("error of the function", func(t *testing.T) {
@@ -52,14 +52,14 @@ func TestUpdateStops(t *testing.T) {
 			tx.Table("a").Set("untouched", "f", "q", nil)
 			return mine
 		})
-		if err != mine { //nolint:errorlint // it has to be the very same
-			t.Errorf("%v", err)
+		if err != mine { //nolint:errorlint // Update must return it unchanged
+			t.Errorf("Update returned %v; want the function's own error", err)
 		}
 	})
 	t.Run("panic", func(t *testing.T) {
 		defer func() {
 			if recover() == nil {
-				t.Error("the panic was swallowed")
+				t.Error("Update recovered the function's panic")
 			}
 			if err := env.NewClient(txn.Config{}).Close(ctx); err != nil {
 				t.Error(err)
@@ -72,6 +72,6 @@ func TestUpdateStops(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok, err := s.Table("a").Get(ctx, "untouched", "f", "q"); ok || err != nil {
-		t.Errorf("a failed function wrote: %v, %v", ok, err)
+		t.Errorf("the write of a failed function is there: %v, error %v", ok, err)
 	}
 }

@@ -46,7 +46,8 @@ type View struct {
 }
 
 // Get reads one cell. ok is false if the cell is absent. A value that is present may be
-// empty, and is never nil. The caller owns the slice.
+// empty, and is never nil. The caller owns the slice. Get fails with ErrTooOld if garbage
+// collection has passed the timestamp, and with ErrDone after the end of the transaction.
 func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
 	cell := Cell{Table: v.name, Row: row, Family: family, Qualifier: qualifier}
 	if err := format.CheckCell(cell); err != nil {
@@ -69,8 +70,8 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 	return value, ok, nil
 }
 
-// ReadRow reads a row, or the columns of it that the options choose. A row
-// without visible cells is nil.
+// ReadRow reads a row, or the columns of it that the options choose. It returns nil if the
+// row has no visible cell in them. Limit and Reverse have no effect.
 func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (bigtable.Row, error) {
 	o, err := newReadOptions(opts)
 	if err != nil {
@@ -148,8 +149,8 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	return err
 }
 
-// promote buffers lock-only writes for the point reads of a serializable transaction. keys is nil if
-// the read is not of a list of rows.
+// promote buffers lock-only writes for the point reads of a serializable transaction. keys
+// is nil if the read is not of a list of rows.
 func (v *View) promote(keys []string, sel store.Selection) error {
 	if v.txn == nil || !v.txn.opts.serializable {
 		return nil
@@ -198,8 +199,8 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	}
 	row, err := v.readColumns(ctx, cell.Row, sel, ahead)
 	if err != nil && len(ahead) > 0 && ctx.Err() == nil && store.Refused(err) {
-		// The prefetched columns may have caused it: their family may be gone, or their
-		// values too large for an answer.
+		// The prefetched columns may have caused it: their family may be gone, or
+		// their values too large for an answer.
 		v.reads.forgetPattern(cell)
 		row, err = v.readColumns(ctx, cell.Row, sel, nil)
 	}
@@ -216,7 +217,8 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	return value, present, nil
 }
 
-// readColumns reads the columns of sel in a row, and prefetches the columns ahead into the cache.
+// readColumns reads the columns of sel in a row, and prefetches the columns ahead into the
+// cache.
 func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
 	t, err := v.open(ctx)
 	if err != nil {

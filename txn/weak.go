@@ -10,7 +10,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// weakNotifications checks the transaction's weak notifications and returns their cells, sorted.
+// weakNotifications checks the transaction's weak notifications and returns their cells,
+// sorted.
 func weakNotifications(ctx context.Context, t *Txn) ([]Cell, error) {
 	var cells []Cell
 	for cell := range t.buffer.notify {
