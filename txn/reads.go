@@ -262,7 +262,7 @@ func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ah
 	}
 	n := int64(0)
 	for _, c := range sel.Columns {
-		item, present := format.FindItem(e.Row[c.Family], c.Key())
+		item, present := store.FindColumn(e.Row[c.Family], c.Key())
 		if row.pattern != nil {
 			row.pattern.noteSize(c, len(item.Value))
 		}

@@ -81,7 +81,7 @@ func Park(ctx context.Context, client *txn.Client, d DeadLetter) error {
 		Attempts:      uint32(d.Attempts),
 		FirstTs:       int64(d.FirstTS),
 		ParkedTs:      int64(d.ParkedTS),
-		Error:         format.Clip(d.Error),
+		Error:         format.ClipErrorText(d.Error),
 		TraceParent:   d.TraceParent,
 	}))
 	_, err = c.Metadata.Apply(ctx, []store.RowMutation{{Row: d.row(), Mut: m, Ops: 2}})

@@ -30,7 +30,7 @@ func SetFailure(ctx context.Context, client *txn.Client, cell format.Cell, obser
 		NotBeforeTs:   int64(f.NotBefore),
 		FirstTs:       int64(f.FirstTS),
 		LastTs:        int64(f.LastTS),
-		Error:         format.Clip(f.Error),
+		Error:         format.ClipErrorText(f.Error),
 	}))
 	return c.Mutate(ctx, map[string][]store.RowMutation{cell.Table: {{Row: cell.Row, Mut: m, Ops: 1}}})
 }

@@ -56,7 +56,7 @@ func Sweep(ctx context.Context, client *txn.Client, table string, rs bigtable.Ro
 func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs bigtable.RowSet, also bigtable.Filter, resolve func(context.Context, *recovery.Resolver, *store.Table, bigtable.Row) []Notification) iter.Seq2[Notification, error] {
 	return func(yield func(Notification, error) bool) {
 		filter := func(*store.Table) bigtable.Filter {
-			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxNotifyCells)), also)
+			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(store.MaxNotifyCells)), also)
 		}
 		err := c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {

@@ -251,5 +251,5 @@ func TestRegistrations(t *testing.T) {
 		tx.Table("t").Notify("r", "f", "q0")
 		return nil
 	})
-	wantError(t, err, txn.ErrSchema, "not for weak notifications")
+	wantError(t, err, txn.ErrSchema, "takes no weak notifications")
 }

@@ -115,7 +115,7 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 		sel.Columns = append(sel.Columns, format.AckColumn(o.Cell.Column(), id))
 	}
 	key := o.Cell.Column().Key()
-	notify := store.Chain(o.notifyColumns(), store.UpTo(o.StartTS), bigtable.LatestNFilter(format.MaxNotifyCells))
+	notify := store.Chain(o.notifyColumns(), store.UpTo(o.StartTS), bigtable.LatestNFilter(store.MaxNotifyCells))
 	f := store.Interleave(notify, sel.VisibleAt(o.StartTS, nil))
 	row, raw, err := recovery.ReadResolved(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
@@ -127,7 +127,7 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	if err := o.setAcks(row); err != nil {
 		return nil, false, err
 	}
-	item, present := format.FindItem(row[o.Cell.Family], key)
+	item, present := store.FindColumn(row[o.Cell.Family], key)
 	if err := o.setChange(raw, present); err != nil {
 		return nil, false, err
 	}
@@ -143,7 +143,7 @@ func (o *Observation) setChange(raw bigtable.Row, present bool) (err error) {
 		}
 		return nil
 	}
-	if w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key()); ok {
+	if w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key()); ok {
 		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err == nil {
 			o.ChangeTS = o.writer.CommitTS
 		}
@@ -192,7 +192,7 @@ func (o *Observation) setTriggers(raw bigtable.Row) error {
 func (o *Observation) setAcks(row bigtable.Row) error {
 	for _, id := range o.Observers {
 		col := format.AckColumn(o.Cell.Column(), id)
-		item, ok := format.FindItem(row[format.AckFamily], col.Key())
+		item, ok := store.FindColumn(row[format.AckFamily], col.Key())
 		if !ok {
 			continue
 		}

@@ -43,7 +43,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 		return err
 	}
 	filter := func(*store.Table) bigtable.Filter {
-		return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(format.MaxNotifyCells)))
+		return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(store.MaxNotifyCells)))
 	}
 	return c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		schema, err := t.Schema.Fresh(ctx)
@@ -141,17 +141,17 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 		Cell: n.Cell, StartTS: asOf, Weak: observed.Weak, Observers: slices.Sorted(slices.Values(observed.Observers)),
 		Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures,
 	}
-	_, o.Locked = format.FindItem(raw[format.LockFamily], format.LockFamily+":"+col.Key())
-	_, present := format.FindItem(raw[col.Family], col.Key())
+	_, o.Locked = store.FindColumn(raw[format.LockFamily], format.LockFamily+":"+col.Key())
+	_, present := store.FindColumn(raw[col.Family], col.Key())
 	if err := o.setChange(raw, present); err != nil {
 		return o, err
 	}
 	for _, id := range o.Observers {
 		ack := format.AckColumn(col, id)
-		if _, locked := format.FindItem(raw[format.LockFamily], format.LockFamily+":"+ack.Key()); locked {
+		if _, locked := store.FindColumn(raw[format.LockFamily], format.LockFamily+":"+ack.Key()); locked {
 			o.Locked = true
 		}
-		w, ok := format.FindItem(raw[format.WriteFamily], format.WriteFamily+":"+ack.Key())
+		w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+ack.Key())
 		if !ok {
 			continue
 		}
@@ -181,6 +181,6 @@ func committedAck(ctx context.Context, c *recovery.Resolver, t *store.Table, ack
 	if err := e.ReadExact(ctx, t, ack.Row); err != nil {
 		return nil, err
 	}
-	item, _ := format.FindItem(e.Row[format.AckFamily], ack.Column().Key())
+	item, _ := store.FindColumn(e.Row[format.AckFamily], ack.Column().Key())
 	return item.Value, nil
 }

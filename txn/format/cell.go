@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// A Cell names one Percolator column of one row: what a transaction reads,
-// locks and writes. The row key and the qualifier may hold any bytes.
+// A Cell names one column of one row of a table: what a transaction reads, locks and
+// writes. The row key and the qualifier may hold any bytes.
 type Cell struct {
 	Table     string
 	Row       string
@@ -16,40 +16,41 @@ type Cell struct {
 	Qualifier string
 }
 
-// A Column names a column of a table.
+// A Column names a column of a table. The qualifier may hold any bytes.
 type Column struct {
 	Family    string
 	Qualifier string
 }
 
 // Column returns the column of the cell.
-func (c Cell) Column() Column { return Column{c.Family, c.Qualifier} }
+func (c Cell) Column() Column { return Column{Family: c.Family, Qualifier: c.Qualifier} }
 
-// String returns family:qualifier with the qualifier escaped as in
-// [Cell.String].
-func (c Column) String() string { return c.Family + ":" + Escape(c.Qualifier, true) }
+// String returns family:qualifier, with the qualifier escaped as in [Cell.String].
+// [ParseColumn] is the inverse.
+func (c Column) String() string { return c.Family + ":" + escape(c.Qualifier, true) }
 
-// Key is the column as Bigtable's ReadItem.Column writes it, and the qualifier
-// of the column's cells in the metadata families (design §3).
+// Key returns family:qualifier without escapes. Bigtable names the column like this
+// (bigtable.ReadItem.Column), and so do the qualifiers of the metadata families (design
+// §3). [SplitColumn] is the inverse.
 func (c Column) Key() string { return c.Family + ":" + c.Qualifier }
 
-// SplitColumn undoes Column.key. A family name cannot contain a colon, so the
-// first one ends it.
-func SplitColumn(key string) (Column, bool) {
+// SplitColumn returns the column with the given [Column.Key]. ok is false if key has no
+// family. A family's name contains no colon, so the first one ends it.
+func SplitColumn(key string) (c Column, ok bool) {
 	family, qualifier, ok := strings.Cut(key, ":")
-	return Column{family, qualifier}, ok && family != ""
+	return Column{Family: family, Qualifier: qualifier}, ok && family != ""
 }
 
 // String returns the cell as table/row/family:qualifier, for example
-// accounts/bob/bal:usd. Bytes that are not printable, spaces and percent signs
-// are written %XX, and so is a slash in the qualifier; a slash in the row key
-// stands for itself. [ParseCell] is the inverse.
+// accounts/bob/bal:usd. It writes spaces, percent signs and unprintable bytes as %XX, and
+// so a slash in the qualifier. A slash in the row key stays as it is. [ParseCell] is the
+// inverse.
 func (c Cell) String() string {
-	return c.Table + "/" + Escape(c.Row, false) + "/" + c.Family + ":" + Escape(c.Qualifier, true)
+	return c.Table + "/" + EscapeRow(c.Row) + "/" + c.Family + ":" + escape(c.Qualifier, true)
 }
 
-// ParseCell reads what [Cell.String] writes. The error says which part is
-// missing or wrong.
+// ParseCell reads what [Cell.String] writes. The error says which part is missing or
+// wrong.
 func ParseCell(s string) (Cell, error) {
 	fail := func(format string, args ...any) (Cell, error) {
 		return Cell{}, fmt.Errorf("txn: cell %q: %s; the form is table/row/family:qualifier, with %%XX for bytes that are not printable", s, fmt.Sprintf(format, args...))
@@ -73,10 +74,11 @@ func ParseCell(s string) (Cell, error) {
 	if err != nil {
 		return fail("%v", err)
 	}
-	return Cell{table, row, col.Family, col.Qualifier}, nil
+	return Cell{Table: table, Row: row, Family: col.Family, Qualifier: col.Qualifier}, nil
 }
 
-// ParseColumn reads family:qualifier, escaped as [Column.String] does.
+// ParseColumn reads what [Column.String] writes. It fails if s has no family, or an
+// escape that is not %XX.
 func ParseColumn(s string) (Column, error) {
 	family, escaped, ok := strings.Cut(s, ":")
 	if !ok || family == "" {
@@ -86,10 +88,15 @@ func ParseColumn(s string) (Column, error) {
 	if err != nil {
 		return Column{}, fmt.Errorf("qualifier: %w", err)
 	}
-	return Column{family, qualifier}, nil
+	return Column{Family: family, Qualifier: qualifier}, nil
 }
 
-func Escape(s string, slash bool) string {
+// EscapeRow returns a row key as [Cell.String] writes it.
+func EscapeRow(row string) string { return escape(row, false) }
+
+// escape writes spaces, percent signs and unprintable bytes as %XX, and slashes if slash
+// is set.
+func escape(s string, slash bool) string {
 	clean := true
 	for i := 0; i < len(s) && clean; i++ {
 		b := s[i]

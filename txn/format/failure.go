@@ -11,27 +11,29 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
-// A Failure says that an observer's last run on a cell did not succeed, or that
-// the observer put it off, and when it may be tried again. It is stored beside
-// the notification, so that every worker knows.
+// A Failure says that an observer's last run on a cell failed, or that the observer
+// snoozed it, and when a worker may run it again. It is stored beside the notify cells of
+// the changed cell, so every worker knows.
 type Failure struct {
-	// ChangeTS is the change that it was run for. A newer change is a new case.
+	// ChangeTS is the commit_ts of the change that the observer ran for. A newer change
+	// starts again with no failed attempts.
 	ChangeTS tso.Timestamp
-	// Attempts counts failed runs for that change.
+	// Attempts counts the failed runs for that change.
 	Attempts int
-	// NotBefore is the oracle time before which it is not to be tried again.
+	// NotBefore is the oracle time from which a worker may run the observer again. See
+	// [Never].
 	NotBefore tso.Timestamp
-	// FirstTS and LastTS are the oracle times of the first and the last of the
-	// runs.
+	// FirstTS and LastTS are the oracle times of the first and the last of these runs.
 	FirstTS, LastTS tso.Timestamp
-	// Error is the last run's, in words; empty when the observer put it off.
+	// Error is the text of the last run's error. It is empty if the observer snoozed.
 	Error string
 }
 
-// Never is the Failure.NotBefore of a change that became a dead letter for an
-// observer while its notification stays for others.
+// Never is Failure.NotBefore of a change that is a dead letter for one observer, while
+// the notification waits for another.
 const Never = tso.Timestamp(math.MaxInt64 / 1000)
 
+// DecodeFailure reads the stored record of a failure on cell.
 func DecodeFailure(cell Cell, value []byte) (Failure, error) {
 	var m recordpb.Failure
 	if err := proto.Unmarshal(value, &m); err != nil {
@@ -50,11 +52,13 @@ func DecodeFailure(cell Cell, value []byte) (Failure, error) {
 	}, nil
 }
 
-// FailureQualifier is :observer:family:qualifier. No family has an empty name,
-// so it cannot be the notify column of a cell.
+// FailureQualifier returns the qualifier in [NotifyFamily] of an observer's failure on
+// column c: :observer:family:qualifier. The qualifier of a notify cell begins with a
+// family's name, which is never empty, so it never begins with a colon.
 func FailureQualifier(observer string, c Column) string { return ":" + observer + ":" + c.Key() }
 
-// SplitFailure undoes failureQualifier.
+// SplitFailure is the inverse of [FailureQualifier]: it returns the observer and
+// family:qualifier of the column. ok is false if qualifier is not that of a failure.
 func SplitFailure(qualifier string) (observer, key string, ok bool) {
 	rest, ok := strings.CutPrefix(qualifier, ":")
 	if !ok {
@@ -64,13 +68,13 @@ func SplitFailure(qualifier string) (observer, key string, ok bool) {
 	return observer, key, ok && observer != ""
 }
 
-// IsFailure reports whether a cell of the notify family is the record of a
-// failure.
+// IsFailure reports whether a cell of [NotifyFamily] is a failure and not a notify cell.
 func IsFailure(item bigtable.ReadItem) bool {
 	return strings.HasPrefix(item.Column, NotifyFamily+"::")
 }
 
-// FailureCell tells whose failure a cell of the notify family is about.
+// FailureCell returns the changed cell and the observer that a failure is about. item is
+// a cell of [NotifyFamily] for which [IsFailure] holds.
 func FailureCell(table, row string, item bigtable.ReadItem) (cell Cell, observer string, err error) {
 	_, qualifier, _ := strings.Cut(item.Column, ":")
 	observer, key, ok := SplitFailure(qualifier)
@@ -78,15 +82,15 @@ func FailureCell(table, row string, item bigtable.ReadItem) (cell Cell, observer
 	if !ok || !named {
 		return Cell{Table: table, Row: row, Family: NotifyFamily, Qualifier: qualifier}, "", Corruptf(Cell{Table: table, Row: row}, "notify column %q does not name an observer and a family:qualifier", item.Column)
 	}
-	return Cell{table, row, col.Family, col.Qualifier}, observer, nil
+	return Cell{Table: table, Row: row, Family: col.Family, Qualifier: col.Qualifier}, observer, nil
 }
 
-// Clip bounds an error's text to what is worth storing.
-func Clip(s string) string {
-	const most = 2000
+// ClipErrorText returns an error's text as failures and dead letters store it: valid
+// UTF-8 of at most 2000 bytes, with … where the rest was cut off.
+func ClipErrorText(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= most {
+	if len(s) <= maxErrorText {
 		return s
 	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
+	return strings.ToValidUTF8(s[:maxErrorText], "") + "…"
 }

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// Everything that is stored may have been damaged, or written by somebody else: a
-// decoder returns what it can write again, or an error of the right kind, and
+// Stored data may be damaged, or another program may have written it. A decoder returns
+// a value that encodes and decodes to the same value, or an error of the right kind. It
 // never panics.
 
-func typed(t *testing.T, err error) {
+func checkErrorKind(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormatVersion) {
 		t.Errorf("error %v is neither ErrCorrupt nor ErrFormatVersion", err)
@@ -27,7 +27,7 @@ func FuzzLock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := DecodeLock(testSecondary, 7, b)
 		if err != nil {
-			typed(t, err)
+			checkErrorKind(t, err)
 			return
 		}
 		// A string that is not UTF-8 does not parse, so what parses can be written.
@@ -48,7 +48,7 @@ func FuzzWrite(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		w, err := DecodeWrite(testSecondary, 9, b)
 		if err != nil {
-			typed(t, err)
+			checkErrorKind(t, err)
 			return
 		}
 		_, again := EncodeCommit(testSecondary, w.Primary, w.Kind, w.StartTS)
@@ -65,7 +65,7 @@ func FuzzMark(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := DecodeMark(testSecondary, 9, b)
 		if err != nil {
-			typed(t, err)
+			checkErrorKind(t, err)
 			return
 		}
 		if m.Kind == KindRollback {
@@ -81,22 +81,22 @@ func FuzzMark(f *testing.F) {
 	})
 }
 
-// FuzzRecords reads the records that have no encoder of their own.
+// FuzzRecords decodes the records that have no encoder in this package, and notify cells.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte("\x08\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := DecodeFailure(testPrimary, b); err != nil {
-			typed(t, err)
+			checkErrorKind(t, err)
 		}
 		if _, err := DecodeAck(testPrimary, "observer", b); err != nil {
-			typed(t, err)
+			checkErrorKind(t, err)
 		}
-		tr := DecodeNotifyCell(5, b)
-		if tr.Hops < 0 {
-			t.Errorf("%d hops", tr.Hops)
+		n := DecodeNotifyCell(5, b)
+		if n.Hops < 0 {
+			t.Errorf("%d hops", n.Hops)
 		}
-		if again := DecodeNotifyCell(5, EncodeNotifyCell(tr.TraceParent, tr.Hops)); again.Hops != tr.Hops || again.TraceParent != tr.TraceParent {
-			t.Errorf("%+v, written and read again: %+v", tr, again)
+		if again := DecodeNotifyCell(5, EncodeNotifyCell(n.TraceParent, n.Hops)); again.Hops != n.Hops || again.TraceParent != n.TraceParent {
+			t.Errorf("%+v, written and read again: %+v", n, again)
 		}
 	})
 }
@@ -113,7 +113,7 @@ func FuzzCell(f *testing.F) {
 		if err != nil || again != c {
 			t.Errorf("%q is %+v, which is written %q, which is %+v, %v", s, c, c.String(), again, err)
 		}
-		for _, r := range Escape(c.Row, false) + Escape(c.Qualifier, true) {
+		for _, r := range EscapeRow(c.Row) + escape(c.Qualifier, true) {
 			if r < ' ' || r == 0x7f {
 				t.Errorf("%q is shown with the control character %q", s, r)
 			}
@@ -121,7 +121,7 @@ func FuzzCell(f *testing.F) {
 	})
 }
 
-// FuzzQualifiers takes the qualifiers of metadata columns apart.
+// FuzzQualifiers splits the qualifiers of metadata columns and joins them again.
 func FuzzQualifiers(f *testing.F) {
 	f.Add(":observer:family:qualifier")
 	f.Add("family:qualifier/observer")

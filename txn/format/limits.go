@@ -5,21 +5,32 @@ import (
 	"unicode/utf8"
 )
 
-// Bigtable's limits (design §9), checked before anything is sent: a request
-// that is refused, or on the emulator applied by half, in the middle of a
-// commit would cost more than an error here.
+// The limits of one write, one row and one request, mostly Bigtable's own (design §9). The
+// client checks them before it sends anything. If Bigtable refused a request in the middle
+// of a commit, or the emulator applied half of it, the damage would cost more than an error.
 const (
-	maxRowKey    = 4 << 10
-	maxValue     = 100 << 20
-	MaxRowBytes  = 256 << 20
+	maxRowKey = 4 << 10   // bytes
+	maxValue  = 100 << 20 // bytes
+
+	// MaxRowBytes is the maximum size of a row, in bytes.
+	MaxRowBytes = 256 << 20
+	// MaxMutations is the maximum number of changes in one request.
 	MaxMutations = 100_000
-	// The predicate of marker-if-nothing-there names a column eight times, and
-	// may have 20 KB.
+	// MaxColumnKey is the maximum size of family:qualifier, in bytes. Bigtable allows more,
+	// but a predicate that rolls a transaction back names a column eight times and may have
+	// 20 KB.
 	MaxColumnKey = 2400
-	// A ReadRows request may have 512 KB; leave room for the filter.
+	// MaxRowListBytes is the maximum size of the row keys in one read, in bytes. Bigtable
+	// allows 512 KB for the request; the rest is left for the filter.
 	MaxRowListBytes = 480 << 10
+	// maxObserverID is the maximum size of an observer's id, in bytes.
+	maxObserverID = 100
+	// maxErrorText is the maximum size of the error in a failure or dead letter, in bytes.
+	maxErrorText = 2000
 )
 
+// CheckRowKey returns an error that matches [ErrInvalid] if the key is empty, and one
+// that matches [ErrLimit] if Bigtable does not allow a key of that size.
 func CheckRowKey(row string) error {
 	switch {
 	case row == "":
@@ -30,6 +41,9 @@ func CheckRowKey(row string) error {
 	return nil
 }
 
+// CheckColumn returns an error if a transaction cannot write the column. The error
+// matches [ErrInvalid] if the family is empty, not UTF-8 or a metadata family. It matches
+// [ErrLimit] if the name is longer than [MaxColumnKey].
 func CheckColumn(c Column) error {
 	switch {
 	case c.Family == "":
@@ -39,11 +53,13 @@ func CheckColumn(c Column) error {
 	case !utf8.ValidString(c.Family):
 		return Invalidf("column family %q is not UTF-8", c.Family)
 	case len(c.Key()) > MaxColumnKey:
-		return Limitf("column name family:qualifier of %d bytes; transactions allow %d, because filters have to name it up to eight times within Bigtable's 20 KB", len(c.Key()), MaxColumnKey)
+		return Limitf("column name family:qualifier of %d bytes; transactions allow %d, because a filter may name it eight times and Bigtable allows filters of 20 KB", len(c.Key()), MaxColumnKey)
 	}
 	return nil
 }
 
+// CheckCell returns an error that matches [ErrInvalid] if the table's name is empty.
+// Otherwise it returns the error of [CheckRowKey] or [CheckColumn].
 func CheckCell(c Cell) error {
 	if c.Table == "" {
 		return Invalidf("empty table name")
@@ -54,6 +70,8 @@ func CheckCell(c Cell) error {
 	return CheckColumn(c.Column())
 }
 
+// CheckValue returns an error that matches [ErrLimit] if Bigtable does not allow a value
+// of that size.
 func CheckValue(cell Cell, value []byte) error {
 	if len(value) > maxValue {
 		return Limitf("value of %d bytes for %s; Bigtable allows %d", len(value), cell, maxValue)
@@ -61,6 +79,8 @@ func CheckValue(cell Cell, value []byte) error {
 	return nil
 }
 
+// Limitf returns an error that matches [ErrLimit], with the text that the arguments give
+// as in fmt.Sprintf.
 func Limitf(format string, args ...any) error {
 	return fmt.Errorf("txn: %w: %s", ErrLimit, fmt.Sprintf(format, args...))
 }

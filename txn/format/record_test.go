@@ -17,8 +17,9 @@ var (
 	testSecondary = Cell{"accounts", "joe", "bal", "usd"}
 )
 
-// TestGoldenRecords pins bytes of format version 1 that stay readable for
-// ever. Writing may change, as records are compared by nothing but meaning.
+// TestGoldenRecords: every later version of the library reads these bytes of format
+// versions 1 and 2. The encoders may change, because a record is identified by its meaning
+// and not by its bytes.
 func TestGoldenRecords(t *testing.T) {
 	for _, tt := range []struct {
 		name, hex string
@@ -84,8 +85,7 @@ func TestGoldenRecords(t *testing.T) {
 	}
 }
 
-// TestGoldenStateOfCollection does the same for the records of the metadata
-// table.
+// TestGoldenStateOfCollection: the same for records of the metadata table.
 func TestGoldenStateOfCollection(t *testing.T) {
 	for _, tt := range []struct {
 		hex       string
@@ -159,7 +159,7 @@ func TestBadRecords(t *testing.T) {
 		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
 		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
 		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
-		{"marker elsewhere", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_ROLLBACK, StartTs: 7}), ErrCorrupt, "stands at 9"},
+		{"marker elsewhere", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_ROLLBACK, StartTs: 7}), ErrCorrupt, "is stored at 9"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.decode(tt.value)
@@ -170,7 +170,7 @@ func TestBadRecords(t *testing.T) {
 	}
 }
 
-// TestRecordSizes pins the sizes that docs/storage-format.md states.
+// TestRecordSizes: docs/storage-format.md states these sizes.
 func TestRecordSizes(t *testing.T) {
 	const ts = 1_800_000_000_000_000
 	owner := strings.Repeat("A", 26)

@@ -6,15 +6,15 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// A State is what a transaction's primary cell says about its fate.
+// A State is the state of a transaction, as its primary cell shows it.
 type State int8
 
 // The states of a transaction.
 const (
-	// StateUnknown: the primary holds no trace of the transaction. Its prewrite
-	// may still be on the way, or its owner has aborted it.
+	// StateUnknown: the primary holds no trace of the transaction. Its prewrite may
+	// still arrive, or its owner has rolled it back.
 	StateUnknown State = iota
-	// StateLocked: the primary lock is there; the transaction is undecided.
+	// StateLocked: the primary lock exists. The transaction may still commit.
 	StateLocked
 	// StateCommitted is final.
 	StateCommitted
@@ -37,21 +37,24 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", int8(s))
 }
 
-// A Status is the outcome of a transaction as its primary shows it.
+// A Status is the state of a transaction with its details, as its primary cell shows
+// them.
 type Status struct {
 	State State
 	// CommitTS is set in StateCommitted.
 	CommitTS tso.Timestamp
-	// Lock is the primary lock, set in StateLocked.
+	// Lock is the primary lock. It is set in StateLocked.
 	Lock *Lock
 }
 
-// Final reports whether the outcome cannot change any more.
+// Final reports whether the outcome can no longer change.
 func (s Status) Final() bool { return s.State == StateCommitted || s.State == StateRolledBack }
 
-// A Resolution tells of one cell that a client settled for another
+// A Resolution is one cell that a client rolled forward or back on behalf of another
 // transaction.
 type Resolution struct {
-	Lock   Lock
+	// Lock is the lock as the client found it.
+	Lock Lock
+	// Status is the outcome of the transaction that wrote the lock.
 	Status Status
 }

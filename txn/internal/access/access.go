@@ -1,3 +1,7 @@
+// Package access lets the packages beside txn (gc, admin and changes) reach the inside of a
+// *txn.Client and a *txn.Txn, which applications do not see. Package txn sets the function
+// variables when it is initialized. They take any, because this package is below txn and
+// cannot import it. It imports format and recovery.
 package access
 
 import (
@@ -8,35 +12,33 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
 
-// Package access lets the packages beside txn (gc, admin, changes) reach what a
-// *txn.Client and a *txn.Txn hold, without showing it to applications. Package txn sets
-// the variables.
-
-// resolverOf returns the resolver of a *txn.Client.
+// ResolverOf returns the resolver of a *txn.Client.
 var ResolverOf func(client any) *recovery.Resolver
 
-// transactionOf returns the inside of a *txn.Txn.
+// TransactionOf returns the inside of a *txn.Txn.
 var TransactionOf func(tx any) Transaction
 
-// traceLater makes the txn.TxnOption that changes.TraceLater describes.
+// TraceLater returns the txn.TxnOption that changes.TraceLater describes.
 var TraceLater func(begin func(context.Context) context.Context) any
 
-// A transaction is the inside of a *txn.Txn.
+// A Transaction is the inside of a *txn.Txn.
 type Transaction interface {
 	Resolver() *recovery.Resolver
 	StartTS() tso.Timestamp
-	// Alive fails when the transaction may not read any more.
+	// Alive returns an error if the transaction may no longer read.
 	Alive() error
-	// Observing begins the read of an observed cell of table. end takes the error of the
-	// read, and returns it or, if garbage collection has passed the transaction, a
-	// TooOldError.
+	// Observing begins the read of an observed cell of table. The caller calls end with the
+	// error of the read. end returns that error or, if garbage collection has passed the
+	// transaction, a format.TooOldError.
 	Observing(ctx context.Context, table string) (_ context.Context, end func(error) error)
-	// Remember keeps a cell's value at the start timestamp for later reads.
+	// Remember keeps a cell's value at the start timestamp, so that later reads of the
+	// transaction need no request.
 	Remember(cell format.Cell, value []byte, present bool)
-	// CausedBy says that so many runs of observers led to the transaction, at least.
+	// CausedBy says that at least that many observer runs, one causing the next, led to the
+	// transaction.
 	CausedBy(hops int)
-	// Put buffers a value for a cell of the acknowledgment family, too.
+	// Put buffers a write of a cell, which may be in the acknowledgment family.
 	Put(cell format.Cell, value []byte)
-	// Trace begins a trace that was put off.
+	// Trace begins the trace of a transaction that put it off.
 	Trace(ctx context.Context) context.Context
 }

@@ -1,7 +1,9 @@
-// Package gctime holds the durations that keep garbage collection and clients
-// apart. They are constants of the deployment: every client and every collector
-// of it has to use the same ones. Only tests in real time change them, through
-// txntest.
+// Package gctime holds the durations on which garbage collection and clients have to
+// agree. They are constants, because every client and every collector of a deployment must
+// use the same ones. Only tests in real time shorten them, through txntest.
+//
+// store and recovery use them to bound requests and to keep holds, and txn/gc uses them to
+// wait long enough. The package imports nothing of the module.
 package gctime
 
 import (
@@ -18,36 +20,37 @@ const (
 	holdGrace       = 5 * time.Minute
 )
 
-// shorter divides the durations.
-var shorter atomic.Int64
+// divisor divides the durations in tests; 0 means 1.
+var divisor atomic.Int64
 
-func scale(d time.Duration) time.Duration { return d / time.Duration(max(1, shorter.Load())) }
+func scale(d time.Duration) time.Duration { return d / time.Duration(max(1, divisor.Load())) }
 
 // Shorten divides every duration by n, for tests in real time.
-func Shorten(n int) { shorter.Store(int64(n)) }
+func Shorten(n int) { divisor.Store(int64(n)) }
 
-// SafePointMaxAge is how long a client goes by a safe point that it has read. It
-// is read again three times as often.
+// SafePointMaxAge is how long a client relies on a safe point that it has read: 30 s. A
+// client reads the safe point again three times as often.
 func SafePointMaxAge() time.Duration { return scale(safePointMaxAge) }
 
-// MaxApply bounds a request that changes transactional cells without a
-// condition: such a request is harmful when it lands late.
+// MaxApply bounds the time of a request that changes transactional cells without a
+// condition: 1 min. Such a request does harm if it takes effect late.
 func MaxApply() time.Duration { return scale(maxApply) }
 
-// Fence is how long a collector waits between publishing a safe point and its
-// first change: until no client goes by an older one, and no unconditional
-// request is under way that was sent by one. The slack is for monotonic clocks
-// that do not run equally fast, and for what happens between a deadline and
-// those who obey it.
+// Fence is how long a collector waits between publishing a safe point and its first
+// change: 2 min. After that, no client relies on an older safe point, and no
+// unconditional request that relied on one is under way. The sum contains 30 s for
+// monotonic clocks that run at different speeds, and for the time between a deadline and
+// the end of the work that obeys it.
 func Fence() time.Duration { return scale(safePointMaxAge + maxApply + slack) }
 
-// MinRetention is the shortest retention that a collector accepts. Whatever
-// comes late by less does no harm: see the design note on garbage collection.
+// MinRetention is the shortest retention that a collector accepts: 10 min. What arrives
+// less late than that does no harm; see the design note on garbage collection.
 func MinRetention() time.Duration { return scale(minRetention) }
 
-// HoldGrace is how long a token that was not renewed still holds the safe point
-// back: a client with a long read may hang for a while.
+// HoldGrace is how long a worker token that was not renewed still holds the safe point
+// back: 5 min. A client with a long read may hang for a while.
 func HoldGrace() time.Duration { return scale(holdGrace) }
 
-// LeaseTTL is how long a collector that died keeps others from starting.
+// LeaseTTL is how long the lease of a collector that died keeps others from starting:
+// 30 s.
 func LeaseTTL() time.Duration { return scale(leaseTTL) }

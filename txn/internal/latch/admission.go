@@ -6,22 +6,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// commitsPerRequest is how many commits a client has under way at a time for each
-// request of Config.Parallelism.
+// CommitsPerRequest is how many commits a client runs at a time for each request of
+// Config.Parallelism.
 const CommitsPerRequest = 4
 
-// An admission bounds the commits that a client has under way: it holds one token for
-// each.
+// Admission bounds how many commits a client runs at a time. It holds one token for each
+// of them.
 type Admission chan struct{}
 
+// NewAdmission returns an Admission for that many commits at a time.
 func NewAdmission(commits int) Admission { return make(Admission, commits) }
 
-// Admit waits for one of the places for commits. Without a bound, more commits
-// than Bigtable gets done within their ttl take each other's time away: all of
-// them hold locks that have to be kept alive by heartbeats, which are requests
-// too, and none gets through. Whoever waits here holds no locks, so nobody waits
-// for it, and its locks' ttl is counted from when they are written.
-// Every nil is followed by one dismiss.
+// Admit waits for a place. The caller calls Release for every nil result. The error is
+// that of the ended context.
+//
+// If a client ran more commits than Bigtable completes within their ttl, they would take
+// time from each other: all of them hold locks, heartbeats must keep these locks alive,
+// and heartbeats are requests too. In the end, no commit would complete. A commit that
+// waits here holds no locks, so no transaction waits for it, and its ttl has not begun.
 func (a Admission) Admit(ctx context.Context) error {
 	select {
 	case a <- struct{}{}:

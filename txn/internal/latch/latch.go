@@ -11,31 +11,29 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Two transactions that write one cell and overlap, from start_ts to commit_ts,
-// cannot both commit (first committer wins). Those of one client find that out
-// here, as far as possible, instead of by requests: they queue for the cells that
-// they are about to write, and one that conflicts queues before its next run, so
-// that its start_ts comes after the commit of the one in front of it.
-//
-// Latches are for speed alone: nothing relies on them, whoever waits too long
-// goes on without, and other processes do not see them.
+// If two transactions write one cell and overlap, from start_ts to commit_ts, only the
+// first committer wins. Transactions of one client need no requests to find that out: a
+// transaction queues for the cells that it will write. After a conflict, it queues before
+// its next run, so that its new start_ts is above the commit of the transaction in front.
 
 const (
+	// latchSlots is how many slots the cells are distributed over.
 	latchSlots = 1024
-	// maxLatched bounds the cells of a transaction that takes latches; a larger one
-	// would hold up too many others.
+	// maxLatched is how many cells a transaction may write to take latches. A larger one
+	// would hold up too many transactions; it continues without.
 	maxLatched = 128
-	// maxOvertaken is how often one that waits is overtaken at one of its slots.
+	// maxOvertaken is how often other transactions may overtake a waiting one at its
+	// slots.
 	maxOvertaken = 8
-	// maxLatchQueue bounds those that wait at one slot; whoever comes then goes on
-	// without.
+	// maxLatchQueue is how many transactions may wait at one slot. The next one continues
+	// without latches.
 	maxLatchQueue = 1024
 )
 
-// Latches are the queues of one client. Each cell hashes to a slot; a transaction
-// enters the queues of all of its slots at once and is given all of them at
-// once, when they are free, so that nobody holds one while waiting for another.
-// Those behind it may be served meanwhile, but only so often.
+// Latches are the queues of one client. Each cell hashes to a slot. A transaction enters
+// the queues of all its slots at once. It gets all slots at once, when all are free, so no
+// transaction holds one slot while it waits for another. Transactions behind it may
+// overtake it meanwhile, but only maxOvertaken times.
 type Latches struct {
 	wait time.Duration // negative: no latches
 	seed maphash.Seed
@@ -45,26 +43,29 @@ type Latches struct {
 }
 
 type latchSlot struct {
-	holder *Latch
-	since  time.Time
-	queue  []*Latch
+	holder *Latch    // nil: free
+	since  time.Time // when holder got the slot
+	queue  []*Latch  // waiting, in the order of their arrival
 }
 
-// Latch is what one transaction holds and waits for; nil is none.
+// A Latch is what one transaction holds or waits for. A nil Latch holds nothing.
 type Latch struct {
-	latches      *Latches
-	slots   []uint16 // ascending
-	inline     [4]uint16
-	granted chan struct{} // closed when the slots are its own; nil: it never waited
-	// overtaken counts those behind it that were served first.
+	latches *Latches
+	slots   []uint16      // ascending
+	inline  [4]uint16     // memory for slots, if they are few
+	granted chan struct{} // closed when the Latch gets its slots; nil: it did not wait
+	// overtaken counts how often a Latch behind this one got a slot first.
 	overtaken int
 }
 
+// New returns the queues of a client. wait is how long a transaction waits at most; if it
+// is negative, there are no latches.
 func New(wait time.Duration) *Latches {
 	return &Latches{wait: wait, seed: maphash.MakeSeed()}
 }
 
-// SlotsOf are the slots of a commit's cells; none where latches do not apply.
+// SlotsOf appends the slots of a commit's cells to slots, and sorts them. The result is nil
+// if the commit takes no latches.
 func (ls *Latches) SlotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
 	n := 0
 	for _, r := range rows {
@@ -90,9 +91,9 @@ func hashCell(c *format.Cell, seed maphash.Seed) uint64 {
 	return h*odd ^ maphash.String(seed, c.Table)
 }
 
-// Acquire takes slots. nil without an error says that the caller goes on without:
-// it has waited for Config.LatchWait, or too many wait already. The error is that
-// of an ended context.
+// Acquire waits until it holds all of slots. A nil Latch without an error means that the
+// caller continues without: it waited for Config.LatchWait, or a queue is full, or slots
+// is empty. The error is that of the ended context.
 func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waited bool, err error) {
 	if len(slots) == 0 {
 		return nil, false, nil
@@ -119,7 +120,8 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 	return nil, true, err
 }
 
-// takeOrEnqueue takes the slots of l, or enters it into their queues.
+// takeOrEnqueue grants l its slots if they are available. Otherwise it puts l into their
+// queues. full reports that a queue had no room.
 func (ls *Latches) takeOrEnqueue(l *Latch) (full bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -140,8 +142,8 @@ func (ls *Latches) takeOrEnqueue(l *Latch) (full bool) {
 	return false
 }
 
-// available reports that l may have its slots now: nobody does, and nobody in front
-// of it has been overtaken too often. The mutex is held.
+// available reports whether l may have its slots now: all are free, and no Latch in front
+// of l has been overtaken too often. ls.mu is held.
 func (ls *Latches) available(l *Latch) bool {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
@@ -160,7 +162,7 @@ func (ls *Latches) available(l *Latch) bool {
 	return true
 }
 
-// grant gives l its slots. The mutex is held.
+// grant gives l its slots and removes it from their queues. ls.mu is held.
 func (ls *Latches) grant(l *Latch) {
 	now := time.Now()
 	for _, n := range l.slots {
@@ -179,7 +181,7 @@ func (ls *Latches) grant(l *Latch) {
 	}
 }
 
-// dequeue takes l out of the queues. The mutex is held.
+// dequeue removes l from the queues. ls.mu is held.
 func (ls *Latches) dequeue(l *Latch) {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
@@ -192,16 +194,16 @@ func (ls *Latches) dequeue(l *Latch) {
 	}
 }
 
-// stopWaiting gives up waiting. When that was for as long as anybody waits, it takes
-// the slots away from who has had them for longer: a function that runs for long
-// holds up one that waits, and no more.
+// stopWaiting removes l from the queues. If l waited as long as a transaction may
+// (overdue), it also frees those of its slots that their holders have had for at least
+// that long. So a function that runs long holds up one transaction, and not the next ones.
 func (ls *Latches) stopWaiting(l *Latch, overdue bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.dequeue(l)
 	for _, n := range l.slots {
 		s := &ls.slots[n]
-		// Its turn may have come just now.
+		// l may have got the slot just now.
 		if s.holder == l || overdue && s.holder != nil && time.Since(s.since) >= ls.wait {
 			s.holder = nil
 		}
@@ -209,7 +211,8 @@ func (ls *Latches) stopWaiting(l *Latch, overdue bool) {
 	ls.grantFree(l.slots)
 }
 
-// grantFree gives free slots to those who wait. The mutex is held.
+// grantFree grants slots that are free to the first waiting Latch that may have them.
+// ls.mu is held.
 func (ls *Latches) grantFree(slots []uint16) {
 	for _, n := range slots {
 		s := &ls.slots[n]
@@ -222,7 +225,7 @@ func (ls *Latches) grantFree(slots []uint16) {
 	}
 }
 
-// Release gives up what l holds; more than once is fine.
+// Release frees the slots that l still holds. It may be called more than once.
 func (l *Latch) Release() {
 	if l == nil {
 		return
@@ -238,7 +241,7 @@ func (l *Latch) Release() {
 	ls.grantFree(l.slots)
 }
 
-// Covers reports that l was taken for all of slots.
+// Covers reports whether l was acquired for all of slots.
 func (l *Latch) Covers(slots []uint16) bool {
 	if l == nil {
 		return false

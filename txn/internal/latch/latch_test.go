@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// wantIdle: nobody holds or waits for anything.
+// wantIdle fails the test if a slot is held or a Latch waits.
 func (ls *Latches) wantIdle(t *testing.T) {
 	t.Helper()
 	ls.mu.Lock()
@@ -24,8 +24,8 @@ func (ls *Latches) wantIdle(t *testing.T) {
 	}
 }
 
-// Any number of transactions with any slots: no two hold one slot, none waits for
-// ever, and nothing is left, also of those that gave up.
+// TestLatchesExclude: transactions take random slots. No two hold one slot, none waits
+// without limit, and the slots are free in the end, even those of transactions that gave up.
 func TestLatchesExclude(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
@@ -76,12 +76,13 @@ func TestLatchesExclude(t *testing.T) {
 		g.Wait()
 		ls.wantIdle(t)
 		if gaveUp == 0 {
-			t.Error("nobody gave up waiting, which was to be tried as well")
+			t.Error("no transaction gave up waiting; the test must try that too")
 		}
 	})
 }
 
-// One that needs two slots is overtaken by those that need one, but not for ever.
+// TestLatchesServeInTurn: transactions that need one slot overtake one that needs two, but
+// only maxOvertaken times.
 func TestLatchesServeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
@@ -106,7 +107,7 @@ func TestLatchesServeInTurn(t *testing.T) {
 				<-time.After(time.Millisecond)
 				l.Release()
 			})
-			synctest.Wait() // enters the queue behind those before it
+			synctest.Wait() // until it has entered the queue
 		}
 		wait("both", 1, 2)
 		for i := range 2 * maxOvertaken {
@@ -114,7 +115,7 @@ func TestLatchesServeInTurn(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		if n := len(served); n != maxOvertaken {
-			t.Errorf("%d overtook the one that waits for two slots, want %d", n, maxOvertaken)
+			t.Errorf("%d overtook the transaction that waits for two slots, want %d", n, maxOvertaken)
 		}
 		first.Release()
 		g.Wait()
@@ -130,8 +131,9 @@ func TestLatchesServeInTurn(t *testing.T) {
 	})
 }
 
-// Whoever waits as long as anybody may goes on without, and takes the slot from
-// one that has had it for that long, for those behind.
+// TestLatchesAreOvertaken: a transaction that waited for Config.LatchWait continues
+// without. It frees a slot that its holder has had for that long, so the next one need not
+// wait.
 func TestLatchesAreOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Second)
@@ -143,18 +145,18 @@ func TestLatchesAreOvertaken(t *testing.T) {
 		}
 		l, waited, err := ls.Acquire(t.Context(), []uint16{7})
 		if l == nil || waited || err != nil {
-			t.Errorf("behind it: %v, waited: %v, %v", l, waited, err)
+			t.Errorf("next one: %v, waited: %v, %v", l, waited, err)
 		}
-		stuck.Release() // it is another's by now
+		stuck.Release() // the slot belongs to l now
 		if l.latches.slots[7].holder != l {
-			t.Error("a slot was released by one that had lost it")
+			t.Error("a transaction that had lost the slot released it")
 		}
 		l.Release()
 		ls.wantIdle(t)
 	})
 }
 
-// The queues are bounded: whoever comes to a full one goes on without.
+// TestLatchQueueIsBounded: if a queue is full, the next transaction continues without.
 func TestLatchQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
@@ -170,7 +172,7 @@ func TestLatchQueueIsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if l, waited, err := ls.Acquire(t.Context(), []uint16{6, 7}); l != nil || waited || err != nil {
-			t.Errorf("%v, waited: %v, %v; want to go on at once", l, waited, err)
+			t.Errorf("%v, waited: %v, %v; want to continue at once", l, waited, err)
 		}
 		cancel()
 		g.Wait()

@@ -11,15 +11,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Recent remembers which cells were committed last, and when, by this
-// client or by others whose commits were in its way: a transaction that began
-// before such a commit and writes the cell is going to conflict with it, and
-// need not send a prewrite to learn that. It holds as many cells as it has
-// slots; a newer commit takes an older one's place.
+// Recent remembers recent commits of cells: those of this client, and those of other
+// clients that its prewrites conflicted with. A transaction that began before such a commit
+// and writes the cell will conflict. It need not send a prewrite to find that out. Recent
+// holds one cell for each slot; a newer commit replaces an older one there.
 type Recent struct {
 	seed  maphash.Seed
 	mu    sync.Mutex
-	slots []recentCommit
+	slots []recentCommit // empty: it remembers nothing
 }
 
 type recentCommit struct {
@@ -27,10 +26,11 @@ type recentCommit struct {
 	commitTS tso.Timestamp
 }
 
-// recentSlots is how many cells a client remembers with their last commit.
+// recentSlots is how many cells a client remembers.
 const recentSlots = 1024
 
-// NewRecent makes one that remembers nothing where latches are off.
+// NewRecent returns a Recent. If latchWait is negative, latches are off, and it remembers
+// nothing.
 func NewRecent(latchWait time.Duration) *Recent {
 	slots := recentSlots
 	if latchWait < 0 {
@@ -39,17 +39,17 @@ func NewRecent(latchWait time.Duration) *Recent {
 	return &Recent{seed: maphash.MakeSeed(), slots: make([]recentCommit, slots)}
 }
 
-// Committed remembers a commit that is known to stand.
+// Committed remembers a successful commit of this client.
 func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	if len(r.slots) == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := max(1, len(r.slots)/8) // a transaction of many cells leaves room for others
+	allowed := max(1, len(r.slots)/8) // a large transaction must not replace everything
 	for _, row := range rows {
 		for _, w := range row.Writes {
-			if left--; left < 0 {
+			if allowed--; allowed < 0 {
 				return
 			}
 			r.note(w.Cell, commitTS)
@@ -57,7 +57,7 @@ func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	}
 }
 
-// Conflicted remembers the commit that a prewrite ran into.
+// Conflicted remembers the commit that a prewrite conflicted with, if err names one.
 func (r *Recent) Conflicted(err error) {
 	var c *format.ConflictError
 	if len(r.slots) == 0 || !errors.As(err, &c) || c.Reason != format.ConflictWrite {
@@ -75,8 +75,8 @@ func (r *Recent) note(cell format.Cell, commitTS tso.Timestamp) {
 	}
 }
 
-// Conflict returns what a prewrite at startTS would: it is nil unless a commit
-// of one of the cells is known to stand at or above startTS.
+// Conflict returns the conflict that a prewrite of rows at startTS would fail with. It is
+// nil unless Recent knows a commit of one of the cells at or above startTS.
 func (r *Recent) Conflict(rows []*store.RowWrites, startTS tso.Timestamp) *format.ConflictError {
 	if len(r.slots) == 0 {
 		return nil

@@ -9,21 +9,21 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
-// maxHold is how long an open transaction, or a snapshot taken with Hold, keeps
-// garbage collection below it. After that it goes on as long as the versions are
-// there, and then fails with ErrTooOld.
+// maxHold is how long an open transaction, or a snapshot taken with Hold, keeps the safe
+// point below it. It may stay open for longer: reads work while their versions exist, and
+// then fail with ErrTooOld.
 const maxHold = 24 * time.Hour
 
-// Holds are the transactions, and the snapshots taken with Hold, that a client
-// has open. The oldest of them is published in the client's worker token, and
-// collectors keep the safe point below it. That is a courtesy: what is not
-// published in time fails with ErrTooOld, and nothing goes wrong.
+// Holds are the transactions that a client has open, and its snapshots taken with Hold.
+// The client publishes the oldest timestamp in its worker token, and collectors keep the
+// safe point below it. Safety does not need that: what is not published in time fails with
+// ErrTooOld.
 type Holds struct {
 	mu   sync.Mutex
 	open map[*Hold]struct{}
 }
 
-// A hold is one of them.
+// A Hold is one of them.
 type Hold struct {
 	ts    tso.Timestamp
 	begun time.Time
@@ -31,41 +31,44 @@ type Hold struct {
 
 func newHolds() *Holds { return &Holds{open: map[*Hold]struct{}{}} }
 
+// Add holds ts until Remove.
 func (h *Holds) Add(ts tso.Timestamp) *Hold {
-	n := &Hold{ts, time.Now()}
+	hold := &Hold{ts, time.Now()}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.open[n] = struct{}{}
-	return n
+	h.open[hold] = struct{}{}
+	return hold
 }
 
-func (h *Holds) Remove(n *Hold) {
+// Remove ends a hold.
+func (h *Holds) Remove(hold *Hold) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.open, n)
+	delete(h.open, hold)
 }
 
-// oldest is the smallest timestamp that was held for no longer than maxHold; 0
-// when there is none. since is when the first of all was added.
+// oldest returns the smallest timestamp that has been held for at most maxHold; 0 means
+// none. since is when the first of these holds began.
 func (h *Holds) oldest() (ts tso.Timestamp, since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for n := range h.open {
-		if time.Since(n.begun) > maxHold {
+	for hold := range h.open {
+		if time.Since(hold.begun) > maxHold {
 			continue
 		}
-		if ts == 0 || n.ts < ts {
-			ts = n.ts
+		if ts == 0 || hold.ts < ts {
+			ts = hold.ts
 		}
-		if since.IsZero() || n.begun.Before(since) {
-			since = n.begun
+		if since.IsZero() || hold.begun.Before(since) {
+			since = hold.begun
 		}
 	}
 	return ts, since
 }
 
-// Announce starts the token of a client that has written nothing yet but keeps
-// something open for long. A running token is renewed by itself.
+// Announce starts the worker token of a client that has written nothing yet, but has held
+// something for a third of the age that a safe point may have. A running token publishes
+// holds whenever it is renewed.
 func (h *Holds) Announce(ctx context.Context, t *Token) {
 	ts, since := h.oldest()
 	if ts != 0 && time.Since(since) >= gctime.SafePointMaxAge()/3 {

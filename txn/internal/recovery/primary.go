@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// PrimaryCommit brings one commit of a primary to a known outcome.
+// A PrimaryCommit commits one primary and finds out whether the commit took effect.
 type PrimaryCommit struct {
 	Resolver *Resolver
 	Table    *store.Table
@@ -20,27 +20,33 @@ type PrimaryCommit struct {
 	CommitTS tso.Timestamp
 	Mutation *bigtable.Mutation
 
-	// Passable: readers may raise the minimum commit timestamp (pass.go). commitAt
-	// prepares the commit at another one; nil: only the owner can.
+	// Passable says that readers may raise the minimum commit_ts (pass.go).
 	Passable bool
+	// CommitAt prepares the commit at another commit_ts. It is nil if the caller is not the
+	// owner: only the owner can.
 	CommitAt func(context.Context, tso.Timestamp) (*bigtable.Mutation, error)
-	lock     *format.Lock // the primary lock as it was read back last
+	// lock is the primary lock as readBack read it last.
+	lock *format.Lock
 }
 
-// Run returns nil when the transaction is committed, a ConflictError when it
-// was rolled back by others, and an UndeterminedError when ctx ends first. When
-// Bigtable refuses every request for good (permission denied, say), nothing was
-// applied, and the refusal is returned; when it begins to refuse after a
-// request whose outcome is unknown, waiting would not help, and the outcome is
-// undetermined.
+// Run commits the primary.
+//
+// The result is nil if the transaction is committed. It is a ConflictError if another client
+// rolled the transaction back, and a CorruptError if the primary is committed at another
+// commit_ts. If Bigtable refused every request for good (permission denied, for example),
+// nothing was applied, and the result is Bigtable's error.
+//
+// In all other cases the outcome is undetermined, and the result is an UndeterminedError:
+// ctx ended first; or Bigtable refused a request after an earlier one that may have been
+// applied, so waiting would not help; or garbage collection passed the transaction.
 func (p *PrimaryCommit) Run(ctx context.Context) error {
 	var last error
-	unknown := false // a request that may have been applied was sent
+	unknown := false // an earlier request may have been applied
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
 		refused := false
 		if unknown {
 			if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
-				// The locks are resolved by now, or about to be.
+				// The collector has resolved the locks, or will.
 				return p.undetermined(err)
 			}
 		}
@@ -49,7 +55,9 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 		case err == nil && matched:
 			return nil
 		case err == nil:
-			unknown = true // the lock is gone: an earlier send, or a rollback
+			// An earlier request committed, another client rolled the transaction back,
+			// or a reader raised the minimum.
+			unknown = true
 		case store.Permanent(err) && !unknown:
 			return err
 		default:
@@ -87,20 +95,20 @@ func (p *PrimaryCommit) undetermined(err error) error {
 	return &format.UndeterminedError{Primary: p.Primary, StartTS: p.StartTS, CommitTS: p.CommitTS, Err: err}
 }
 
-// readBack settles an outcome from what the primary holds (design §4, unknown
-// results). Not done: the primary lock is still there, or nothing could be
-// read; the commit is to be sent again.
+// readBack finds out the outcome from what the primary holds (design §4, unknown results).
+// done is false if the primary lock still exists, or if the read failed: Run sends the
+// commit again.
 func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
-	s, err := ReadStatus(ctx, p.Table, p.Primary, p.StartTS)
+	status, err := ReadStatus(ctx, p.Table, p.Primary, p.StartTS)
 	if err != nil {
 		return false, err
 	}
-	switch s.State {
+	switch status.State {
 	case format.StateCommitted:
-		if s.CommitTS != p.CommitTS {
-			return true, format.Corruptf(p.Primary, "the transaction that started at %d is committed at %d instead of %d", p.StartTS, s.CommitTS, p.CommitTS)
+		if status.CommitTS != p.CommitTS {
+			return true, format.Corruptf(p.Primary, "the transaction that started at %d is committed at %d instead of %d", p.StartTS, status.CommitTS, p.CommitTS)
 		}
-		p.Resolver.Outcomes.Put(p.StartTS, s)
+		p.Resolver.Outcomes.Put(p.StartTS, status)
 		return true, nil
 	case format.StateRolledBack:
 		if forgotten, err := p.Resolver.SafePoint.Forgotten(ctx, p.StartTS); err != nil {
@@ -108,46 +116,48 @@ func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		} else if forgotten {
 			return true, p.undetermined(errForgotten)
 		}
-		p.Resolver.Outcomes.Put(p.StartTS, s)
+		p.Resolver.Outcomes.Put(p.StartTS, status)
 		return true, &format.ConflictError{Cell: p.Primary, StartTS: p.StartTS, Reason: format.ConflictRolledBack}
 	case format.StateLocked:
-		p.lock = s.Lock
+		p.lock = status.Lock
 		return false, nil
 	}
-	// Neither lock nor record nor marker: only garbage collection takes those
-	// away, and it proves nothing (design §8 rule 6).
+	// The primary holds no lock, no record and no marker. Only garbage collection removes
+	// those, and it does not show the outcome (design §8 rule 6).
 	return true, p.undetermined(errNoTrace)
 }
 
-// errForgotten: below the safe point a marker may stand where a commit was
-// collected: a late resolver sets it when it finds nothing.
+// errForgotten: the primary holds a rollback marker below the safe point. Garbage
+// collection may have removed a commit there, and a late resolver that found nothing may
+// have set the marker.
 var errForgotten = errors.New("the primary holds a rollback marker, but the transaction is below the safe point, where that proves nothing: its commit may have been garbage-collected")
 
 var errNoTrace = errors.New("the primary holds no trace of the transaction: its records were garbage-collected")
 
-// errLockPassed: the weak notifications of the transaction, which only its owner
-// knows, would stay at the old commit_ts, where an observer may have taken them.
-var errLockPassed = errors.New("a reader has passed the transaction's lock, so it does not commit at this commit_ts any more, and only its own Commit could take another")
+// errLockPassed: a commit in place of the owner cannot take a new commit_ts. Only the owner
+// knows the transaction's weak notifications. They would stay at the old commit_ts, where
+// an observer may already have handled them.
+var errLockPassed = errors.New("a reader has passed the transaction's lock, so the transaction can no longer commit at this commit_ts; only its own Commit could take another one")
 
-// rollBack ends a commit that ended in errPassed: its owner has given up, so that
-// nobody can take another commit_ts, and perhaps nobody ever meets the lock.
+// rollBack rolls back a commit that ended with errLockPassed. Its owner has given up, so no
+// client can take a new commit_ts, and perhaps no reader will ever reach the lock.
 func (p *PrimaryCommit) rollBack(ctx context.Context) error {
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
-		s, err := rollBackPrimary(ctx, p.Table, p.Primary, p.StartTS, format.StateLocked, 0)
-		if s.Final() {
-			p.Resolver.noteResolved(p.lock, s)
+		outcome, err := rollBackPrimary(ctx, p.Table, p.Primary, p.StartTS, format.StateLocked, 0)
+		if outcome.Final() {
+			p.Resolver.noteResolved(p.lock, outcome)
 		}
 		if err == nil || store.Permanent(err) {
 			return err
 		}
-		// Whether it was applied or not, sending it again is harmless.
+		// Sending the mutation again does no harm, whether it was applied or not.
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, "rolling back a commit that a reader has passed", err)
 		}
 	}
 }
 
-// predicate is that of a commit at commitTS.
+// predicate matches if a commit at p.CommitTS may take effect.
 func (p *PrimaryCommit) predicate() bigtable.Filter {
 	if p.Passable {
 		return LockWithMin(p.Primary.Column(), p.StartTS, 0, p.CommitTS)
@@ -155,14 +165,14 @@ func (p *PrimaryCommit) predicate() bigtable.Filter {
 	return store.LockAt(p.Primary.Column(), p.StartTS)
 }
 
-// ruledOut: the lock that was read back says that a commit at commitTS has not
-// landed and never will.
+// ruledOut reports whether the lock l, as it was read back, shows that a commit at
+// p.CommitTS has not taken effect and never will.
 func (p *PrimaryCommit) ruledOut(l *format.Lock) bool {
 	return p.Passable && l.MinCommitTS >= p.CommitTS
 }
 
-// takeNewCommitTS takes a new commit_ts after the old one was ruled out, and whatever else
-// stands between commit_ts and the commit.
+// takeNewCommitTS takes a new commit_ts after the old one was ruled out. It repeats what a
+// commit must do between its commit_ts and the commit of the primary.
 func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) error {
 	if p.CommitAt == nil {
 		return errLockPassed
@@ -172,7 +182,7 @@ func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) err
 		return err
 	}
 	if ts <= l.MinCommitTS {
-		return format.Corruptf(p.Primary, "readers have raised the minimum commit_ts to %d, which is not before the oracle's present, %d", l.MinCommitTS, ts)
+		return format.Corruptf(p.Primary, "readers have raised the minimum commit_ts to %d, which is not below the oracle's newest timestamp, %d", l.MinCommitTS, ts)
 	}
 	if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
 		return err

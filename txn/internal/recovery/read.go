@@ -13,27 +13,26 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Evaluation applies the read rule of design §4 to what Bigtable returned for
-// one row.
+// An Evaluation is the result of the read rule (design §4) for one row.
 type Evaluation struct {
-	// Row holds the values that are decided, as the user knows them.
+	// Row holds the values that are known, as the user's columns.
 	Row bigtable.Row
-	// Locks stand in the way of the read.
+	// Locks are the locks that the read must resolve first. If there are any, Row is empty.
 	Locks []*format.Lock
-	// Exact are the columns whose value has to be read at another timestamp
-	// than that of the latest data, because another transaction prewrote in
-	// between.
+	// Exact are the columns whose value is at another timestamp than the latest data,
+	// because another transaction has prewritten the column since.
 	Exact []ExactRead
-	// Stranded are lock-only locks past their ttl. They are in no reader's way,
-	// and are cleared behind the read.
+	// Stranded are expired lock-only locks. They block no reader; the client resolves them
+	// after the read.
 	Stranded []*format.Lock
 }
 
+// An ExactRead names the data cell that a read needs.
 type ExactRead struct {
 	Column format.Column
-	// CommitTS is 0 for pre-Percolator data.
+	// CommitTS is the timestamp of the commit; 0 for plain data.
 	CommitTS tso.Timestamp
-	// StartTS is where the data is; 0 for the latest pre-Percolator data.
+	// StartTS is the timestamp of the data; 0 for the latest plain data.
 	StartTS tso.Timestamp
 }
 
@@ -45,14 +44,16 @@ func (e ExactRead) filter() bigtable.Filter {
 	return store.Chain(c, store.At(e.StartTS))
 }
 
-// Ignored holds the start timestamps of transactions whose locks a read walks
-// past: they committed after the read's timestamp.
+// Ignored holds the start timestamps of transactions whose locks a read ignores, because
+// they committed above the read's timestamp or can only commit there.
 type Ignored map[tso.Timestamp]bool
 
-// Evaluate reads raw, the answer to selection.visibleAt(readTS). The values that
-// it finds share raw's memory, and have their commit timestamps there from then
-// on: what has no locks in the way can be evaluated once.
-func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, passed Ignored) (e Evaluation, err error) {
+// Evaluate applies the read rule to raw, the answer to sel.VisibleAt(readTS).
+//
+// The values in the result share the memory of raw, and Evaluate replaces their timestamps
+// there by commit timestamps. So a row can be evaluated again only if the first result had
+// Locks.
+func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, ignored Ignored) (e Evaluation, err error) {
 	key := raw.Key()
 	for _, item := range raw[format.LockFamily] {
 		c, cell, err := format.MetadataCell(t.Name, key, item)
@@ -60,7 +61,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			return Evaluation{}, err
 		}
 		ts := tso.FromCell(item.Timestamp)
-		if !sel.Has(c) || passed[ts] {
+		if !sel.Has(c) || ignored[ts] {
 			continue
 		}
 		lock, err := format.DecodeLock(cell, ts, item.Value)
@@ -68,7 +69,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			return Evaluation{}, err
 		}
 		if lock.Kind == format.KindLock {
-			// Whatever becomes of it, the value stays the same.
+			// The value is the same, whether the transaction commits or not.
 			if lock.ExpiresTS() <= readTS {
 				e.Stranded = append(e.Stranded, lock)
 			}
@@ -97,7 +98,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			continue
 		}
 		items := raw[c.Family]
-		i, ok := format.ItemIndex(items, item.Column[len(format.WriteFamily)+1:])
+		i, ok := store.ColumnIndex(items, item.Column[len(format.WriteFamily)+1:])
 		if ok && items[i].Timestamp == startTS.Cell() {
 			items[i].Timestamp = bigtable.Timestamp(commitTS)
 			e.addItem(c.Family, items, i)
@@ -120,7 +121,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 			if item.Timestamp < format.PlainBefore {
 				e.addItem(c.Family, items, i)
 			} else {
-				// Data that is not committed hides older pre-Percolator data.
+				// Uncommitted data hides older plain data.
 				e.Exact = append(e.Exact, ExactRead{Column: c})
 			}
 		}
@@ -131,15 +132,15 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 	return e, nil
 }
 
-// findWrite looks up the write record of a column, given as family:qualifier.
+// findWrite returns the index of a column's write record. column is family:qualifier.
 func findWrite(writes []bigtable.ReadItem, column string) (int, bool) {
 	return slices.BinarySearchFunc(writes, column, func(it bigtable.ReadItem, c string) int {
 		return strings.Compare(it.Column[len(format.WriteFamily)+1:], c)
 	})
 }
 
-// addItem adds a value that was read, items[i]. As long as all values of a family
-// are wanted, and come in their order, they are not copied.
+// addItem adds the value items[i] to the result. It copies nothing as long as the read
+// wants all values of the family and adds them in their order.
 func (e *Evaluation) addItem(family string, items []bigtable.ReadItem, i int) {
 	if taken := e.Row[family]; len(taken) == i && (i == 0 || &taken[0] == &items[0]) {
 		e.setItems(family, items[:i+1:i+1])
@@ -155,6 +156,7 @@ func (e *Evaluation) setItems(family string, items []bigtable.ReadItem) {
 	e.Row[family] = items
 }
 
+// Sort puts the values of each family in the order of their columns.
 func (e *Evaluation) Sort() {
 	byColumn := func(a, b bigtable.ReadItem) int { return strings.Compare(a.Column, b.Column) }
 	for _, items := range e.Row {
@@ -164,8 +166,8 @@ func (e *Evaluation) Sort() {
 	}
 }
 
-// ReadExact completes an evaluation that has no locks left: one more read of
-// the row for all columns whose data was not in the first.
+// ReadExact completes an Evaluation without Locks: it reads the row again for all columns
+// in e.Exact. That is one request, unless their names do not fit into one filter.
 func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) error {
 	for len(e.Exact) > 0 {
 		n, cost := 0, 0
@@ -179,17 +181,17 @@ func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) 
 		if err != nil {
 			return err
 		}
-		for _, x := range e.Exact[:n] {
-			items := raw[x.Column.Family]
-			i, ok := format.ItemIndex(items, x.Column.Key())
+		for _, exact := range e.Exact[:n] {
+			items := raw[exact.Column.Family]
+			i, ok := store.ColumnIndex(items, exact.Column.Key())
 			switch {
 			case ok:
-				if x.StartTS != 0 {
-					items[i].Timestamp = bigtable.Timestamp(x.CommitTS)
+				if exact.StartTS != 0 {
+					items[i].Timestamp = bigtable.Timestamp(exact.CommitTS)
 				}
-				e.setItems(x.Column.Family, append(e.Row[x.Column.Family], items[i]))
-			case x.StartTS != 0:
-				return format.Corruptf(format.Cell{Table: t.Name, Row: row, Family: x.Column.Family, Qualifier: x.Column.Qualifier}, "the write record at %d names data at %d, which is not there", x.CommitTS, x.StartTS)
+				e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], items[i]))
+			case exact.StartTS != 0:
+				return format.Corruptf(format.Cell{Table: t.Name, Row: row, Family: exact.Column.Family, Qualifier: exact.Column.Qualifier}, "the write record at %d names data at %d, which is not there", exact.CommitTS, exact.StartTS)
 			}
 		}
 		e.Exact = e.Exact[n:]
@@ -198,22 +200,21 @@ func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) 
 	return nil
 }
 
-// A readFunc is table.readRow, or in its place.
+// A ReadFunc reads one row, as store.Table.ReadRow does.
 type ReadFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error)
 
-// ReadVisible reads one row at ts: one request, unless a lock or another
-// transaction's prewrite is in the way.
+// ReadVisible reads one row at ts. It needs one request, unless it must resolve a lock, or
+// another transaction has prewritten a column.
 func ReadVisible(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, ts tso.Timestamp) (bigtable.Row, error) {
 	visible, _, err := ReadResolved(ctx, r, t, row, sel, sel.VisibleAt(ts, t.Schema.Current().ReadFamilies()), ts, nil)
 	return visible, err
 }
 
-// ReadResolved is visibleRow with a filter that may read more than
-// sel.visibleAt(ts). It returns what was read last, as it is stored, too: no
-// lock stood in the way then. The first read is made by first, where that is not
-// nil.
+// ReadResolved is ReadVisible with a filter f that may match more than sel.VisibleAt(ts). It
+// also returns the stored cells that it read last, when no lock blocked the read any more.
+// The first request is made by first, if first is not nil.
 func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, f bigtable.Filter, ts tso.Timestamp, first ReadFunc) (visible, raw bigtable.Row, err error) {
-	var passed Ignored
+	var ignored Ignored
 	read := first
 	if read == nil {
 		read = t.ReadRow
@@ -223,22 +224,22 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		if err != nil {
 			return nil, nil, err
 		}
-		e, err := Evaluate(t, raw, sel, ts, passed)
+		e, err := Evaluate(t, raw, sel, ts, ignored)
 		if err != nil {
 			return nil, nil, err
 		}
 		if len(e.Locks) > 0 {
-			if passed == nil {
-				passed = map[tso.Timestamp]bool{}
+			if ignored == nil {
+				ignored = map[tso.Timestamp]bool{}
 			}
-			again, err := ResolveForRead(ctx, r, e.Locks, ts, passed)
+			readAgain, err := ResolveForRead(ctx, r, e.Locks, ts, ignored)
 			if err != nil {
 				return nil, nil, err
 			}
-			if again {
+			if readAgain {
 				continue
 			}
-			if e, err = Evaluate(t, raw, sel, ts, passed); err != nil {
+			if e, err = Evaluate(t, raw, sel, ts, ignored); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -250,27 +251,27 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 	}
 }
 
-// ResolveInBackground settles stranded locks in the background.
+// ResolveInBackground resolves stranded locks in the background.
 func ResolveInBackground(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {
 	for _, l := range stranded {
 		r.Background.Run(func(ctx context.Context) {
 			if _, err := r.ResolveForWrite(ctx, l, ts, func() {}); err != nil {
-				r.Log.DebugContext(ctx, "clearing a stranded lock behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+				r.Log.DebugContext(ctx, "could not resolve a stranded lock that a read found", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
 	}
 }
 
-// ResolveForRead settles the locks that a read at ts met. Those of transactions
-// that committed after ts are added to passed; again says that others were
-// cleared away, so that the row has to be read again.
-func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts tso.Timestamp, passed Ignored) (again bool, err error) {
+// ResolveForRead resolves the locks that a read at ts found. It adds transactions that
+// committed above ts to ignored. readAgain says that it removed other locks, so the caller
+// must read the row again.
+func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts tso.Timestamp, ignored Ignored) (readAgain bool, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.Store.Config.Parallelism)
-	walkPast := make([]bool, len(locks))
+	ignore := make([]bool, len(locks))
 	for i, l := range locks {
 		g.Go(func() (err error) {
-			walkPast[i], err = r.resolveOneForRead(gctx, l, ts)
+			ignore[i], err = r.resolveOneForRead(gctx, l, ts)
 			return err
 		})
 	}
@@ -278,11 +279,11 @@ func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts t
 		return false, err
 	}
 	for i, l := range locks {
-		if walkPast[i] {
-			passed[l.StartTS] = true
+		if ignore[i] {
+			ignored[l.StartTS] = true
 		} else {
-			again = true
+			readAgain = true
 		}
 	}
-	return again, nil
+	return readAgain, nil
 }

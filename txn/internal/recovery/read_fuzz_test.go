@@ -12,11 +12,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// Everything that is stored may have been damaged, or written by somebody else: a
-// decoder returns what it can write again, or an error of the right kind, and
-// never panics.
+// Stored data may be damaged, or another program may have written it. A decoder returns an
+// error of the right kind and never panics.
 
-func typedError(t *testing.T, err error) {
+func checkErrorKind(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, format.ErrCorrupt) && !errors.Is(err, format.ErrFormatVersion) {
 		t.Errorf("error %v is neither ErrCorrupt nor ErrFormatVersion", err)
@@ -26,9 +25,9 @@ func typedError(t *testing.T, err error) {
 	}
 }
 
-// FuzzEvaluate applies the read rule to rows as nobody ever wrote them.
 var bob = format.Cell{Table: "accounts", Row: "bob", Family: "bal", Qualifier: "usd"}
 
+// FuzzEvaluate applies the read rule to rows that no client ever wrote.
 func FuzzEvaluate(f *testing.F) {
 	_, put := format.EncodeCommit(bob, bob, format.KindPut, 7)
 	f.Add(append([]byte{1, 9}, put...), byte(9))
@@ -49,7 +48,7 @@ func FuzzEvaluate(f *testing.F) {
 		}
 		e, err := Evaluate(&store.Table{Name: "accounts"}, raw, store.Selection{}, tso.Timestamp(at), nil)
 		if err != nil {
-			typedError(t, err)
+			checkErrorKind(t, err)
 			return
 		}
 		for family, items := range e.Row {
@@ -66,7 +65,7 @@ func FuzzSchemaAndToken(f *testing.F) {
 	f.Add([]byte("\x08\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := store.DecodeSchema("table", b); err != nil {
-			typedError(t, err)
+			checkErrorKind(t, err)
 		}
 		DecodeToken(bigtable.Row{store.DeployFamily: {{Value: b}}})
 	})

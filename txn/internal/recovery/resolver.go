@@ -14,45 +14,75 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// This file settles locks that others left (paper §2.2, design §4 "Resolve a
-// lock"). Every step is a conditional mutation on the lock at its exact
-// timestamp, so two resolvers at once, a resolver that dies half-way and one
-// that wakes up late do no harm.
+// A Resolver resolves locks of other clients' transactions (paper §2.2, design §4
+// "Resolve a lock"): it finds out the outcome of a lock's transaction and rolls the cell
+// forward or back. If the owner is dead, the Resolver first ends the transaction at its
+// primary.
+//
+// Each step is a conditional mutation on the lock at its exact timestamp. So no harm is
+// done if two clients resolve a lock at once, if one dies half-way, or if one continues
+// after a long pause.
+type Resolver struct {
+	*store.Store
+	Config   Config
+	Token    *Token
+	Holds    *Holds
+	Outcomes *OutcomeCache
+	// OnResolve is called after each cell that the Resolver rolled forward or back.
+	OnResolve atomic.Pointer[func(format.Resolution)]
+}
 
-// waitPolicy says what to do about a lock whose owner is alive.
+// New returns the resolver of a client. It has no worker token if cfg.TokenTTL is not
+// positive.
+func New(s *store.Store, cfg Config) *Resolver {
+	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache()}
+	r.Token = newToken(r)
+	return r
+}
+
+// A Config configures a Resolver. Each field is set: package txn's Config describes them
+// and has the defaults.
+type Config struct {
+	TokenTTL  time.Duration
+	PassLocks bool
+}
+
+// A waitPolicy says whether to wait for the live owner of a lock.
 type waitPolicy func(*format.Lock, Outcome) bool
 
+// WaitNever is the policy of a caller that does not wait.
 func WaitNever(*format.Lock, Outcome) bool { return false }
 
-// An outcome is a Status and what this client knows besides.
+// An Outcome is the status of a transaction, with what this client knows besides.
 type Outcome struct {
 	format.Status
 	// primaryCleared: this client has replaced the primary lock by a marker.
 	primaryCleared bool
-	// LockGone: nothing tells the transaction's outcome, but the lock that was met
-	// is not there any more: its owner has aborted.
+	// LockGone: nothing shows the transaction's outcome, but the lock does not exist any
+	// more. Its owner rolled the transaction back, or another client resolved the lock.
 	LockGone bool
-	// changed: what was read is out of date.
+	// changed: the primary changed after it was read.
 	changed bool
 }
 
-// undecided: the transaction's owner may be alive.
+// undecided reports whether the transaction may still commit.
 func (o Outcome) undecided() bool { return !o.changed && !o.Final() }
 
-// resolveOneForRead clears a lock that a read at ts met, waiting while its owner
-// is alive. walkPast reports that the transaction committed after ts: its lock
-// is no obstacle, and is cleaned up behind.
-func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso.Timestamp) (walkPast bool, err error) {
+// resolveOneForRead resolves a lock that a read at ts found. It waits as long as the owner
+// is alive, unless the read can pass the lock. ignore reports that the transaction
+// committed above ts, or can only commit there: the read does not need its value, and the
+// lock may stay.
+func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso.Timestamp) (ignore bool, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
 	passed := false
-	s, err := r.FindOutcome(ctx, l, ts, true, func(_ *format.Lock, s Outcome) bool {
-		passed = passLock(ctx, r, s.Lock, ts)
+	o, err := r.FindOutcome(ctx, l, ts, true, func(_ *format.Lock, o Outcome) bool {
+		passed = passLock(ctx, r, o.Lock, ts)
 		return !passed
 	})
 	r.Metrics.LockWait(ctx, l.Cell.Table, began)
 	defer func() {
-		action := ActionName(s, ts)
+		action := ActionName(o, ts)
 		if passed {
 			action = "walked past"
 		}
@@ -62,28 +92,28 @@ func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso
 	if passed {
 		return true, nil
 	}
-	if err != nil || s.LockGone {
+	if err != nil || o.LockGone {
 		return false, err
 	}
-	if s.State == format.StateCommitted && s.CommitTS > ts {
+	if o.State == format.StateCommitted && o.CommitTS > ts {
 		r.Background.Run(func(ctx context.Context) {
-			if err := r.ResolveCell(ctx, l, s); err != nil {
-				r.Log.DebugContext(ctx, "rolling forward behind a read failed", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
+			if err := r.ResolveCell(ctx, l, o); err != nil {
+				r.Log.DebugContext(ctx, "could not roll forward a lock that a read found", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
 			}
 		})
 		return true, nil
 	}
-	return false, r.ResolveCell(ctx, l, s)
+	return false, r.ResolveCell(ctx, l, o)
 }
 
-// ResolveForWrite clears a lock that the prewrite of the transaction that
-// started at ts met. To wait while holding locks could deadlock, so only the
-// older transaction waits, and the younger one fails at once (wait-die); clear
-// is false then. unlatch is called before it waits.
+// ResolveForWrite resolves a lock that the prewrite of the transaction that started at ts
+// found. Transactions that wait while they hold locks could deadlock. So only an older
+// transaction waits, and a younger one fails at once (wait-die): clear is false. The
+// function calls unlatch before it waits.
 func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
-	s, err := r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
+	o, err := r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
@@ -92,21 +122,22 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 	})
 	r.Metrics.LockWait(ctx, l.Cell.Table, began)
 	defer func() {
-		span.Set(telemetry.AttrAction.String(ActionName(s, 0)))
+		span.Set(telemetry.AttrAction.String(ActionName(o, 0)))
 		span.EndWith(err)
 	}()
 	switch {
 	case err != nil:
 		return false, err
-	case s.LockGone:
+	case o.LockGone:
 		return true, nil
-	case !s.Final():
+	case !o.Final():
 		return false, nil
 	}
-	return true, r.ResolveCell(ctx, l, s)
+	return true, r.ResolveCell(ctx, l, o)
 }
 
-// ResolveLock resolves one lock, as its transaction's primary decides, and waits for nobody.
+// ResolveLock resolves one lock at an operator's request. It does not wait for a live
+// owner: the status is not final then, and nothing has changed.
 func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Status, err error) {
 	if err := format.CheckCell(l.Cell); err != nil {
 		return format.Status{}, err
@@ -127,7 +158,7 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 	if err != nil {
 		return format.Status{}, err
 	}
-	// The lock may have been listed long ago, and be kept alive since.
+	// The list may be old, and the owner may have kept the lock alive since.
 	o, err := r.FindOutcome(ctx, &l, now, false, WaitNever)
 	if err != nil || !o.Final() {
 		return o.Status, err
@@ -135,16 +166,18 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 	return o.Status, r.ResolveCell(ctx, &l, o)
 }
 
-// FindOutcome finds the fate of the transaction that wrote l, and makes one if that
-// transaction is dead: its primary is rolled back first, before anything of it
-// is cleaned up. asOf is any timestamp that the oracle handed out before l was
-// read (justRead) or before the call; age is judged by oracle time alone, so
-// the caller's own timestamp saves a question to the oracle when the lock is
-// old. The result is final, unless wait refused to wait for a live owner, or
-// the lock went away.
+// FindOutcome finds out the outcome of the transaction that wrote l. If that transaction is
+// dead, FindOutcome rolls it back at its primary, before anything else of it is cleaned up.
+//
+// asOf is any timestamp that the oracle handed out before the caller read l (justRead), or
+// before the call. Only oracle time decides whether a lock has expired. So if the lock is
+// old, the caller's own timestamp saves a request to the oracle.
+//
+// The result is final, unless wait refused to wait for a live owner, or the lock does not
+// exist any more.
 func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait waitPolicy) (Outcome, error) {
-	if s, ok := r.Outcomes.get(l.StartTS); ok {
-		return Outcome{Status: s}, nil
+	if status, ok := r.Outcomes.get(l.StartTS); ok {
+		return Outcome{Status: status}, nil
 	}
 	t, err := r.Table(ctx, l.Primary.Table)
 	if err != nil {
@@ -153,24 +186,24 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 	r.Counters.LocksMet.Add(1)
 	var last error
 	for pause := r.Store.Config.Backoff.Start(); ; justRead = false {
-		// A primary lock that was just read speaks for its transaction.
-		s := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
+		// A primary lock that the caller just read shows the state of its transaction.
+		o := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
 		if !justRead || !l.IsPrimary() {
-			s.Status, err = ReadStatus(ctx, t, l.Primary, l.StartTS)
+			o.Status, err = ReadStatus(ctx, t, l.Primary, l.StartTS)
 		}
 		expires := l.ExpiresTS()
-		if err == nil && !s.Final() {
-			s, expires, err = r.rollBackIfDead(ctx, t, l, s, asOf, justRead)
-			if err == nil && (s.LockGone || (s.undecided() && !wait(l, s))) {
-				return s, nil
+		if err == nil && !o.Final() {
+			o, expires, err = r.rollBackIfDead(ctx, t, l, o, asOf, justRead)
+			if err == nil && (o.LockGone || (o.undecided() && !wait(l, o))) {
+				return o, nil
 			}
 		}
 		switch {
-		case err == nil && s.Final():
-			r.Outcomes.Put(l.StartTS, s.Status)
-			return s, nil
+		case err == nil && o.Final():
+			r.Outcomes.Put(l.StartTS, o.Status)
+			return o, nil
 		case store.Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
-			return Outcome{}, err // reading it again says the same
+			return Outcome{}, err // another read has the same result
 		case err != nil:
 			last = err
 		}
@@ -181,44 +214,45 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		if pause.Wait(ctx, atMost) != nil {
 			return Outcome{}, store.Ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
 		}
-		// Before the primary is read again, for marker-if-nothing-there.
+		// Before the next read of the primary: store.Undecided requires that.
 		if asOf, err = r.Clock.Timestamp(ctx); err != nil {
 			return Outcome{}, err
 		}
 	}
 }
 
-// rollBackIfDead rolls a transaction back whose fate is open if it is dead. The
-// primary's ttl decides; only where there is no primary lock does that of the
-// lock that was met (hazards 2 and 7). expires is when to look again at the
-// latest; stateChanged says to look again soon.
-func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format.Lock, s Outcome, asOf tso.Timestamp, justRead bool) (_ Outcome, expires tso.Timestamp, err error) {
-	judged := l
-	if s.State == format.StateLocked {
-		judged = s.Lock
+// rollBackIfDead rolls an undecided transaction back if it is dead. The primary lock's ttl
+// decides. Only if the primary has no lock, that of l decides (hazards 2 and 7). expires is
+// the latest time for the next check. An Outcome that is changed asks for a check soon.
+func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format.Lock, o Outcome, asOf tso.Timestamp, justRead bool) (_ Outcome, expires tso.Timestamp, err error) {
+	deciding := l
+	if o.State == format.StateLocked {
+		deciding = o.Lock
 	} else if forgotten, err := r.SafePoint.Forgotten(ctx, l.StartTS); err != nil {
-		return s, l.ExpiresTS(), err
+		return o, l.ExpiresTS(), err
 	} else if !justRead || forgotten {
-		// Below the safe point the primary may be empty because it was collected
-		// since the lock was read, and the lock was resolved before that. An owner that aborts leaves no trace at its primary; it leaves no lock
-		// either, and then there is nothing to wait for or to roll back.
+		// The primary is empty. There are two harmless reasons, and in both the lock is
+		// gone too, so there is nothing to wait for or to roll back. First, an owner that
+		// rolls its transaction back leaves no trace at the primary. Second, below the
+		// safe point, garbage collection may have emptied the primary after the lock was
+		// read; the collector resolved the lock before that.
 		gone, err := r.lockIsGone(ctx, l)
 		if gone || err != nil {
 			return Outcome{LockGone: gone}, l.ExpiresTS(), err
 		}
 	}
-	if !r.isDead(ctx, judged, asOf) {
-		return s, judged.ExpiresTS(), nil
+	if !r.isDead(ctx, deciding, asOf) {
+		return o, deciding.ExpiresTS(), nil
 	}
-	r.Metrics.Stranded(judged, asOf)
-	rolledBack, err := rollBackPrimary(ctx, t, l.Primary, l.StartTS, s.State, asOf)
-	if rolledBack.Final() && s.Lock != nil {
-		r.noteResolved(s.Lock, rolledBack)
+	r.Metrics.Stranded(deciding, asOf)
+	rolledBack, err := rollBackPrimary(ctx, t, l.Primary, l.StartTS, o.State, asOf)
+	if rolledBack.Final() && o.Lock != nil {
+		r.noteResolved(o.Lock, rolledBack)
 	}
-	return rolledBack, judged.ExpiresTS(), err
+	return rolledBack, deciding.ExpiresTS(), err
 }
 
-// lockIsGone reports that a lock is not there any more.
+// lockIsGone reports whether a lock does not exist any more.
 func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error) {
 	t, err := r.Table(ctx, l.Cell.Table)
 	if err != nil {
@@ -228,23 +262,23 @@ func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error)
 	return err == nil && len(raw[format.LockFamily]) == 0, err
 }
 
-// isDead reports whether a lock may be rolled back at oracle time now: its ttl
-// is over, or its owner's token went stale.
+// isDead reports whether a client may roll the lock back at oracle time now: it has
+// expired, or its owner's worker token is stale.
 func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) bool {
 	return now >= l.ExpiresTS() || r.Token.isStale(ctx, l.Owner, now)
 }
 
-// rollBackPrimary makes sure that the transaction never commits: it replaces
-// the primary lock, or the nothing that is there, with a rollback marker that
-// a late prewrite runs into (hazards 1 and 2). The result is stateChanged when
-// something else was there.
-func rollBackPrimary(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp, found format.State, asOf tso.Timestamp) (Outcome, error) {
+// rollBackPrimary makes sure that the transaction never commits. It replaces the primary
+// lock, or the empty primary, by a rollback marker. A prewrite that arrives late conflicts
+// with the marker (hazards 1 and 2). state is what the caller read at the primary. If the
+// primary has changed since, the result is changed.
+func rollBackPrimary(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp, state format.State, asOf tso.Timestamp) (Outcome, error) {
 	col := primary.Column()
 	mark := bigtable.NewMutation()
 	mark.Set(format.MarkFamily, col.Key(), startTS.Cell(), format.EncodeRollback(startTS))
 	var done bool
 	var err error
-	if found == format.StateLocked {
+	if state == format.StateLocked {
 		store.RemoveLockAndData(mark, col, startTS)
 		done, err = t.CheckAndMutate(ctx, primary.Row, store.LockAt(col, startTS), mark, nil)
 	} else {
@@ -258,10 +292,10 @@ func rollBackPrimary(ctx context.Context, t *store.Table, primary format.Cell, s
 	return Outcome{Status: format.Status{State: format.StateRolledBack}, primaryCleared: true}, nil
 }
 
-// ResolveCell rolls the lock's own cell forward or back, as its transaction's final
-// status says. It returns once the cell is known to be clean.
-func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, s Outcome) error {
-	if l.IsPrimary() && s.primaryCleared {
+// ResolveCell rolls the lock's own cell forward or back, as the final outcome of its
+// transaction says. It returns nil once the lock does not exist any more.
+func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, o Outcome) error {
+	if l.IsPrimary() && o.primaryCleared {
 		return nil
 	}
 	t, err := r.Table(ctx, l.Cell.Table)
@@ -269,46 +303,47 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, s Outcome) e
 		return err
 	}
 	m := bigtable.NewMutation()
-	if s.State == format.StateCommitted {
-		store.AddCommit(m, l, s.CommitTS)
+	if o.State == format.StateCommitted {
+		store.AddCommit(m, l, o.CommitTS)
 	} else {
 		store.RemoveLockAndData(m, l.Cell.Column(), l.StartTS)
 	}
 	for pause := r.Store.Config.Backoff.Start(); ; {
-		did, err := t.CheckAndMutate(ctx, l.Cell.Row, store.LockAt(l.Cell.Column(), l.StartTS), m, nil)
+		applied, err := t.CheckAndMutate(ctx, l.Cell.Row, store.LockAt(l.Cell.Column(), l.StartTS), m, nil)
 		switch {
-		case err == nil && did:
-			r.noteResolved(l, s)
+		case err == nil && applied:
+			r.noteResolved(l, o)
 			return nil
 		case err == nil, store.Permanent(err):
 			return err
 		}
-		// Whether it was applied or not, sending it again is harmless.
+		// Sending the mutation again does no harm, whether it was applied or not.
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, "clearing the lock on "+l.Cell.String(), err)
 		}
 	}
 }
 
-// ActionName is the low-cardinality name of what became of a lock that was met
-// by a read at ts; 0: by anybody else.
-func ActionName(s Outcome, ts tso.Timestamp) string {
+// ActionName returns the low-cardinality name of what happened to a lock. readTS is the
+// timestamp of the read that found it, or 0 if no read did.
+func ActionName(o Outcome, readTS tso.Timestamp) string {
 	switch {
-	case s.LockGone:
+	case o.LockGone:
 		return "gone"
-	case s.State == format.StateCommitted && ts > 0 && s.CommitTS > ts:
+	case o.State == format.StateCommitted && readTS > 0 && o.CommitTS > readTS:
 		return "walked past"
-	case s.State == format.StateCommitted:
+	case o.State == format.StateCommitted:
 		return "rolled forward"
-	case s.State == format.StateRolledBack:
+	case o.State == format.StateRolledBack:
 		return "rolled back"
 	}
 	return "left"
 }
 
-func (r *Resolver) noteResolved(l *format.Lock, s Outcome) {
-	r.Metrics.Resolved(l, ActionName(s, 0))
-	if s.State == format.StateCommitted {
+// noteResolved counts and reports a cell that was rolled forward or back.
+func (r *Resolver) noteResolved(l *format.Lock, o Outcome) {
+	r.Metrics.Resolved(l, ActionName(o, 0))
+	if o.State == format.StateCommitted {
 		r.Counters.RolledForward.Add(1)
 		if l.Observed {
 			r.Hints.Publish(l.Cell)
@@ -317,31 +352,6 @@ func (r *Resolver) noteResolved(l *format.Lock, s Outcome) {
 		r.Counters.RolledBack.Add(1)
 	}
 	if f := r.OnResolve.Load(); f != nil {
-		(*f)(format.Resolution{Lock: *l, Status: s.Status})
+		(*f)(format.Resolution{Lock: *l, Status: o.Status})
 	}
-}
-
-// A resolver finds out the outcome of other clients' transactions and ends those whose
-// clients are dead (paper §2.2).
-type Resolver struct {
-	*store.Store
-	Config Config
-	Token  *Token
-	Holds  *Holds
-	Outcomes  *OutcomeCache
-	// OnResolve is called after each cell that was resolved.
-	OnResolve atomic.Pointer[func(format.Resolution)]
-}
-
-func New(s *store.Store, cfg Config) *Resolver {
-	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache()}
-	r.Token = newToken(r)
-	return r
-}
-
-// A resolverConfig configures a resolver; every field is set. Package txn's Config
-// describes them and has the defaults.
-type Config struct {
-	TokenTTL  time.Duration
-	PassLocks bool
 }

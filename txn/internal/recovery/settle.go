@@ -12,20 +12,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Settle brings a commit whose outcome was unknown to its end: it sends the
-// commit again, with the same commit timestamp, as long as the primary lock is
-// there, and otherwise reads what became of it. A commit that cannot land any more,
-// because a reader has passed its lock (Config.PassLocks), it rolls back. It returns
-// StateCommitted or
-// StateRolledBack, or an UndeterminedError when it could not find out, because
-// ctx ended once more, for example, or because garbage collection has passed the
-// transaction: from then on only a record of the commit proves anything, and a
-// commit is not sent any more. It may be
-// called from another process than the one that committed, with the exported
-// fields of the UndeterminedError alone.
+// Settle finds out the outcome of a commit whose answer was lost:
+//
+//   - As long as the primary lock exists, Settle sends the commit again, with the same
+//     commit_ts.
+//   - If a reader has passed the lock (Config.PassLocks), the commit cannot take effect any
+//     more. Settle rolls the transaction back.
+//   - If the lock is gone, Settle reads the outcome from the primary.
+//
+// The result is StateCommitted or StateRolledBack, or an UndeterminedError if Settle could
+// not find out. That is so if ctx ended, for example, or if garbage collection has passed
+// the transaction: then only a record of the commit proves anything, and Settle does not
+// send the commit.
+//
+// Another process than the one that committed may call Settle, with the exported fields of
+// the UndeterminedError alone.
 func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s format.Status, err error) {
 	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
-		return format.Status{}, format.Invalidf("Settle needs an UndeterminedError with Primary, StartTS and a CommitTS above it")
+		return format.Status{}, format.Invalidf("Settle needs an UndeterminedError with a Primary, a positive StartTS and a CommitTS above it")
 	}
 	if err := format.CheckCell(u.Primary); err != nil {
 		return format.Status{}, err
@@ -41,15 +45,15 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 	}()
 	t, err := r.Table(ctx, u.Primary.Table)
 	if err != nil {
-		return format.Status{}, u.Because(err)
+		return format.Status{}, withReason(u, err)
 	}
 	s, err = ReadStatus(ctx, t, u.Primary, u.StartTS)
 	if err != nil {
-		return format.Status{}, u.Because(err)
+		return format.Status{}, withReason(u, err)
 	}
 	if s.State == format.StateLocked {
 		if err := r.SafePoint.CheckWrite(ctx, u.StartTS); err != nil {
-			return format.Status{}, u.Because(err)
+			return format.Status{}, withReason(u, err)
 		}
 		m := bigtable.NewMutation()
 		store.AddCommit(m, s.Lock, u.CommitTS)
@@ -59,10 +63,10 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 			err = p.rollBack(ctx)
 		}
 		if err != nil && !errors.Is(err, format.ErrConflict) {
-			return format.Status{}, u.Because(err)
+			return format.Status{}, withReason(u, err)
 		}
 		if s, err = ReadStatus(ctx, t, u.Primary, u.StartTS); err != nil {
-			return format.Status{}, u.Because(err)
+			return format.Status{}, withReason(u, err)
 		}
 	}
 	switch s.State {
@@ -71,11 +75,16 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 		return s, nil
 	case format.StateRolledBack:
 		if forgotten, err := r.SafePoint.Forgotten(ctx, u.StartTS); err != nil {
-			return format.Status{}, u.Because(err)
+			return format.Status{}, withReason(u, err)
 		} else if forgotten {
-			return format.Status{}, u.Because(errForgotten)
+			return format.Status{}, withReason(u, errForgotten)
 		}
 		return s, nil
 	}
-	return format.Status{}, u.Because(errNoTrace)
+	return format.Status{}, withReason(u, errNoTrace)
+}
+
+// withReason returns u with another reason.
+func withReason(u *format.UndeterminedError, err error) error {
+	return &format.UndeterminedError{Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.CommitTS, Err: err}
 }

@@ -9,7 +9,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// ReadStatus reads a transaction's outcome from its primary cell, in the order record, marker, lock, nothing (design §4).
+// ReadStatus reads a transaction's status from its primary cell. A write record or lock-only
+// commit decides first, then a rollback marker, then the lock; without any of them, the
+// state is unknown (design §4).
 func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
 	raw, err := t.ReadRow(ctx, primary.Row, store.OutcomeCells(primary.Column(), startTS))
 	if err != nil {
@@ -47,17 +49,17 @@ func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startT
 	return s, nil
 }
 
-// OutcomeCache remembers settled transactions by start_ts, which no two
-// transactions share, so that many locks of one dead transaction cost one look
-// at its primary. Outcomes are final, so entries never go stale; the oldest make
-// room.
+// An OutcomeCache remembers final outcomes by start_ts. No two transactions share one, so
+// all locks of a dead transaction cost one read of its primary. An outcome never changes,
+// so entries never become wrong; the oldest make room for new ones.
 type OutcomeCache struct {
 	mu    sync.Mutex
 	known map[tso.Timestamp]format.Status
-	order []tso.Timestamp
-	next  int
+	order []tso.Timestamp // a ring of the keys of known
+	next  int             // index of the oldest key, once the ring is full
 }
 
+// outcomeCacheSize is how many outcomes a client remembers.
 const outcomeCacheSize = 4096
 
 func newOutcomeCache() *OutcomeCache { return &OutcomeCache{known: map[tso.Timestamp]format.Status{}} }
@@ -69,6 +71,7 @@ func (c *OutcomeCache) get(startTS tso.Timestamp) (format.Status, bool) {
 	return s, ok
 }
 
+// Put remembers the status of a transaction, if it is final.
 func (c *OutcomeCache) Put(startTS tso.Timestamp, s format.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -18,20 +18,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
+// The place of worker tokens in the metadata table: a row for each client, and a column of
+// store.DeployFamily.
 const (
 	TokenRowPrefix = "worker/"
 	TokenQualifier = "token"
-	// staleTokenAge is how long the token of a crashed client stays in the
-	// metadata table. Its locks are far past their ttl by then.
-	staleTokenAge = time.Hour
 )
 
-// Token is this client's sign of life in the metadata table, and what it knows
-// of those of others (paper §2.2: workers write a token into the lock service;
-// a lock whose owner's token is gone may be cleaned up). Tokens are advisory:
-// to misjudge one costs a live transaction a retry and nothing else. A missing
-// token says nothing, so that locks of clients that write none live until
-// their ttl.
+// staleTokenAge is how long the token of a crashed client stays in the metadata table.
+// Its locks expired long before.
+const staleTokenAge = time.Hour
+
+// A Token is this client's worker token: its sign of life in the metadata table. It also
+// remembers the tokens of other clients that this client read.
+//
+// In the paper (§2.2), workers write a token into the lock service, and a lock whose owner
+// has no token may be cleaned up. Here, tokens are advisory: a wrong judgment costs a live
+// transaction a retry and nothing else. A missing token proves nothing, so locks of clients
+// that write none live until their ttl ends.
 type Token struct {
 	resolver *Resolver
 	Name     string // empty when Config.TokenTTL is negative
@@ -39,16 +43,17 @@ type Token struct {
 	writing sync.Mutex // held while the token is written
 
 	mu       sync.Mutex
-	starting chan struct{} // closed when the attempt under way has ended; nil without one
-	started  tso.Timestamp // when the token was written first
-	running  bool          // the token is written and being renewed
+	starting chan struct{} // closed when the first write has ended; nil if none is under way
+	started  tso.Timestamp // oracle time of the first write
+	running  bool          // the token is written, and renew runs
 	closed   bool
-	retryAt  time.Time // after a failed attempt
+	retryAt  time.Time // no first write before this time, because one failed
 	stop     context.CancelFunc
-	stopped  chan struct{}
-	// expiries holds until when tokens that were read lately are good.
+	stopped  chan struct{} // closed when renew has ended
+	// expiries holds the oracle times at which other clients' tokens become stale, by
+	// token, as this client last read them.
 	expiries map[string]tso.Timestamp
-	// observers are announced in it.
+	// observers are the ids of the observers that this client runs.
 	observers []string
 }
 
@@ -60,9 +65,9 @@ func newToken(r *Resolver) *Token {
 	return t
 }
 
-// Ensure writes the token before the client's first prewrite and keeps it
-// fresh until close. Failure is no reason not to commit: the locks' ttl
-// remains, and another attempt is made after Config.TokenTTL.
+// Ensure writes the token before the client's first prewrite, and keeps it fresh until
+// Close. A failure does not keep the client from committing: its locks still have their
+// ttl. Ensure tries again after Config.TokenTTL.
 func (t *Token) Ensure(ctx context.Context) {
 	t.mu.Lock()
 	if t.Name == "" || t.running || t.closed || time.Now().Before(t.retryAt) {
@@ -71,8 +76,8 @@ func (t *Token) Ensure(ctx context.Context) {
 	}
 	if t.starting == nil {
 		t.starting = make(chan struct{})
-		// The token outlives the transaction that is the first to need it, and is no
-		// part of its trace.
+		// The token outlives the transaction that needs it first, so it is not a part of that
+		// transaction's trace.
 		go t.start(telemetry.Untraced, t.starting)
 	}
 	starting := t.starting
@@ -83,6 +88,7 @@ func (t *Token) Ensure(ctx context.Context) {
 	}
 }
 
+// start writes the token for the first time and begins to renew it.
 func (t *Token) start(ctx context.Context, done chan struct{}) {
 	defer close(done)
 	wctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL)
@@ -110,8 +116,10 @@ func (t *Token) start(ctx context.Context, done chan struct{}) {
 	}
 }
 
+// write writes the token, with the oldest hold of this moment. It goes stale
+// Config.TokenTTL after now.
 func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
-	// One at a time: a renewal must not take back what a hold has just announced.
+	// One write at a time. Otherwise a slow renewal could overwrite a newer hold.
 	t.writing.Lock()
 	defer t.writing.Unlock()
 	host, _ := os.Hostname()
@@ -133,6 +141,7 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	return err
 }
 
+// renew writes the token three times in Config.TokenTTL, until ctx ends.
 func (t *Token) renew(ctx context.Context) {
 	defer close(t.stopped)
 	t.removeDeadTokens(ctx, t.started)
@@ -151,8 +160,8 @@ func (t *Token) renew(ctx context.Context) {
 	}
 }
 
-// renewOnce gives up in time for the next try: one request that hangs must not
-// make the client look dead.
+// renewOnce ends early enough for the next try. Otherwise one request that hangs could make
+// the client look dead.
 func (t *Token) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL/3)
 	defer cancel()
@@ -163,10 +172,10 @@ func (t *Token) renewOnce(ctx context.Context) error {
 	return t.write(ctx, now)
 }
 
-// Publish makes sure that the token says what is held now.
+// Publish makes sure that the stored token contains the current holds.
 func (t *Token) Publish(ctx context.Context) error {
 	if t.Name == "" {
-		return format.Invalidf("Hold needs a worker token; Config.TokenTTL is negative")
+		return format.Invalidf("Hold needs a worker token, but Config.TokenTTL is negative, so this client has none")
 	}
 	t.Ensure(ctx)
 	now, err := t.resolver.Clock.Timestamp(ctx)
@@ -177,12 +186,12 @@ func (t *Token) Publish(ctx context.Context) error {
 	running := t.running && !t.closed
 	t.mu.Unlock()
 	if !running {
-		return fmt.Errorf("txn: the worker token of this client could not be written, and without it nothing holds garbage collection back; try again in %v", t.resolver.Config.TokenTTL)
+		return fmt.Errorf("txn: Hold: the client could not write its worker token to table %q, and without it nothing holds garbage collection back; try again in %v", t.resolver.Metadata.Name, t.resolver.Config.TokenTTL)
 	}
 	return t.write(ctx, now)
 }
 
-// removeDeadTokens removes the tokens of clients that died long ago.
+// removeDeadTokens removes the tokens of clients that died at least staleTokenAge ago.
 func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
@@ -197,10 +206,12 @@ func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
 		_, err = t.resolver.Metadata.Apply(ctx, dead)
 	}
 	if err != nil && ctx.Err() == nil {
-		t.resolver.Log.DebugContext(ctx, "sweeping stale worker tokens failed", "error", err)
+		t.resolver.Log.DebugContext(ctx, "removing stale worker tokens failed", "error", err)
 	}
 }
 
+// DecodeToken reads a worker token from its row in the metadata table. ok is false if there
+// is none, or if it does not parse or has another format version.
 func DecodeToken(r bigtable.Row) (*recordpb.WorkerToken, bool) {
 	if len(r[store.DeployFamily]) == 0 {
 		return nil, false
@@ -210,8 +221,7 @@ func DecodeToken(r bigtable.Row) (*recordpb.WorkerToken, bool) {
 	return &w, err == nil && w.FormatVersion == format.Version
 }
 
-// isStale reports whether owner's token was there and has not been renewed in
-// time.
+// isStale reports whether the worker token of owner exists and was not renewed in time.
 func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bool {
 	if owner == "" || owner == t.Name {
 		return false
@@ -220,7 +230,7 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 	expires, known := t.expiries[owner]
 	t.mu.Unlock()
 	if known && now < expires {
-		return false // it was fresh when last read, and still is
+		return false // it was fresh when last read, and must still be
 	}
 	row, err := t.resolver.Metadata.ReadRow(ctx, TokenRowPrefix+owner, store.Interleave(store.ExactColumn(store.DeployFamily, TokenQualifier)))
 	if err != nil {
@@ -240,8 +250,8 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 	return now >= expires
 }
 
-// Close ends the renewal and removes the token: every lock of this client is
-// settled by then, or is left to its ttl.
+// Close stops renewing the token and removes it. By then this client's transactions have
+// ended, and locks that are left have their ttl.
 func (t *Token) Close(ctx context.Context) {
 	t.mu.Lock()
 	t.closed = true
@@ -264,8 +274,8 @@ func (t *Token) Close(ctx context.Context) {
 	}
 }
 
-// Announce says which observers this client runs, and writes the token if it is not
-// there yet.
+// Announce says which observers this client runs. It writes the token if that has not been
+// done yet.
 func (t *Token) Announce(ctx context.Context, observers []string) error {
 	t.mu.Lock()
 	t.observers = observers

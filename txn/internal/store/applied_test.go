@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// A background batch may hold mutations of one row by several transactions, and
-// some of them may fail: the others are done.
+// TestAppliedByMutation: a background batch may hold mutations of one row by several
+// transactions. If some of them fail, the rest still counts as applied.
 func TestAppliedByMutation(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	tracing := telemetry.NewTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)), false)

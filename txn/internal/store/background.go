@@ -13,50 +13,58 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// Background does work that no caller waits for: it commits secondaries, in
-// batches shared across transactions, removes what aborted transactions left,
-// and clears locks behind reads. Its memory is bounded: what does not fit is
-// refused, and the caller does it or leaves it to lazy lock resolution.
+// Background does work that no caller waits for. It commits secondaries, in batches that
+// transactions share. It removes what transactions that were rolled back left. It resolves
+// locks that reads found. Its memory is bounded: if work does not fit, the caller does it,
+// or leaves it to the next client that reaches the locks.
 type Background struct {
 	store *Store
 
 	mu     sync.Mutex
 	queues map[*Table]*bulkQueue
 	cells  int // changes of cells that are queued or being sent
-	bytes  int // of them, about
-	tasks  int // running
+	bytes  int // about how much memory they take
+	tasks  int // functions of Run that run
 	closed bool
-	idle   chan struct{} // closed once closed, cells is 0 and tasks is 0
-	// abandoned: close has given up. working ends what is being sent or run then.
+	idle   chan struct{} // closed once closed is set, and cells and tasks are 0
+	// abandoned: close has given up, and ended all work by cancels.
 	abandoned bool
 	cancels   map[int]context.CancelFunc
-	nextKey      int // key in working
+	nextKey   int // in cancels
 }
 
-// bulkQueue holds one table's unconditional row mutations. What was not tried
-// yet and what is to be tried again wait apart, so that a row that keeps failing
-// holds up nobody else's.
+// A bulkQueue holds the unconditional row mutations of one table. Rows that were not tried
+// yet and rows that failed wait apart. So a row that keeps failing holds up no other
+// transaction's rows.
 type bulkQueue struct {
 	fresh, failed lane
 }
 
-// lane is one of them. Of what is fresh, one request is under way at a time, so
-// what arrives meanwhile forms the next batch, and nothing waits when there is
-// nothing to wait for. What has failed goes by transaction, maxTasks at a time:
-// the Bigtable client tries a failing entry again and again within its request,
-// and at the end of it does not tell which of the others were applied.
+// A lane is one of the two.
+//
+// For fresh rows, one request runs at a time. Rows that arrive meanwhile form the next
+// batch, and a row waits only if a request is under way.
+//
+// For failed rows, up to maxTasks requests run at a time, each with the rows of one
+// transaction. The reason is that the Bigtable client retries a failing row within its
+// request, and in the end does not say which other rows were applied.
 type lane struct {
 	pending []RowMutation
-	senders int
-	retries bool
+	senders int  // goroutines of sendLane
+	retries bool // it holds failed rows
 }
 
 const (
-	MaxBatchRows  = 1000
+	// MaxBatchRows is how many rows a background request has at most.
+	MaxBatchRows = 1000
+	// maxBatchBytes is how much memory the mutations of a request take at most, unless it
+	// is a single row.
 	maxBatchBytes = 4 << 20
-	maxTasks      = 16
-	// freshTimeout is for how long what fails in a first request can hold up what
-	// arrives behind it.
+	// maxTasks is how many functions of Run, and how many retries for one table, run at a
+	// time.
+	maxTasks = 16
+	// freshTimeout is how long a row that fails in its first request can hold up the next
+	// rows.
 	freshTimeout = 2 * time.Second
 )
 
@@ -64,8 +72,8 @@ func newBackground(s *Store) *Background {
 	return &Background{store: s, queues: map[*Table]*bulkQueue{}, idle: make(chan struct{}), cancels: map[int]context.CancelFunc{}}
 }
 
-// newWork returns a context for one goroutine, which ends when close gives up; release
-// has to be called, without b.mu. b.mu is held.
+// newWork returns a context for one goroutine. It ends when close gives up. The goroutine
+// calls release at the end, without b.mu. b.mu is held.
 func (b *Background) newWork() (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(telemetry.Untraced)
 	if b.abandoned {
@@ -83,9 +91,10 @@ func (b *Background) newWork() (ctx context.Context, release func()) {
 }
 
 // Add queues mutations and reports whether there was room for all of them.
-// They are tried until Config.BackgroundTimeout is over and then given up: a
-// roll-forward that is applied very late could bring a collected version back
-// (design §5, hazard 9), and whoever meets the lock rolls it forward as well.
+//
+// The background tries them for Config.BackgroundTimeout and then gives them up. If a
+// roll-forward was applied very late, it could bring a collected version back (design §5,
+// hazard 9), and the next client that reaches the lock rolls it forward as well.
 func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	deadline := time.Now().Add(b.store.Config.BackgroundTimeout)
 	for i := range muts {
@@ -94,7 +103,7 @@ func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	cells, bytes := sizeOf(muts)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// One transaction fits into an empty queue, however large it is.
+	// An empty queue takes one transaction of any size.
 	if b.closed || (b.bytes > 0 && b.bytes+bytes > b.store.Config.BackgroundBytes) {
 		return false
 	}
@@ -109,14 +118,15 @@ func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	return true
 }
 
-// enqueue adds mutations to a lane and sees that somebody sends them. b.mu is held.
+// enqueue adds mutations to a lane, and starts senders if the lane may have more. b.mu is
+// held.
 func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
 	l.pending = append(l.pending, muts...)
-	most := 1
+	maxSenders := 1
 	if l.retries {
-		most = maxTasks
+		maxSenders = maxTasks
 	}
-	for l.senders < min(most, len(l.pending)) {
+	for l.senders < min(maxSenders, len(l.pending)) {
 		l.senders++
 		ctx, release := b.newWork()
 		go func() {
@@ -126,13 +136,13 @@ func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation
 	}
 }
 
-// sendLane empties one lane of a table's queue.
+// sendLane sends the rows of one lane until it is empty.
 func (b *Background) sendLane(ctx context.Context, t *Table, q *bulkQueue, l *lane) {
 	pause := b.store.Config.Backoff.Start()
 	for {
 		if l.retries {
-			// What is here has failed before. An error is the end of ctx, after which
-			// drop drops it all.
+			// These rows have failed before. An error means that ctx has ended, so
+			// dropHopeless drops them all.
 			_ = pause.Wait(ctx, 0)
 		}
 		b.mu.Lock()
@@ -165,9 +175,9 @@ func (b *Background) sendLane(ctx context.Context, t *Table, q *bulkQueue, l *la
 	}
 }
 
-// sendBatch sends a batch and returns the rows to send again. No request outlives
-// the first deadline in its batch.
-func (b *Background) sendBatch(ctx context.Context, t *Table, l *lane, batch []RowMutation) (again []RowMutation) {
+// sendBatch sends a batch and returns the rows that failed. The request ends at the first
+// deadline in the batch.
+func (b *Background) sendBatch(ctx context.Context, t *Table, l *lane, batch []RowMutation) (failed []RowMutation) {
 	first := batch[0].deadline
 	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
 		first = soon
@@ -181,13 +191,14 @@ func (b *Background) sendBatch(ctx context.Context, t *Table, l *lane, batch []R
 	defer cancel()
 	b.store.Counters.BackgroundRequests.Add(1)
 	b.store.Metrics.Batch(len(batch))
-	again, _ = t.Apply(ctx, batch) // each carries its own error
-	return again
+	failed, _ = t.Apply(ctx, batch) // each has its own error
+	return failed
 }
 
-// dropHopeless takes the rows out of a lane that are not to be tried any more: their
-// deadline is over, their error is one that will not pass, and of a request that
-// no other transaction had a part in, or close has given up. b.mu is held.
+// dropHopeless removes the rows from a lane that must not be tried any more: their deadline
+// has passed, or close has given up, or their error is permanent. A permanent error counts
+// only if no other transaction had rows in the request, because it may be about those.
+// b.mu is held.
 func (b *Background) dropHopeless(t *Table, l *lane) {
 	now := time.Now()
 	var last error
@@ -212,18 +223,18 @@ func (b *Background) dropHopeless(t *Table, l *lane) {
 	b.checkIdle()
 	b.store.Counters.BackgroundDropped.Add(int64(len(dropped)))
 	b.store.Metrics.BackgroundDropped(len(dropped))
-	b.store.Log.Warn("background work given up; the rows' locks are settled by whoever meets them", "table", t.Name, "rows", len(dropped), "error", last)
+	b.store.Log.Warn("background work given up; the next reader or writer of the rows resolves their locks", "table", t.Name, "rows", len(dropped), "error", last)
 }
 
-// uncount counts mutations out. b.mu is held.
+// uncount subtracts mutations from the queue's size. b.mu is held.
 func (b *Background) uncount(muts []RowMutation) {
 	cells, bytes := sizeOf(muts)
 	b.cells -= cells
 	b.bytes -= bytes
 }
 
-// nextBatch takes the next request's rows out of a lane: of as many transactions as
-// fit, or of one where it retries.
+// nextBatch removes the rows of the next request from a lane. They belong to as many
+// transactions as fit, or to one if they have failed before.
 func (l *lane) nextBatch() []RowMutation {
 	n, ops, bytes := 0, 0, 0
 	for n < len(l.pending) && n < MaxBatchRows {
@@ -237,7 +248,7 @@ func (l *lane) nextBatch() []RowMutation {
 	}
 	batch := l.pending[:n:n]
 	if l.pending = l.pending[n:]; len(l.pending) == 0 {
-		l.pending = nil // lets go of what was sent
+		l.pending = nil // so that the sent rows' memory becomes free
 	}
 	return batch
 }
@@ -250,9 +261,9 @@ func sizeOf(muts []RowMutation) (cells, bytes int) {
 	return cells, bytes
 }
 
-// Run starts f in the background unless too much is running already, and
-// reports whether it did. f gets a context that ends when Close gives up, or
-// after Config.BackgroundTimeout.
+// Run starts f in the background and reports whether it did. It does not if maxTasks
+// functions run already, or after close. The context of f ends when close gives up, or after
+// Config.BackgroundTimeout.
 func (b *Background) Run(f func(context.Context)) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -274,6 +285,7 @@ func (b *Background) Run(f func(context.Context)) bool {
 	return true
 }
 
+// checkIdle closes b.idle if close may return. b.mu is held.
 func (b *Background) checkIdle() {
 	if b.closed && b.cells == 0 && b.tasks == 0 {
 		select {
@@ -284,7 +296,7 @@ func (b *Background) checkIdle() {
 	}
 }
 
-// close waits until all work is done, or abandons it when ctx ends.
+// close waits until all work has ended. When ctx ends, it gives up and abandons the rest.
 func (b *Background) close(ctx context.Context) error {
 	b.mu.Lock()
 	b.closed = true
@@ -292,16 +304,16 @@ func (b *Background) close(ctx context.Context) error {
 	b.mu.Unlock()
 	select {
 	case <-b.idle:
-		b.abandon() // those that pause before they look for more
+		b.abandon() // ends senders that pause before their next batch
 		return nil
 	case <-ctx.Done():
 	}
 	cells, tasks := b.abandon()
 	<-b.idle // every request ends with its context
-	return Ended(ctx, fmt.Sprintf("closing with background work under way, %d changes of cells and %d other tasks; locks are left to whoever meets them", cells, tasks), nil)
+	return Ended(ctx, fmt.Sprintf("closing the client: background work was not completed (%d changes of cells, %d other tasks); the next readers and writers resolve its locks", cells, tasks), nil)
 }
 
-// abandon ends every goroutine's context, and says how much was left.
+// abandon ends every goroutine's context, and returns how much work was left.
 func (b *Background) abandon() (cells, tasks int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -312,18 +324,18 @@ func (b *Background) abandon() (cells, tasks int) {
 	return b.cells, b.tasks
 }
 
-// Queued is the number of changes of cells that wait or are being sent, and
-// about how many bytes they take.
+// Queued returns how many changes of cells wait or are being sent, and about how many bytes
+// of memory they take.
 func (b *Background) Queued() (cells, bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cells, b.bytes
 }
 
-// NoteApplied tells the watchers of the cells in muts, but for those that failed, and
-// the spans of their commits.
+// NoteApplied publishes hints for the observed cells in muts, and counts their rows in the
+// spans of their commits, except for the rows that failed.
 func (b *Background) NoteApplied(muts, failed []RowMutation) {
-	// Not by row: a batch holds those of several transactions.
+	// Not by row key: a batch may hold the same row for several transactions.
 	skip := map[*bigtable.Mutation]bool{}
 	for _, m := range failed {
 		skip[m.Mut] = true

@@ -10,27 +10,29 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 )
 
-// A clock asks the oracle for timestamps, and remembers what its answers say about the
+// A Clock asks the oracle for timestamps, and remembers what the answers say about the
 // present.
 type Clock struct {
-	store  *Store
-	Oracle tso.Oracle
-	created   time.Time
-	// ahead is how far the oracle's time is ahead of the time since made, in
-	// microseconds; 0: not known yet.
+	store   *Store
+	Oracle  tso.Oracle
+	created time.Time
+	// ahead is the oracle's time minus the time since created, in microseconds. 0 means that
+	// it is not known yet.
 	ahead atomic.Int64
 
 	mu sync.Mutex
-	// readable is the largest timestamp that this client may read at without asking
-	// the oracle again: below a start timestamp that it was given, or its own commit_ts.
-	// A commit_ts on its way does not count: a reader at it would wait for that
-	// commit. Of a start timestamp, it is the one below: nobody commits at a start
-	// timestamp, so the state is the same, and the lock that its own transaction may
-	// leave is in no reader's way.
+	// readable is the largest timestamp at which this client may read without asking the
+	// oracle again: the one below a start timestamp that it was given, or one of its own
+	// commit timestamps.
+	//
+	// The commit_ts of a commit under way does not count: a reader there would wait for that
+	// commit. For a start timestamp, the one below it counts. No transaction commits at a
+	// start timestamp, so the state is the same, and a lock that the transaction itself
+	// leaves blocks no reader.
 	readable tso.Timestamp
-	// asked is when readable was as good as new. The oracle's timestamps follow real
-	// time, so every transaction that committed before a request began has a
-	// commit_ts below its answer. What raises readable later cannot make it older.
+	// asked is a time at which readable was up to date. The oracle's timestamps follow real
+	// time, so every transaction that committed before a request began has a commit_ts below
+	// the answer. A timestamp that raises readable later never moves asked back.
 	asked time.Time
 	// committed is the largest commit_ts of this client.
 	committed tso.Timestamp
@@ -47,8 +49,8 @@ func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// CommitTimestamp is timestamp for what must not be read at yet: a commit_ts. asked is
-// before the request.
+// CommitTimestamp asks the oracle for a commit_ts, at which this client must not read yet.
+// asked is a time before the request.
 func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.store.Counters.Timestamps.Add(1)
 	began := time.Now()
@@ -63,8 +65,8 @@ func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked ti
 	return ts, began, nil
 }
 
-// Now estimates the oracle's time from the last answer, without asking. It is for
-// deciding when to look at something again, never for what has to be right. 0: no
+// Now estimates the oracle's time from the last answer, without a request. It may decide when
+// to check something again, and nothing that safety depends on. 0 means that there was no
 // answer yet.
 func (c *Clock) Now() tso.Timestamp {
 	if ahead := c.ahead.Load(); ahead != 0 {
@@ -73,15 +75,15 @@ func (c *Clock) Now() tso.Timestamp {
 	return 0
 }
 
-// NoteReadable takes in a timestamp to read at that was asked for at asked; zero: at a time
-// that is not known.
+// NoteReadable remembers a timestamp to read at. asked is when the client asked for it; the
+// zero time means that this is not known.
 func (c *Clock) NoteReadable(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.raiseReadable(ts, asked)
 }
 
-// raiseReadable is learn with c.mu held.
+// raiseReadable is NoteReadable with c.mu held.
 func (c *Clock) raiseReadable(ts tso.Timestamp, asked time.Time) {
 	if ts < c.readable {
 		return
@@ -92,8 +94,9 @@ func (c *Clock) raiseReadable(ts tso.Timestamp, asked time.Time) {
 	}
 }
 
-// NoteCommit takes in a commit of this client, whose timestamp was asked for at asked
-// (zero: not known): stale snapshots show it, and what begins from now on is above it.
+// NoteCommit remembers a commit of this client. asked is when the client asked for its
+// timestamp; the zero time means that this is not known. From now on, stale snapshots show
+// the commit, and every new transaction begins above it.
 func (c *Clock) NoteCommit(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,9 +111,10 @@ func (c *Clock) AboveCommits(ts tso.Timestamp) bool {
 	return ts > c.committed
 }
 
-// ReadableWithin returns a timestamp to read at that was asked for less than d ago. The wall
-// clock counts besides the monotonic one, which stands still while a machine sleeps.
-func (c *Clock) ReadableWithin(d time.Duration) (tso.Timestamp, bool) {
+// ReadableWithin returns a timestamp to read at that is less than d old. ok is false if there
+// is none. It compares the wall clock as well, because the monotonic clock stands still while
+// a machine sleeps.
+func (c *Clock) ReadableWithin(d time.Duration) (ts tso.Timestamp, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.asked.IsZero() || max(time.Since(c.asked), time.Since(c.asked.Round(0))) >= d {
@@ -119,7 +123,7 @@ func (c *Clock) ReadableWithin(d time.Duration) (tso.Timestamp, bool) {
 	return c.readable, true
 }
 
-// Remaining is how long oracle time now is before ts, at least 0.
+// Remaining returns the time from now to ts, both in oracle time. It is never negative.
 func Remaining(now, ts tso.Timestamp) time.Duration {
 	return max(0, time.Duration(ts-now)*time.Microsecond)
 }

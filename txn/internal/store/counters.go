@@ -2,7 +2,7 @@ package store
 
 import "sync/atomic"
 
-// Counters are what Stats reports.
+// Counters are the numbers that txn.Client.Stats reports.
 type Counters struct {
 	Begun, Committed, Conflicts, Retries, Undetermined atomic.Int64
 	Timestamps, LocksMet                               atomic.Int64
@@ -12,6 +12,7 @@ type Counters struct {
 	ReadCounters
 }
 
+// ReadCounters are the numbers about reads.
 type ReadCounters struct {
 	Prefetched, PrefetchUsed atomic.Int64
 	Batches, Batched         atomic.Int64

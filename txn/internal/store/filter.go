@@ -10,20 +10,20 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// Every read that correctness depends on has an Interleave at its top, or at the
-// end of a Chain at its top: the emulator tears reads with plain filters while a
-// writer changes the row's columns, since what it sends goes by a list of column
-// names that it shares with writers. An Interleave makes a list of its own, and
-// the filters before it look at cells alone (design §9,
-// docs/design/2026-11-20-hot-path.md). The predicate of a conditional mutation is
-// evaluated while nobody writes, and needs none.
+// Every read that correctness depends on has an Interleave at the top of its filter, or at
+// the end of a Chain at the top. Otherwise the emulator can tear the read: it sends the row
+// by a list of column names, and a writer may change that list meanwhile. An Interleave
+// makes a list of its own, and the filters before it only look at cells (design §9,
+// docs/design/2026-11-20-hot-path.md). The predicate of a conditional mutation needs no
+// Interleave, because no other write of the row runs at that moment.
 
-// ExactColumn matches exactly the column (family, qualifier), whatever its bytes.
+// ExactColumn matches exactly the column (family, qualifier). The qualifier may hold any
+// bytes.
 func ExactColumn(family, qualifier string) bigtable.Filter {
 	return bigtable.ColumnRangeFilter(family, qualifier, qualifier+"\x00")
 }
 
-// WholeFamily matches every column of a family without a regular expression.
+// WholeFamily matches every column of a family, without a regular expression.
 func WholeFamily(family string) bigtable.Filter {
 	return bigtable.ColumnRangeFilter(family, "", "")
 }
@@ -33,8 +33,8 @@ func At(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(ts.Cell(), (ts + 1).Cell())
 }
 
-// A columnFilter holds what the filters of one column are made of. Filters never
-// change, so they are made once; only timestamps differ from request to request.
+// A columnFilter holds the parts that filters of one column consist of. They never change,
+// so the client makes them once. Only timestamps differ between requests.
 type columnFilter struct {
 	key               string          // family:qualifier
 	lock, write, mark bigtable.Filter // its metadata
@@ -49,19 +49,21 @@ func newColumnFilter(c format.Column) *columnFilter {
 	return f
 }
 
-// columnFilters remembers columns' filters.
+// columnFilters is a cache of columns' filters.
 type columnFilters struct {
 	mu    sync.RWMutex
 	known map[format.Column]*columnFilter
 }
 
-// Bounds of what is remembered: an application may use qualifiers as data.
+// Bounds of the caches by column: an application may use qualifiers as data.
 const (
-	maxColumnFilters   = 1024
+	// maxColumnFilters is how many columns have a cached filter.
+	maxColumnFilters = 1024
+	// MaxKnownColumnName is how long the name of a cached column may be, in bytes.
 	MaxKnownColumnName = 128
 )
 
-// filters are those of all tables: they do not depend on it.
+// filters caches the filters for all tables; a filter does not depend on the table.
 var filters = columnFilters{known: map[format.Column]*columnFilter{}}
 
 func (k *columnFilters) of(c format.Column) *columnFilter {
@@ -89,9 +91,8 @@ func UpTo(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(0, (ts + 1).Cell())
 }
 
-// DataUpTo is upTo for reads: data from before the table was adopted is visible
-// at every timestamp. Nothing else has timestamps like its, whose are of wall
-// clocks (prePercolator).
+// DataUpTo is UpTo for values: plain data is visible at every timestamp. Only plain data has
+// timestamps below format.PlainBefore, because its writers used wall clocks.
 func DataUpTo(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(0, max((ts+1).Cell(), format.PlainBefore))
 }
@@ -101,9 +102,11 @@ func From(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(ts.Cell(), 0)
 }
 
+// Chain matches what passes through all filters, one after the other.
 func Chain(f ...bigtable.Filter) bigtable.Filter { return bigtable.ChainFilters(f...) }
 
-// Interleave joins filters; Bigtable wants at least two in an Interleave.
+// Interleave matches what any of the filters matches. Bigtable requires at least two
+// filters in an Interleave.
 func Interleave(f ...bigtable.Filter) bigtable.Filter {
 	if len(f) == 1 {
 		f = append(f, bigtable.BlockAllFilter())
@@ -111,7 +114,7 @@ func Interleave(f ...bigtable.Filter) bigtable.Filter {
 	return bigtable.InterleaveFilters(f...)
 }
 
-// AnyOf joins filters below the top level.
+// AnyOf is Interleave for use inside another filter. A single filter stays as it is.
 func AnyOf(f []bigtable.Filter) bigtable.Filter {
 	if len(f) == 1 {
 		return f[0]
@@ -120,28 +123,30 @@ func AnyOf(f []bigtable.Filter) bigtable.Filter {
 }
 
 var (
+	// Latest matches the newest cell of each column.
 	Latest   = bigtable.LatestNFilter(1)
 	wholeRow = Interleave(bigtable.PassAllFilter())
 )
 
-// filterBudget is the part of Bigtable's 20 KB filter limit that we fill; the
-// rest is left for what filterCost does not count.
+// FilterBudget is how many bytes of a filter we fill. Bigtable allows 20 KB; the rest is for
+// what FilterCost does not count.
 const FilterBudget = 18 << 10
 
-// FilterCost bounds the encoded size of one column range and the messages
-// around it; filterOverhead that of a timestamp range.
+// FilterCost returns an upper bound of the encoded size of one column range with its
+// messages, in bytes.
 func FilterCost(qualifier string) int { return 2*len(qualifier) + 40 }
 
+// FilterOverhead is an upper bound of the encoded size of a timestamp range, in bytes.
 const FilterOverhead = 40
 
-// LockAt is the predicate of a commit, a heartbeat and a clean-up: the lock of
-// the transaction that started at startTS is on the column.
+// LockAt is the predicate of a commit, a heartbeat and a roll-back: the column has the lock
+// of the transaction that started at startTS.
 func LockAt(c format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(filters.of(c).lock, At(startTS))
 }
 
-// Conflicts is what a prewrite at startTS must not find: any lock, or a write
-// record, lock-only mark or rollback marker at or above it (design §4).
+// Conflicts matches what a prewrite at startTS must not find: any lock, and any write record,
+// lock-only commit or rollback marker at or above startTS (design §4).
 func Conflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	branches := make([]bigtable.Filter, 0, len(cols)+2)
 	records := make([]bigtable.Filter, 0, 2*len(cols))
@@ -154,21 +159,21 @@ func Conflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	if len(cols) > 1 {
 		return Interleave(append(branches, Chain(AnyOf(records), since))...)
 	}
-	// The emulator copies the row for every branch: for a few, a branch each takes
-	// less than another Interleave.
+	// The emulator copies the row for every branch. A few branches more take less time than
+	// another Interleave.
 	for _, r := range records {
 		branches = append(branches, Chain(r, since))
 	}
 	return Interleave(branches...)
 }
 
-// AnyConflict is conflicts as a predicate, which needs to know whether there are
-// any, and not which: of each column the newest cell tells.
+// AnyConflict is Conflicts as a predicate. A predicate only needs to know whether there is a
+// conflict, so the newest cell of each column is enough.
 func AnyConflict(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Conflicts(cols, startTS))
 }
 
-// AnyConflictInRow is inTheWay for all columns of the row, and names none.
+// AnyConflictInRow is AnyConflict for all columns of the row, without their names.
 func AnyConflictInRow(startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Interleave(
 		WholeFamily(format.LockFamily),
@@ -177,7 +182,7 @@ func AnyConflictInRow(startTS tso.Timestamp) bigtable.Filter {
 	))
 }
 
-// PrewriteCost bounds the size that a column adds to conflicts.
+// PrewriteCost returns an upper bound of the size that a column adds to Conflicts, in bytes.
 func PrewriteCost(c format.Column) int { return 3 * FilterCost(c.Key()) }
 
 // OutcomeCells matches everything at a primary that can decide the outcome of the
@@ -191,11 +196,12 @@ func OutcomeCells(primary format.Column, startTS tso.Timestamp) bigtable.Filter 
 	)
 }
 
-// Undecided is the predicate of marker-if-nothing-there: it matches when the
-// primary holds a lock or marker of startTS, or any record at or above asOf.
-// asOf has to be a timestamp obtained before the primary was last read and
-// found empty: a commit of that transaction can then only stand above it
-// (design §4).
+// Undecided is the predicate of the mutation that sets a rollback marker at an empty
+// primary. It matches if the primary holds a lock or marker of startTS, or any record at or
+// above asOf; the marker must not be set then.
+//
+// The caller must have obtained asOf before it last read the primary and found it empty. A
+// commit of that transaction can then only be above asOf (design §4).
 func Undecided(primary format.Column, startTS, asOf tso.Timestamp) bigtable.Filter {
 	k := primary.Key()
 	return Interleave(
@@ -206,8 +212,8 @@ func Undecided(primary format.Column, startTS, asOf tso.Timestamp) bigtable.Filt
 	)
 }
 
-// A selection says which columns a read returns: single ones, whole families,
-// or, when empty, everything the table has.
+// A Selection says which columns a read returns: single columns and whole families. An empty
+// Selection is everything that the table has.
 type Selection struct {
 	Columns  []format.Column
 	Families []string
@@ -215,6 +221,8 @@ type Selection struct {
 
 func (s Selection) everything() bool { return len(s.Columns) == 0 && len(s.Families) == 0 }
 
+// Has reports whether the selection contains column c. Everything does not contain the
+// acknowledgment family.
 func (s Selection) Has(c format.Column) bool {
 	if s.everything() {
 		return c.Family != format.AckFamily
@@ -224,24 +232,23 @@ func (s Selection) Has(c format.Column) bool {
 			return true
 		}
 	}
-	for _, o := range s.Columns {
-		if o == c {
+	for _, selected := range s.Columns {
+		if selected == c {
 			return true
 		}
 	}
 	return false
 }
 
-// VisibleAt is the filter of a read at ts: locks, the latest write record and
-// the latest data of the selected columns. dataFamilies are the table's, as a
-// read of everything has to name them; nil: it need not. Where naming what is
-// selected would pass Bigtable's limit, more is read, and evaluate drops what
-// was not asked for.
+// VisibleAt is the filter of a read at ts: the locks, the latest write records and the latest
+// data of the selected columns. A read of everything names dataFamilies, the table's
+// families; nil means that it need not name them. If the names of the selected columns do
+// not fit into a filter, the read returns more, and recovery.Evaluate drops the rest.
 //
-// Timestamps come first, then the newest cell of each column: for every branch
-// of an Interleave, the emulator copies what is left of the row, and old versions
-// are not left then. The newest lock of a column is all of its locks: a prewrite
-// is refused where there is a lock at any timestamp, so no column has two.
+// The filter first selects timestamps, then the newest cell of each column. The emulator
+// copies the rest of the row for every branch of an Interleave; this way, old versions are
+// gone before. The newest lock of a column is its only lock: a prewrite fails if the column
+// has a lock at any timestamp.
 func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
 	readable := DataUpTo(ts)
 	switch {
@@ -253,7 +260,7 @@ func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.F
 	return Chain(readable, Latest, Interleave(s.parts(dataFamilies)...))
 }
 
-// parts matches the cells of the selected columns and of their metadata.
+// parts matches the cells of the selected columns and their metadata.
 func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	switch {
 	case s.everything():
@@ -263,8 +270,8 @@ func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	}
 	var parts []bigtable.Filter
 	for _, f := range s.Families {
-		// Qualifiers of the family's metadata start with "family:", and ';'
-		// follows ':'.
+		// The qualifiers of the family's metadata begin with "family:". The next byte
+		// after ':' is ';'.
 		parts = append(parts, bigtable.ColumnRangeFilter(format.LockFamily, f+":", f+";"), bigtable.ColumnRangeFilter(format.WriteFamily, f+":", f+";"), WholeFamily(f))
 	}
 	for _, c := range s.Columns {
@@ -274,8 +281,8 @@ func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	return parts
 }
 
-// WholeFamilies matches whole families; all families there are, when their names alone
-// would be too much for a filter.
+// WholeFamilies matches whole families. If their names do not fit into a filter, it matches
+// all families of the table.
 func WholeFamilies(families ...string) []bigtable.Filter {
 	var all []bigtable.Filter
 	cost := 0
@@ -289,7 +296,8 @@ func WholeFamilies(families ...string) []bigtable.Filter {
 	return all
 }
 
-// Cost bounds the size of the filter that names every column and family.
+// Cost returns an upper bound of the size of the filter that names every selected column and
+// family, in bytes.
 func (s Selection) Cost() int {
 	n := 4 * FilterOverhead
 	for _, f := range s.Families {
@@ -301,7 +309,7 @@ func (s Selection) Cost() int {
 	return n
 }
 
-// allFamilies are the families of everything that is selected.
+// allFamilies returns the families of the selected columns and the selected families.
 func (s Selection) allFamilies() []string {
 	families := slices.Clone(s.Families)
 	for _, c := range s.Columns {

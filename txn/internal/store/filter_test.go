@@ -17,7 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// filterTable is a table on an emulator, for requests past the client.
+// filterTable returns a table on an emulator, for requests without the library.
 func filterTable(t *testing.T) *bigtable.Table {
 	t.Helper()
 	server, err := bttest.NewServer("localhost:0")
@@ -51,8 +51,8 @@ func filterTable(t *testing.T) *bigtable.Table {
 	return bt.Open("t")
 }
 
-// cells are a row's cells as family:qualifier@timestamp, where it is one of ours
-// in microseconds since base.
+// cells returns the cells of a row as family:qualifier@timestamp. Timestamps of the library
+// are in microseconds since filterBase.
 func cells(row bigtable.Row) (all []string) {
 	for _, items := range row {
 		for _, it := range items {
@@ -69,9 +69,8 @@ func cells(row bigtable.Row) (all []string) {
 
 const filterBase tso.Timestamp = 1_800_000_000_000_000
 
-// TestReadFilters holds which cells each kind of read asks for: of each column
-// the newest at or below the timestamp of the read, whatever stands above, and
-// nothing of columns that were not asked for.
+// TestReadFilters: each kind of read returns the newest cell at or below its timestamp for
+// each selected column, whatever is above it, and nothing of other columns.
 func TestReadFilters(t *testing.T) {
 	table := filterTable(t)
 	m := bigtable.NewMutation()
@@ -83,7 +82,7 @@ func TestReadFilters(t *testing.T) {
 		}
 	}
 	m.Set(format.LockFamily, "f:q", at(5), nil)
-	m.Set(format.LockFamily, "f:q", at(9), nil) // cannot be, and would hide nothing
+	m.Set(format.LockFamily, "f:q", at(9), nil) // a second lock is impossible, and would hide nothing
 	m.Set("f", "old", 1000, nil)
 	m.Set(format.MarkFamily, "f:q", at(2), nil)
 	m.Set(format.AckFamily, "f:q/o", at(1), nil)
@@ -131,8 +130,8 @@ func manyColumns(family string, n int) (cols []format.Column) {
 	return cols
 }
 
-// TestColumnFiltersAreBounded: qualifiers may be data, and then there is no end
-// of them.
+// TestColumnFiltersAreBounded: an application may use qualifiers as data, so their number has
+// no bound.
 func TestColumnFiltersAreBounded(t *testing.T) {
 	k := columnFilters{known: map[format.Column]*columnFilter{}}
 	for i := range 3 * maxColumnFilters {

@@ -1,7 +1,6 @@
 //go:build !race
 
-// The race detector would report what this test lives on: the emulator's own
-// races.
+// This test needs the emulator's own data races, and the race detector would report them.
 
 package store
 
@@ -18,9 +17,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// TestReadsAreNotTorn reads a row while its other columns come and go: no read
-// may miss a cell that was there all the time. It holds for what the emulator
-// does, and reads with a plain filter show that it does it.
+// TestReadsAreNotTorn reads a row while another client adds and removes other columns: no read
+// may miss a cell that exists all the time. Reads with a plain filter show that the emulator
+// does tear reads.
 func TestReadsAreNotTorn(t *testing.T) {
 	table := filterTable(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -39,7 +38,7 @@ func TestReadsAreNotTorn(t *testing.T) {
 	for i := range cap(others) {
 		others = append(others, format.Column{Family: "f", Qualifier: fmt.Sprintf("%c%d", "ax"[i%2], i)})
 	}
-	// change adds or removes all the others, in their order.
+	// change adds or removes all other columns, in their order.
 	change := func(add bool) error {
 		m := bigtable.NewMutation()
 		for _, c := range others {

@@ -9,10 +9,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// Hints tell workers of notifications as soon as they are there, so that latency
-// does not wait for the scan: in this process, and, through a timestamp oracle
-// that carries hints (tso.Client does), in one other. They are best effort:
-// a worker that needs to know for certain scans.
+// Hints are messages about new notifications, so that workers need not wait for the next
+// sweep. They reach workers of this process. If the timestamp oracle carries hints
+// (tso.Client does), each hint that no local worker takes reaches one worker of another
+// process. Hints may be lost; the sweep finds every notification.
 type Hints struct {
 	mu       sync.RWMutex
 	next     int
@@ -20,9 +20,9 @@ type Hints struct {
 	Carrier  tso.Hints // nil: none beyond this process
 }
 
-// Watch has f called with each cell that this client has notified, once its notify
-// cell is there. f reports whether it takes care of the cell, and has to return at
-// once. stop ends it; f may still be running then.
+// Watch calls f with each cell that this client has notified, once its notify cell exists. f
+// reports whether it takes care of the cell, and must return at once. After stop, f is not
+// called again, but a last call may still run.
 func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +39,7 @@ func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 	}
 }
 
-// Publish tells the watchers of cells whose notify cells are there.
+// Publish offers cells whose notify cells exist to the watchers, and to the carrier.
 func (h *Hints) Publish(cells ...format.Cell) {
 	if len(cells) == 0 {
 		return
@@ -53,7 +53,7 @@ func (h *Hints) Publish(cells ...format.Cell) {
 	}
 }
 
-// offer offers a cell to the watchers. h.mu is held.
+// offer offers a cell to the watchers, and reports whether one took it. h.mu is held.
 func (h *Hints) offer(cell format.Cell) bool {
 	for _, f := range h.watchers {
 		if f(cell) {
@@ -63,9 +63,9 @@ func (h *Hints) offer(cell format.Cell) bool {
 	return false
 }
 
-// Subscribe has f called with cells of the columns of tables that other processes have
-// notified and hinted, until ctx ends. Each hint reaches one of all subscribers.
-// Where the oracle carries no hints it returns nil at once.
+// Subscribe calls f with cells that other processes notified, until ctx ends. columns are the
+// columns of interest by table. Each hint reaches one subscriber of all. Without a carrier,
+// Subscribe returns nil at once.
 func (h *Hints) Subscribe(ctx context.Context, columns map[string][]format.Column, f func(format.Cell)) error {
 	if h.Carrier == nil || len(columns) == 0 {
 		return nil
@@ -84,6 +84,6 @@ func (h *Hints) Subscribe(ctx context.Context, columns map[string][]format.Colum
 	})
 }
 
-// hintTopic is table, a zero byte, and the column's key. A table's name has no
-// zero byte in it.
+// hintTopic returns the topic of a column's hints: the table, a zero byte, and the column's
+// key. The name of a table contains no zero byte.
 func hintTopic(table string, c format.Column) string { return table + "\x00" + c.Key() }

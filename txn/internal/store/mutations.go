@@ -7,9 +7,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// AddCommit adds what commits one cell: the record, the notify cell of an
-// observed column, and the end of the lock. It is the same for an owner and
-// for whoever rolls the cell forward (hazard 13).
+// AddCommit adds the changes that commit one cell: they write the record, set the notify cell
+// of an observed column, and remove the lock. ops is their number. An owner and a client that
+// rolls the cell forward send the same changes (hazard 13).
 func AddCommit(m *bigtable.Mutation, l *format.Lock, commitTS tso.Timestamp) (ops int) {
 	key := l.Cell.Column().Key()
 	family, record := format.EncodeCommit(l.Cell, l.Primary, l.Kind, l.StartTS)
@@ -22,11 +22,13 @@ func AddCommit(m *bigtable.Mutation, l *format.Lock, commitTS tso.Timestamp) (op
 	return 2
 }
 
+// RemoveLockAndData adds the changes that roll one cell back.
 func RemoveLockAndData(m *bigtable.Mutation, c format.Column, startTS tso.Timestamp) {
 	RemoveCell(m, format.LockFamily, c.Key(), startTS)
 	RemoveCell(m, c.Family, c.Qualifier, startTS)
 }
 
+// RemoveCell adds the change that removes one cell at exactly ts.
 func RemoveCell(m *bigtable.Mutation, family, qualifier string, ts tso.Timestamp) {
 	m.DeleteTimestampRange(family, qualifier, ts.Cell(), (ts + 1).Cell())
 }

@@ -10,8 +10,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// CheckNotifiable refuses cells whose column nobody observes, or, if weak, that
-// is not for weak notifications.
+// MaxNotifyCells bounds how many notify cells of one column a request reads. Cells
+// beyond it are older, and one run of the observer covers them all.
+const MaxNotifyCells = 128
+
+// CheckNotifiable returns an error if the cell's column has no observer or, if weak is set,
+// does not take weak notifications. The error matches format.ErrSchema.
 func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool) error {
 	if err := format.CheckCell(cell); err != nil {
 		return err
@@ -20,28 +24,28 @@ func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool)
 	if err != nil {
 		return err
 	}
-	known, err := t.Schema.Fresh(ctx)
+	schema, err := t.Schema.Fresh(ctx)
 	if err != nil {
 		return err
 	}
-	o, ok := known.Observed[cell.Column()]
-	if !ok || (weak && !o.Weak) {
-		// It may have been registered since the schema was read.
-		if known, err = t.Schema.Newer(ctx, known); err != nil {
+	registration, ok := schema.Observed[cell.Column()]
+	if !ok || (weak && !registration.Weak) {
+		// The observer may have been registered after the schema was read.
+		if schema, err = t.Schema.Newer(ctx, schema); err != nil {
 			return err
 		}
-		o, ok = known.Observed[cell.Column()]
+		registration, ok = schema.Observed[cell.Column()]
 	}
 	switch {
 	case !ok:
-		return fmt.Errorf("txn: notification of %s: %w: no observer is registered for column %s of table %q", cell, format.ErrSchema, cell.Column(), cell.Table)
-	case weak && !o.Weak:
-		return fmt.Errorf("txn: notification of %s: %w: column %s is not for weak notifications: its observers run when it is written", cell, format.ErrSchema, cell.Column())
+		return fmt.Errorf("txn: notification of %s: %w: no observer is registered for column %s of table %q; register one with changes.RegisterObserver, or start its worker", cell, format.ErrSchema, cell.Column(), cell.Table)
+	case weak && !registration.Weak:
+		return fmt.Errorf("txn: notification of %s: %w: column %s takes no weak notifications: its observers run when a transaction writes it", cell, format.ErrSchema, cell.Column())
 	}
 	return nil
 }
 
-// WriteNotifications sets notify cells at ts.
+// WriteNotifications sets the notify cells of cells at ts. value is that of all notify cells.
 func WriteNotifications(ctx context.Context, s *Store, cells []format.Cell, ts tso.Timestamp, value []byte) error {
 	byTable := map[string][]RowMutation{}
 	for _, cell := range cells {

@@ -11,14 +11,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// RowSet is a bigtable.RowSet in a form that a scan can cut: either a list of
-// keys or a list of half-open ranges, both ascending and without overlaps.
+// A RowSet is a bigtable.RowSet that a scan can cut: either a list of keys, or a list of
+// half-open ranges. Both are ascending and do not overlap.
 type RowSet struct {
-	Keys   []string
+	Keys   []string // nil: Ranges count
 	Ranges []KeyRange
 }
 
-// KeyRange is [start, end); an empty end is unbounded.
+// A KeyRange is [Start, End). An empty End means no bound.
 type KeyRange struct {
 	Start, End string
 }
@@ -27,6 +27,9 @@ func (r KeyRange) contains(key string) bool { return key >= r.Start && (r.End ==
 
 func (r KeyRange) empty() bool { return r.End != "" && r.Start >= r.End }
 
+// NewRowSet returns the set of rows that rs names; nil names all rows. It fails with
+// format.ErrInvalid or format.ErrLimit if rs has another type than bigtable's lists and
+// ranges, or if Bigtable does not allow one of the keys.
 func NewRowSet(rs bigtable.RowSet) (RowSet, error) {
 	switch rs := rs.(type) {
 	case nil:
@@ -39,14 +42,14 @@ func NewRowSet(rs bigtable.RowSet) (RowSet, error) {
 			}
 		}
 		slices.Sort(keys)
-		// Never nil: nil keys mean ranges.
+		// An empty list of keys is not nil: nil means ranges.
 		return RowSet{Keys: append([]string{}, slices.Compact(keys)...)}, nil
 	case bigtable.RowRange:
 		return newRangeSet(bigtable.RowRangeList{rs})
 	case bigtable.RowRangeList:
 		return newRangeSet(rs)
 	}
-	return RowSet{}, format.Invalidf("row set of type %T; use bigtable.RowList, RowRange or RowRangeList", rs)
+	return RowSet{}, format.Invalidf("row set of type %T; use bigtable.RowList, bigtable.RowRange or bigtable.RowRangeList", rs)
 }
 
 func newRangeSet(list bigtable.RowRangeList) (RowSet, error) {
@@ -75,9 +78,8 @@ func newRangeSet(list bigtable.RowRangeList) (RowSet, error) {
 	return s, nil
 }
 
-// newKeyRange reads the bounds of a RowRange from its String, the one place
-// where it shows them, and proves that it read them right by making the same
-// RowRange again.
+// newKeyRange reads the bounds of a RowRange from its String method; no other method shows
+// them. It makes the same RowRange again to prove that it read the bounds right.
 func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 	fail := func() (KeyRange, error) {
 		return KeyRange{}, fmt.Errorf("txn: the bounds of the row range %v cannot be read; this version of cloud.google.com/go/bigtable prints ranges differently", rr)
@@ -89,11 +91,11 @@ func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 		if !ok {
 			return fail()
 		}
-		again := bigtable.NewOpenRange("", end)
+		same := bigtable.NewOpenRange("", end)
 		if closed {
-			again = bigtable.InfiniteReverseRange(end)
+			same = bigtable.InfiniteReverseRange(end)
 		}
-		return KeyRange{"", after(end, closed)}, sameRange(rr, again)
+		return KeyRange{"", after(end, closed)}, sameRange(rr, same)
 	}
 	if text == "" {
 		return fail()
@@ -111,18 +113,18 @@ func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 	if !ok {
 		return fail()
 	}
-	var again bigtable.RowRange
+	var same bigtable.RowRange
 	switch {
 	case open && closed:
-		again = bigtable.NewOpenClosedRange(start, end)
+		same = bigtable.NewOpenClosedRange(start, end)
 	case open:
-		again = bigtable.NewOpenRange(start, end)
+		same = bigtable.NewOpenRange(start, end)
 	case closed:
-		again = bigtable.NewClosedRange(start, end)
+		same = bigtable.NewClosedRange(start, end)
 	default:
-		again = bigtable.NewClosedOpenRange(start, end)
+		same = bigtable.NewClosedOpenRange(start, end)
 	}
-	return KeyRange{after(start, open), after(end, closed)}, sameRange(rr, again)
+	return KeyRange{after(start, open), after(end, closed)}, sameRange(rr, same)
 }
 
 // readEnd reads `,"end")`, `,"end"]` or `,∞)`.
@@ -156,7 +158,7 @@ func sameRange(a, b bigtable.RowRange) error {
 	return nil
 }
 
-// after returns the first key behind key if it is excluded, else key itself.
+// after returns the next key after key if key itself is excluded, and otherwise key.
 func after(key string, excluded bool) string {
 	if excluded && key != "" {
 		return key + "\x00"
@@ -164,8 +166,10 @@ func after(key string, excluded bool) string {
 	return key
 }
 
+// Empty reports whether the set has no rows.
 func (s RowSet) Empty() bool { return len(s.Keys) == 0 && len(s.Ranges) == 0 }
 
+// Contains reports whether the set contains the row.
 func (s RowSet) Contains(key string) bool {
 	if s.Keys != nil {
 		_, ok := slices.BinarySearch(s.Keys, key)
@@ -174,10 +178,10 @@ func (s RowSet) Contains(key string) bool {
 	return slices.ContainsFunc(s.Ranges, func(r KeyRange) bool { return r.contains(key) })
 }
 
-// Request is what the next request of a scan asks for: as many of the keys or
-// ranges that are left as one request may name.
+// Request returns the rows that the next request of a scan asks for: as many of the keys or
+// ranges as one request may name.
 func (s RowSet) Request(reverse bool) bigtable.RowSet {
-	// Sixteen bytes for what surrounds a key or a range.
+	// A key or a range has sixteen bytes around it in the request.
 	n, bytes := 0, 0
 	if s.Keys == nil {
 		var list bigtable.RowRangeList
@@ -206,8 +210,8 @@ func (s RowSet) rangeAt(i int, reverse bool) KeyRange {
 	return s.Ranges[i]
 }
 
-// AfterRequest returns what is left when a request of this set was answered to its
-// end.
+// AfterRequest returns the rows that are left when a request of this set was answered
+// completely.
 func (s RowSet) AfterRequest(request bigtable.RowSet, reverse bool) RowSet {
 	switch list := request.(type) {
 	case bigtable.RowList:
@@ -231,7 +235,7 @@ func (s RowSet) keyAt(i int, reverse bool) string {
 	return s.Keys[i]
 }
 
-// AfterKey returns what is left behind key in the direction of the scan.
+// AfterKey returns the rows that are left after key, in the direction of the scan.
 func (s RowSet) AfterKey(key string, reverse bool) RowSet {
 	if s.Keys != nil {
 		i, found := slices.BinarySearch(s.Keys, key)

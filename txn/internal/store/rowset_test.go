@@ -12,8 +12,8 @@ import (
 
 var compareSets = cmp.AllowUnexported(RowSet{}, KeyRange{})
 
-// TestRowRangeBounds covers every constructor of bigtable.RowRange: a version
-// of the Bigtable client that prints ranges differently fails here.
+// TestRowRangeBounds covers every constructor of bigtable.RowRange. It fails if a version of
+// the Bigtable client prints ranges differently.
 func TestRowRangeBounds(t *testing.T) {
 	odd := "a\"b\\c\x00\xff∞],)"
 	for _, tt := range []struct {

@@ -11,15 +11,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// rpcError is a failed Bigtable request. It unwraps to the gRPC error, and to
-// the context's error when that is why it failed: the Bigtable client reports
-// an ended context as a gRPC status that errors.Is does not recognize (design
-// §9).
+// An rpcError is a failed Bigtable request. It unwraps to the gRPC error. If the request
+// failed because a context ended, it also unwraps to the context's error: the Bigtable client
+// reports that as a gRPC status that errors.Is does not recognize (design §9).
 type rpcError struct {
 	op    string
 	table string
-	hint  string
-	errs  []error
+	hint  string  // what to do; may be empty
+	errs  []error // the last is the gRPC error
 }
 
 func (e *rpcError) Error() string {
@@ -32,11 +31,13 @@ func (e *rpcError) Error() string {
 
 func (e *rpcError) Unwrap() []error { return e.errs }
 
-// ErrorType is the name of the gRPC status for telemetry.
+// ErrorType returns the name of the gRPC status for telemetry.
 func (e *rpcError) ErrorType() string {
 	return status.Code(e.errs[len(e.errs)-1]).String()
 }
 
+// WrapRPC returns the error of a request as one that names the operation and the table. It
+// returns nil if err is nil. ctx is the caller's context, without the request's own deadline.
 func WrapRPC(ctx context.Context, op, table string, err error) error {
 	if err == nil {
 		return nil
@@ -50,15 +51,15 @@ func WrapRPC(ctx context.Context, op, table string, err error) error {
 	case code == codes.FailedPrecondition:
 		e.hint = "transactions need an app profile with single-cluster routing and single-row transactions allowed"
 	case code == codes.NotFound:
-		e.hint = "create the table with `percctl table init` or txn.InitTable"
+		e.hint = "create the table with `percctl table init` or admin.InitTable"
 	}
 	e.errs = append(e.errs, err)
 	return e
 }
 
-// contextError is why ctx ended. The cause is text: it may be any error, also that
-// of another transaction that an errgroup has cancelled this one for, and must not
-// be taken for an answer to this one.
+// contextError returns the reason why ctx ended. The cause is only a part of the text, and
+// errors.Is does not find it. It may be any error. For example, an errgroup cancels a
+// transaction with the error of another one, which is no answer to this one.
 func contextError(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != ctx.Err() {
 		return fmt.Errorf("%w: %v", ctx.Err(), cause)
@@ -66,9 +67,9 @@ func contextError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Permanent reports that a request was refused: it was not applied, and
-// sending it again will not help; so it is with what is too old to be sent. Every
-// other error of a conditional mutation leaves open whether it was applied
+// Permanent reports whether Bigtable refused a request for good: it did not apply the
+// request, and sending it again will not help. The same holds for a format.ErrTooOld. After
+// any other error of a conditional mutation, it is unknown whether Bigtable applied it
 // (design §4, unknown results).
 func Permanent(err error) bool {
 	if errors.Is(err, format.ErrTooOld) {
@@ -84,13 +85,13 @@ func Permanent(err error) bool {
 	return false
 }
 
-// Transient reports that reading again may help.
+// Transient reports whether a request failed in a way that another try may help.
 func Transient(err error) bool {
 	var rpc *rpcError
 	return errors.As(err, &rpc) && !Permanent(err)
 }
 
-// Refused reports that Bigtable would answer the same request in the same way.
+// Refused reports whether Bigtable would answer the same request in the same way.
 func Refused(err error) bool {
 	if errors.Is(err, format.ErrTooOld) {
 		return false
@@ -103,6 +104,8 @@ func Refused(err error) bool {
 	return Permanent(err)
 }
 
+// RPCErrors returns the errors that a failed Bigtable request unwraps to. Any other error is
+// returned alone.
 func RPCErrors(err error) []error {
 	var e *rpcError
 	if errors.As(err, &e) {
@@ -111,8 +114,9 @@ func RPCErrors(err error) []error {
 	return []error{err}
 }
 
-// Ended returns err, made to satisfy errors.Is with the error of an ended
-// context.
+// Ended returns the error of an operation that ended with its context: errors.Is with the
+// context's error holds. doing says what the operation did, and last is its last error, or
+// nil.
 func Ended(ctx context.Context, doing string, last error) error {
 	err := contextError(ctx)
 	if last != nil && !errors.Is(last, ctx.Err()) {
@@ -121,7 +125,7 @@ func Ended(ctx context.Context, doing string, last error) error {
 	return fmt.Errorf("txn: %s: %w", doing, err)
 }
 
-// RequestTimedOut reports that a request has come to its own deadline, not to ctx's.
+// RequestTimedOut reports whether a request ended at its own deadline, and not at ctx's.
 func RequestTimedOut(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
 }

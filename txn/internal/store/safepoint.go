@@ -18,52 +18,53 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// The safe point P is the oldest timestamp that may be read: below it, garbage
-// collection removes versions, and the evidence that decides conflicts and
-// fates. So a read needs S ≥ P and a commit S > P. Each client knows P from the
-// metadata table and goes by what it read for at most gctime.SafePointMaxAge. A
-// collector publishes a safe point and then waits for longer than that before
-// it acts on it (docs/gc.md).
+// The safe point P is the oldest timestamp that may be read. Below it, garbage collection
+// removes versions, and with them the records that decide conflicts and outcomes. So a read
+// needs S ≥ P, and a commit needs S > P. Each client reads P from the metadata table and
+// relies on the answer for at most gctime.SafePointMaxAge. A collector publishes a safe point
+// and then waits longer than that before it removes anything (docs/gc.md).
 //
-// The checks are made where they hold whatever was late: a read is checked when
-// its answer is there, a commit between its prewrites' answers and its commit
-// point. What is sent without a condition is checked before, and has a deadline
-// that was set before the check.
+// The client checks at a moment that makes delays harmless. It checks a read after the answer
+// arrived, and a commit between the answers to its prewrites and its commit point. It checks
+// a request without a condition before sending it, with a deadline that it set before the
+// check.
 
 const (
+	// GCRowKey is the row of the metadata table that holds the safe point and the state of
+	// garbage collection.
 	GCRowKey           = "gc"
 	safePointQualifier = "safe-point"
 )
 
-// SafePoint is what a client knows of the deployment's safe point.
+// SafePoint is what a client knows about the deployment's safe point.
 type SafePoint struct {
 	store *Store
-	View  atomic.Pointer[SafePointView]
+	// View is the latest answer.
+	View atomic.Pointer[SafePointView]
 	// reading holds one token while the safe point is read.
 	reading chan struct{}
 	stop    context.CancelFunc
-	stopped chan struct{}
+	stopped chan struct{} // closed when the work of KeepFresh has ended
 }
 
-// SafePointView is one answer: P was at most ts when it was asked for.
+// A SafePointView is one answer: at asked, the safe point was at most TS.
 type SafePointView struct {
 	TS    tso.Timestamp
 	asked time.Time
-	wall  time.Time // asked, by the wall clock alone
+	wall  time.Time // asked, without the monotonic clock
 }
 
 func newSafePointView(ts tso.Timestamp, asked time.Time) *SafePointView {
 	return &SafePointView{ts, asked, asked.Round(0)}
 }
 
-// fresh reports whether the view may still be gone by. The wall clock counts
-// besides the monotonic one, which stands still while a machine sleeps.
+// fresh reports whether the client may still rely on the view. It compares the wall clock as
+// well, because the monotonic clock stands still while a machine sleeps.
 func (v *SafePointView) fresh() bool {
 	return max(time.Since(v.asked), time.Since(v.wall)) <= gctime.SafePointMaxAge()
 }
 
-// newSafePoint reads the safe point, which is also the first request of a
-// client, and keeps it fresh until close.
+// newSafePoint reads the safe point, which is the first request of a client.
 func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
 	s := &SafePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
 	s.View.Store(&SafePointView{})
@@ -73,8 +74,9 @@ func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
 	return s, nil
 }
 
-// KeepFresh starts to keep the safe point fresh, and calls also each time, with a context
-// that ends when the next time comes.
+// KeepFresh reads the safe point again in the background, three times in
+// gctime.SafePointMaxAge, until Close. Each time it also calls also, with a context that ends
+// when the next time comes.
 func (s *SafePoint) KeepFresh(also func(context.Context)) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(telemetry.Untraced)
@@ -94,12 +96,13 @@ func (s *SafePoint) KeepFresh(also func(context.Context)) {
 			also(rctx)
 			cancel()
 			if err != nil && ctx.Err() == nil {
-				s.store.Log.WarnContext(ctx, "reading the safe point failed; transactions stop when it is older than allowed", "age", time.Since(s.View.Load().asked), "max_age", gctime.SafePointMaxAge(), "error", err)
+				s.store.Log.WarnContext(ctx, "reading the safe point failed; transactions wait while it is older than max_age", "age", time.Since(s.View.Load().asked), "max_age", gctime.SafePointMaxAge(), "error", err)
 			}
 		}
 	}()
 }
 
+// Close ends KeepFresh.
 func (s *SafePoint) Close() {
 	s.stop()
 	<-s.stopped
@@ -107,7 +110,7 @@ func (s *SafePoint) Close() {
 
 // read asks for the safe point once.
 func (s *SafePoint) read(ctx context.Context) error {
-	asked := time.Now() // before the request: what is published later may be missed
+	asked := time.Now() // before the request, which may miss what is published meanwhile
 	record, _, err := s.ReadRecord(ctx)
 	if err != nil {
 		return err
@@ -116,8 +119,8 @@ func (s *SafePoint) read(ctx context.Context) error {
 	return nil
 }
 
-// note takes in an answer. A safe point never decreases; a smaller one comes of
-// a restored backup, and what was collected stays collected.
+// note remembers an answer. A safe point never decreases. If a restored backup contains a
+// smaller one, the larger one stays: what was collected below it does not come back.
 func (s *SafePoint) note(ts tso.Timestamp, asked time.Time) {
 	for {
 		old := s.View.Load()
@@ -131,7 +134,8 @@ func (s *SafePoint) note(ts tso.Timestamp, asked time.Time) {
 	}
 }
 
-// readNewer returns once a view newer than old is there, whoever reads it.
+// readNewer returns when there is a view newer than old, which this call or another one has
+// read.
 func (s *SafePoint) readNewer(ctx context.Context, old *SafePointView) error {
 	select {
 	case s.reading <- struct{}{}:
@@ -145,9 +149,9 @@ func (s *SafePoint) readNewer(ctx context.Context, old *SafePointView) error {
 	return s.read(ctx)
 }
 
-// Current returns a safe point that every collection that has begun by now is
-// at or below. It costs nothing as long as the background keeps up, and fails
-// when the safe point cannot be read: then nothing is sure.
+// Current returns a safe point that is not below that of any collection that has begun. It
+// costs nothing as long as KeepFresh succeeds. Otherwise Current reads the safe point itself,
+// and tries until ctx ends, because without it nothing may be read.
 func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
@@ -162,15 +166,15 @@ func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return 0, Ended(ctx, fmt.Sprintf("the safe point was last read %v ago, and transactions go by it for at most %v; reading it from row %q of table %q", time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge(), GCRowKey, s.store.Metadata.Name), last)
+				return 0, Ended(ctx, fmt.Sprintf("reading the safe point from row %q of table %q (last read %v ago; transactions may rely on it for %v)", GCRowKey, s.store.Metadata.Name, time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge()), last)
 			}
 		}
 	}
 }
 
-// CheckRead fails with a TooOldError when what was read at ts may lack versions.
-// It belongs behind a read: then no collection that could have hidden something
-// from it had begun when it was answered.
+// CheckRead returns a TooOldError if a read at ts may have missed versions. The caller calls it
+// after the read: then no collection that could hide versions from the read had begun when
+// Bigtable answered.
 func (s *SafePoint) CheckRead(ctx context.Context, ts tso.Timestamp) error {
 	p, err := s.Current(ctx)
 	if err == nil && ts < p {
@@ -179,9 +183,9 @@ func (s *SafePoint) CheckRead(ctx context.Context, ts tso.Timestamp) error {
 	return err
 }
 
-// AfterRead is the outcome of a read at ts that ended with err: records that
-// contradict each other are what a collection leaves for those who come too
-// late.
+// AfterRead returns the error of a read at ts that ended with err. If the read found records
+// that contradict each other, it may have been too late: a collection leaves such records
+// below the safe point. The result is a TooOldError then.
 func (s *SafePoint) AfterRead(ctx context.Context, ts tso.Timestamp, err error) error {
 	if err != nil && !errors.Is(err, format.ErrCorrupt) {
 		return err
@@ -192,9 +196,9 @@ func (s *SafePoint) AfterRead(ctx context.Context, ts tso.Timestamp, err error) 
 	return err
 }
 
-// CheckWrite fails with a TooOldError when the transaction that started at ts
-// may not write: others' commits that it conflicts with may be forgotten, and
-// its locks would be resolved.
+// CheckWrite returns a TooOldError if the transaction that started at ts may not write any
+// more. Garbage collection may have removed commits that it conflicts with, and may resolve
+// its locks.
 func (s *SafePoint) CheckWrite(ctx context.Context, ts tso.Timestamp) error {
 	p, err := s.Current(ctx)
 	if err == nil && ts <= p {
@@ -203,18 +207,17 @@ func (s *SafePoint) CheckWrite(ctx context.Context, ts tso.Timestamp) error {
 	return err
 }
 
-// Forgotten reports whether the records of the transaction that started at ts
-// may have been collected before now: what its primary lacks proves nothing
-// then, and a rollback marker does not either (design §8 rule 6). It belongs
-// behind the read of the primary.
+// Forgotten reports whether garbage collection may have removed the records of the transaction
+// that started at ts. If so, missing records at the primary prove nothing, and neither does a
+// rollback marker (design §8 rule 6). The caller calls it after it read the primary.
 func (s *SafePoint) Forgotten(ctx context.Context, ts tso.Timestamp) (bool, error) {
 	p, err := s.Current(ctx)
 	return err != nil || ts <= p, err
 }
 
-// splitTooOld splits off the mutations of transactions that may not write any
-// more: they are failed, and whoever meets the locks settles them. On an
-// error, it is not known which those are, and muts is returned.
+// splitTooOld separates the mutations of transactions that may not write any more. They fail;
+// the next client that reaches their locks resolves them. On an error, it is unknown which
+// mutations these are, and keep is muts.
 func (s *SafePoint) splitTooOld(ctx context.Context, muts []RowMutation) (keep, tooOld []RowMutation, err error) {
 	checked := false
 	var p tso.Timestamp
@@ -240,8 +243,8 @@ func (s *SafePoint) splitTooOld(ctx context.Context, muts []RowMutation) (keep, 
 	return keep, tooOld, nil
 }
 
-// ReadRecord reads the record; a deployment that never collected garbage has
-// none, and an empty one is returned. raw is its stored form.
+// ReadRecord reads the stored safe point. raw is its stored form. If no garbage was ever
+// collected, record is empty and raw is nil.
 func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
 	row, err := s.store.Metadata.ReadRow(ctx, GCRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
 	if err != nil {
@@ -261,10 +264,10 @@ func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 	return record, raw, nil
 }
 
-// Publish raises the stored safe point to ts. It never lowers it: what
-// stands there afterwards is returned, and it may be higher. Only an exact
-// match of what was read is replaced, so of two collectors the higher wins,
-// in whatever order they come.
+// Publish raises the stored safe point to ts and returns the stored one, which may be higher.
+// It never lowers the safe point. It replaces the record only if its bytes are those that it
+// read. So if two collectors publish at once, the higher safe point stays, in any order. now
+// is the oracle's time.
 func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
@@ -279,14 +282,14 @@ func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retentio
 			m.Set(DeployFamily, safePointQualifier, 0, format.Marshal(&recordpb.SafePoint{
 				FormatVersion: format.Version, Ts: int64(ts), PublishedTs: int64(now), RetentionMicros: retention.Microseconds(),
 			}))
-			at := ExactColumn(DeployFamily, safePointQualifier)
+			column := ExactColumn(DeployFamily, safePointQualifier)
 			if raw == nil {
-				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(at), nil, m)
+				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(column), nil, m)
 			} else {
-				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(Chain(at, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
+				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(Chain(column, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
 			}
 		}
-		// Whatever came of it is read back above.
+		// The next round reads the result.
 		switch {
 		case Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
 			return 0, err

@@ -11,8 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 )
 
-// Readers need S ≥ P, writers S > P, and so do those who judge by what is
-// missing.
+// TestSafePointBounds: readers need S ≥ P and writers S > P. A client that relies on missing
+// records needs S > P too.
 func TestSafePointBounds(t *testing.T) {
 	s := &SafePoint{store: &Store{}}
 	s.View.Store(newSafePointView(100, time.Now()))
@@ -31,13 +31,13 @@ func TestSafePointBounds(t *testing.T) {
 		}
 		keep, tooOld, err := s.splitTooOld(t.Context(), []RowMutation{{StartTS: tt.ts}, {}})
 		if n := len(keep) - 1; err != nil || (n == 1) != tt.write || len(tooOld) != 1-n {
-			t.Errorf("keepAbove at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
+			t.Errorf("splitTooOld at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
 		}
 	}
 }
 
-// A view is good for its time, and a wall clock that jumps ahead ends it: the
-// machine may have slept, with its monotonic clock standing still.
+// TestSafePointViewGoesStale: a view goes stale after its time. A wall clock that jumps ahead
+// ends it as well: the machine may have slept while its monotonic clock stood still.
 func TestSafePointViewGoesStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := time.Now()
@@ -57,8 +57,8 @@ func TestSafePointViewGoesStale(t *testing.T) {
 	}
 }
 
-// What was learned is never forgotten, and an older answer never makes a view
-// look younger.
+// TestSafePointOnlyRises: a client never forgets a safe point that it has read, and an older
+// answer never makes a view look newer.
 func TestSafePointOnlyRises(t *testing.T) {
 	s := &SafePoint{}
 	now := time.Now()
@@ -79,7 +79,7 @@ func TestSafePointOnlyRises(t *testing.T) {
 	}
 }
 
-// The fence covers what it is there for.
+// TestFence: the fence is longer than what a collector waits for.
 func TestFence(t *testing.T) {
 	if gctime.Fence() <= gctime.SafePointMaxAge()+gctime.MaxApply() {
 		t.Errorf("fence %v, safe point %v, apply %v", gctime.Fence(), gctime.SafePointMaxAge(), gctime.MaxApply())

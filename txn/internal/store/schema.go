@@ -17,43 +17,45 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
-// The metadata table's families and row keys (design §3). Its cells are written at
-// timestamp 0, so that a new value replaces the old one; docs/storage-format.md
-// has the exceptions.
+// The families of the metadata table, and the place of schema records (design §3). A cell of
+// the metadata table is at timestamp 0, so a new value replaces the old one;
+// docs/storage-format.md lists the exceptions.
 const (
-	OracleFamily    = "tso"
-	DeployFamily    = "meta"
-	SchemaRowPrefix = "schema/"
+	OracleFamily    = "tso"     // the timestamp oracle and advisory locks
+	DeployFamily    = "meta"    // everything else
+	SchemaRowPrefix = "schema/" // followed by the table's name
 	SchemaQualifier = "schema"
 )
 
-// Schema is what a client knows about a table.
+// A Schema is what a client knows about a table.
 type Schema struct {
 	// Families are the user's families and the acknowledgment family.
 	Families []string
+	// Observed are the columns that have observers.
 	Observed map[format.Column]Registration
-	// readNumber numbers the reads of a table's schema by when they began. What a later
-	// one has found is at least as new.
+	// readNumber counts the reads of the table's schema, in the order in which they began.
+	// The answer to a later read is at least as new.
 	readNumber uint64
-	// loaded: it has every change that was made by then, also of the families'
-	// policies.
+	// loaded: the schema contains every change that was made before this time, also those
+	// of the families and their policies.
 	loaded time.Time
 }
 
-// A Registration says which observers watch a column.
+// A Registration says which observers an observed column has. A weak column can be notified,
+// but not written.
 type Registration struct {
 	Observers []string
 	Weak      bool
 }
 
-// DataFamilies are the families that a read of a whole row returns.
+// DataFamilies returns the families that a read of a whole row returns: the user's.
 func (s *Schema) DataFamilies() []string {
 	return slices.DeleteFunc(slices.Clone(s.Families), func(f string) bool { return f == format.AckFamily })
 }
 
-// ReadFamilies are the families that the filter of a whole row's read has to
-// name; nil when it can do without: where nothing is observed, a row holds
-// hardly anything besides.
+// ReadFamilies returns the families that the filter of a whole row's read must name. It
+// returns nil if the filter need not name any: a table without observed columns has hardly
+// anything in its other families.
 func (s *Schema) ReadFamilies() []string {
 	if len(s.Observed) == 0 {
 		return nil
@@ -61,6 +63,7 @@ func (s *Schema) ReadFamilies() []string {
 	return s.DataFamilies()
 }
 
+// HasFamily reports whether a transaction can write family f.
 func (s *Schema) HasFamily(f string) bool { return slices.Contains(s.Families, f) }
 
 // IsObserved reports whether a commit of the column sets its notify cell.
@@ -69,20 +72,22 @@ func (s *Schema) IsObserved(c format.Column) bool {
 	return ok
 }
 
-// CheckWrite refuses what the table cannot hold.
+// CheckWrite returns an error that matches format.ErrSchema if the table has no such family,
+// or if the column is only for weak notifications.
 func (s *Schema) CheckWrite(table string, w *Write) error {
 	if !s.HasFamily(w.Cell.Family) {
-		return fmt.Errorf("txn: write of %s: %w: table %q has no family %q; known are %s. Create it and run `percctl table init %s` or txn.InitTable, which records it", w.Cell, format.ErrSchema, table, w.Cell.Family, strings.Join(s.Families, ", "), table)
+		return fmt.Errorf("txn: write of %s: %w: table %q has no family %q, only %s. Create the family, and record it with `percctl table init %s` or admin.InitTable", w.Cell, format.ErrSchema, table, w.Cell.Family, strings.Join(s.DataFamilies(), ", "), table)
 	}
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
-		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications; it can be notified, but not written", w.Cell, format.ErrSchema)
+		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
 	}
 	return nil
 }
 
-// merge takes the record from the later look, and the families, where they do not
-// come from the record, from the later verification. What the record of the later
-// look has, it had when the other one began.
+// merge returns the newest parts of two schemas. The record comes from the later read of it.
+// If the client verifies families (verified), they come from the later verification;
+// otherwise the record names them. What the record of the later read contains, it contained
+// when the other verification began, or got later.
 func (s *Schema) merge(old *Schema, verified bool) *Schema {
 	if old == nil {
 		return s
@@ -102,17 +107,17 @@ func (s *Schema) merge(old *Schema, verified bool) *Schema {
 	return &newer
 }
 
-// A SchemaSource holds a table's schema and reads it again when it is too old.
+// A SchemaSource holds the schema of a table, and reads it again when it is too old.
 type SchemaSource struct {
 	table *Table
 
 	latest    atomic.Pointer[Schema]
-	reads     atomic.Uint64 // how often the schema was read
-	reloading chan struct{} // holds one token while the schema is read again
+	reads     atomic.Uint64 // number of reads that have begun
+	reloading chan struct{} // holds one token while Current or Newer reloads
 }
 
-// Reload reads the schema record and, where Config.Admin is set, verifies the
-// table's families and policies.
+// Reload reads the schema record. If Config.Admin is set, it also verifies the families of the
+// table and their policies.
 func (src *SchemaSource) Reload(ctx context.Context) error {
 	began := time.Now()
 	s, err := src.readSchema(ctx)
@@ -129,8 +134,8 @@ func (src *SchemaSource) Reload(ctx context.Context) error {
 	return nil
 }
 
-// replace stores what a look has found beside what others have found meanwhile: an
-// answer may be late, and must not undo a registration, nor one of the families.
+// replace merges s with the current schema. An answer may arrive late, and must not undo what
+// a later read found.
 func (src *SchemaSource) replace(s *Schema) {
 	for {
 		old := src.latest.Load()
@@ -140,8 +145,8 @@ func (src *SchemaSource) replace(s *Schema) {
 	}
 }
 
-// ReloadObserved reads which columns are observed, as of now. The families were
-// verified when the table was opened, and are again when it is time to.
+// ReloadObserved reads which columns are observed now. It does not verify the families: that
+// happened when the table was opened, and happens again in Reload.
 func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 	old := src.latest.Load()
 	s, err := src.readSchema(ctx)
@@ -158,23 +163,23 @@ func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 
 func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	meta := src.table.store.Metadata
-	look := src.reads.Add(1)
+	number := src.reads.Add(1)
 	row, err := meta.ReadRow(ctx, SchemaRowPrefix+src.table.Name, Interleave(ExactColumn(DeployFamily, SchemaQualifier)))
 	if err != nil {
 		return nil, err
 	}
 	if len(row[DeployFamily]) == 0 {
-		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or txn.InitTable", src.table.Name, format.ErrNotInitialized, meta.Name, src.table.Name)
+		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or admin.InitTable", src.table.Name, format.ErrNotInitialized, meta.Name, src.table.Name)
 	}
 	s, err := DecodeSchema(src.table.Name, row[DeployFamily][0].Value)
 	if err == nil {
-		s.readNumber = look
+		s.readNumber = number
 	}
 	return s, err
 }
 
-// Current returns the schema for a read, and has it read again in the
-// background when it is older than Config.SchemaMaxAge.
+// Current returns the schema for a read. If the schema is older than Config.SchemaMaxAge, the
+// background reloads it.
 func (src *SchemaSource) Current() *Schema {
 	s := src.latest.Load()
 	if time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
@@ -189,7 +194,7 @@ func (src *SchemaSource) Current() *Schema {
 		defer func() { <-src.reloading }()
 		if err := src.Reload(ctx); err != nil {
 			src.table.store.Log.WarnContext(ctx, "reading the schema again failed", "table", src.table.Name, "error", err)
-			// Not at every read from now on.
+			// Otherwise every read would start another reload.
 			if err := Sleep(ctx, time.Second); err != nil {
 				return
 			}
@@ -201,8 +206,8 @@ func (src *SchemaSource) Current() *Schema {
 	return s
 }
 
-// Fresh returns a schema that is not older than Config.SchemaMaxAge, for a
-// commit: a column that became observed must get its notify cells.
+// Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
+// column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
 	if s := src.latest.Load(); time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
 		return s, nil
@@ -219,7 +224,7 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 		return nil, Ended(ctx, fmt.Sprintf("reading the schema of table %q", src.table.Name), nil)
 	}
 	if s := src.latest.Load(); s.loaded.After(old.loaded) {
-		return s, nil // somebody else has just read it
+		return s, nil // another call has just read it
 	}
 	if err := src.Reload(ctx); err != nil {
 		return nil, err
@@ -227,6 +232,7 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 	return src.latest.Load(), nil
 }
 
+// DecodeSchema reads the stored schema record of a table.
 func DecodeSchema(table string, value []byte) (*Schema, error) {
 	var m recordpb.TableSchema
 	if err := proto.Unmarshal(value, &m); err != nil {
@@ -242,8 +248,9 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	return s, nil
 }
 
-// VerifyFamilies checks that a table has the metadata families and that no
-// family has a garbage-collection policy, and returns its data families.
+// VerifyFamilies returns the families of a table that transactions can write. It fails with
+// format.ErrSchema if a metadata family is missing, or if CheckPolicy refuses a family's
+// garbage-collection policy.
 func VerifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, log *slog.Logger) ([]string, error) {
 	info, err := admin.TableInfo(ctx, table)
 	if err != nil {
@@ -264,41 +271,44 @@ func VerifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table stri
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("txn: table %q: %w: it lacks the metadata families %s; run `percctl table init %s` or txn.InitTable", table, format.ErrSchema, strings.Join(missing, ", "), table)
+		return nil, fmt.Errorf("txn: table %q: %w: the metadata families %s are missing; run `percctl table init %s` or admin.InitTable", table, format.ErrSchema, strings.Join(missing, ", "), table)
 	}
 	slices.Sort(data)
 	return data, nil
 }
 
+// How bigtable.FamilyInfo shows a family without a garbage-collection policy, and one whose
+// policy is an empty rule.
 const (
 	NoPolicy    = "<never>"
 	EmptyPolicy = ""
 )
 
-// CheckPolicy refuses a policy that could delete live versions, locks or
-// commit records (design §3).
+// CheckPolicy returns an error that matches format.ErrSchema if a garbage-collection policy of
+// Bigtable could delete live versions, locks or records (design §3).
 func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 	switch f.GCPolicy {
 	case NoPolicy:
 		return nil
 	case EmptyPolicy:
-		// None in Cloud Bigtable. In the emulator it arms a collector that can
-		// lose acknowledged writes.
+		// In Cloud Bigtable an empty rule deletes nothing. In the emulator it starts a
+		// collector that can lose acknowledged writes.
 		if os.Getenv("BIGTABLE_EMULATOR_HOST") == "" {
 			return nil
 		}
-		return fmt.Errorf("txn: table %q, family %s: %w: its garbage-collection rule is empty instead of absent, with which the emulator can lose acknowledged writes; create the family with AdminClient.CreateColumnFamily or `percctl table init` instead of `cbt createfamily` or TableConf", table, f.Name, format.ErrSchema)
+		return fmt.Errorf("txn: table %q, family %s: %w: its garbage-collection rule is empty instead of absent, and then the emulator can lose acknowledged writes; create the family with AdminClient.CreateColumnFamily or `percctl table init`, not with `cbt createfamily` or TableConf", table, f.Name, format.ErrSchema)
 	}
-	return fmt.Errorf("txn: table %q, family %s: %w: garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
+	return fmt.Errorf("txn: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
 }
 
+// ColumnOf returns the column of an observed column's record.
 func ColumnOf(o *recordpb.ObservedColumn) format.Column {
 	return format.Column{Family: o.GetColumn().GetFamily(), Qualifier: string(o.GetColumn().GetQualifier())}
 }
 
-// ReplaceSchema edits a table's schema record. Others may edit it at the same
-// time, so it is replaced only as it was read, and read again otherwise. edit
-// gets an empty record where there is none.
+// ReplaceSchema edits the schema record of a table; edit gets an empty record if there is none.
+// Other clients may edit the record at the same time. So ReplaceSchema replaces it only if it
+// is still the same, and otherwise reads it and calls edit again. timeout is for each round.
 func ReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) error {
 	for {
 		done, err := tryReplaceSchema(ctx, meta, metadataTable, table, timeout, edit)
@@ -316,7 +326,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	if err != nil {
 		return false, WrapRPC(ctx, "read of the schema record", metadataTable, err)
 	}
-	record, old := &recordpb.TableSchema{}, []byte(nil)
+	record, old := &recordpb.TableSchema{}, []byte(nil) // old: as stored; nil: no record
 	if len(stored[DeployFamily]) > 0 {
 		old = stored[DeployFamily][0].Value
 		if err := proto.Unmarshal(old, record); err != nil {
@@ -335,14 +345,15 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	}
 	m := bigtable.NewMutation()
 	m.Set(DeployFamily, SchemaQualifier, 0, format.Marshal(record))
-	// With a record: if it is the same. Without: if there is none.
+	// An existing record must be the same. Otherwise there must still be none.
 	predicate, onMatch, onMiss := Chain(ExactColumn(DeployFamily, SchemaQualifier), bigtable.ValueRangeFilter(old, append(slices.Clone(old), 0))), m, (*bigtable.Mutation)(nil)
 	if old == nil {
 		predicate, onMatch, onMiss = ExactColumn(DeployFamily, SchemaQualifier), nil, m
 	}
 	var matched bool
 	if err := meta.Apply(rctx, row, bigtable.NewCondMutation(Interleave(predicate), onMatch, onMiss), bigtable.GetCondMutationResult(&matched)); err != nil {
-		// It may have been applied; the edit is idempotent.
+		// Bigtable may have applied the mutation. The caller can repeat it: the edit is
+		// idempotent.
 		return false, WrapRPC(ctx, "schema record", metadataTable, err)
 	}
 	return matched == (old != nil), nil

@@ -25,7 +25,7 @@ type tableOpener interface {
 	OpenTable(name string) bigtable.TableAPI
 }
 
-// A storeConfig configures a store. Package txn's Config describes the fields.
+// A Config configures a Store. Package txn's Config describes the fields.
 type Config struct {
 	MetadataTable     string
 	Admin             *bigtable.AdminClient // may be nil
@@ -59,9 +59,7 @@ func (c Config) withDefaults() (Config, error) {
 	)
 }
 
-// A store is a client's access to Bigtable: its tables, each request with a
-// deadline, an error that names the table, a span and a metric; and what all
-// requests depend on, the safe point, the oracle's clock and the background queue.
+// A Store makes a client's requests to Bigtable, and holds what they depend on.
 type Store struct {
 	opener tableOpener
 	Config Config
@@ -78,13 +76,13 @@ type Store struct {
 
 	mu     sync.Mutex
 	tables map[string]*Table
-	open   int           // transactions and snapshots under way
-	closed bool          // set by drain: nothing new begins
-	idle   chan struct{} // closed once closed and open is 0
+	open   int           // transactions, snapshots and calls that have not ended
+	closed bool          // BeginClose was called: nothing new may begin
+	idle   chan struct{} // closed once closed is set and open is 0
 }
 
-// NewRequests returns a store that can make requests of tables, and nothing else: it
-// needs no metadata table.
+// NewRequests returns a Store that can only make requests of tables. It needs no metadata
+// table.
 func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -105,8 +103,8 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// New reads the safe point from the metadata table: ErrNotInitialized says that
-// there is no such table yet. The clock's oracle is the caller's to set.
+// New returns a Store, and reads the safe point from the metadata table. If there is no
+// metadata table, the error matches format.ErrNotInitialized. The caller sets Clock.Oracle.
 func New(ctx context.Context, opener tableOpener, cfg Config) (*Store, error) {
 	s, err := NewRequests(opener, cfg)
 	if err != nil {
@@ -123,22 +121,22 @@ func New(ctx context.Context, opener tableOpener, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// NewTable returns a table without reading its schema.
 func (s *Store) NewTable(name string) *Table { return newTable(s, name) }
 
-// checkMetadata reads the safe point, without which nothing may be read, and so
-// finds out whether there is a metadata table.
+// checkMetadata reads the safe point, without which nothing may be read. So it also finds out
+// whether the metadata table exists.
 func (s *Store) checkMetadata(ctx context.Context) (err error) {
 	s.SafePoint, err = newSafePoint(ctx, s)
 	for _, e := range RPCErrors(err) {
 		if status.Code(e) == codes.NotFound {
-			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or txn.InitTable (%w)", s.Config.MetadataTable, format.ErrNotInitialized, err)
+			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or admin.InitTable (%w)", s.Config.MetadataTable, format.ErrNotInitialized, e)
 		}
 	}
 	return err
 }
 
-// Table returns an opened table, reading and verifying its schema on first
-// use.
+// Table returns an opened table. On first use it reads and verifies the table's schema.
 func (s *Store) Table(ctx context.Context, name string) (*Table, error) {
 	s.mu.Lock()
 	t := s.tables[name]
@@ -162,7 +160,7 @@ func (s *Store) Table(ctx context.Context, name string) (*Table, error) {
 	return t, nil
 }
 
-// TableNames lists the transactional tables of the deployment, in order.
+// TableNames returns the transactional tables of the deployment, in order.
 func (s *Store) TableNames(ctx context.Context) ([]string, error) {
 	var names []string
 	err := s.Metadata.ReadRows(ctx, bigtable.PrefixRange(SchemaRowPrefix), func(r bigtable.Row) bool {
@@ -172,8 +170,8 @@ func (s *Store) TableNames(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// Enter counts a transaction, snapshot or call in; every nil result is followed by
-// one leave.
+// Enter registers a transaction, snapshot or call that begins. The caller calls Leave after
+// every nil result. If the client is closed, the error matches format.ErrClosed.
 func (s *Store) Enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,6 +182,7 @@ func (s *Store) Enter() error {
 	return nil
 }
 
+// Leave ends what Enter registered.
 func (s *Store) Leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +192,7 @@ func (s *Store) Leave() {
 	}
 }
 
-// BeginClose lets nothing new begin; first is false when it was called before.
+// BeginClose makes Enter fail from now on. first is false if it was called before.
 func (s *Store) BeginClose() (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,20 +206,20 @@ func (s *Store) BeginClose() (first bool) {
 	return true
 }
 
-// Drain waits, after shut, until everything that was begun has ended and the background
-// queue is empty. An error says what was left when ctx ended.
+// Drain waits, after BeginClose, until everything that Enter registered has ended and the
+// background queue is empty. If ctx ends first, the error says what was left.
 func (s *Store) Drain(ctx context.Context) error {
 	var errs []error
 	select {
 	case <-s.idle:
 	case <-ctx.Done():
-		errs = append(errs, Ended(ctx, "closing with transactions that were neither committed nor rolled back", nil))
+		errs = append(errs, Ended(ctx, "closing the client: some transactions were neither committed nor rolled back", nil))
 	}
 	return errors.Join(append(errs, s.Background.close(ctx), s.Metrics.Close())...)
 }
 
-// Pages reads rows of a table as they are stored, page by page, until fn
-// returns false or an error.
+// Pages reads rows of a table as they are stored, and calls fn with them page by page, until fn
+// returns false or an error. filter returns the filter of a page.
 func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
 	if err := s.Enter(); err != nil {
 		return err
@@ -258,8 +257,8 @@ func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filt
 	return nil
 }
 
-// MetadataRows calls fn with the rows of a prefix of the metadata table and the
-// value of one of their columns, page by page.
+// MetadataRows calls fn with the rows of the metadata table that begin with prefix, and the
+// value of one of their columns, until fn returns false or an error.
 func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
 	rest, err := NewRowSet(bigtable.PrefixRange(prefix))
 	if err != nil {
@@ -292,7 +291,7 @@ func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn f
 	return nil
 }
 
-// Mutate applies idempotent mutations in the foreground.
+// Mutate applies idempotent mutations and waits for the result.
 func (s *Store) Mutate(ctx context.Context, byTable map[string][]RowMutation) error {
 	var errs []error
 	for name, muts := range byTable {
@@ -305,23 +304,14 @@ func (s *Store) Mutate(ctx context.Context, byTable map[string][]RowMutation) er
 	return errors.Join(errs...)
 }
 
-func RowBytes(raw bigtable.Row) (n int) {
-	for _, items := range raw {
-		for _, it := range items {
-			n += len(it.Value) + len(it.Column)
-		}
-	}
-	return n
-}
-
-// queued is how many changes of cells wait for background work.
+// queued returns how many changes of cells wait for background work.
 func (s *Store) queued() int {
 	cells, _ := s.Background.Queued()
 	return cells
 }
 
-// safePointAge is the age, in oracle time, of the safe point that this client uses; 0: it
-// is not known.
+// safePointAge returns the age, in oracle time, of the safe point that this client uses. 0
+// means that it is not known.
 func (s *Store) safePointAge() time.Duration {
 	if p, now := s.SafePoint.View.Load().TS, s.Clock.Now(); p > 0 && now > 0 {
 		return time.Duration(now-p) * time.Microsecond

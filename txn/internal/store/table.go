@@ -13,15 +13,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// maxPageRows and maxPageBytes bound a page of rows, so that a long read needs little
-// memory.
+// The bounds of a page of rows, so that a long read needs little memory.
 const (
 	MaxPageRows  = 4096
 	MaxPageBytes = 4 << 20
 )
 
-// Table is one opened table: its requests, each with a deadline and with
-// errors that name it, and its schema.
+// A Table makes the requests of one table, each with a deadline and with errors that name the
+// table, and holds its schema.
 type Table struct {
 	Name   string
 	API    bigtable.TableAPI
@@ -35,8 +34,8 @@ func newTable(s *Store, name string) *Table {
 	return t
 }
 
-// Timeout gives a request its deadline. Most have an earlier one from their
-// caller already; a context of their own would only cost.
+// Timeout returns a context that ends after Config.RPCTimeout. Mostly the caller's deadline is
+// earlier already; then it returns ctx, because another context would only cost.
 func (t *Table) Timeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if d, ok := ctx.Deadline(); ok && time.Until(d) <= t.store.Config.RPCTimeout {
 		return ctx, func() {}
@@ -44,7 +43,7 @@ func (t *Table) Timeout(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, t.store.Config.RPCTimeout)
 }
 
-// ReadRow reads one row. A row without matching cells is nil.
+// ReadRow reads one row. It returns nil if no cell of the row matches.
 func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
@@ -55,8 +54,8 @@ func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (big
 	return r, err
 }
 
-// ReadRows calls fn for each row until it returns false. The deadline is for
-// the whole request, so requests have to be bounded.
+// ReadRows calls fn for each row until fn returns false. Config.RPCTimeout bounds the whole
+// request, so the caller must bound the number of rows.
 func (t *Table) ReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
@@ -66,25 +65,26 @@ func (t *Table) ReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigt
 	return err
 }
 
-// ReadPage is readRows for one page of a long read: of at most so many rows, as long
-// as fn wants more, and no longer than half of the timeout; a request that comes to
-// its deadline is a page, too, if it has brought any row. cut: the page has rows,
-// and there may be more behind them.
-func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, most int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
-	began, n := time.Now(), 0
+// ReadPage reads one page of a long read: at most that many rows, as long as fn returns true,
+// and for at most half of Config.RPCTimeout. If the request reaches its deadline after some
+// rows, these rows are a page too. cut reports that the page has rows and that more may
+// follow.
+func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
+	began, rowsRead := time.Now(), 0
 	err = t.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
-		n++
+		rowsRead++
 		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
 		return !cut
-	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(most)))
-	if n > 0 && RequestTimedOut(ctx, err) {
+	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(maxRows)))
+	if rowsRead > 0 && RequestTimedOut(ctx, err) {
 		return true, nil
 	}
-	return cut || n == most, err
+	return cut || rowsRead == maxRows, err
 }
 
-// StreamRows is readRows for an answer that is consumed as it arrives: fn says,
-// besides, how long its caller was held up by others than Bigtable.
+// StreamRows is ReadRows for an answer that the caller consumes while it arrives. fn also
+// returns how long the caller blocked it, for example in the application's own loop. That time
+// does not count as Bigtable's.
 func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) error {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
@@ -99,8 +99,8 @@ func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bi
 	return err
 }
 
-// CheckAndMutate is one CheckAndMutateRow. Unless permanent(err), an error
-// leaves open whether it was applied; the Bigtable client never retries it.
+// CheckAndMutate is one CheckAndMutateRow. After an error it is unknown whether Bigtable applied
+// the mutation, unless Permanent(err) holds. The Bigtable client never retries it.
 func (t *Table) CheckAndMutate(ctx context.Context, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
@@ -111,34 +111,36 @@ func (t *Table) CheckAndMutate(ctx context.Context, row string, predicate bigtab
 	return matched, err
 }
 
-// A rowMutation is an unconditional, idempotent mutation of one row: every
-// cell in it has an explicit timestamp, because the Bigtable client may apply
-// it more than once (design §5, hazard 15).
+// A RowMutation is an unconditional, idempotent mutation of one row. Each cell in it has an
+// explicit timestamp, because the Bigtable client may apply it more than once (design §5,
+// hazard 15).
 type RowMutation struct {
 	Row string
 	Mut *bigtable.Mutation
-	// Ops is the number of changes in mut; Bigtable bounds their sum.
+	// Ops is the number of changes in Mut. Bigtable limits their sum in a request.
 	Ops int
-	// NameBytes bounds the bytes of the names of columns and rows in mut.
+	// NameBytes is an upper bound of the bytes that the names of columns and rows take in Mut.
 	NameBytes int
-	// Hints are the observed cells that it commits.
+	// Hints are the observed cells that the mutation commits.
 	Hints []format.Cell
-	// StartTS is that of the transaction whose commit this is: the mutation is
-	// not sent any more once the safe point is there. 0 where that does not
+	// StartTS is the start_ts of the transaction whose commit this is. The client does not send
+	// the mutation once the safe point has reached it. 0 means that the safe point does not
 	// matter.
 	StartTS tso.Timestamp
-	// Secondaries is the span of the commit that it belongs to; nil: none.
+	// Secondaries is the span of the commit that the mutation belongs to; nil is none.
 	Secondaries *telemetry.Secondaries
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
-	// Err is why the mutation is not known to be applied; shared: it may be because
-	// of another transaction's, in the same request.
-	Err    error
+	// Err is the error of the last request with the mutation. It may have been applied
+	// nevertheless.
+	Err error
+	// shared says that the request had mutations of other transactions too, so Err may be
+	// about those.
 	shared bool
 }
 
-// Apply sends the mutations in as few requests as Bigtable's limit allows and
-// returns those that are not known to be applied.
+// Apply sends the mutations in as few requests as Bigtable's limits allow. It returns the
+// mutations that may not have been applied, each with its error, and the last error.
 func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
 	for len(muts) > 0 {
 		n, ops := 0, 0
@@ -157,8 +159,8 @@ func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMuta
 }
 
 func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
-	// The deadline first, then the check: what a collector's fence waits for is
-	// the request's time, counted from when the safe point was good.
+	// First the deadline, then the check. A collector's fence waits for the time of a
+	// request, counted from a moment when the client relied on the safe point.
 	rctx, cancel := context.WithTimeout(ctx, min(t.store.Config.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
 	muts, failed, err = t.store.SafePoint.splitTooOld(rctx, muts)
@@ -176,8 +178,8 @@ func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []Row
 	for i, m := range muts {
 		rows[i], ms[i] = m.Row, m.Mut
 	}
-	// ApplyBulk can return an error with some entries applied: all of them
-	// count as failed then, and are done again.
+	// If ApplyBulk returns an error, it may still have applied some entries. They all count
+	// as failed, and the caller sends them again.
 	began := time.Now()
 	errs, bulkErr := t.API.ApplyBulk(rctx, rows, ms)
 	bulkErr = WrapRPC(ctx, "bulk mutation", t.Name, bulkErr)
@@ -203,8 +205,8 @@ func failAll(muts []RowMutation, err error) []RowMutation {
 	return failed
 }
 
-// size bounds the memory that a mutation takes.
+// size returns an upper bound of the memory that a mutation takes, in bytes.
 func (m *RowMutation) size() int {
-	const opBytes = 256 // with its messages, short names and a record
+	const opBytes = 256 // a change with its messages, short names and a record
 	return opBytes*m.Ops + len(m.Row) + m.NameBytes
 }

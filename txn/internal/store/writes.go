@@ -4,25 +4,25 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// A write is one buffered write of a cell.
+// A Write is one buffered write of a cell.
 type Write struct {
 	Cell     format.Cell
 	Kind     format.Kind
 	Value    []byte
-	Promoted bool // a lock that a serializable transaction took for a read
-	Observed bool // set when the commit begins
+	Promoted bool // a lock-only write that a serializable transaction makes for a read
+	Observed bool // the column is observed; set when the commit begins
 }
 
-// RowWrites are a transaction's writes of one row, in order of their columns.
+// RowWrites are a transaction's writes of one row, in the order of their columns.
 type RowWrites struct {
 	Table  *Table
 	Row    string
 	Writes []*Write
-	// Touched: a prewrite may have been sent.
+	// Touched says that the client may have sent a prewrite of the row.
 	Touched bool
 }
 
-// Observed are the row's cells that get a notify cell.
+// Observed returns the cells of the row that get a notify cell.
 func (r *RowWrites) Observed() []format.Cell {
 	var cells []format.Cell
 	for _, w := range r.Writes {
@@ -33,6 +33,7 @@ func (r *RowWrites) Observed() []format.Cell {
 	return cells
 }
 
+// Columns returns the columns of the row's writes.
 func (r *RowWrites) Columns() []format.Column {
 	cols := make([]format.Column, len(r.Writes))
 	for i, w := range r.Writes {
@@ -41,25 +42,25 @@ func (r *RowWrites) Columns() []format.Column {
 	return cols
 }
 
-// maxNamedColumns is up to how many columns of a row a prewrite names at once: the
-// emulator copies the row for each of them, and Bigtable looks for each.
+// maxNamedColumns is how many columns of a row one prewrite names at most. The emulator
+// copies the row for each of them, and Bigtable searches for each.
 const maxNamedColumns = 8
 
-// Wide reports that a prewrite should not name all of the row's columns at once.
+// Wide reports whether one prewrite should not name all of the row's columns.
 func (r *RowWrites) Wide() bool {
 	if len(r.Writes) > maxNamedColumns {
 		return true
 	}
-	all := 0
+	cost := 0
 	for _, w := range r.Writes {
-		all += PrewriteCost(w.Cell.Column())
+		cost += PrewriteCost(w.Cell.Column())
 	}
-	return all > FilterBudget
+	return cost > FilterBudget
 }
 
-// Split cuts the row's writes so that a prewrite of each part fits into
-// Bigtable's limit on filters. Cells are locked one by one in the protocol, so a
-// row may be prewritten in parts.
+// Split divides the row's writes so that the prewrite of each part fits into Bigtable's limit
+// on filters. The protocol locks cells one by one, so the parts of a row may be prewritten
+// one after the other.
 func (r *RowWrites) Split() []*RowWrites {
 	var parts []*RowWrites
 	cost := FilterBudget
@@ -76,13 +77,14 @@ func (r *RowWrites) Split() []*RowWrites {
 	return parts
 }
 
+// IsRowOf reports whether the cell is in this row.
 func (r *RowWrites) IsRowOf(c format.Cell) bool { return r.Table.Name == c.Table && r.Row == c.Row }
 
-// Check bounds what a commit sends for one row: the prewrite's two
-// and the commit's three changes a column, and the row's bytes.
+// Check returns an error that matches format.ErrLimit if the commit of the row would exceed a
+// limit: a prewrite makes two changes for each column, the commit three.
 func (r *RowWrites) Check() error {
 	if n := 3 * len(r.Writes); n > format.MaxMutations {
-		return format.Limitf("%d columns written in row %q of table %q; at most %d fit into the one mutation that commits a row", len(r.Writes), r.Row, r.Table.Name, format.MaxMutations/3)
+		return format.Limitf("%d columns written in row %q of table %q; the mutation that commits a row has room for %d", len(r.Writes), r.Row, r.Table.Name, format.MaxMutations/3)
 	}
 	bytes := 0
 	for _, w := range r.Writes {
@@ -94,8 +96,8 @@ func (r *RowWrites) Check() error {
 	return nil
 }
 
-// NameBytes bounds the bytes of names in a mutation of the row: each cell's up to
-// three times, and those of the primary in each record.
+// NameBytes returns an upper bound of the bytes that names take in a mutation of the row: up
+// to three times the name of each cell, and the name of the primary in each record.
 func (r *RowWrites) NameBytes(primary format.Cell) int {
 	n := len(r.Writes) * (len(primary.Row) + len(primary.Qualifier))
 	for _, w := range r.Writes {

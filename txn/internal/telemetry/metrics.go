@@ -14,10 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// This file holds the metrics of transactions (docs/observability.md lists
-// them). Attributes are made only where somebody measures.
-
-// Metrics are the client's instruments.
+// Metrics are the instruments of one client.
 type Metrics struct {
 	operations  metric.Float64Histogram // every request to Bigtable
 	oracle      metric.Float64Histogram
@@ -26,15 +23,18 @@ type Metrics struct {
 	dropped     metric.Int64Counter
 	batchRows   metric.Int64Histogram
 	strandedAge metric.Float64Histogram
-	safePoint   metric.Float64ObservableGauge // its age
+
+	// Gauges, which Watch feeds.
+	safePointAge metric.Float64ObservableGauge
+	oldestAge    metric.Float64ObservableGauge
+	queue        metric.Int64ObservableGauge
 
 	oldest   *oldest
-	age      metric.Float64ObservableGauge
-	queue    metric.Int64ObservableGauge
 	meter    metric.Meter
 	watching metric.Registration
 }
 
+// NewMetrics makes the instruments. A nil provider stands for the global one.
 func NewMetrics(provider metric.MeterProvider) (Metrics, error) {
 	in := instrument.New(provider, Scope)
 	m := Metrics{
@@ -45,34 +45,38 @@ func NewMetrics(provider metric.MeterProvider) (Metrics, error) {
 		dropped:     in.Counter("percolator.background.dropped", "{row}", "Rows of background work that this client gave up. Readers resolve their locks."),
 		batchRows:   in.Sizes("percolator.background.batch.rows", "{row}", "Rows in a background request, of one or many transactions."),
 		strandedAge: in.Seconds("percolator.lock.stranded.age", "Age, in oracle time, of locks whose owner was found dead.", 1, 5, 10, 30, 60, 300, 900, 3600, 6*3600, 24*3600),
-		safePoint:   in.SecondsGauge("percolator.gc.safe_point.age", "Age, in oracle time, of the safe point that this client uses. Absent before the first garbage collection."),
-		age:         in.SecondsGauge("percolator.lock.oldest.age", "Age, in oracle time, of the oldest stranded lock that this client met in the last minute or two; 0: none."),
-		queue:       in.Gauge("percolator.background.queue", "{change}", "Changes of cells that wait for background work."),
-		oldest:      &oldest{},
-		meter:       in.Meter,
+
+		safePointAge: in.SecondsGauge("percolator.gc.safe_point.age", "Age, in oracle time, of the safe point that this client uses. Absent before the first garbage collection."),
+		oldestAge:    in.SecondsGauge("percolator.lock.oldest.age", "Age, in oracle time, of the oldest stranded lock that this client found in the last minute or two; 0: none."),
+		queue:        in.Gauge("percolator.background.queue", "{change}", "Changes of cells that wait for background work."),
+
+		oldest: &oldest{},
+		meter:  in.Meter,
 	}
 	return m, in.Err()
 }
 
-// Watch measures what is there rather than what happens, until close: how many changes
-// of cells are queued, and the age of the safe point (0: not known).
+// Watch feeds the gauges until Close. queued returns how many changes of cells wait for
+// background work. safePointAge returns the age of the safe point; 0 means that it is not
+// known.
 func (m *Metrics) Watch(queued func() int, safePointAge func() time.Duration) (err error) {
-	// From nothing to the first one is no increase to Prometheus; from 0 it is.
+	// A counter that appears with 1 shows no increase in Prometheus. From 0 to 1 it does.
 	m.dropped.Add(context.Background(), 0)
 	m.watching, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(m.queue, int64(queued()))
-		o.ObserveFloat64(m.age, m.oldest.read(time.Now()).Seconds())
+		o.ObserveFloat64(m.oldestAge, m.oldest.read(time.Now()).Seconds())
 		if age := safePointAge(); age != 0 {
-			o.ObserveFloat64(m.safePoint, age.Seconds())
+			o.ObserveFloat64(m.safePointAge, age.Seconds())
 		}
 		return nil
-	}, m.queue, m.age, m.safePoint)
+	}, m.queue, m.oldestAge, m.safePointAge)
 	return err
 }
 
+// Close ends Watch.
 func (m *Metrics) Close() error { return m.watching.Unregister() }
 
-// Operation measures one request to Bigtable.
+// Operation records one request to Bigtable that began at began.
 func (m *Metrics) Operation(ctx context.Context, operation, table string, began time.Time, err error) {
 	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
 		n.Add(1)
@@ -87,10 +91,10 @@ func (m *Metrics) Operation(ctx context.Context, operation, table string, began 
 	m.operations.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
 }
 
-// requestsKey finds the count of a transaction's requests in its context.
+// requestsKey is the context key of a transaction's count of requests.
 type requestsKey struct{}
 
-// CountRequests returns ctx such that n counts the requests in it.
+// CountRequests returns a context in which every request to Bigtable increments n.
 func CountRequests(ctx context.Context, n *atomic.Int64) context.Context {
 	if ctx.Value(requestsKey{}) == n {
 		return ctx
@@ -98,7 +102,7 @@ func CountRequests(ctx context.Context, n *atomic.Int64) context.Context {
 	return context.WithValue(ctx, requestsKey{}, n)
 }
 
-// Timestamp measures one question to the oracle.
+// Timestamp records one request to the oracle that began at began.
 func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 	if !m.oracle.Enabled(ctx) {
 		return
@@ -110,12 +114,14 @@ func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 	m.oracle.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
 }
 
+// LockWait records how long a lock of another client held up a read or prewrite.
 func (m *Metrics) LockWait(ctx context.Context, table string, began time.Time) {
 	if m.lockWait.Enabled(ctx) {
 		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
 }
 
+// Resolved counts a cell that this client rolled forward or back. action says which.
 func (m *Metrics) Resolved(l *format.Lock, action string) {
 	ctx := context.Background()
 	if m.resolutions.Enabled(ctx) {
@@ -123,29 +129,29 @@ func (m *Metrics) Resolved(l *format.Lock, action string) {
 	}
 }
 
-// Batch measures a request of the background.
+// Batch records how many rows a background request has.
 func (m *Metrics) Batch(rows int) {
 	if ctx := context.Background(); m.batchRows.Enabled(ctx) {
 		m.batchRows.Record(ctx, int64(rows))
 	}
 }
 
-// BackgroundDropped counts rows of background work.
+// BackgroundDropped counts rows of background work that the client gave up.
 func (m *Metrics) BackgroundDropped(rows int) {
 	if ctx := context.Background(); m.dropped.Enabled(ctx) {
 		m.dropped.Add(ctx, int64(rows))
 	}
 }
 
-// Listed is for a lock that an operator's list has shown; one that is past its
-// ttl counts as stranded. now is the oracle's time, about; 0: not known.
+// Listed records a lock that an operator has listed. It counts as stranded if it has
+// expired. now is about the oracle's time; 0 means that it is not known.
 func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
 	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
 		m.oldest.note(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
 	}
 }
 
-// Stranded measures a lock whose owner was found dead at oracle time now.
+// Stranded records a lock whose owner this client found dead at oracle time now.
 func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
 	ctx := context.Background()
 	if !m.strandedAge.Enabled(ctx) {

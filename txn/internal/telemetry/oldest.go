@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// oldestWindow is how long a stranded lock that was met counts at least. Two
-// windows are kept, so that a scrape never falls into an empty one.
+// oldestWindow is how long a stranded lock counts at least. oldest keeps two windows, so
+// that a scrape never sees an empty one just because it has begun.
 const oldestWindow = time.Minute
 
-// oldest remembers the age of the oldest stranded lock that was met lately. A
-// lock that nobody meets is not known to anybody; `percctl lock list` looks.
+// oldest keeps the age of the oldest stranded lock that this client found recently. A
+// lock that no client reaches is not in it; `percctl lock list` finds those.
 type oldest struct {
 	mu            sync.Mutex
 	since         time.Time // when current began
@@ -31,12 +31,12 @@ func (o *oldest) read(now time.Time) time.Duration {
 	return max(o.current, o.last)
 }
 
-// rotate begins a new window when the present one is over.
+// rotate begins a new window if the current one has ended. o.mu is held.
 func (o *oldest) rotate(now time.Time) {
-	switch passed := now.Sub(o.since); {
-	case passed < oldestWindow:
+	switch elapsed := now.Sub(o.since); {
+	case elapsed < oldestWindow:
 		return
-	case passed < 2*oldestWindow:
+	case elapsed < 2*oldestWindow:
 		o.last = o.current
 	default:
 		o.last = 0

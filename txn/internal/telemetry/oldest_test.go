@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// What was met counts for one window at least and two at most.
+// TestOldest: a lock counts for one window at least and for two at most.
 func TestOldest(t *testing.T) {
 	start := time.Unix(1e9, 0)
 	at := func(d time.Duration) time.Time { return start.Add(d) }
 	o := &oldest{}
 	for _, step := range []struct {
 		at   time.Duration
-		met  time.Duration
+		age  time.Duration // of a lock found; 0: none
 		want time.Duration
 	}{
 		{0, 0, 0},
@@ -23,8 +23,8 @@ func TestOldest(t *testing.T) {
 		{2*oldestWindow + 3*time.Second, 0, time.Minute},
 		{9 * oldestWindow, 0, 0},
 	} {
-		if step.met > 0 {
-			o.note(at(step.at), step.met)
+		if step.age > 0 {
+			o.note(at(step.at), step.age)
 		}
 		if got := o.read(at(step.at)); got != step.want {
 			t.Errorf("after %v: %v, want %v", step.at, got, step.want)

@@ -5,20 +5,22 @@ import (
 	"sync"
 )
 
-// Secondaries is the span of one transaction's secondaries, which are committed
-// after the transaction is over, in batches with those of others. nil is none.
+// Secondaries is the span of one transaction's secondaries. The background commits them
+// after the transaction has ended, in batches with those of other transactions. A nil
+// Secondaries records nothing.
 type Secondaries struct {
 	span Span
 
-	mu   sync.Mutex
-	remaining int // rows
-	err  error
+	mu        sync.Mutex
+	remaining int   // rows neither committed nor failed
+	err       error // of a row that failed
 }
 
-// Done counts rows that are committed; the last one ends the span.
+// Done counts rows that are committed. The last row ends the span.
 func (s *Secondaries) Done(rows int) { s.count(rows, nil) }
 
-// Fail counts a row that is left to whoever meets its lock.
+// Fail counts a row that the background gave up. The client that reaches the row's lock
+// next resolves it.
 func (s *Secondaries) Fail(err error) {
 	if err == nil {
 		err = context.Canceled

@@ -16,14 +16,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// This file makes the spans of transactions (docs/observability.md lists them).
-// Where nothing records, nothing is made: a transaction asks the tracer once,
-// and everything below it asks its parent.
-
-// scope names this library to OpenTelemetry.
+// Scope is the name of this library in OpenTelemetry.
 const Scope = "github.com/percolator-bigtable/percolator/txn"
 
-// The attributes of spans, events and metrics that are not OpenTelemetry's own.
+// The attributes of spans, events and metrics that OpenTelemetry does not define.
 const (
 	AttrName       = attribute.Key("percolator.transaction.name")
 	AttrStartTS    = attribute.Key("percolator.start_ts")
@@ -44,16 +40,18 @@ const (
 	AttrLocks      = attribute.Key("percolator.locks")
 )
 
-// Tracing makes spans.
+// Tracing makes the spans of one client.
 type Tracing struct {
 	tracer trace.Tracer
-	// rowKeys lets spans name rows.
+	// rowKeys says that spans may name rows.
 	rowKeys bool
-	// placeholder is OpenTelemetry's global provider as long as there is no SDK;
-	// nil where the provider was given or there is one.
+	// placeholder is OpenTelemetry's global provider, as it is without an SDK. It is nil if
+	// Config names a provider, or if there was an SDK at the start.
 	placeholder trace.TracerProvider
 }
 
+// NewTracing returns the spans' maker. A nil provider stands for the global one. rowKeys
+// lets spans name rows.
 func NewTracing(provider trace.TracerProvider, rowKeys bool) Tracing {
 	given := provider != nil
 	if !given {
@@ -66,38 +64,39 @@ func NewTracing(provider trace.TracerProvider, rowKeys bool) Tracing {
 	return t
 }
 
-// Off reports that there is no SDK: what its tracer makes then is nothing, but
-// costs five allocations.
+// Off reports whether the program has no SDK. The spans of its tracer would be empty, but
+// cost five allocations each.
 func (t Tracing) Off() bool { return t.placeholder != nil && t.placeholder == otel.GetTracerProvider() }
 
-// A span is a part of the work on a trace. The zero span is none: nothing
-// records.
+// A Span is a part of a trace. The zero Span records nothing.
 type Span struct{ trace.Span }
 
+// Recording reports whether the span records anything.
 func (s Span) Recording() bool { return s.Span != nil }
 
-// EndWith ends the span, with the error that it ended in.
+// EndWith ends the span. err is the error of the work that it shows; nil is none.
 func (s Span) EndWith(err error) {
 	if !s.Recording() {
 		return
 	}
 	if err != nil {
-		// Not the error's text: it may name rows.
+		// The error's text may name rows, so the span has only the type.
 		s.SetStatus(codes.Error, errorType(err))
 		s.SetAttributes(semconv.ErrorTypeKey.String(errorType(err)))
 	}
 	s.End()
 }
 
+// Set adds attributes.
 func (s Span) Set(attrs ...attribute.KeyValue) {
 	if s.Recording() {
 		s.SetAttributes(attrs...)
 	}
 }
 
-// Root begins a span whether or not its parent records. Where a sampler has
-// decided against it, the context that is returned says so: what the Bigtable
-// client and gRPC begin below it must not become traces of their own.
+// Root begins a span whether or not its parent records. If a sampler decided against the
+// trace, the returned context says so: the Bigtable client and gRPC must not begin traces
+// of their own below it.
 func (t Tracing) Root(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, Span) {
 	if t.Off() {
 		return ctx, Span{}
@@ -112,8 +111,8 @@ func (t Tracing) Root(ctx context.Context, name string, opts ...trace.SpanStartO
 	return sctx, Span{}
 }
 
-// Begin begins a request, or a group of them, as part of what records already.
-// Its name is the operation and the table, which may be empty.
+// Begin begins the span of a request, or of several that belong together, if the parent
+// span records. Its name is the operation and the table, which may be empty.
 func (t Tracing) Begin(ctx context.Context, operation, table string) (context.Context, Span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, Span{}
@@ -121,7 +120,7 @@ func (t Tracing) Begin(ctx context.Context, operation, table string) (context.Co
 	return t.Root(ctx, SpanName(operation, table), RequestOptions(operation, table)...)
 }
 
-// Read begins a read outside of a transaction, which may be a trace of its own.
+// Read begins the span of a read outside a transaction, which may be a trace of its own.
 func (t Tracing) Read(ctx context.Context, table string, ts tso.Timestamp) (context.Context, Span) {
 	if t.Off() {
 		return ctx, Span{}
@@ -133,6 +132,7 @@ func (t Tracing) Read(ctx context.Context, table string, ts tso.Timestamp) (cont
 	return ctx, s
 }
 
+// SpanName returns the name of a span: the operation and the table, which may be empty.
 func SpanName(operation, table string) string {
 	if table == "" {
 		return operation
@@ -150,14 +150,15 @@ func requestAttrs(operation, table string) []attribute.KeyValue {
 	return attrs
 }
 
+// RequestOptions returns the options of a request's span. table may be empty.
 func RequestOptions(operation, table string) []trace.SpanStartOption {
 	return []trace.SpanStartOption{clientKind, trace.WithAttributes(requestAttrs(operation, table)...)}
 }
 
-// Transaction begins the span of one attempt of a transaction, linked to that of the
-// attempt before, which it replaces in earlier. carried is what
-// has to be in the contexts of its requests: the span, also one that does not
-// record; nil where there is no SDK.
+// Transaction begins the span of one attempt of a transaction. earlier is the span of the
+// attempt before; the new span is linked to it and takes its place. The contexts of the
+// attempt's requests must hold carried, which is the span, even if it does not record.
+// carried is nil without an SDK.
 func (t Tracing) Transaction(ctx context.Context, name string, number int, earlier *trace.SpanContext, opts ...trace.SpanStartOption) (s Span, carried trace.Span) {
 	if t.Off() {
 		return Span{}, nil
@@ -180,7 +181,7 @@ func (t Tracing) Transaction(ctx context.Context, name string, number int, earli
 	return s, trace.SpanFromContext(sctx)
 }
 
-// Conflict adds the event of a conflict to whatever span ctx is in.
+// Conflict adds the event of a conflict to the span of ctx.
 func (t Tracing) Conflict(ctx context.Context, err error) {
 	var c *format.ConflictError
 	s := trace.SpanFromContext(ctx)
@@ -194,7 +195,8 @@ func (t Tracing) Conflict(ctx context.Context, err error) {
 	s.AddEvent("conflict", trace.WithAttributes(attrs...))
 }
 
-// Retry adds the event of a function's next run to the caller's span.
+// Retry adds an event to the span of ctx, which is the caller's: Update runs its function
+// again. next is the number of that attempt, and err is why the last one failed.
 func (t Tracing) Retry(ctx context.Context, name string, next int, err error) {
 	s := trace.SpanFromContext(ctx)
 	if s.IsRecording() {
@@ -202,17 +204,18 @@ func (t Tracing) Retry(ctx context.Context, name string, next int, err error) {
 	}
 }
 
-// cell names a cell's class; its row only when that was asked for.
+// cell returns the attributes that name a cell. They name the row only if Config allows
+// it.
 func (t Tracing) cell(c format.Cell) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{semconv.DBCollectionName(c.Table), AttrFamily.String(c.Family), AttrQualifier.String(strings.ToValidUTF8(c.Qualifier, "\uFFFD"))}
 	if t.rowKeys {
-		attrs = append(attrs, attrRow.String(format.Escape(c.Row, false)))
+		attrs = append(attrs, attrRow.String(format.EscapeRow(c.Row)))
 	}
 	return attrs
 }
 
-// Resolve begins the work on another transaction's lock, linked to the trace
-// of the client that left it.
+// Resolve begins the span of resolving a lock that a read or prewrite found. It is linked
+// to the trace of the lock's owner. A trace that was put off begins now.
 func (t Tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		if ctx = beginDeferred(ctx); !trace.SpanFromContext(ctx).IsRecording() {
@@ -222,7 +225,8 @@ func (t Tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, 
 	return t.ResolveRequested(ctx, l)
 }
 
-// ResolveRequested is resolve for an operator's call, which may be a trace of its own.
+// ResolveRequested begins the span of resolving a lock at an operator's request, which may
+// be a trace of its own. It is linked to the trace of the lock's owner.
 func (t Tracing) ResolveRequested(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	opts := []trace.SpanStartOption{clientKind}
 	if sc := format.ParseTraceParent(l.TraceParent); sc.IsValid() {
@@ -237,8 +241,8 @@ func (t Tracing) ResolveRequested(ctx context.Context, l *format.Lock) (context.
 	return ctx, s
 }
 
-// Secondaries begins the span; it is the transaction's child and holds nothing
-// open.
+// Secondaries begins the span of a transaction's secondaries, which have that many rows. It
+// is a child of the transaction's span, and the transaction does not wait for it.
 func (t Tracing) Secondaries(ctx context.Context, rows int) *Secondaries {
 	if rows == 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return nil
@@ -251,7 +255,7 @@ func (t Tracing) Secondaries(ctx context.Context, rows int) *Secondaries {
 	return &Secondaries{span: s, remaining: rows}
 }
 
-// Call begins an operator's call about one transaction or one table, which may
+// Call begins the span of an operator's call about one transaction or one table, which may
 // be a trace of its own.
 func (t Tracing) Call(ctx context.Context, operation, table string) (context.Context, Span) {
 	ctx, s := t.Root(ctx, SpanName(operation, table), clientKind)
@@ -261,7 +265,7 @@ func (t Tracing) Call(ctx context.Context, operation, table string) (context.Con
 	return ctx, s
 }
 
-// errorType is the low-cardinality name of an error.
+// errorType returns the low-cardinality name of an error.
 func errorType(err error) string {
 	var typed interface{ ErrorType() string }
 	switch {
@@ -272,19 +276,20 @@ func errorType(err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "deadline_exceeded"
 	}
-	return "_OTHER" // OpenTelemetry's word for it
+	return "_OTHER" // OpenTelemetry's word for any other
 }
 
-// A deferredTrace is a trace that begins only when it becomes worth one.
+// A deferredTrace is a trace that was put off. It begins only when a lock makes it worth
+// its cost.
 type deferredTrace interface {
-	// Begin begins it, and returns ctx with the span of the read that met a lock.
+	// Begin begins the trace. It returns ctx with the span of the read that found the lock.
 	Begin(ctx context.Context) context.Context
 }
 
-// deferredKey finds a deferredTrace in a context.
+// deferredKey is the context key of a deferredTrace.
 type deferredKey struct{}
 
-// WithDeferred returns ctx such that a lock that is met in it begins d.
+// WithDeferred returns a context in which a lock that a read finds begins d.
 func WithDeferred(ctx context.Context, d deferredTrace) context.Context {
 	return context.WithValue(ctx, deferredKey{}, d)
 }
@@ -296,12 +301,12 @@ func beginDeferred(ctx context.Context) context.Context {
 	return ctx
 }
 
-// untraced is the context of work that belongs to no transaction.
+// Untraced is the context of background work, which belongs to no transaction.
 var Untraced = trace.ContextWithSpan(context.Background(), Quiet)
 
-// quiet is what is in the contexts of requests that are in no trace. Its sampled
-// flag is not set, so that the Bigtable client and gRPC make no traces of their
-// own for them. Package notify has the same.
+// Quiet is the span in the contexts of requests that belong to no trace. Because it is
+// not sampled, the Bigtable client and gRPC begin no traces for these requests. Package
+// notify has an equal one.
 var Quiet = trace.SpanFromContext(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
 	TraceID: trace.TraceID{0: 1}, SpanID: trace.SpanID{0: 1},
 })))

@@ -7,8 +7,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Locks and notifications carry the trace context of a trace that is recorded,
-// and no other: a link to it would lead to nothing.
+// TestTraceParent: locks and notify cells store the context of a recorded trace and of no
+// other. A link to an unrecorded trace would lead to nothing.
 func TestTraceParent(t *testing.T) {
 	sc := trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}}
 	ctx := trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(sc))
@@ -23,7 +23,7 @@ func TestTraceParent(t *testing.T) {
 	}
 	for _, bad := range []string{"", "x", "00-zz-00-01", got + "0"} {
 		if ParseTraceParent(bad).IsValid() {
-			t.Errorf("%q is taken for a trace context", bad)
+			t.Errorf("%q parses as a trace context", bad)
 		}
 	}
 }

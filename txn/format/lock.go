@@ -1,0 +1,149 @@
+package format
+
+import (
+	"bytes"
+	"encoding/binary"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+)
+
+// A Lock is a stored lock: a transaction has prewritten one cell and may commit it. It is
+// in [LockFamily] of the cell's row, at StartTS.
+type Lock struct {
+	// Cell is the locked cell.
+	Cell Cell
+	// StartTS is the start_ts of the transaction, which also names it.
+	StartTS tso.Timestamp
+	// Primary is the cell that decides the outcome of the transaction. In the primary
+	// lock it is equal to Cell.
+	Primary Cell
+	// Kind says what the commit will do to the cell.
+	Kind Kind
+	// TTL is how long the lock lives after StartTS, in oracle time. The primary lock's
+	// TTL decides for the whole transaction. Only if the primary has no lock, the TTL of
+	// the lock itself counts.
+	TTL time.Duration
+	// Owner is the worker token of the client that wrote the lock. It may be empty.
+	Owner string
+	// Observed says that the commit of the cell sets its notify cell, also if another
+	// client rolls the cell forward.
+	Observed bool
+	// TraceParent is the W3C trace context of the transaction. It may be empty.
+	TraceParent string
+	// Hops is how many observer runs, one causing the next, led to the transaction.
+	Hops int
+
+	// Passable says that readers may pass this primary lock (Config.PassLocks): a reader
+	// raises MinCommitTS and then reads without waiting. The record of a passable lock
+	// has format version 2.
+	Passable bool
+	// MinCommitTS is the minimum of a passable lock: the transaction commits above it, or
+	// not at all.
+	MinCommitTS tso.Timestamp
+	// Raises counts how often readers raised MinCommitTS.
+	Raises int
+
+	// Record is the stored record of a passable lock. A raise replaces the lock only if
+	// the record is still the same.
+	Record string
+}
+
+// IsPrimary reports whether the lock is the primary lock of its transaction.
+func (l *Lock) IsPrimary() bool { return l.Cell == l.Primary }
+
+// ExpiresTS returns the oracle time at which the lock expires: from then on other clients
+// may roll it back.
+func (l *Lock) ExpiresTS() tso.Timestamp {
+	return l.StartTS + tso.Timestamp(l.TTL.Microseconds())
+}
+
+// passableVersion is the format version of a passable lock's record. Clients that know
+// only version 1 refuse the record, and with it the lock.
+const passableVersion = 2
+
+// EncodeLock returns the stored record of a lock. It ignores l.Record.
+func EncodeLock(l *Lock) []byte {
+	version := uint32(Version)
+	if l.Passable {
+		version = 0 // the header has it
+	}
+	rest := Marshal(&recordpb.Lock{
+		FormatVersion: version,
+		Kind:          recordpb.Kind(l.Kind),
+		Primary:       primaryRef(l.Cell, l.Primary),
+		TtlMicros:     l.TTL.Microseconds(),
+		Owner:         l.Owner,
+		Observed:      l.Observed,
+		TraceParent:   l.TraceParent,
+		Hops:          uint32(l.Hops),
+		Raises:        uint32(l.Raises),
+	})
+	if l.Passable {
+		// Two serialized parts of a message, one after the other, are the message.
+		return append(PassableHeader(l.MinCommitTS), rest...)
+	}
+	return rest
+}
+
+// DecodeLock reads the stored record of the lock on cell at ts.
+func DecodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
+	var m recordpb.Lock
+	if err := unmarshal(&m, cell, LockFamily, ts, value); err != nil {
+		return nil, err
+	}
+	switch k := Kind(m.Kind); k {
+	case KindPut, KindDelete, KindLock:
+	default:
+		return nil, Corruptf(cell, "the lock record at %d has kind %v", ts, k)
+	}
+	minCommit, passable, err := decodePassable(cell, ts, &m, value)
+	if err != nil {
+		return nil, err
+	}
+	record := ""
+	if passable {
+		record = string(value)
+	}
+	return &Lock{
+		Record:      record,
+		Passable:    passable,
+		MinCommitTS: minCommit,
+		Raises:      int(m.Raises),
+		Cell:        cell,
+		StartTS:     ts,
+		Primary:     followRef(cell, m.Primary),
+		Kind:        Kind(m.Kind),
+		TTL:         time.Duration(m.TtlMicros) * time.Microsecond,
+		Owner:       m.Owner,
+		Observed:    m.Observed,
+		TraceParent: m.TraceParent,
+		Hops:        int(m.Hops),
+	}, nil
+}
+
+// PassableHeader returns the first twelve bytes of a passable lock's record: the fields
+// format_version (2) and min_commit. Because the minimum is big-endian, two records
+// compare by their bytes as their minima do. Predicates rely on that.
+func PassableHeader(minCommit tso.Timestamp) []byte {
+	return binary.BigEndian.AppendUint64([]byte{1 << 3, passableVersion, 9<<3 | 2, 8}, uint64(minCommit))
+}
+
+// decodePassable reads the minimum of a lock, and checks that only a passable lock has
+// one.
+func decodePassable(cell Cell, ts tso.Timestamp, m *recordpb.Lock, value []byte) (minCommit tso.Timestamp, passable bool, err error) {
+	if m.FormatVersion < passableVersion {
+		if len(m.MinCommit) > 0 || m.Raises > 0 {
+			return 0, false, Corruptf(cell, "the lock record at %d has format version %d, and yet a minimum commit_ts", ts, m.FormatVersion)
+		}
+		return 0, false, nil
+	}
+	if len(m.MinCommit) == 8 {
+		minCommit = tso.Timestamp(binary.BigEndian.Uint64(m.MinCommit))
+	}
+	if minCommit < 0 || !bytes.HasPrefix(value, PassableHeader(minCommit)) || m.Primary != nil {
+		return 0, false, Corruptf(cell, "the lock record at %d has format version %d, but does not begin with a minimum commit_ts, or is not the primary's", ts, m.FormatVersion)
+	}
+	return minCommit, true, nil
+}

@@ -1,0 +1,75 @@
+package format
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strconv"
+	"strings"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// A NotifyCell says that an observed cell changed. It is in [NotifyFamily] of the cell's
+// row.
+type NotifyCell struct {
+	// TS is the commit_ts of the transaction that changed or notified the cell. A
+	// notification without a transaction has a timestamp of its own.
+	TS tso.Timestamp
+	// TraceParent is the W3C trace context of the transaction that changed the cell. It
+	// may be empty.
+	TraceParent string
+	// Hops is how many observer runs, one causing the next, led to the change.
+	Hops int
+}
+
+// hopsSeparator follows the traceparent in the value of a notify cell, and the number of
+// hops follows it. Both are absent if there are no hops.
+const hopsSeparator = ";hops="
+
+// EncodeNotifyCell returns the stored value of a notify cell: the traceparent, which may
+// be empty, and ";hops=N" if N is positive.
+func EncodeNotifyCell(traceParent string, hops int) []byte {
+	if hops > 0 {
+		traceParent += hopsSeparator + strconv.Itoa(hops)
+	}
+	return []byte(traceParent)
+}
+
+// DecodeNotifyCell returns the notify cell that has value at ts. It never fails: a value
+// that it cannot read must not keep an observer from running. Hops is 0 then.
+func DecodeNotifyCell(ts tso.Timestamp, value []byte) NotifyCell {
+	traceParent, number, _ := bytes.Cut(value, []byte(hopsSeparator))
+	hops, err := strconv.Atoi(string(number))
+	if err != nil || hops < 0 {
+		hops = 0
+	}
+	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: hops}
+}
+
+// AckColumn returns the column in [AckFamily] that holds the acknowledgment of one
+// observer of column c: the paper's c:ack_O.
+func AckColumn(c Column, observer string) Column {
+	return Column{Family: AckFamily, Qualifier: c.Key() + "/" + observer}
+}
+
+// ObserverOf returns the observed column and the observer that an acknowledgment column
+// names. ok is false if ack is not an acknowledgment column. An observer's id contains no
+// slash, so the last one separates the two.
+func ObserverOf(ack Column) (c Column, observer string, ok bool) {
+	slash := strings.LastIndexByte(ack.Qualifier, '/')
+	if ack.Family != AckFamily || slash < 0 {
+		return Column{}, "", false
+	}
+	c, ok = SplitColumn(ack.Qualifier[:slash])
+	return c, ack.Qualifier[slash+1:], ok
+}
+
+// DecodeAck returns the timestamp in an acknowledgment: the start_ts of the observer's
+// last committed run on the cell. The value has 8 bytes, big-endian; any other size is a
+// [CorruptError].
+func DecodeAck(cell Cell, observer string, value []byte) (tso.Timestamp, error) {
+	if len(value) != 8 {
+		return 0, Corruptf(cell, "the acknowledgment of observer %s has %d bytes instead of 8", observer, len(value))
+	}
+	return tso.Timestamp(binary.BigEndian.Uint64(value)), nil
+}
