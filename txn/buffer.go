@@ -2,6 +2,7 @@ package txn
 
 import (
 	"bytes"
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -198,4 +199,17 @@ func (o *overlay) dropNext(reverse bool) {
 	} else {
 		o.keys = o.keys[1:]
 	}
+}
+
+// notifications checks the transaction's weak notifications and returns their cells, sorted.
+func (b *buffer) notifications(ctx context.Context, s *store.Store) ([]Cell, error) {
+	var cells []Cell
+	for cell := range b.notify {
+		if err := store.CheckNotifiable(ctx, s, cell, true); err != nil {
+			return nil, err
+		}
+		cells = append(cells, cell)
+	}
+	slices.SortFunc(cells, func(a, b Cell) int { return strings.Compare(a.String(), b.String()) })
+	return cells, nil
 }

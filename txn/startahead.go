@@ -123,12 +123,12 @@ func (s *startsAhead) add() *startAhead {
 
 // askAhead asks the oracle, in the background, for the start timestamp of a later transaction
 // that reads nothing. A transaction that reads nothing calls it when it has its commit_ts.
-func askAhead(c *Client) {
-	n := c.startsAhead.add()
+func (s *startsAhead) askAhead(b *store.Background, c *store.Clock) {
+	n := s.add()
 	if n == nil {
 		return
 	}
-	if !c.resolver.Background.Run(func(ctx context.Context) { n.ask(ctx, &c.resolver.Clock) }) {
+	if !b.Run(func(ctx context.Context) { n.ask(ctx, c) }) {
 		n.err = ErrClosed
 		close(n.done)
 	}

@@ -188,12 +188,12 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if t.buffer.err != nil {
 		return 0, 0, t.buffer.err
 	}
-	notified, err := weakNotifications(ctx, t)
+	notified, err := t.buffer.notifications(ctx, t.client.resolver.Store)
 	if err != nil {
 		return 0, 0, err
 	}
 	if t.writesNothing() {
-		ts, err = notifyWithoutCommit(ctx, t, notified)
+		ts, err = t.notifyWithoutCommit(ctx, notified)
 		return ts, 0, err
 	}
 	rows, err := t.groupWrites(ctx)
@@ -203,6 +203,24 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.Cell, rows: rows, notified: notified}
 	ts, err = c.run(ctx)
 	return ts, len(rows), err
+}
+
+// notifyWithoutCommit ends a transaction that writes nothing: its weak notifications are
+// set at a timestamp of their own, so that the observers see everything that was
+// committed before.
+func (t *Txn) notifyWithoutCommit(ctx context.Context, cells []Cell) (tso.Timestamp, error) {
+	if len(cells) == 0 {
+		return t.startTS, nil
+	}
+	ts, err := t.client.Timestamp(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), t.hops)); err != nil {
+		return 0, err
+	}
+	t.client.resolver.Hints.Publish(cells...)
+	return ts, nil
 }
 
 // writesNothing reports whether the buffer holds nothing, or only the locks that a

@@ -21,7 +21,6 @@ import (
 const (
 	documentsTable = "documents"
 	clustersTable  = "clusters"
-	Family         = "f"
 )
 
 // Columns of documents.

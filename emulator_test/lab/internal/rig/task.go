@@ -33,12 +33,6 @@ type Task struct {
 // An operation is carried out by one of a task's callers; i is its number in the round.
 type operation func(ctx context.Context, w *worker, t *Task, i int) error
 
-// KeyOf returns the key of the i-th row of a table, in order.
-func KeyOf(i int) string { return fmt.Sprintf("row%08d", i) }
-
-// ColumnOf returns the name of the q-th column.
-func ColumnOf(q int) string { return fmt.Sprintf("q%03d", q) }
-
 // anyRow returns a random row.
 func (t *Task) anyRow() string { return KeyOf(rand.IntN(t.Rows)) }
 
