@@ -259,8 +259,8 @@ func TestEarlyConflict(t *testing.T) {
 	}
 }
 
-// A commit of one cell is no early conflict for another cell, even if both share a
-// place in the client's table of recent commits.
+// A commit of one cell is no early conflict for another cell. The client also remembers
+// conflicts that Bigtable reported.
 func TestEarlyConflictNamesItsCell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := newFaultyClient(t, txn.Config{})
@@ -269,7 +269,6 @@ func TestEarlyConflictNamesItsCell(t *testing.T) {
 		if _, err := early.Commit(t.Context()); err != nil {
 			t.Error(err)
 		}
-		// The client also remembers conflicts that Bigtable reported.
 		late := []*txn.Txn{beginSet(t, c, "1", "three"), beginSet(t, c, "1", "three")}
 		mustSet(t, env.Client, "2", "three")
 		for i, tx := range late {

@@ -376,7 +376,7 @@ func TestNotInitialized(t *testing.T) {
 			if !errors.Is(err, tso.ErrNotInitialized) {
 				t.Fatalf("%s: %v", table, err)
 			}
-			for _, part := range []string{"percctl table init", "txn.InitTable", `"tso"`} {
+			for _, part := range []string{"percctl table init", "admin.InitTable", `"tso"`} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("%s: error does not say %s: %v", table, part, err)
 				}

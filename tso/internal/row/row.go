@@ -394,7 +394,7 @@ func (r *Row) wrap(verb string, err error) error {
 		return nil
 	}
 	if status.Code(err) == codes.NotFound || strings.Contains(err.Error(), "unknown family") {
-		return fmt.Errorf("%w: no table, or no family %q in it, for the oracle's row: run `percctl table init`, or call txn.InitTable: %w",
+		return fmt.Errorf("%w: no table, or no family %q in it, for the oracle's row: run `percctl table init`, or call admin.InitTable: %w",
 			format.ErrNotInitialized, r.family, err)
 	}
 	return fmt.Errorf("tso: %s oracle row %q: %w", verb, r.Key, err)
