@@ -127,7 +127,7 @@ func TestUnreadableSafePointStopsClient(t *testing.T) {
 		begun := begin(t, c)
 		set(begun, "3", "bob")
 		_, err := begun.Commit(ctx)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "safe point was last read") {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "last read 45s ago") {
 			t.Errorf("commit: %v", err)
 		}
 		snap := takeSnapshot(t, c)

@@ -27,7 +27,7 @@ const (
 )
 
 // logging are the folders whose log lines are documented.
-var logging = []string{"txn", "notify", "tso", "cmd", "internal"}
+var logging = []string{"txn", "notify", "tso", "cmd"}
 
 var update = flag.Bool("update", false, "write the generated part of docs/reference/telemetry.md again")
 
