@@ -102,13 +102,13 @@ func isNilTables(bt Tables) bool {
 // Update stops
 //
 //   - when the transaction has committed;
-//   - when f returns another error: Update returns it unchanged, and nothing is committed;
+//   - when f returns another error: Update returns it, and nothing is committed;
 //   - when ctx ends or [MaxAttempts] is reached: the error names the last conflict, and
 //     errors.Is holds with the context's error;
 //   - when the outcome of the commit is unknown (ErrUndetermined): then f does not run
-//     again, because its effects may be there already. If f itself ran another
-//     transaction whose outcome is unknown, ErrUndetermined does not hold for Update's
-//     error: nothing of this transaction was committed.
+//     again, because its effects may be there already. If f returns ErrUndetermined from
+//     another transaction, Update's error does not match it: nothing of this
+//     transaction was committed.
 //
 // Set a deadline on ctx. A transaction that wrote nothing returns its start timestamp.
 func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn) error, opts ...TxnOption) (tso.Timestamp, error) {

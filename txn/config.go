@@ -67,8 +67,8 @@ type Config struct {
 	// LatchWait is how long a commit, or a run after a conflict, waits for its turn
 	// among this client's transactions that write the same cells. Then it continues
 	// without its turn. Transactions of more than 128 cells do not queue. A run after a
-	// conflict keeps its turn while Update's function runs: a function that waits for
-	// another transaction of this client on the same cells waits that long.
+	// conflict keeps its turn while Update's function runs. If the function waits for
+	// another transaction of this client on the same cells, it waits for LatchWait.
 	// Defaults to 1 second. Negative: transactions of this client do not queue, and
 	// find conflicts with each other only through Bigtable.
 	LatchWait time.Duration
@@ -80,8 +80,8 @@ type Config struct {
 	// Defaults to 64 KiB. Negative: no prefetching.
 	PrefetchBytes int
 
-	// BatchReads, if set, is how many concurrent point reads of a table one
-	// transaction or snapshot sends as requests of their own. Further reads wait, and
+	// BatchReads, if set, is how many point reads of a table one transaction
+	// or snapshot sends at once, each in its own request. Further reads wait, and
 	// share a request when one of those is answered. This saves requests and CPU
 	// if many goroutines read in one transaction. It costs a waiting read up to one
 	// round trip; a list of rows in one ReadRows costs neither.

@@ -40,16 +40,19 @@ var (
 // The errors that carry facts. Package format describes them.
 type (
 	// A ConflictError names the cell on which a transaction failed, and the
-	// transaction that it conflicted with.
+	// transaction that it conflicted with. See [format.ConflictError] for its fields.
 	ConflictError = format.ConflictError
 	// A ConflictReason says what a transaction conflicted with.
 	ConflictReason = format.ConflictReason
 	// An UndeterminedError says that a commit was sent and that its outcome is
-	// unknown. [Client.Settle] finds it out.
+	// unknown. [Client.Settle] finds it out. See [format.UndeterminedError] for its
+	// fields.
 	UndeterminedError = format.UndeterminedError
-	// A TooOldError says that garbage collection has passed a timestamp.
+	// A TooOldError says that garbage collection has passed a timestamp. See
+	// [format.TooOldError] for its fields.
 	TooOldError = format.TooOldError
-	// A CorruptError names a cell whose stored records contradict the protocol.
+	// A CorruptError names a cell whose stored records contradict the protocol. See
+	// [format.CorruptError] for its fields.
 	CorruptError = format.CorruptError
 )
 

@@ -11,9 +11,9 @@ import (
 // describes them.
 type (
 	// A Cell names one column of one row of a table: what a transaction reads, locks
-	// and writes.
+	// and writes. See [format.Cell] for its fields.
 	Cell = format.Cell
-	// A Column names a column of a table.
+	// A Column names a column of a table. See [format.Column] for its fields.
 	Column = format.Column
 	// A Kind says what a transaction does to a cell.
 	Kind = format.Kind
@@ -21,7 +21,8 @@ type (
 	Lock = format.Lock
 	// A State is one of the states of a transaction.
 	State = format.State
-	// A Status is the outcome of a transaction, as its primary cell shows it.
+	// A Status is the outcome of a transaction, as its primary cell shows it. See
+	// [format.Status] for its fields.
 	Status = format.Status
 )
 

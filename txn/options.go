@@ -51,8 +51,8 @@ func Named(name string) NameOption { return NameOption(name) }
 // impossible: the transaction commits only if no other transaction wrote what it read.
 // Reads must name their columns. Reads of whole rows, ranges and prefixes fail with
 // [ErrSerializableScan], because nothing can lock a cell that does not exist yet. A
-// transaction that writes nothing locks nothing: a snapshot is serializable among
-// transactions that are.
+// transaction that writes nothing locks nothing: its snapshot is serializable if the writers
+// are.
 func Serializable() TxnOption { return txnOption(func(o *txnOptions) { o.serializable = true }) }
 
 // MaxAttempts bounds how often [Client.Update] runs its function. After the n-th conflict,
@@ -152,8 +152,8 @@ func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly 
 func NoPrefetch() TxnOption { return txnOption(func(o *txnOptions) { o.noPrefetch = true }) }
 
 // MaxStaleness lets a snapshot reuse a timestamp that this client has received before,
-// instead of asking the oracle, if the client asked for it less than d ago. The snapshot
-// then costs no request, and each read of it one. It shows
+// instead of asking the oracle, if the client asked for it less than d ago. Then the
+// snapshot costs no request, and each of its reads costs one. It shows
 //
 //   - a consistent state, as every snapshot does: all or nothing of each transaction;
 //   - every transaction whose Commit returned, in any process, at least d before the

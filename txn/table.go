@@ -34,8 +34,8 @@ func (t *Table) Lock(row, family, qualifier string) {
 	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, KindLock, nil)
 }
 
-// Notify buffers a weak notification of a cell. The observers of its column run once the
-// transaction is committed, and may run although it is not. The column must be registered
+// Notify buffers a weak notification of a cell. The observers of its column run after the
+// transaction commits, and may run even if it does not. The column must be registered
 // for weak notifications and cannot be written. Notifications never make transactions
 // conflict (paper §2.4). They cost one more round trip, between commit_ts and the commit.
 func (t *Table) Notify(row, family, qualifier string) {

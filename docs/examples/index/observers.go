@@ -107,7 +107,7 @@ func elect(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	for _, m := range members {
 		if told[m] != canonical {
 			set(documents, m, clusterCanonical, canonical)
-			dups.Lock(hash, "member", m) // conflict if it leaves: then the name is not for it
+			dups.Lock(hash, "member", m) // conflict if m leaves the cluster meanwhile
 		}
 	}
 	return nil
