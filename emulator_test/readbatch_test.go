@@ -208,13 +208,23 @@ func TestReadBatchFirstLeavesUnsent(t *testing.T) {
 			inFront := f.faults.On("in front", stepOn(txntest.StepRead, "row0"), txntest.Hold, 1)
 			f.get("row0", "0")
 			<-inFront.Fired()
+			var answered <-chan outcome
 			ctx := &endsAtDone{Context: t.Context(), done: make(chan struct{}), before: func() {
-				f.get("row2", "2")
+				answered = inBackground(func() error {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					_, _, err := f.view.Get(ctx, "row2", "f", "q")
+					return err
+				})
+				synctest.Wait()
 				inFront.Release()
 				synctest.Wait()
 			}}
 			if _, _, err := f.view.Get(ctx, "row1", "f", "q"); !errors.Is(err, context.Canceled) {
 				t.Fatalf("%v, want Canceled", err)
+			}
+			if o := <-answered; o.err != nil {
+				t.Fatal(o.err)
 			}
 			f.wg.Wait()
 			if got, want := fmt.Sprint(f.requests()), "[1 2]"; got != want {

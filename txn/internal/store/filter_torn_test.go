@@ -34,7 +34,9 @@ func TestReadsAreNotTorn(t *testing.T) {
 	if err := table.Apply(ctx, "row", m); err != nil {
 		t.Fatal(err)
 	}
-	others := make([]format.Column, 0, 16)
+	// A read of many columns is torn more often: plain ones are about once in 150 to
+	// 500, measured on 2 busy cores.
+	others := make([]format.Column, 0, 200)
 	for i := range cap(others) {
 		others = append(others, format.Column{Family: "f", Qualifier: fmt.Sprintf("%c%d", "ax"[i%2], i)})
 	}
@@ -102,7 +104,7 @@ func TestReadsAreNotTorn(t *testing.T) {
 		"whole row":      Selection{}.VisibleAt(readTS, nil),
 		"named families": Selection{}.VisibleAt(readTS, []string{"f", "g"}),
 	} {
-		for range 300 {
+		for range 1000 {
 			if torn(f) {
 				t.Errorf("%s: a read was torn", name)
 				break
