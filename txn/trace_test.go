@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/internal/spantest"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -37,35 +38,6 @@ func newTraced(t *testing.T, cfg txn.Config) *txntest.Env {
 	env := txntest.New(t, txntest.WithConfig(cfg))
 	env.CreateTable("accounts", "bal")
 	return env
-}
-
-// tree draws the spans below parent: their names, and the attributes and events that are
-// the same in every run.
-func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
-	var out strings.Builder
-	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
-		return a.StartTime().Compare(b.StartTime())
-	})
-	for _, s := range spans {
-		if s.Parent().SpanID() != parent {
-			continue
-		}
-		fmt.Fprintf(&out, "%s%s", indent, s.Name())
-		for _, a := range s.Attributes() {
-			switch a.Key {
-			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "percolator.locks", "error.type":
-				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.String())
-			}
-		}
-		for _, e := range s.Events() {
-			fmt.Fprintf(&out, " [%s]", e.Name)
-		}
-		if len(s.Links()) > 0 {
-			fmt.Fprintf(&out, " links=%d", len(s.Links()))
-		}
-		out.WriteString("\n" + tree(spans, s.SpanContext().SpanID(), indent+"  "))
-	}
-	return out.String()
 }
 
 func TestTraceOfACommit(t *testing.T) {
@@ -96,7 +68,7 @@ func TestTraceOfACommit(t *testing.T) {
     commit primary accounts [commit point]
     commit secondaries rows=1
 `
-	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}
 	for _, s := range recorder.Ended() {
@@ -132,7 +104,7 @@ func TestTraceOfATransactionByHand(t *testing.T) {
 part
   read accounts
 `
-	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -159,7 +131,7 @@ func TestTraceOfManyRows(t *testing.T) {
     commit primary accounts [commit point]
     commit secondaries rows=16
 `
-	if diff := cmp.Diff(want, tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(recorder.Ended(), root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -200,7 +172,7 @@ func traceOfAConflict(t *testing.T, cfg txn.Config, known bool) {
 		want = strings.Join(strings.SplitAfter(want, "\n")[:4], "")
 	}
 	spans := recorder.Ended()
-	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}
 	for _, s := range spans {
@@ -292,7 +264,7 @@ func TestTraceOfAResolution(t *testing.T) {
 `
 	// How often the reader asks the oracle depends on how long the lock lives.
 	spans := slices.DeleteFunc(recorder.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "timestamp" || s.Name() == "reserve timestamps" })
-	if diff := cmp.Diff(want, tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(spans, root.SpanContext().SpanID(), "")); diff != "" {
 		t.Error(diff)
 	}
 	for _, s := range recorder.Ended() {

@@ -3,9 +3,7 @@ package admin_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/internal/spantest"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -75,7 +74,7 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
   resolve lock accounts lock.action=rolled back links=1
   list locks scratch locks=0
 `
-	if diff := cmp.Diff(want, tree(spans, trace.SpanID{}, "")); diff != "" {
+	if diff := cmp.Diff(want, spantest.Tree(spans, trace.SpanID{}, "")); diff != "" {
 		t.Error(diff)
 	}
 	for _, s := range spans {
@@ -86,33 +85,4 @@ func TestTraceOfOperatorsCalls(t *testing.T) {
 		}
 	}
 	victim.End()
-}
-
-// tree draws the spans below parent: names, with those attributes and events
-// that do not differ from run to run.
-func tree(spans []sdktrace.ReadOnlySpan, parent trace.SpanID, indent string) string {
-	var out strings.Builder
-	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
-		return a.StartTime().Compare(b.StartTime())
-	})
-	for _, s := range spans {
-		if s.Parent().SpanID() != parent {
-			continue
-		}
-		fmt.Fprintf(&out, "%s%s", indent, s.Name())
-		for _, a := range s.Attributes() {
-			switch a.Key {
-			case "percolator.outcome", "percolator.rows", "percolator.attempt", "percolator.lock.action", "percolator.locks", "error.type":
-				fmt.Fprintf(&out, " %s=%s", strings.TrimPrefix(string(a.Key), "percolator."), a.Value.String())
-			}
-		}
-		for _, e := range s.Events() {
-			fmt.Fprintf(&out, " [%s]", e.Name)
-		}
-		if len(s.Links()) > 0 {
-			fmt.Fprintf(&out, " links=%d", len(s.Links()))
-		}
-		out.WriteString("\n" + tree(spans, s.SpanContext().SpanID(), indent+"  "))
-	}
-	return out.String()
 }
