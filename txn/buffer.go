@@ -25,7 +25,7 @@ type buffer struct {
 	sealed bool                                          // the transaction has ended
 }
 
-func (b *buffer) set(cell Cell, kind format.Kind, value []byte) { b.add(cell, kind, value, false) }
+func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
 
 // addNotification buffers a weak notification, under the same conditions as add.
 func (b *buffer) addNotification(cell Cell) {
@@ -45,11 +45,11 @@ func (b *buffer) addNotification(cell Cell) {
 }
 
 // promote buffers a lock-only write of a cell that was read.
-func (b *buffer) promote(cell Cell) { b.add(cell, format.KindLock, nil, true) }
+func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
 
 // add buffers a write. It ignores every call after an invalid one, which Commit reports, and
 // after the transaction's end.
-func (b *buffer) add(cell Cell, kind format.Kind, value []byte, promoted bool) {
+func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
 	err := format.CheckCell(cell)
 	if err == nil {
 		err = format.CheckValue(cell, value)
@@ -72,7 +72,7 @@ func (b *buffer) add(cell Cell, kind format.Kind, value []byte, promoted bool) {
 		if b.first == nil {
 			b.first = w
 		}
-	case kind == format.KindLock:
+	case kind == KindLock:
 		w.Promoted = w.Promoted && promoted
 		return
 	}
@@ -98,11 +98,11 @@ func (b *buffer) row(table, row string) map[Column]*store.Write {
 
 // get returns the put or delete that the transaction buffered for a cell. ok is false if it
 // buffered none, or only a lock.
-func (b *buffer) get(cell Cell) (kind format.Kind, value []byte, ok bool) {
+func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	if w == nil || w.Kind == format.KindLock {
+	if w == nil || w.Kind == KindLock {
 		return 0, nil, false
 	}
 	return w.Kind, bytes.Clone(w.Value), true
@@ -126,7 +126,7 @@ func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selec
 			continue
 		}
 		for c, w := range cols {
-			if w.Kind != format.KindLock && sel.Has(c) {
+			if w.Kind != KindLock && sel.Has(c) {
 				o.rows[row] = append(o.rows[row], *w)
 			}
 		}
@@ -156,9 +156,9 @@ func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 		})
 		item := bigtable.ReadItem{Row: key, Column: w.Cell.Column().Key(), Value: bytes.Clone(w.Value)}
 		switch {
-		case w.Kind == format.KindDelete && found:
+		case w.Kind == KindDelete && found:
 			items = slices.Delete(items, i, i+1)
-		case w.Kind == format.KindDelete:
+		case w.Kind == KindDelete:
 		case found:
 			items[i] = item
 		default:
@@ -181,7 +181,7 @@ func (b *buffer) wrote(cell Cell) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	return w != nil && w.Kind != format.KindLock
+	return w != nil && w.Kind != KindLock
 }
 
 // next returns the first remaining row key in the direction of the scan.

@@ -6,7 +6,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
@@ -51,7 +50,7 @@ func (i inside) CausedBy(hops int) {
 	i.t.hops = max(i.t.hops, hops)
 }
 
-func (i inside) Put(cell Cell, value []byte) { i.t.buffer.set(cell, format.KindPut, value) }
+func (i inside) Put(cell Cell, value []byte) { i.t.buffer.set(cell, KindPut, value) }
 
 func (i inside) Trace(ctx context.Context) context.Context {
 	if i.t.deferred == nil {

@@ -137,7 +137,8 @@ func (s *source) values(t reflect.Type) (all []string) {
 	return slices.DeleteFunc(all, func(v string) bool { return v == "" })
 }
 
-// jsonTypes are the struct types of percctl's packages with fields for JSON, as
+// jsonTypes are the struct types of percctl's packages, and of those that it is made
+// of, with fields for JSON, as
 // import path and name.
 func (s *source) jsonTypes(t *testing.T) (all []string) {
 	t.Helper()
@@ -145,7 +146,7 @@ func (s *source) jsonTypes(t *testing.T) (all []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared, err := filepath.Glob(moduleRoot + "internal/*/*.go")
+	shared, err := filepath.Glob(moduleRoot + "txn/admin/*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Workload is what workers do, and what has to be true at any time.
@@ -182,7 +181,7 @@ func expected(err error) error {
 // locks the cell.
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
-		var locks []format.Lock
+		var locks []txn.Lock
 		for l, err := range admin.Locks(ctx, c, table, nil) {
 			if err != nil {
 				return resolved, err

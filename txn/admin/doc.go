@@ -23,6 +23,9 @@
 //   - Stored cells: [History], [TransactionVersions], [RawWrites].
 //   - Consistency: [Check], [PlanRepairs], [ApplyRepair].
 //
+// The packages below this one build on them: doctor checks a whole deployment, and
+// capacity computes what a workload needs.
+//
 // A function that makes or adopts a table takes Bigtable's own clients, because
 // there may be no metadata table yet. Every other function takes a *txn.Client.
 //

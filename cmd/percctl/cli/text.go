@@ -2,14 +2,12 @@ package cli
 
 import (
 	"bytes"
-	"fmt"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
 // Text returns a stored value as it may be shown on a terminal: printable text
@@ -51,44 +49,17 @@ func Shorten(s string, most int) string {
 	return string([]rune(s)[:most-1]) + "…"
 }
 
-// Time is a timestamp as RFC 3339, to the microsecond; empty for none.
-func Time(ts tso.Timestamp) string {
-	if ts == 0 {
-		return ""
-	}
-	return ts.Time().Format("2006-01-02T15:04:05.000000Z07:00")
-}
-
-// Stamp is a timestamp for people: the integer that commands take, and the
-// time.
-func Stamp(ts tso.Timestamp) string { return fmt.Sprintf("%d (%s)", ts, Time(ts)) }
-
-// Duration is a duration for people, as exact as they need it.
-func Duration(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "-" + Duration(-d)
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%d d %d h", int(d.Hours())/24, int(d.Hours())%24)
-}
+// How percctl writes timestamps and durations: see package words.
+var (
+	Time     = words.Time
+	Stamp    = words.Stamp
+	Between  = words.Between
+	Duration = words.Duration
+	Seconds  = words.Seconds
+)
 
 // Count is a number of things: 1 lock, 2 locks.
-func Count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
-}
+func Count[N int | int64](n N, thing string) string { return words.Count(n, thing) }
 
 // Fixed is a number with so many decimals.
 func Fixed(v float64, decimals int) string { return strconv.FormatFloat(v, 'f', decimals, 64) }

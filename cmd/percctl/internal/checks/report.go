@@ -1,40 +1,92 @@
+// Package checks runs the checks of txn/admin/doctor and prints what they find, for
+// percctl doctor and percctl table verify.
 package checks
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 // A Report is the result of all checks.
 type Report struct {
-	Project       string   `json:"project"`        // Google Cloud project
-	Instance      string   `json:"instance"`       // Bigtable instance
-	MetadataTable string   `json:"metadata_table"` // metadata table of the deployment
-	Tables        []string `json:"tables"`         // transactional tables that were checked
-	Errors        int      `json:"errors"`         // findings that are errors
-	Warnings      int      `json:"warnings"`       // findings that are warnings
-	Notes         int      `json:"notes"`          // findings that are notes
-	Failed        int      `json:"failed"`         // checks that ended in an error themselves
-	Checks        []Result `json:"checks"`         // the checks, in the order in which they are printed
+	Project       string          `json:"project"`        // Google Cloud project
+	Instance      string          `json:"instance"`       // Bigtable instance
+	MetadataTable string          `json:"metadata_table"` // metadata table of the deployment
+	Tables        []string        `json:"tables"`         // transactional tables that were checked
+	Errors        int             `json:"errors"`         // findings that are errors
+	Warnings      int             `json:"warnings"`       // findings that are warnings
+	Notes         int             `json:"notes"`          // findings that are notes
+	Failed        int             `json:"failed"`         // checks that ended in an error themselves
+	Checks        []doctor.Result `json:"checks"`         // the checks, in the order in which they are printed
 }
 
-// NewReport counts.
-func NewReport(env *Env, results []Result) *Report {
-	r := &Report{Project: env.At.Project, Instance: env.At.Instance, MetadataTable: env.At.MetadataTable, Tables: append([]string{}, env.Tables...), Checks: results}
-	for _, c := range results {
-		if c.State == Failed {
+// Deployment is what the checks look at. Call end when done.
+func Deployment(ctx context.Context, s *session.Session, rows int) (d *doctor.Deployment, end func(), err error) {
+	at := s.Connect
+	d = &doctor.Deployment{
+		Bigtable: s.Bigtable, Admin: s.Admin, Project: at.Project, Instance: at.Instance, MetadataTable: at.MetadataTable, AppProfile: at.AppProfile,
+		Servers: func(row tso.RowState) (*tso.Client, error) { return session.Servers(at, row) }, Emulator: at.IsEmulator(), Rows: rows,
+	}
+	if !at.Embedded {
+		d.Instances = at.OpenInstance
+	}
+	end, err = d.Open(ctx)
+	return d, end, err
+}
+
+// Run runs checks of the tables, of all where tables is nil, and prints what they found.
+// The error is what the exit code comes from.
+func Run(ctx context.Context, o *session.Options, s *session.Session, d *doctor.Deployment, all []doctor.Check, tables []string) (err error) {
+	if d.Tables = tables; tables == nil && d.Client != nil {
+		if d.Tables, err = admin.Tables(ctx, d.Client); err != nil {
+			return err
+		}
+	}
+	results := doctor.Run(ctx, d, all, func(done int) { s.Progress.Set("%d of %d checks done", done, len(all)) })
+	s.Progress.End()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	r := newReport(d, results)
+	style := cli.StyleFor(o.Streams.Out)
+	if err := o.Print(r, func(w io.Writer) error { return r.text(w, style) }); err != nil {
+		return err
+	}
+	switch {
+	case r.Errors+r.Warnings > 0:
+		return session.Foundf("%s and %s", cli.Count(r.Errors, "error"), cli.Count(r.Warnings, "warning"))
+	case r.Failed > 0:
+		return errors.New(cli.Count(r.Failed, "check") + " failed: see the state of each")
+	}
+	return nil
+}
+
+// newReport counts, and escapes what may be stored bytes.
+func newReport(d *doctor.Deployment, results []doctor.Result) *Report {
+	r := &Report{Project: d.Project, Instance: d.Instance, MetadataTable: d.MetadataTable, Tables: append([]string{}, d.Tables...), Checks: results}
+	for i := range results {
+		c := &results[i]
+		c.Detail = cli.Line(c.Detail)
+		if c.State == doctor.Failed {
 			r.Failed++
 		}
-		for _, f := range c.Findings {
+		for i := range c.Findings {
+			f := &c.Findings[i]
+			f.Subject, f.What, f.Fix = cli.Line(f.Subject), cli.Line(f.What), cli.Line(f.Fix)
 			switch f.Severity {
-			case Error:
+			case doctor.Error:
 				r.Errors++
-			case Warning:
+			case doctor.Warning:
 				r.Warnings++
-			case Note:
+			case doctor.Note:
 				r.Notes++
 			}
 		}
@@ -42,40 +94,22 @@ func NewReport(env *Env, results []Result) *Report {
 	return r
 }
 
-// Print prints the report.
-func (r *Report) Print(out io.Writer, format cli.Format) error {
-	style := cli.StyleFor(out)
-	return cli.Print(out, format, r, func(w io.Writer) error {
-		table := cli.NewTable(w)
-		for _, c := range r.Checks {
-			cli.WriteRow(table, string(c.State), c.Check, c.Detail)
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		for _, c := range r.Checks {
-			for _, f := range c.Findings {
-				severity := string(f.Severity)
-				if f.Severity == Error {
-					severity = style.Bad(severity)
-				}
-				_, err := fmt.Fprintf(w, "\n%s: %s: %s: %s\n  why  %s\n  fix  %s\n", severity, f.Check, f.Subject, f.What, f.Why, f.Fix)
-				if err != nil {
-					return err
-				}
+func (r *Report) text(w io.Writer, style cli.Style) error {
+	table := cli.NewTable(w)
+	for _, c := range r.Checks {
+		cli.WriteRow(table, string(c.State), c.Check, c.Detail)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, c := range r.Checks {
+		for _, f := range c.Findings {
+			severity := string(f.Severity)
+			if f.Severity == doctor.Error {
+				severity = style.Bad(severity)
 			}
+			fmt.Fprintf(w, "\n%s: %s: %s: %s\n  why  %s\n  fix  %s\n", severity, f.Check, f.Subject, f.What, f.Why, f.Fix)
 		}
-		return nil
-	})
-}
-
-// Verdict is the error that the exit code comes from.
-func (r *Report) Verdict() error {
-	switch {
-	case r.Errors+r.Warnings > 0:
-		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", cli.Count(r.Errors, "error"), cli.Count(r.Warnings, "warning"))}
-	case r.Failed > 0:
-		return errors.New(cli.Count(r.Failed, "check") + " failed: see the state of each")
 	}
 	return nil
 }

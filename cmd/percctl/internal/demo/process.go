@@ -12,7 +12,6 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A process is a worker as the coordinator sees it. Only the fleet's goroutine
@@ -95,7 +94,7 @@ type resolvedReport struct {
 	Cell    string        `json:"cell"`
 	StartTS tso.Timestamp `json:"start_ts"`
 	Owner   string        `json:"owner"`
-	State   format.State  `json:"state"`
+	State   txn.State     `json:"state"`
 	At      time.Time     `json:"at"`
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 type options struct {
@@ -57,27 +57,12 @@ Exit status 4: there are errors or warnings. 1: a check failed.`,
 }
 
 func (o *options) run(ctx context.Context, s *session.Session) error {
-	env, end, err := session.NewCheckEnv(ctx, s, o.rows)
+	d, end, err := checks.Deployment(ctx, s, o.rows)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if env.Client != nil {
-		if env.Tables, err = admin.Tables(ctx, env.Client); err != nil {
-			return err
-		}
-	}
-	all := checks.All()
-	results := checks.Run(ctx, env, all, func(done int) { s.Progress.Set("%d of %d checks done", done, len(all)) })
-	s.Progress.End()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	report := checks.NewReport(env, results)
-	if err := report.Print(o.Streams.Out, o.Format); err != nil {
-		return err
-	}
-	if err := report.Verdict(); err != nil {
+	if err := checks.Run(ctx, &o.Options, s, d, doctor.All(), nil); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(o.Streams.Err, "no errors and no warnings in %v\n", s.Where)

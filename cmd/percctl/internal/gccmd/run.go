@@ -98,7 +98,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 		if o.Consent.DryRun {
 			return o.print(p)
 		}
-		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(int(p.Total.Cells), "cell"), s.Where)
+		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(p.Total.Cells, "cell"), s.Where)
 		if ok, err := o.Ask(ctx, p, p.text, question); !ok {
 			return err
 		}
@@ -120,7 +120,7 @@ func (o *runOptions) once(ctx context.Context, s *session.Session) error {
 		return perr
 	}
 	if ctx.Err() != nil && r.SafePoint > 0 {
-		return fmt.Errorf("interrupted after %s removed; the next run continues: %w", cli.Count(int(r.Total.Cells), "cell"), err)
+		return fmt.Errorf("interrupted after %s removed; the next run continues: %w", cli.Count(r.Total.Cells, "cell"), err)
 	}
 	return verdict(r, err)
 }

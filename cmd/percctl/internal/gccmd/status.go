@@ -129,18 +129,18 @@ func (st *status) Facts() (facts [][2]string) {
 		add("safe point", "none: nothing was ever collected")
 	} else {
 		add("safe point", cli.Stamp(st.SafePoint))
-		add("age", age(st.Now, st.SafePoint))
-		add("published", age(st.Now, st.PublishedTS)+" ago, for a retention of "+cli.Duration(time.Duration(st.Retention*float64(time.Second))))
+		add("age", cli.Between(st.SafePoint, st.Now))
+		add("published", cli.Between(st.PublishedTS, st.Now)+" ago, for a retention of "+cli.Seconds(st.Retention))
 	}
 	switch r := st.Run; r.Phase {
 	case gc.PhaseNone:
 		add("last run", "none")
 	case gc.PhaseDone:
-		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", age(st.Now, r.UpdatedTS), age(r.UpdatedTS, r.StartedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("ended %s ago, took %s, by %s", cli.Between(r.UpdatedTS, st.Now), cli.Between(r.StartedTS, r.UpdatedTS), cli.Line(r.Owner)))
 	case gc.PhaseFence:
-		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", age(st.Now, r.StartedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("began %s ago, before its first removal, by %s", cli.Between(r.StartedTS, st.Now), cli.Line(r.Owner)))
 	default:
-		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", age(st.Now, r.StartedTS), age(st.Now, r.UpdatedTS), cli.Line(r.Owner)))
+		add("last run", fmt.Sprintf("began %s ago, last seen %s ago, by %s", cli.Between(r.StartedTS, st.Now), cli.Between(r.UpdatedTS, st.Now), cli.Line(r.Owner)))
 		at := "before the first row"
 		if r.Table != "" {
 			at = fmt.Sprintf("table %s, row %s", r.Table, r.Row)
@@ -148,7 +148,7 @@ func (st *status) Facts() (facts [][2]string) {
 		add("position", at)
 	}
 	if r := st.Run; r.Phase != gc.PhaseNone {
-		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(int(r.Versions), "version"), cli.Count(int(r.Cells), "cell"), cli.Count(int(r.Bytes), "byte"), cli.Count(int(r.Rows), "row")))
+		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(r.Versions, "version"), cli.Count(r.Cells, "cell"), cli.Count(r.Bytes, "byte"), cli.Count(r.Rows, "row")))
 	}
 	if st.Lease == "" {
 		add("collecting", "none")
@@ -156,7 +156,7 @@ func (st *status) Facts() (facts [][2]string) {
 		add("collecting", cli.Line(st.Lease))
 	}
 	for _, h := range st.Holds {
-		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), age(st.Now, h.OldestTS)))
+		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), cli.Between(h.OldestTS, st.Now)))
 	}
 	return facts
 }

@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
@@ -43,7 +41,7 @@ func (r *report) text(w io.Writer) error {
 		fmt.Fprintf(w, "the safe point is %s\n", cli.Stamp(r.SafePoint))
 	}
 	if r.Previous > 0 && r.Previous < r.SafePoint {
-		fmt.Fprintf(w, "  %s later than before\n", age(r.SafePoint, r.Previous))
+		fmt.Fprintf(w, "  %s later than before\n", cli.Between(r.Previous, r.SafePoint))
 	}
 	for _, h := range r.HeldBy {
 		fmt.Fprintf(w, "  held back by %s, with a transaction or snapshot at %s\n", holder(h), cli.Stamp(h.OldestTS))
@@ -51,9 +49,9 @@ func (r *report) text(w io.Writer) error {
 	n := r.Locks
 	switch {
 	case r.DryRun && n.Found > 0:
-		fmt.Fprintf(w, "  %s to be resolved first\n", cli.Count(int(n.Found), "lock"))
+		fmt.Fprintf(w, "  %s to be resolved first\n", cli.Count(n.Found, "lock"))
 	case n.Found > 0:
-		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(int(n.Found), "lock"), n.RolledForward, n.RolledBack, n.Gone)
+		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(n.Found, "lock"), n.RolledForward, n.RolledBack, n.Gone)
 	}
 	if r.Resumed {
 		fmt.Fprintln(w, "  continued an interrupted run; run the command again to collect newer garbage")
@@ -89,7 +87,7 @@ func verdict(r *gc.Report, err error) error {
 	case err != nil:
 		return err
 	case r.Total.RowsSkipped > 0:
-		return session.Foundf("%s skipped: percctl check says why", cli.Count(int(r.Total.RowsSkipped), "row"))
+		return session.Foundf("%s skipped: percctl check says why", cli.Count(r.Total.RowsSkipped, "row"))
 	}
 	return nil
 }
@@ -101,10 +99,6 @@ func holder(h gc.Hold) string {
 	return cli.Line(fmt.Sprintf("client %s (host %s, pid %d)", h.Owner, h.Host, h.PID))
 }
 
-func age(now, ts tso.Timestamp) string {
-	return cli.Duration(time.Duration(now-ts) * time.Microsecond)
-}
-
 // progress reports how far a collection is.
 func progress(s *session.Session) func(gc.Progress) {
 	return func(p gc.Progress) {
@@ -114,7 +108,7 @@ func progress(s *session.Session) func(gc.Progress) {
 		case gc.PhaseLocks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:
-			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(int(p.Total.Rows), "row"), cli.Count(int(p.Total.Cells), "garbage cell"))
+			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(p.Total.Rows, "row"), cli.Count(p.Total.Cells, "garbage cell"))
 		}
 	}
 }

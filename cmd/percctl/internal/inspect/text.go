@@ -36,7 +36,7 @@ func (t *Transaction) Text(w io.Writer, style cli.Style) error {
 }
 
 // AgeText is how long ago the transaction began, in oracle time.
-func (t *Transaction) AgeText() string { return between(t.StartTS, t.now) }
+func (t *Transaction) AgeText() string { return cli.Between(t.StartTS, t.now) }
 
 // OwnerText says who owns the locks, and whether it is alive.
 func (t *Transaction) OwnerText() string {
@@ -50,9 +50,9 @@ func (t *Transaction) OwnerText() string {
 	}
 	switch t.token.State {
 	case admin.OwnerFresh:
-		return fmt.Sprintf("%s, token fresh for %s%s", name, between(t.now, t.token.ExpiresTS), process)
+		return fmt.Sprintf("%s, token fresh for %s%s", name, cli.Between(t.now, t.token.ExpiresTS), process)
 	case admin.OwnerStale:
-		return fmt.Sprintf("%s, token stale for %s%s", name, between(t.token.ExpiresTS, t.now), process)
+		return fmt.Sprintf("%s, token stale for %s%s", name, cli.Between(t.token.ExpiresTS, t.now), process)
 	}
 	return name + ", token missing"
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
@@ -70,7 +69,7 @@ func checkLimit(n int) error {
 }
 
 // olderThan chooses locks by the age of their transaction; nil chooses all.
-func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(format.Lock) bool, error) {
+func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(txn.Lock) bool, error) {
 	if d == 0 {
 		return nil, nil
 	}
@@ -79,7 +78,7 @@ func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(f
 		return nil, err
 	}
 	latest := now - tso.Timestamp(d.Microseconds())
-	return func(l format.Lock) bool { return l.StartTS <= latest }, nil
+	return func(l txn.Lock) bool { return l.StartTS <= latest }, nil
 }
 
 func checkOlderThan(d time.Duration) error {

@@ -11,7 +11,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type showOptions struct {
@@ -47,13 +46,13 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	// A cell has one lock, unless what is stored is damaged.
-	var groups [][]format.Lock
+	var groups [][]txn.Lock
 	for l, err := range admin.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
 		if err != nil {
 			return err
 		}
 		if l.Cell == o.cell {
-			groups = append(groups, []format.Lock{l})
+			groups = append(groups, []txn.Lock{l})
 		}
 	}
 	if len(groups) == 0 {

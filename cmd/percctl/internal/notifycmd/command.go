@@ -77,7 +77,7 @@ func checkRegistered(col changes.ObservedColumn, id string) error {
 
 // ago is how long before now ts was, for people.
 func ago(ts, now tso.Timestamp) string {
-	return cli.Duration(time.Duration(max(now-ts, 0)) * time.Microsecond)
+	return cli.Between(ts, max(now, ts))
 }
 
 func seconds(d tso.Timestamp) float64 {

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -140,12 +139,10 @@ func newDeadLetter(d changes.DeadLetter, now tso.Timestamp) item {
 	}
 }
 
-func (it item) age() string { return cli.Duration(time.Duration(it.Age * float64(time.Second))) }
-
 func (it item) text(w io.Writer, style cli.Style) error {
 	switch {
 	case it.Kind == kindDeadLetter:
-		fmt.Fprintf(w, "%s %s, %s old, change %d\n", style.Bad(it.Kind), it.Cell, it.age(), it.ChangeTS)
+		fmt.Fprintf(w, "%s %s, %s old, change %d\n", style.Bad(it.Kind), it.Cell, cli.Seconds(it.Age), it.ChangeTS)
 	case it.Changes == 0:
 		fmt.Fprintf(w, "%s %s, no change left\n", style.Bold(it.Kind), it.Cell)
 	default:
@@ -153,7 +150,7 @@ func (it item) text(w io.Writer, style cli.Style) error {
 		if it.More {
 			changes += " or more"
 		}
-		fmt.Fprintf(w, "%s %s, %s old, %s\n", style.Bold(it.Kind), it.Cell, it.age(), changes+it.notes())
+		fmt.Fprintf(w, "%s %s, %s old, %s\n", style.Bold(it.Kind), it.Cell, cli.Seconds(it.Age), changes+it.notes())
 	}
 	table := cli.NewTable(w)
 	for _, o := range it.Observers {

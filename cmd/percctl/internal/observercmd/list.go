@@ -227,7 +227,7 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 		case running > 0:
 			b.words = strconv.Itoa(running)
 		case stale > 0:
-			b.words = fmt.Sprintf("none; the last died %s ago", cli.Duration(time.Duration(max(now-stale, 0))*time.Microsecond))
+			b.words = fmt.Sprintf("none; the last died %s ago", cli.Between(stale, max(now, stale)))
 		default:
 			b.words = "none"
 		}
@@ -281,7 +281,7 @@ var TableHeader = []string{"COLUMN", "OBSERVER", "KIND", "PENDING", "FAILING", "
 func (b observer) TableRow() []string {
 	lag, id := "-", b.Observer
 	if b.OldestTS != 0 {
-		lag = cli.Duration(time.Duration(b.Lag * float64(time.Second)))
+		lag = cli.Seconds(b.Lag)
 	}
 	if id == "" {
 		id = "-"

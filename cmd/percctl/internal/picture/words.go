@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -50,7 +49,7 @@ func (p *Picture) oracleFact() Fact {
 	switch {
 	case leader != nil:
 		f.Words = fmt.Sprintf("served by %s at %s, epoch %d: %s behind the clock, lease left %s", leader.Server, leader.Address, leader.Epoch,
-			seconds(leader.Lag), seconds(leader.LeaseLeft))
+			cli.Seconds(leader.Lag), cli.Seconds(leader.LeaseLeft))
 	case p.Oracle.Row.Mode == string(tso.ModeServed):
 		f.Words, f.Bad = "served mode, no server leads", true
 		for _, s := range p.Oracle.Servers {
@@ -87,7 +86,7 @@ func (p *Picture) oldestFact() Fact {
 	f := Fact{Name: "oldest lock", Words: "none"}
 	if len(p.Locks.Listed) > 0 {
 		t := p.Locks.Listed[0]
-		f.Words = fmt.Sprintf("%s old, of %s %d: %s", seconds(p.Locks.OldestAge), t.Primary, t.StartTS, t.Verdict)
+		f.Words = fmt.Sprintf("%s old, of %s %d: %s", cli.Seconds(p.Locks.OldestAge), t.Primary, t.StartTS, t.Verdict)
 		if p.Locks.More {
 			f.Words = "at least " + f.Words
 		}
@@ -129,5 +128,3 @@ func (p *Picture) gcFact() Fact {
 	f.Words = strings.Join(words, "; ")
 	return f
 }
-
-func seconds(s float64) string { return cli.Duration(time.Duration(s * float64(time.Second))) }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/txn/admin/capacity"
 )
 
 type planOptions struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 type verifyOptions struct {
@@ -48,29 +48,20 @@ Exit status 4: there are errors or warnings.`,
 }
 
 func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
-	env, end, err := session.NewCheckEnv(ctx, s, 0)
+	d, end, err := checks.Deployment(ctx, s, 0)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if env.Client == nil {
-		return env.NoClient
+	if d.Client == nil {
+		return d.NoClient
 	}
-	if env.Tables = o.names; o.all {
-		if env.Tables, err = admin.Tables(ctx, env.Client); err != nil {
-			return err
-		}
+	if o.all {
+		o.names = nil
 	}
-	report := checks.NewReport(env, checks.Run(ctx, env, checks.Tables(), func(int) {}))
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := report.Print(o.Streams.Out, o.Format); err != nil {
+	if err := checks.Run(ctx, &o.Options, s, d, doctor.Tables(), o.names); err != nil {
 		return err
 	}
-	if err := report.Verdict(); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(o.Streams.Err, "no errors and no warnings in %s\n", cli.Count(len(env.Tables), "table"))
+	_, err = fmt.Fprintf(o.Streams.Err, "no errors and no warnings in %s\n", cli.Count(len(d.Tables), "table"))
 	return err
 }

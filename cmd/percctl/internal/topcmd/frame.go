@@ -6,7 +6,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
@@ -44,7 +43,7 @@ func (f frame) cut(s string, style func(string) string) string {
 
 func (f frame) lines() []string {
 	p := f.picture
-	all := []string{f.cut(fmt.Sprintf("project %s, instance %s, %s, taken in %s", p.Project, p.Instance, p.Time, duration(p.Took)), f.style.Bold)}
+	all := []string{f.cut(fmt.Sprintf("project %s, instance %s, %s, taken in %s", p.Project, p.Instance, p.Time, cli.Seconds(p.Took)), f.style.Bold)}
 	for _, fact := range p.Facts() {
 		var style func(string) string
 		if fact.Bad {
@@ -106,5 +105,3 @@ func (f frame) table(header []string, rows [][]string) []string {
 	}
 	return lines
 }
-
-func duration(s float64) string { return cli.Duration(time.Duration(s * float64(time.Second))) }

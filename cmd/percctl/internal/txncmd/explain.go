@@ -14,7 +14,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type explainOptions struct {
@@ -87,7 +86,7 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	byCell := map[txn.Cell][]admin.Version{}
 	var order []txn.Cell
-	var locks []format.Lock
+	var locks []txn.Lock
 	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
 		for v, err := range admin.TransactionVersions(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
 			if err != nil {

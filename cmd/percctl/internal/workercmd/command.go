@@ -110,7 +110,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 		if w.State == admin.OwnerFresh {
 			fresh++
 		} else {
-			p.words = "stale for " + cli.Duration(time.Duration(max(now-w.ExpiresTS, 0))*time.Microsecond)
+			p.words = "stale for " + cli.Between(w.ExpiresTS, max(now, w.ExpiresTS))
 		}
 		if err := list.Add(p); err != nil {
 			return err

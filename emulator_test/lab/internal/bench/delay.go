@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/capacity"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
+	"github.com/percolator-bigtable/percolator/txn/admin/capacity"
 )
 
 type delayOptions struct {

@@ -1,12 +1,12 @@
-package checks
+package doctor
 
 import (
 	"context"
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
@@ -14,8 +14,8 @@ import (
 // behind by when a run has chosen it, the other one the time until the next.
 const behindAfter = 2
 
-var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	s, err := gc.ReadStatus(ctx, env.Client)
+var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	s, err := gc.ReadStatus(ctx, d.Client)
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ var garbage = Check{Name: "garbage collection", Client: true, Timeout: 30 * time
 
 // judgeGC says what is wrong with garbage collection.
 func judgeGC(r *Result, s *gc.Status) {
-	since := func(ts tso.Timestamp) string { return cli.Duration(time.Duration(s.Now-ts) * time.Microsecond) }
+	since := func(ts tso.Timestamp) string { return words.Between(ts, s.Now) }
 	retention := s.Retention
 	if s.SafePoint == 0 || retention == 0 {
 		retention = gc.DefaultRetention
@@ -37,9 +37,9 @@ func judgeGC(r *Result, s *gc.Status) {
 	case s.SafePoint == 0:
 		r.Detail = "nothing was ever collected: every version is kept (percctl gc run)"
 	default:
-		r.Detail = fmt.Sprintf("the safe point is %s old, for a retention of %s", since(s.SafePoint), cli.Duration(retention))
+		r.Detail = fmt.Sprintf("the safe point is %s old, for a retention of %s", since(s.SafePoint), words.Duration(retention))
 		if !running && s.SafePoint < s.Now-behindAfter*tso.Timestamp(retention.Microseconds()) {
-			r.find(Warning, "safe point", fmt.Sprintf("it is %s old, at a retention of %s", since(s.SafePoint), cli.Duration(retention)), why,
+			r.find(Warning, "safe point", fmt.Sprintf("it is %s old, at a retention of %s", since(s.SafePoint), words.Duration(retention)), why,
 				"percctl gc run --watch, as a service; percctl gc status")
 		}
 	}
@@ -49,7 +49,7 @@ func judgeGC(r *Result, s *gc.Status) {
 	}
 	for _, h := range s.Holds {
 		if h.OldestTS <= retained {
-			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), cli.Stamp(h.OldestTS)),
+			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), words.Stamp(h.OldestTS)),
 				"it keeps the safe point below what the retention allows, until it ends or is a day old", "end the transaction, or the process; percctl gc status")
 		}
 	}

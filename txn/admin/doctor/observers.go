@@ -1,4 +1,4 @@
-package checks
+package doctor
 
 import (
 	"context"
@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
@@ -23,18 +23,18 @@ const oldNotification = tso.Timestamp(10 * time.Minute / time.Microsecond)
 
 // observers looks for observers that nobody runs, and for what they are behind
 // with; it ends after a number of notifications of each table, or at its timeout.
-var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	clients, err := admin.Workers(ctx, env.Client)
+var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	clients, err := admin.Workers(ctx, d.Client)
 	if err != nil {
 		return err
 	}
-	now, err := env.Client.Timestamp(ctx)
+	now, err := d.Client.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	registered := 0
-	for _, table := range env.Tables {
-		columns, err := changes.ObservedColumns(ctx, env.Client, table)
+	for _, table := range d.Tables {
+		columns, err := changes.ObservedColumns(ctx, d.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 			continue // another check says so
 		}
@@ -53,18 +53,18 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 		if len(columns) == 0 {
 			continue
 		}
-		if err := oldNotifications(ctx, env, r, table, now); err != nil {
+		if err := oldNotifications(ctx, d, r, table, now); err != nil {
 			return fmt.Errorf("table %s: %w", table, err)
 		}
 	}
-	r.Detail = cli.Count(registered, "observer") + " registered"
-	return deadLetters(ctx, env, r)
+	r.Detail = words.Count(registered, "observer") + " registered"
+	return deadLetters(ctx, d, r)
 }}
 
 // oldNotifications finds what observers of a table are behind with.
-func oldNotifications(ctx context.Context, env *Env, r *Result, table string, now tso.Timestamp) error {
+func oldNotifications(ctx context.Context, d *Deployment, r *Result, table string, now tso.Timestamp) error {
 	looked, old, oldest := 0, 0, now
-	for seen, err := range changes.Observations(ctx, env.Client, table, nil) {
+	for seen, err := range changes.Observations(ctx, d.Client, table, nil) {
 		if unreadable(err) {
 			break // another check says so
 		}
@@ -75,18 +75,18 @@ func oldNotifications(ctx context.Context, env *Env, r *Result, table string, no
 			old++
 			oldest = min(oldest, ts)
 		}
-		if looked++; looked >= env.Rows {
+		if looked++; looked >= d.Rows {
 			break
 		}
 	}
 	if old == 0 {
 		return nil
 	}
-	count := cli.Count(old, "notification")
-	if looked >= env.Rows {
+	count := words.Count(old, "notification")
+	if looked >= d.Rows {
 		count = "at least " + count
 	}
-	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, cli.Duration(time.Duration(oldNotification)*time.Microsecond), cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
+	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, words.Duration(time.Duration(oldNotification)*time.Microsecond), words.Between(oldest, now), words.Stamp(oldest)),
 		"their observers have not run for these changes, or fail on them", "percctl notify list "+table+" --older-than 10m says why; see docs/operations.md")
 	return nil
 }
@@ -110,9 +110,9 @@ func waitsSince(seen *changes.Observation) tso.Timestamp {
 }
 
 // deadLetters counts what was given up, by observer.
-func deadLetters(ctx context.Context, env *Env, r *Result) error {
+func deadLetters(ctx context.Context, d *Deployment, r *Result) error {
 	looked, count := 0, map[string]int{}
-	for d, err := range changes.DeadLetters(ctx, env.Client) {
+	for letter, err := range changes.DeadLetters(ctx, d.Client) {
 		if unreadable(err) {
 			r.find(Warning, "dead letters", err.Error(), "another version of the library wrote it, or it is damaged", "percctl version on all machines")
 			break
@@ -120,14 +120,14 @@ func deadLetters(ctx context.Context, env *Env, r *Result) error {
 		if err != nil {
 			return err
 		}
-		count[d.Observer]++
-		if looked++; looked >= env.Rows {
+		count[letter.Observer]++
+		if looked++; looked >= d.Rows {
 			break
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(count)) {
-		what := cli.Count(count[id], "dead letter")
-		if looked >= env.Rows {
+		what := words.Count(count[id], "dead letter")
+		if looked >= d.Rows {
 			what = "at least " + what
 		}
 		r.find(Warning, id, what, "its observer failed too often on these changes, so they have no effect", "percctl notify list --dead --observer "+id+"; when the cause is fixed, percctl notify replay --observer "+id)

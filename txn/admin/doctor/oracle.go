@@ -1,4 +1,4 @@
-package checks
+package doctor
 
 import (
 	"context"
@@ -6,35 +6,35 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
-var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	const why = "no transaction can begin without a timestamp"
-	switch err := env.OracleErr; {
+	switch err := d.oracleErr; {
 	case errors.Is(err, tso.ErrNotInitialized):
 		return skip("it needs the metadata table")
 	case err != nil:
 		r.find(Error, "oracle row", err.Error(), why, "percctl tso status; see docs/oracle.md")
 		return nil
 	}
-	if env.Oracle.Mode != tso.ModeServed {
+	if d.oracle.Mode != tso.ModeServed {
 		r.Detail = "direct mode"
 		return nil
 	}
-	r.Detail = fmt.Sprintf("served mode, leader %s at %s", env.Oracle.Leader, env.Oracle.Address)
-	if env.Oracle.Released || env.Oracle.Address == "" {
+	r.Detail = fmt.Sprintf("served mode, leader %s at %s", d.oracle.Leader, d.oracle.Address)
+	if d.oracle.Released || d.oracle.Address == "" {
 		r.find(Error, "oracle", "it is in served mode and no server leads", why, "percctl tso serve, or percctl tso mode direct")
 		return nil
 	}
-	servers, err := env.At.Oracle.Client(env.Oracle.Address)
+	servers, err := d.servers()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = servers.Close() }()
 	if _, err := servers.Timestamp(ctx); err != nil {
-		r.find(Error, env.Oracle.Address, "the leader does not answer: "+err.Error(), why, "percctl tso status; with TLS, --oracle-ca and --oracle-cert")
+		r.find(Error, d.oracle.Address, "the leader does not answer: "+err.Error(), why, "percctl tso status; with TLS, --oracle-ca and --oracle-cert")
 	}
 	return nil
 }}
@@ -43,20 +43,20 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 // worth a word: what NTP keeps is a hundred times better.
 const clockTolerance = 2 * time.Second
 
-var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	// The first question may have to read the oracle's row.
-	if _, err := env.Client.Timestamp(ctx); err != nil {
+	if _, err := d.Client.Timestamp(ctx); err != nil {
 		return err
 	}
 	before := time.Now()
-	ts, err := env.Client.Timestamp(ctx)
+	ts, err := d.Client.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	trip := time.Since(before)
 	// Oracle time was read somewhere in between.
 	offset := ts.Time().Sub(before.Add(trip / 2))
-	r.Detail = fmt.Sprintf("oracle time is %s from this machine's clock, a round trip took %s", signed(offset), cli.Duration(trip))
+	r.Detail = fmt.Sprintf("oracle time is %s from this machine's clock, a round trip took %s", signed(offset), words.Duration(trip))
 	if offset.Abs() > clockTolerance+trip {
 		r.find(Warning, "clock", fmt.Sprintf("oracle time is %s from this machine's clock", signed(offset)),
 			"transactions stay correct, but locks of dead clients expire that much later or earlier, and a time given with --at is off by as much", "check NTP on this machine and on the machines of clients and oracle servers; percctl tso status")
@@ -66,7 +66,7 @@ var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: f
 
 func signed(d time.Duration) string {
 	if d <= -time.Millisecond { // what is shown as 0 has no sign
-		return cli.Duration(d)
+		return words.Duration(d)
 	}
-	return "+" + cli.Duration(max(d, 0))
+	return "+" + words.Duration(max(d, 0))
 }

@@ -1,4 +1,4 @@
-package checks
+package doctor
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
-var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	name := env.At.MetadataTable
-	info, err := env.Admin.TableInfo(ctx, name)
+var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	name := d.MetadataTable
+	info, err := d.Admin.TableInfo(ctx, name)
 	if status.Code(err) == codes.NotFound {
 		r.find(Error, name, "it does not exist", "it holds the oracle and the schemas of the tables; without it no transaction can begin", "create it with percctl table init TABLE --families … or percctl table adopt TABLE; if it has another name, add --metadata-table")
 		return nil
@@ -28,13 +28,13 @@ var metadataTable = Check{Name: "metadata table", Timeout: 30 * time.Second, Run
 	missing := []string{"tso", "meta"}
 	for _, f := range info.FamilyInfos {
 		missing = slices.DeleteFunc(missing, func(m string) bool { return m == f.Name })
-		checkPolicy(r, env, name, f)
+		checkPolicy(r, d, name, f)
 	}
 	if len(missing) > 0 {
 		r.find(Error, name, "it lacks families: "+strings.Join(missing, ", "), "clients and the oracle write there", "percctl table init TABLE, with the name of a transactional table")
 	}
-	if env.Client == nil && len(r.Findings) == 0 {
-		r.find(Error, name, "it cannot be used: "+env.NoClient.Error(), "no client can begin a transaction", "fix what the message says")
+	if d.Client == nil && len(r.Findings) == 0 {
+		r.find(Error, name, "it cannot be used: "+d.NoClient.Error(), "no client can begin a transaction", "fix what the message says")
 	}
 	r.Detail = name
 	return nil
@@ -45,21 +45,21 @@ const (
 	fixProfile = "gcloud bigtable app-profiles update %s --instance=%s --route-to=CLUSTER --transactional-writes; or another profile with --app-profile"
 )
 
-var appProfile = Check{Name: "app profile", Timeout: 15 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	name := env.At.AppProfile
+var appProfile = Check{Name: "app profile", Timeout: 15 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	name := d.AppProfile
 	if name == "" {
 		name = "default"
 	}
-	if env.At.Embedded {
+	if d.Instances == nil {
 		return skip("cannot be checked here: the emulator has no such thing")
 	}
-	instances, err := env.At.OpenInstance(ctx)
+	instances, err := d.Instances(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = instances.Close() }()
-	p, err := instances.GetAppProfile(ctx, env.At.Instance, name)
-	fix := fmt.Sprintf(fixProfile, name, env.At.Instance)
+	p, err := instances.GetAppProfile(ctx, d.Instance, name)
+	fix := fmt.Sprintf(fixProfile, name, d.Instance)
 	if status.Code(err) == codes.NotFound {
 		r.find(Error, name, "there is no such app profile", "every request to Bigtable names an app profile", fix)
 		return nil
@@ -84,16 +84,16 @@ func judgeProfile(r *Result, name, fix string, p *adminpb.AppProfile) {
 
 // singleRow sends a conditional mutation whose condition never holds: it shows
 // whether they are allowed, and changes nothing.
-var singleRow = Check{Name: "single-row transactions", Timeout: 15 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+var singleRow = Check{Name: "single-row transactions", Timeout: 15 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	never := bigtable.NewMutation()
 	never.DeleteRow()
-	err := env.Bigtable.OpenTable(env.At.MetadataTable).Apply(ctx, "doctor", bigtable.NewCondMutation(bigtable.BlockAllFilter(), never, nil))
+	err := d.Bigtable.OpenTable(d.MetadataTable).Apply(ctx, "doctor", bigtable.NewCondMutation(bigtable.BlockAllFilter(), never, nil))
 	switch status.Code(err) {
 	case codes.FailedPrecondition:
-		r.find(Error, "the app profile", "Bigtable refuses conditional mutations: "+err.Error(), whyProfile, fmt.Sprintf(fixProfile, "PROFILE", env.At.Instance))
+		r.find(Error, "the app profile", "Bigtable refuses conditional mutations: "+err.Error(), whyProfile, fmt.Sprintf(fixProfile, "PROFILE", d.Instance))
 		return nil
 	case codes.PermissionDenied:
-		r.find(Error, env.At.MetadataTable, "this account may not write: "+err.Error(), "every transaction writes", "grant roles/bigtable.user")
+		r.find(Error, d.MetadataTable, "this account may not write: "+err.Error(), "every transaction writes", "grant roles/bigtable.user")
 		return nil
 	case codes.NotFound:
 		return skip("it needs the metadata table")
@@ -108,10 +108,10 @@ var (
 	operatorPermissions = []string{"bigtable.tables.get"}
 )
 
-var permissions = Check{Name: "permissions", Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
+var permissions = Check{Name: "permissions", Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	all := append(slices.Clone(clientPermissions), operatorPermissions...)
-	for _, table := range append([]string{env.At.MetadataTable}, env.Tables...) {
-		has, err := env.Admin.TableIAM(table).TestPermissions(ctx, all)
+	for _, table := range append([]string{d.MetadataTable}, d.Tables...) {
+		has, err := d.Admin.TableIAM(table).TestPermissions(ctx, all)
 		if err != nil {
 			return cannotLook(err, "the permission to ask for its permissions")
 		}
@@ -129,6 +129,6 @@ var permissions = Check{Name: "permissions", Timeout: 30 * time.Second, Run: fun
 			r.find(severity, table, "this account lacks "+strings.Join(lacks, ", "), "clients that run as this account cannot work with the table", "grant roles/bigtable.user, and roles/bigtable.viewer to look at policies")
 		}
 	}
-	r.Detail = cli.Count(len(env.Tables)+1, "table")
+	r.Detail = words.Count(len(d.Tables)+1, "table")
 	return nil
 }}

@@ -1,4 +1,4 @@
-package checks
+package doctor
 
 import (
 	"context"
@@ -12,18 +12,18 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // tableTimeout is for one request a table, and there may be hundreds.
 const tableTimeout = time.Minute
 
-var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	for _, table := range env.Tables {
-		_, err := admin.Describe(ctx, env.Client, table)
+var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	for _, table := range d.Tables {
+		_, err := admin.Describe(ctx, d.Client, table)
 		switch {
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
@@ -35,13 +35,13 @@ var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, 
 			return err
 		}
 	}
-	r.Detail = cli.Count(len(env.Tables), "table")
+	r.Detail = words.Count(len(d.Tables), "table")
 	return nil
 }}
 
-var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	for _, table := range env.Tables {
-		info, err := env.Admin.TableInfo(ctx, table)
+var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	for _, table := range d.Tables {
+		info, err := d.Admin.TableInfo(ctx, table)
 		if status.Code(err) == codes.NotFound {
 			r.find(Error, table, "the table does not exist; its schema record does", "clients fail on it", "restore it from a backup; if you deleted it on purpose, delete row schema/"+table+" of the metadata table")
 			continue
@@ -58,23 +58,23 @@ var families = Check{Name: "families", Client: true, Timeout: tableTimeout, Run:
 		if len(missing) > 0 {
 			r.find(Error, table, "it lacks the metadata families "+strings.Join(missing, ", "), "what they held, locks or commit records, is lost", "restore the table from a backup; if it never was transactional, percctl table init "+table)
 		}
-		d, err := admin.Describe(ctx, env.Client, table)
+		described, err := admin.Describe(ctx, d.Client, table)
 		if err != nil {
 			continue // another check says so
 		}
-		for _, f := range d.Families {
+		for _, f := range described.Families {
 			if !slices.Contains(info.Families, f) {
 				r.find(Error, table+"/"+f, "the schema record names a family that the table does not have", "transactions that read the whole row, or write the family, fail", "percctl table init "+table+" records the families again")
 			}
 		}
 	}
-	r.Detail = cli.Count(len(env.Tables), "table")
+	r.Detail = words.Count(len(d.Tables), "table")
 	return nil
 }}
 
-var policies = Check{Name: "garbage-collection policies", Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	for _, table := range env.Tables {
-		info, err := env.Admin.TableInfo(ctx, table)
+var policies = Check{Name: "garbage-collection policies", Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	for _, table := range d.Tables {
+		info, err := d.Admin.TableInfo(ctx, table)
 		switch {
 		case status.Code(err) == codes.NotFound:
 			continue // another check says so
@@ -83,10 +83,10 @@ var policies = Check{Name: "garbage-collection policies", Timeout: tableTimeout,
 		}
 		slices.SortFunc(info.FamilyInfos, func(a, b bigtable.FamilyInfo) int { return strings.Compare(a.Name, b.Name) })
 		for _, f := range info.FamilyInfos {
-			checkPolicy(r, env, table, f)
+			checkPolicy(r, d, table, f)
 		}
 	}
-	r.Detail = cli.Count(len(env.Tables), "table")
+	r.Detail = words.Count(len(d.Tables), "table")
 	return nil
 }}
 
@@ -97,10 +97,10 @@ const (
 	emptyPolicy = ""
 )
 
-func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
-	fix := fmt.Sprintf("cbt -project %s -instance %s setgcpolicy %s %s never", env.At.Project, env.At.Instance, table, f.Name)
+func checkPolicy(r *Result, d *Deployment, table string, f bigtable.FamilyInfo) {
+	fix := fmt.Sprintf("cbt -project %s -instance %s setgcpolicy %s %s never", d.Project, d.Instance, table, f.Name)
 	switch {
-	case f.GCPolicy == noPolicy, f.GCPolicy == emptyPolicy && !env.At.IsEmulator():
+	case f.GCPolicy == noPolicy, f.GCPolicy == emptyPolicy && !d.Emulator:
 	case f.GCPolicy == emptyPolicy:
 		r.find(Warning, table+"/"+f.Name, "its garbage-collection rule is empty instead of absent", "with it, the emulator can lose acknowledged writes; Cloud Bigtable cannot", "create the family with percctl table init instead of cbt createfamily, or adopt the table with --clear-policies")
 	default:
@@ -108,12 +108,12 @@ func checkPolicy(r *Result, env *Env, table string, f bigtable.FamilyInfo) {
 	}
 }
 
-var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	names, err := admin.UnfinishedAdoptions(ctx, env.Client)
+var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	names, err := admin.UnfinishedAdoptions(ctx, d.Client)
 	if err != nil {
 		return err
 	}
-	r.Detail = cli.Count(len(names), "adoption") + " unfinished"
+	r.Detail = words.Count(len(names), "adoption") + " unfinished"
 	for _, table := range names {
 		r.find(Warning, table, "its adoption, or undoing it, was interrupted", "its schema record or some of its families may be missing, and then clients refuse it", fmt.Sprintf("percctl table adopt %s or percctl table unadopt %s, which continue", table, table))
 	}

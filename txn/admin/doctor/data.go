@@ -1,4 +1,4 @@
-package checks
+package doctor
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
 // scanTimeout bounds what looks at rows.
@@ -27,8 +27,8 @@ const sampleParts = 16
 
 // sample returns keys of rows of a table, at most n, from all over it, and
 // whether these are all.
-func sample(ctx context.Context, env *Env, table string, n int) (keys bigtable.RowList, all bool, err error) {
-	t := env.Bigtable.OpenTable(table)
+func sample(ctx context.Context, d *Deployment, table string, n int) (keys bigtable.RowList, all bool, err error) {
+	t := d.Bigtable.OpenTable(table)
 	splits, err := t.SampleRowKeys(ctx)
 	if err != nil {
 		return nil, false, err
@@ -72,16 +72,16 @@ func unreadable(err error) bool {
 
 // locks looks for locks that nobody settles. Bigtable has to read a table's lock
 // family to tell; it ends after a number of locks or at its timeout.
-var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
-	now, err := env.Client.Timestamp(ctx)
+var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	now, err := d.Client.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	seen := 0
-	for _, table := range env.Tables {
+	for _, table := range d.Tables {
 		stranded, inTable := 0, 0
 		oldest := now
-		for l, err := range admin.Locks(ctx, env.Client, table, nil) {
+		for l, err := range admin.Locks(ctx, d.Client, table, nil) {
 			if unreadable(err) {
 				continue // another check says so
 			}
@@ -93,29 +93,29 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				stranded++
 				oldest = min(oldest, l.StartTS)
 			}
-			if inTable++; inTable >= env.Rows {
+			if inTable++; inTable >= d.Rows {
 				break
 			}
 		}
 		if stranded > 0 {
-			count := cli.Count(stranded, "lock")
-			if inTable >= env.Rows {
+			count := words.Count(stranded, "lock")
+			if inTable >= d.Rows {
 				count = "at least " + count
 			}
-			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, cli.Duration(time.Duration(now-oldest)*time.Microsecond), cli.Stamp(oldest)),
+			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
 				"their clients died; the next reader or writer of the cells has to resolve them first, and so has garbage collection", "percctl lock resolve "+table+" --older-than 1m")
 		}
 	}
-	r.Detail = cli.Count(seen, "lock") + " in " + cli.Count(len(env.Tables), "table")
+	r.Detail = words.Count(seen, "lock") + " in " + words.Count(len(d.Tables), "table")
 	return nil
 }}
 
-var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, env *Env, r *Result) error {
-	all, err := admin.Workers(ctx, env.Client)
+var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+	all, err := admin.Workers(ctx, d.Client)
 	if err != nil {
 		return err
 	}
-	now, err := env.Client.Timestamp(ctx)
+	now, err := d.Client.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,23 +125,23 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 		case admin.OwnerFresh:
 			alive++
 		case admin.OwnerStale:
-			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", cli.Duration(time.Duration(now-w.ExpiresTS)*time.Microsecond)),
+			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", words.Between(w.ExpiresTS, now)),
 				"it died or hangs; other clients roll its locks back when they reach them", "check the process; percctl lock list --all shows its locks; the token disappears after an hour")
 		case admin.OwnerMissing:
 			r.find(Warning, "worker/"+w.Owner, "its worker token cannot be read", "another version of the library may be running", "percctl version on all machines")
 		}
 	}
-	r.Detail = cli.Count(alive, "client") + " alive"
+	r.Detail = words.Count(alive, "client") + " alive"
 	return nil
 }}
 
 // shownWrites is how many raw writes of a table are told one by one.
 const shownWrites = 3
 
-var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	looked := 0
-	for _, table := range env.Tables {
-		keys, _, err := sample(ctx, env, table, env.Rows)
+	for _, table := range d.Tables {
+		keys, _, err := sample(ctx, d, table, d.Rows)
 		if err != nil || len(keys) == 0 {
 			if err != nil {
 				return fmt.Errorf("table %s: %w", table, err)
@@ -150,7 +150,7 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 		}
 		looked += len(keys)
 		n, hidden := 0, 0
-		for w, err := range admin.RawWrites(ctx, env.Client, table, keys) {
+		for w, err := range admin.RawWrites(ctx, d.Client, table, keys) {
 			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
 				break // another check says so
 			}
@@ -162,7 +162,7 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 				hidden++
 			}
 			if n <= shownWrites {
-				what := fmt.Sprintf("a plain write of %s, after %s", cli.Time(w.At), cli.Time(w.Since))
+				what := fmt.Sprintf("a plain write of %s, after %s", words.Time(w.At), words.Time(w.Since))
 				why := "it conflicted with no transaction, so transactions that were open may or may not see it"
 				if w.Hidden {
 					why = "a transaction has committed the column, so no transaction sees this value"
@@ -174,14 +174,14 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 			r.find(Warning, table, fmt.Sprintf("%d more plain writes in the rows that were read (%d of all are hidden from transactions)", n-shownWrites, hidden), "as above", "as above; --rows reads more rows")
 		}
 	}
-	r.Detail = cli.Count(looked, "row") + " read"
+	r.Detail = words.Count(looked, "row") + " read"
 	return nil
 }}
 
-var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, env *Env, r *Result) error {
+var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	looked, every := 0, true
-	for _, table := range env.Tables {
-		keys, all, err := sample(ctx, env, table, env.Rows)
+	for _, table := range d.Tables {
+		keys, all, err := sample(ctx, d, table, d.Rows)
 		if err != nil {
 			return fmt.Errorf("table %s: %w", table, err)
 		}
@@ -191,7 +191,7 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			continue
 		}
 		n := 0
-		for v, err := range admin.Check(ctx, env.Client, table, keys) {
+		for v, err := range admin.Check(ctx, d.Client, table, keys) {
 			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
 				break
 			}
@@ -207,9 +207,9 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 			r.find(Error, table, fmt.Sprintf("%d more violations in the rows that were read", n-shownWrites), "as above", "percctl check "+table)
 		}
 	}
-	r.Detail = "all " + cli.Count(looked, "row")
+	r.Detail = "all " + words.Count(looked, "row")
 	if !every {
-		r.Detail = "a sample of " + cli.Count(looked, "row") + "; percctl check reads all"
+		r.Detail = "a sample of " + words.Count(looked, "row") + "; percctl check reads all"
 	}
 	return nil
 }}

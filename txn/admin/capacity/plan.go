@@ -138,66 +138,6 @@ func (p *Plan) oracle(r Rates) {
 	}
 }
 
-// Requests computes what one transaction takes; it is what is compared with
-// counted runs.
-func (w Workload) Requests(k Kind) KindPlan { return w.kind(k.complete(), DefaultRates) }
-
-func (w Workload) kind(k Kind, r Rates) KindPlan {
-	kp := KindPlan{Name: k.Name, PerSecond: k.Rate, Oracle: 1, Reads: k.Reads}
-	if k.Stale {
-		kp.Oracle = 0
-	}
-	trips := k.Reads
-	if k.Rows > 0 {
-		kp.Oracle, kp.Prewrites, kp.Commits = 2, k.Rows, 1
-		// Rows beside the primary's, one request a table. The primary's table has
-		// one only if another row of it is written.
-		kp.Secondary = k.Tables - 1
-		if k.Rows > k.Tables {
-			kp.Secondary++
-		}
-		trips += (k.Rows+w.Parallelism-1)/w.Parallelism + 1
-	}
-	kp.Requests = kp.Oracle + kp.Reads + kp.Prewrites + kp.Commits + kp.Secondary
-	kp.RoundTrips = trips + kp.Oracle
-	kp.Bytes = w.bytes(k, kp)
-	stamp, busy := w.RTT, r.Busy*w.RTT
-	if w.Oracle == Served {
-		stamp, busy = w.OracleRTT, r.Busy*w.OracleRTT
-	}
-	kp.Latency = float64(trips)*w.RTT + float64(kp.Oracle)*stamp
-	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy
-	if k.Rows > 0 && k.Hot > 0 {
-		// Each transaction has to take its start_ts after the last one's
-		// commit_ts, so they follow each other at best; and one that begins before
-		// another has ended conflicts with it.
-		kp.HotRate = k.Rate / float64(k.Hot)
-		kp.HotLimit = 1000 / kp.Latency
-		kp.Conflicts = 1 - math.Exp(-kp.HotRate*kp.Latency/1000)
-	}
-	return kp
-}
-
-// Messages have these sizes, about, beside the values they carry.
-const (
-	stampBytes     = 150 // a question to the direct oracle; a served one's is a tenth
-	readBytes      = 250 // a read and what it has of each row
-	prewriteBytes  = 250 // of each cell
-	commitBytes    = 200 // of the primary's row
-	secondaryBytes = 100 // of each other row
-)
-
-func (w Workload) bytes(k Kind, kp KindPlan) float64 {
-	stamp := stampBytes
-	if w.Oracle == Served {
-		stamp /= 10
-	}
-	return float64(kp.Oracle*stamp) +
-		float64(k.Reads)*(readBytes+float64(k.ReadRows)*(k.ReadBytes+readBytes/3)) +
-		float64(k.Rows*k.Cells)*(k.Bytes+prewriteBytes) +
-		float64(kp.Commits*commitBytes) + float64(max(k.Rows-1, 0)*secondaryBytes)
-}
-
 func (p *Plan) warnHot(kp KindPlan, k Kind) {
 	if kp.HotLimit == 0 || kp.HotRate <= kp.HotLimit/2 {
 		return

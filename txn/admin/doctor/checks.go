@@ -1,0 +1,256 @@
+// Package doctor checks a deployment. Each check looks at one thing and returns findings:
+// what is wrong, why it matters, and how to fix it. The checks run side by side, each for a
+// bounded time, and change nothing. percctl doctor and percctl table verify print them.
+//
+//	d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: bt, Admin: btAdmin, Rows: 1000}
+//	end, err := d.Open(ctx)
+//	…
+//	defer end()
+//	d.Tables, err = admin.Tables(ctx, d.Client)
+//	…
+//	for _, result := range doctor.Run(ctx, d, doctor.All(), nil) {
+//		…
+//	}
+//
+// The fixes name commands of percctl, gcloud and cbt. Subjects, details and what is wrong
+// may contain stored bytes: escape them before you print them on a terminal.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+// A Severity says how bad a finding is.
+type Severity string
+
+// The severities. Errors keep transactions from working, or endanger data;
+// warnings need attention; notes are good to know.
+const (
+	Error   Severity = "error"
+	Warning Severity = "warning"
+	Note    Severity = "note"
+)
+
+// A Finding is one problem that a check found.
+type Finding struct {
+	Check    string   `json:"check"`    // check that found it
+	Severity Severity `json:"severity"` // how bad it is: an error keeps transactions from working or endangers data, a warning needs attention, a note is good to know
+	Subject  string   `json:"subject"`  // the table, family, column, client or server
+	What     string   `json:"what"`     // what is wrong
+	Why      string   `json:"why"`      // why it matters
+	Fix      string   `json:"fix"`      // the command that fixes it, or what to do
+}
+
+// A State is how a check ended.
+type State string
+
+// The states. Skipped: it cannot be checked here, which is no fault. Failed:
+// the check itself could not be made.
+const (
+	OK      State = "ok"
+	Found   State = "found"
+	Skipped State = "skipped"
+	Failed  State = "failed"
+)
+
+// A Result is how a check ended.
+type Result struct {
+	Check    string    `json:"check"`    // name of the check
+	State    State     `json:"state"`    // how the check ended: skipped means that it cannot be made here, failed that it ended in an error
+	Detail   string    `json:"detail"`   // extent of the check, or why it was skipped or failed
+	Findings []Finding `json:"findings"` // problems that it found
+}
+
+// find adds a finding.
+func (r *Result) find(severity Severity, subject, what, why, fix string) {
+	r.Findings = append(r.Findings, Finding{r.Check, severity, subject, what, why, fix})
+}
+
+// A Deployment is what the checks look at. Set the exported fields, and call Open.
+type Deployment struct {
+	Bigtable *bigtable.Client
+	Admin    *bigtable.AdminClient
+	// Project and Instance name the instance, for advice.
+	Project, Instance string
+	// MetadataTable defaults to txn.DefaultMetadataTable.
+	MetadataTable string
+	// AppProfile is the app profile of Bigtable. Defaults to Bigtable's default one.
+	AppProfile string
+	// Instances connects to the service that says what app profiles are. Without it, the
+	// check of the app profile is skipped.
+	Instances func(context.Context) (*bigtable.InstanceAdminClient, error)
+	// Servers returns a client of the servers of an oracle in served mode. Defaults to
+	// one that asks the leader without TLS.
+	Servers func(tso.RowState) (*tso.Client, error)
+	// Emulator says that it is an emulator. Some problems exist only there, others never.
+	Emulator bool
+	// Tables are the transactional tables to check.
+	Tables []string
+	// Rows bounds how many rows, locks or notifications of a table the checks look at.
+	Rows int
+
+	// Client is set by Open. It is nil if none can be made, and then NoClient says why.
+	// It verifies nothing by itself.
+	Client   *txn.Client
+	NoClient error
+
+	oracle    tso.RowState
+	oracleErr error // why the row cannot be read
+}
+
+// closeTimeout bounds how long the client of the checks takes to close.
+const closeTimeout = 2 * time.Second
+
+// Open reads the oracle's row and makes a client of as much as there is: the checks say
+// what is missing. It fails only if Bigtable does not answer. Call end when done.
+func (d *Deployment) Open(ctx context.Context) (end func(), err error) {
+	if d.MetadataTable == "" {
+		d.MetadataTable = txn.DefaultMetadataTable
+	}
+	d.oracle, d.oracleErr = tso.ReadRow(ctx, d.Bigtable.OpenTable(d.MetadataTable), tso.RowConfig{})
+	switch status.Code(d.oracleErr) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unauthenticated:
+		return nil, d.oracleErr
+	}
+	if errors.Is(d.oracleErr, context.DeadlineExceeded) || errors.Is(d.oracleErr, context.Canceled) {
+		return nil, d.oracleErr
+	}
+	cfg := txn.Config{MetadataTable: d.MetadataTable, TokenTTL: -1}
+	end = func() {}
+	if d.oracleErr != nil && !errors.Is(d.oracleErr, tso.ErrNotInitialized) {
+		d.NoClient = d.oracleErr
+		return end, nil
+	}
+	if d.oracle.Mode == tso.ModeServed {
+		served, err := d.servers()
+		if err != nil {
+			d.NoClient = err
+			return end, nil
+		}
+		cfg.Oracle = served
+		end = func() { _ = served.Close() }
+	}
+	if d.Client, d.NoClient = txn.NewClient(ctx, d.Bigtable, cfg); d.NoClient != nil {
+		d.Client = nil
+		return end, nil
+	}
+	closeServers := end
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		_ = d.Client.Close(ctx) // it committed nothing
+		closeServers()
+	}, nil
+}
+
+// servers returns a client of the oracle's servers. It has to be closed.
+func (d *Deployment) servers() (*tso.Client, error) {
+	if d.Servers != nil {
+		return d.Servers(d.oracle)
+	}
+	return tso.NewClient(tso.ClientConfig{Addresses: []string{d.oracle.Address}})
+}
+
+// A Check looks at one thing. Run returns an error when it could not be made.
+type Check struct {
+	Name string
+	// Client says that it needs Deployment.Client.
+	Client  bool
+	Timeout time.Duration
+	Run     func(context.Context, *Deployment, *Result) error
+}
+
+// errSkip makes a check Skipped.
+type errSkip string
+
+func (e errSkip) Error() string { return string(e) }
+
+func skip(format string, args ...any) error { return errSkip(fmt.Sprintf(format, args...)) }
+
+// Tables are the checks of single tables.
+func Tables() []Check { return []Check{schema, families, policies, adoptions} }
+
+// All are the checks of a deployment, in the order in which they are printed.
+// One file holds a group of them.
+func All() []Check {
+	return []Check{
+		metadataTable, appProfile, singleRow, permissions,
+		oracleMode, clock,
+		schema, families, policies, adoptions,
+		locks, garbage,
+		workers, observers, rawWrites, consistency,
+	}
+}
+
+// parallelism is how many checks run at a time.
+const parallelism = 4
+
+// Run runs checks side by side and returns their results in order. It calls progress, which
+// may be nil, after each.
+func Run(ctx context.Context, d *Deployment, all []Check, progress func(done int)) []Result {
+	results := make([]Result, len(all))
+	var g errgroup.Group
+	g.SetLimit(parallelism)
+	done := make(chan struct{}, len(all))
+	for i, c := range all {
+		g.Go(func() error {
+			results[i] = c.run(ctx, d)
+			done <- struct{}{}
+			if progress != nil {
+				progress(len(done))
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return results
+}
+
+func (c *Check) run(ctx context.Context, d *Deployment) Result {
+	r := Result{Check: c.Name, State: OK, Findings: []Finding{}}
+	if c.Client && d.Client == nil {
+		r.State, r.Detail = Skipped, "it needs a client of the deployment: "+d.NoClient.Error()
+		return r
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	err := c.Run(ctx, d, &r)
+	var skipped errSkip
+	switch {
+	case errors.As(err, &skipped):
+		r.State, r.Detail = Skipped, string(skipped)
+	case err != nil:
+		r.State, r.Detail = Failed, err.Error()
+		if ctx.Err() != nil {
+			r.Detail = fmt.Sprintf("not finished after %v: %s", c.Timeout, r.Detail)
+		}
+	}
+	if len(r.Findings) > 0 {
+		r.State = Found
+	}
+	return r
+}
+
+// cannotLook turns the refusal of a service into a skip: emulators do not
+// implement what they have no use for, and a permission to look may be missing
+// where the permission to work is there.
+func cannotLook(err error, permission string) error {
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return skip("cannot be checked here: the emulator has no such thing")
+	case codes.PermissionDenied, codes.Unauthenticated:
+		return skip("cannot be checked by this account: it lacks %s", permission)
+	}
+	return err
+}
