@@ -110,7 +110,8 @@ func TestBulkLoadRefuses(t *testing.T) {
 		"no family":     {{Row: "q", Cells: []admin.BulkCell{{Family: "nowhere"}}}},
 		"metadata":      {{Row: "q", Cells: []admin.BulkCell{{Family: format.LockFamily}}}},
 		"no row":        {{Row: "", Cells: []admin.BulkCell{{Family: "f"}}}},
-		"acknowledging": {{Row: "q", Cells: []admin.BulkCell{{Family: "f", Value: make([]byte, 101<<20)}}}},
+		"acknowledging": {{Row: "q", Cells: []admin.BulkCell{{Family: format.AckFamily, Qualifier: "f:q/o", Value: make([]byte, 8)}}}},
+		"large value":   {{Row: "q", Cells: []admin.BulkCell{{Family: "f", Value: make([]byte, 101<<20)}}}},
 	} {
 		in := func(yield func(admin.BulkRow, error) bool) {
 			for _, r := range rows {

@@ -25,7 +25,9 @@ type buffer struct {
 	sealed bool                                          // the transaction has ended
 }
 
-func (b *buffer) set(cell Cell, kind Kind, value []byte) { b.add(cell, kind, value, false) }
+func (b *buffer) set(cell Cell, kind format.Kind, value []byte) {
+	b.add(cell, format.CheckCell(cell), kind, value, false)
+}
 
 // addNotification buffers a weak notification, under the same conditions as add.
 func (b *buffer) addNotification(cell Cell) {
@@ -45,12 +47,11 @@ func (b *buffer) addNotification(cell Cell) {
 }
 
 // promote buffers a lock-only write of a cell that was read.
-func (b *buffer) promote(cell Cell) { b.add(cell, KindLock, nil, true) }
+func (b *buffer) promote(cell Cell) { b.add(cell, format.CheckCell(cell), format.KindLock, nil, true) }
 
-// add buffers a write. It ignores every call after an invalid one, which Commit reports, and
-// after the transaction's end.
-func (b *buffer) add(cell Cell, kind Kind, value []byte, promoted bool) {
-	err := format.CheckCell(cell)
+// add buffers a write of a cell whose check returned err. It ignores every call after an
+// invalid one, which Commit reports, and after the transaction's end.
+func (b *buffer) add(cell Cell, err error, kind format.Kind, value []byte, promoted bool) {
 	if err == nil {
 		err = format.CheckValue(cell, value)
 	}

@@ -6,6 +6,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 )
@@ -50,7 +51,9 @@ func (i inside) CausedBy(hops int) {
 	i.t.hops = max(i.t.hops, hops)
 }
 
-func (i inside) Put(cell Cell, value []byte) { i.t.buffer.set(cell, KindPut, value) }
+func (i inside) Put(cell Cell, value []byte) {
+	i.t.buffer.add(cell, format.CheckStoredCell(cell), format.KindPut, value, false)
+}
 
 func (i inside) Trace(ctx context.Context) context.Context {
 	if i.t.deferred == nil {

@@ -27,9 +27,14 @@ func TestInvalidWritesSendNothing(t *testing.T) {
 			"long row":        {func(a *txn.Table) { a.Delete(strings.Repeat("x", 4097), "f", "q") }, txn.ErrLimit},
 			"empty family":    {func(a *txn.Table) { a.Lock("r", "", "q") }, txn.ErrInvalid},
 			"metadata family": {func(a *txn.Table) { a.Set("r", format.WriteFamily, "q", nil) }, txn.ErrInvalid},
-			"long qualifier":  {func(a *txn.Table) { a.Set("r", "f", strings.Repeat("q", 3000), nil) }, txn.ErrLimit},
-			"large value":     {func(a *txn.Table) { a.Set("r", "f", "q", make([]byte, 100<<20+1)) }, txn.ErrLimit},
-			"unknown family":  {func(a *txn.Table) { a.Set("r", "g", "q", nil) }, txn.ErrSchema},
+			// An observer whose acknowledgment was overwritten skipped changes, or never ran.
+			"put of an acknowledgment":          {func(a *txn.Table) { a.Set("r", format.AckFamily, "f:q/o", make([]byte, 8)) }, txn.ErrInvalid},
+			"deletion of an acknowledgment":     {func(a *txn.Table) { a.Delete("r", format.AckFamily, "f:q/o") }, txn.ErrInvalid},
+			"lock of an acknowledgment":         {func(a *txn.Table) { a.Lock("r", format.AckFamily, "f:q/o") }, txn.ErrInvalid},
+			"notification of an acknowledgment": {func(a *txn.Table) { a.Notify("r", format.AckFamily, "f:q/o") }, txn.ErrInvalid},
+			"long qualifier":                    {func(a *txn.Table) { a.Set("r", "f", strings.Repeat("q", 3000), nil) }, txn.ErrLimit},
+			"large value":                       {func(a *txn.Table) { a.Set("r", "f", "q", make([]byte, 100<<20+1)) }, txn.ErrLimit},
+			"unknown family":                    {func(a *txn.Table) { a.Set("r", "g", "q", nil) }, txn.ErrSchema},
 			"too many columns": {func(a *txn.Table) {
 				for i := range 34_000 {
 					a.Delete("r", "f", fmt.Sprint(i))

@@ -331,7 +331,7 @@ func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, 
 // changed; then ApplyRepair changed nothing. To apply a repair twice is harmless.
 func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, err error) {
 	c := access.ResolverOf(client)
-	if err := format.CheckCell(r.Cell); err != nil {
+	if err := format.CheckStoredCell(r.Cell); err != nil {
 		return false, err
 	}
 	if r.StartTS <= 0 {

@@ -122,6 +122,62 @@ func TestObserve(t *testing.T) {
 	}
 }
 
+// TestDamagedAcknowledgments: what no observer's run wrote does not count as an
+// acknowledgment. Before the fix, a value of 8 bytes let the observer skip a change, and
+// one of another size kept it from running.
+func TestDamagedAcknowledgments(t *testing.T) {
+	ack := format.AckColumn(observedCell.Column(), "o")
+	for name, value := range map[string][]byte{
+		"short": []byte("garbage"), "above its transaction": []byte("garbage!"), "negative": []byte("\xffgarbage"),
+	} {
+		for _, record := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, with a write record: %v", name, record), func(t *testing.T) {
+				ctx := t.Context()
+				env := newObservedTable(t, txntest.WithoutCheck())
+				c := env.Client
+				if _, err := c.Update(ctx, set("t", "r")); err != nil {
+					t.Fatal(err)
+				}
+				ts, err := c.Timestamp(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, at := bigtable.NewMutation(), bigtable.Now()
+				if record {
+					cell := format.Cell{Table: "t", Row: "r", Family: ack.Family, Qualifier: ack.Qualifier}
+					at = ts.Cell()
+					family, record := format.EncodeCommit(cell, cell, format.KindPut, ts)
+					m.Set(family, ack.Key(), (ts + 1).Cell(), record)
+				}
+				m.Set(ack.Family, ack.Qualifier, at, value)
+				if err := env.Bigtable.Open("t").Apply(ctx, "r", m); err != nil {
+					t.Fatal(err)
+				}
+				pending := func(want bool) {
+					t.Helper()
+					for o, err := range changes.Observations(ctx, c, "t", nil) {
+						if err != nil || o.Pending("o") != want {
+							t.Errorf("Observations: %+v, %v; want pending: %v", o, err, want)
+						}
+					}
+					if _, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+						if o := observe(t, tx); o.Pending("o") != want {
+							t.Errorf("Observe: %+v; want pending: %v", o, want)
+						} else if want {
+							changes.Acknowledge(tx, o, "o")
+						}
+						return nil
+					}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				pending(true)
+				pending(false) // the run has replaced the damaged one
+			})
+		}
+	}
+}
+
 // TestBrokenNotifications: what does not parse in one cell hides no other, and
 // the consistency check reports it.
 func TestBrokenNotifications(t *testing.T) {

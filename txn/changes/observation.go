@@ -124,7 +124,7 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	if err := o.setTriggers(raw); err != nil {
 		return nil, false, err
 	}
-	if err := o.setAcks(row); err != nil {
+	if err := o.setAcks(ctx, c, row, raw); err != nil {
 		return nil, false, err
 	}
 	item, present := store.FindColumn(row[o.Cell.Family], key)
@@ -189,20 +189,41 @@ func (o *Observation) setTriggers(raw bigtable.Row) error {
 	return nil
 }
 
-func (o *Observation) setAcks(row bigtable.Row) error {
+// setAcks reads the acknowledgments from row, and their write records from raw.
+func (o *Observation) setAcks(ctx context.Context, c *recovery.Resolver, row, raw bigtable.Row) error {
 	for _, id := range o.Observers {
-		col := format.AckColumn(o.Cell.Column(), id)
-		item, ok := store.FindColumn(row[format.AckFamily], col.Key())
+		ack := o.ackCell(id)
+		item, ok := store.FindColumn(row[format.AckFamily], ack.Column().Key())
 		if !ok {
 			continue
 		}
-		ts, err := format.DecodeAck(o.Cell, id, item.Value)
-		if err != nil {
-			return err
+		var startTS tso.Timestamp // 0: a plain write
+		if w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+ack.Column().Key()); ok {
+			var err error
+			if _, startTS, err = format.DecodeKindAndStart(ack, tso.FromCell(w.Timestamp), w.Value); err != nil {
+				return err
+			}
 		}
-		o.Acks[id] = ts
+		o.setAck(ctx, c, id, item.Value, startTS)
 	}
 	return nil
+}
+
+func (o *Observation) ackCell(observer string) format.Cell {
+	c := format.AckColumn(o.Cell.Column(), observer)
+	return format.Cell{Table: o.Cell.Table, Row: o.Cell.Row, Family: c.Family, Qualifier: c.Qualifier}
+}
+
+// setAck takes the value of an acknowledgment, which the transaction that started at startTS
+// wrote. It ignores a damaged one: no run of the observer has written that, so the observer
+// must run. Its own acknowledgment then replaces the damaged one.
+func (o *Observation) setAck(ctx context.Context, c *recovery.Resolver, observer string, value []byte, startTS tso.Timestamp) {
+	ts, err := format.DecodeAck(o.ackCell(observer), value, startTS)
+	if err != nil {
+		c.Log.WarnContext(ctx, "an acknowledgment is damaged and does not count; its observer runs again", "observer", observer, "cell", o.Cell, "error", err)
+		return
+	}
+	o.Acks[observer] = ts
 }
 
 // Acknowledge buffers the acknowledgment that an observer has seen the changes of
@@ -210,6 +231,5 @@ func (o *Observation) setAcks(row bigtable.Row) error {
 // acknowledged for that observer since it started. That is why at most one run
 // commits for each change.
 func Acknowledge(tx *txn.Txn, o *Observation, observer string) {
-	c := format.AckColumn(o.Cell.Column(), observer)
-	access.TransactionOf(tx).Put(format.Cell{Table: o.Cell.Table, Row: o.Cell.Row, Family: c.Family, Qualifier: c.Qualifier}, binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
+	access.TransactionOf(tx).Put(o.ackCell(observer), binary.BigEndian.AppendUint64(nil, uint64(o.StartTS)))
 }

@@ -155,32 +155,31 @@ func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s
 		if !ok {
 			continue
 		}
-		value, err := committedAck(ctx, c, t, format.Cell{Table: t.Name, Row: n.Cell.Row, Family: ack.Family, Qualifier: ack.Qualifier}, w, raw)
+		value, startTS, err := committedAck(ctx, c, t, o.ackCell(id), w, raw)
 		if err != nil {
 			return o, err
 		}
-		if o.Acks[id], err = format.DecodeAck(n.Cell, id, value); err != nil {
-			return o, err
-		}
+		o.setAck(ctx, c, id, value, startTS)
 	}
 	return o, nil
 }
 
-// committedAck returns the value that an acknowledgment's write record names.
-func committedAck(ctx context.Context, c *recovery.Resolver, t *store.Table, ack format.Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, error) {
+// committedAck returns the value that an acknowledgment's write record names, and the
+// start_ts of its transaction.
+func committedAck(ctx context.Context, c *recovery.Resolver, t *store.Table, ack format.Cell, record bigtable.ReadItem, raw bigtable.Row) ([]byte, tso.Timestamp, error) {
 	w, err := format.DecodeWrite(ack, tso.FromCell(record.Timestamp), record.Value)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	for _, item := range raw[format.AckFamily] {
 		if item.Column == ack.Column().Key() && item.Timestamp == w.StartTS.Cell() {
-			return item.Value, nil
+			return item.Value, w.StartTS, nil
 		}
 	}
 	e := &recovery.Evaluation{Exact: []recovery.ExactRead{{Column: ack.Column(), CommitTS: w.CommitTS, StartTS: w.StartTS}}}
 	if err := e.ReadExact(ctx, t, ack.Row); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	item, _ := store.FindColumn(e.Row[format.AckFamily], ack.Column().Key())
-	return item.Value, nil
+	return item.Value, w.StartTS, nil
 }

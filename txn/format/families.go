@@ -26,8 +26,8 @@ const (
 )
 
 // MetadataFamilies are the families that every transactional table has besides the
-// user's own. A transaction writes the acknowledgment family as it writes user data, so
-// [IsMetadataFamily] does not count it.
+// user's own. An observer's transaction writes the acknowledgment family as it writes user
+// data, so [IsMetadataFamily] does not count it.
 var MetadataFamilies = []string{LockFamily, WriteFamily, MarkFamily, NotifyFamily, AckFamily}
 
 // IsMetadataFamily reports whether family holds records and no values: it is one of

@@ -88,7 +88,7 @@ func FuzzRecords(f *testing.F) {
 		if _, err := DecodeFailure(testPrimary, b); err != nil {
 			checkErrorKind(t, err)
 		}
-		if _, err := DecodeAck(testPrimary, "observer", b); err != nil {
+		if _, err := DecodeAck(testPrimary, b, 7); err != nil {
 			checkErrorKind(t, err)
 		}
 		n := DecodeNotifyCell(5, b)

@@ -41,10 +41,18 @@ func CheckRowKey(row string) error {
 	return nil
 }
 
-// CheckColumn returns an error if a transaction cannot write the column. The error
-// matches [ErrInvalid] if the family is empty, not UTF-8 or a metadata family. It matches
-// [ErrLimit] if the name is longer than [MaxColumnKey].
+// CheckColumn returns an error if an application's transaction cannot read or write the
+// column. The error matches [ErrInvalid] if the family is empty, not UTF-8 or one of
+// [MetadataFamilies]. It matches [ErrLimit] if the name is longer than [MaxColumnKey].
 func CheckColumn(c Column) error {
+	if c.Family == AckFamily {
+		return Invalidf("column %q: family %s belongs to the transaction metadata", c, c.Family)
+	}
+	return checkStoredColumn(c)
+}
+
+// checkStoredColumn is CheckColumn for what transactions write: acknowledgments too.
+func checkStoredColumn(c Column) error {
 	switch {
 	case c.Family == "":
 		return Invalidf("empty column family in column %q", c)
@@ -60,14 +68,20 @@ func CheckColumn(c Column) error {
 
 // CheckCell returns an error that matches [ErrInvalid] if the table's name is empty.
 // Otherwise it returns the error of [CheckRowKey] or [CheckColumn].
-func CheckCell(c Cell) error {
+func CheckCell(c Cell) error { return checkCell(c, CheckColumn) }
+
+// CheckStoredCell is [CheckCell] for any cell that may have locks and records: it accepts
+// [AckFamily] too.
+func CheckStoredCell(c Cell) error { return checkCell(c, checkStoredColumn) }
+
+func checkCell(c Cell, checkColumn func(Column) error) error {
 	if c.Table == "" {
 		return Invalidf("empty table name")
 	}
 	if err := CheckRowKey(c.Row); err != nil {
 		return err
 	}
-	return CheckColumn(c.Column())
+	return checkColumn(c.Column())
 }
 
 // CheckValue returns an error that matches [ErrLimit] if Bigtable does not allow a value

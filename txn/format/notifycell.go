@@ -65,11 +65,16 @@ func ObserverOf(ack Column) (c Column, observer string, ok bool) {
 }
 
 // DecodeAck returns the timestamp in an acknowledgment: the start_ts of the observer's
-// last committed run on the cell. The value has 8 bytes, big-endian; any other size is a
-// [CorruptError].
-func DecodeAck(cell Cell, observer string, value []byte) (tso.Timestamp, error) {
+// last committed run on the observed cell. cell is the cell of the acknowledgment, and
+// startTS the start_ts of the transaction that wrote it. The value has 8 bytes, big-endian.
+// Another size, or a timestamp above startTS, is a [CorruptError].
+func DecodeAck(cell Cell, value []byte, startTS tso.Timestamp) (tso.Timestamp, error) {
 	if len(value) != 8 {
-		return 0, Corruptf(cell, "the acknowledgment of observer %s has %d bytes instead of 8", observer, len(value))
+		return 0, Corruptf(cell, "the acknowledgment has %d bytes instead of 8", len(value))
 	}
-	return tso.Timestamp(binary.BigEndian.Uint64(value)), nil
+	ts := tso.Timestamp(binary.BigEndian.Uint64(value))
+	if ts < 0 || ts > startTS {
+		return 0, Corruptf(cell, "acknowledges %d, by a transaction that started at %d", ts, startTS)
+	}
+	return ts, nil
 }

@@ -139,10 +139,10 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 // ResolveLock resolves one lock at an operator's request. It does not wait for a live
 // owner: the status is not final then, and nothing has changed.
 func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Status, err error) {
-	if err := format.CheckCell(l.Cell); err != nil {
+	if err := format.CheckStoredCell(l.Cell); err != nil {
 		return format.Status{}, err
 	}
-	if err := format.CheckCell(l.Primary); err != nil {
+	if err := format.CheckStoredCell(l.Primary); err != nil {
 		return format.Status{}, err
 	}
 	if err := r.Enter(); err != nil {

@@ -31,7 +31,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 	if u == nil || u.StartTS <= 0 || u.CommitTS <= u.StartTS {
 		return format.Status{}, format.Invalidf("Settle needs an UndeterminedError with a Primary, a positive StartTS and a CommitTS above it")
 	}
-	if err := format.CheckCell(u.Primary); err != nil {
+	if err := format.CheckStoredCell(u.Primary); err != nil {
 		return format.Status{}, err
 	}
 	if err := r.Enter(); err != nil {
