@@ -232,7 +232,7 @@ func TestUndoAdoption(t *testing.T) {
 			t.Errorf("families %s, want %s; the same cells: %v", f, families, c == cells)
 		}
 		c := env.NewClient(txn.Config{TokenTTL: -1})
-		if err := c.OpenTable(t.Context(), "a"); !errors.Is(err, txn.ErrNotInitialized) {
+		if err := c.CheckTable(t.Context(), "a"); !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("opening the table after the undo: %v", err)
 		}
 		mustAdopt(t, env, adoptA(env))
@@ -250,7 +250,7 @@ func TestUndoAdoptionMeetsWriter(t *testing.T) {
 				env := newPlain(t)
 				mustAdopt(t, env, adoptA(env))
 				c := env.NewClient(txn.Config{TokenTTL: -1})
-				if err := c.OpenTable(t.Context(), "a"); err != nil {
+				if err := c.CheckTable(t.Context(), "a"); err != nil {
 					t.Fatal(err)
 				}
 				undone := inBackground(func() error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -123,7 +124,7 @@ func (s *session) conflict(rows ...string) {
 		s.h.t.Errorf("the transaction that started at %d committed at %d, want a conflict", s.tx.StartTS(), ts)
 	case !errors.Is(err, txn.ErrConflict) || !errors.As(err, &c):
 		s.h.t.Errorf("commit: %v, want a conflict", err)
-	case !slices.Contains(rows, c.Cell.Row) || c.StartTS != s.tx.StartTS() || c.Reason == txn.ConflictWrite && c.ConflictTS <= c.StartTS:
+	case !slices.Contains(rows, c.Cell.Row) || c.StartTS != s.tx.StartTS() || c.Reason == format.ConflictWrite && c.ConflictTS <= c.StartTS:
 		s.h.t.Errorf("conflict %+v, want one on %v of the transaction that started at %d", c, rows, s.tx.StartTS())
 	}
 }

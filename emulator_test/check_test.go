@@ -15,7 +15,7 @@ import (
 func TestCheckAfterNewFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
-		if err := a.OpenTable(t.Context(), "a"); err != nil {
+		if err := a.CheckTable(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"g"}})
@@ -45,7 +45,7 @@ func TestCheckThatCannotRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if err := a.OpenTable(t.Context(), "a"); err != nil {
+		if err := a.CheckTable(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 		faults.On("schema of b", step(txntest.StepSchema), txntest.DropRequest, 0)

@@ -79,7 +79,7 @@ func TestConnectionFaults(t *testing.T) {
 						tr := newTransfer(t)
 						a, arm, fired := strikeAt(t, tr.env, txn.Config{LockTTL: 3 * time.Second, RPCTimeout: time.Second, SyncSecondaries: true}, kind, n)
 						for _, table := range []string{"bank", "other"} {
-							if err := a.OpenTable(t.Context(), table); err != nil {
+							if err := a.CheckTable(t.Context(), table); err != nil {
 								t.Fatal(err)
 							}
 						}
@@ -125,7 +125,7 @@ func TestScanOverBrokenConnections(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if err := c.OpenTable(t.Context(), "a"); err != nil {
+					if err := c.CheckTable(t.Context(), "a"); err != nil {
 						t.Fatal(err)
 					}
 					arm()
@@ -169,7 +169,7 @@ func TestServerPaused(t *testing.T) {
 				reader := tr.env.NewClient(cfg, paused.DialOptions()...)
 				for _, c := range []*txn.Client{tr.a, reader} {
 					for _, table := range []string{"bank", "other"} {
-						if err := c.OpenTable(t.Context(), table); err != nil {
+						if err := c.CheckTable(t.Context(), table); err != nil {
 							t.Fatal(err)
 						}
 					}

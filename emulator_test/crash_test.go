@@ -41,7 +41,7 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 	// Requests go out one after the other, so that they always have the same numbers.
 	client := c.env.NewClient(txn.Config{LockTTL: crashTTL, TokenTTL: -1, Parallelism: 1, SyncSecondaries: true}, faults.DialOptions()...)
 	for _, table := range crashTables {
-		if err := client.OpenTable(c.t.Context(), table); err != nil {
+		if err := client.CheckTable(c.t.Context(), table); err != nil {
 			c.t.Fatal(err)
 		}
 	}

@@ -94,8 +94,8 @@ func TestWorkers(t *testing.T) {
 		for _, w := range all {
 			states[w.Owner] = w.State
 		}
-		if len(states) != 2 || states[alive.Owner()] != admin.OwnerFresh || states[dead.Owner()] != admin.OwnerStale {
-			t.Errorf("workers %v; want %s live and %s dead", states, alive.Owner(), dead.Owner())
+		if len(states) != 2 || states[admin.Owner(alive)] != admin.OwnerFresh || states[admin.Owner(dead)] != admin.OwnerStale {
+			t.Errorf("workers %v; want %s live and %s dead", states, admin.Owner(alive), admin.Owner(dead))
 		}
 	})
 }

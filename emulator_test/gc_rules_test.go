@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -31,7 +32,7 @@ func TestReadAnsweredAfterCollection(t *testing.T) {
 				faults := txntest.NewFaults(t)
 				c := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour}, faults.DialOptions()...)
 				old := takeSnapshot(t, c)
-				if err := c.OpenTable(t.Context(), "a"); err != nil {
+				if err := c.CheckTable(t.Context(), "a"); err != nil {
 					t.Fatal(err)
 				}
 				mustSet(t, env.Client, "2", "bob")
@@ -309,7 +310,7 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 		env := newGCEnv(t)
 		m := bigtable.NewMutation()
 		m.Set("meta", "safe-point", 0, []byte{8, 9, 16, 1}) // format_version 9, ts 1
-		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := txn.NewClient(t.Context(), env.Bigtable, txn.Config{}); !errors.Is(err, txn.ErrFormatVersion) {
@@ -317,7 +318,7 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 		}
 		m = bigtable.NewMutation()
 		m.DeleteRow()
-		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -357,7 +358,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 		}
 		m := bigtable.NewMutation()
 		m.DeleteRow()
-		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
 			t.Fatal(err)
 		}
 		advance(time.Minute)

@@ -325,7 +325,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 	faults := txntest.NewFaults(t)
 	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
 	for _, table := range []string{"a", "b"} {
-		if err := c.OpenTable(t.Context(), table); err != nil {
+		if err := c.CheckTable(t.Context(), table); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -94,7 +96,7 @@ func TestMissingToken(t *testing.T) {
 		<-slow.Fired()
 		m := bigtable.NewMutation()
 		m.DeleteRow()
-		if err := env.Bigtable.Open(txn.DefaultMetadataTable).Apply(t.Context(), "worker/"+a.Owner(), m); err != nil {
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/"+admin.Owner(a), m); err != nil {
 			t.Fatal(err)
 		}
 		s := takeSnapshot(t, env.Client)

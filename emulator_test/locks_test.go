@@ -82,7 +82,7 @@ func TestResolveOfOldListing(t *testing.T) {
 			}
 			listed++
 			advance(15 * time.Second) // heartbeats extend the lock meanwhile
-			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != txn.StateLocked {
+			if s, err := admin.Resolve(t.Context(), env.Client, l); err != nil || s.State != format.StateLocked {
 				t.Errorf("resolve: %v, %v; want locked", s.State, err)
 			}
 		}

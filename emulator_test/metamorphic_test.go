@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -296,7 +297,7 @@ func randomConfig(rnd *rand.Rand) txn.Config {
 // servedOracle switches the deployment to a served oracle and starts a server. Its
 // connections are pipes in memory.
 func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
-	meta := env.Bigtable.OpenTable(txn.DefaultMetadataTable)
+	meta := env.Bigtable.OpenTable(format.DefaultMetadataTable)
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}

@@ -330,7 +330,7 @@ func TestReadBatchLatency(t *testing.T) {
 				env.CreateTable("a", "f")
 				faults := txntest.NewFaults(t)
 				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour, BatchReads: tt.batch}, append(slow(delay), faults.DialOptions()...)...)
-				if err := c.OpenTable(t.Context(), "a"); err != nil {
+				if err := c.CheckTable(t.Context(), "a"); err != nil {
 					t.Fatal(err)
 				}
 				s := takeSnapshot(t, c)

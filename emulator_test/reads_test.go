@@ -553,7 +553,7 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 	wantRows(t, rowsText(t, snapshot(t, env, "t", txn.At(commit-1)), nil), before...)
 	for l, err := range admin.Locks(ctx, env.Client, "t", nil) {
 		// No reader resolves a lock of a lock-only write.
-		if err != nil || l.Kind != txn.KindLock {
+		if err != nil || l.Kind != format.KindLock {
 			t.Errorf("lock left: %+v, %v", l, err)
 		}
 	}

@@ -31,7 +31,7 @@ func TestManyTransactions(t *testing.T) {
 	faults := txntest.NewFaults(t)
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...))
 	env.CreateTable("a", "f")
-	if err := env.Client.OpenTable(t.Context(), "a"); err != nil {
+	if err := env.Client.CheckTable(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	faults.Reset()

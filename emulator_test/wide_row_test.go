@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -87,7 +88,7 @@ func TestWideRowConflicts(t *testing.T) {
 					t.Fatal(err)
 				}
 				var conflict *txn.ConflictError
-				if _, err := second.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Reason != txn.ConflictWrite {
+				if _, err := second.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Reason != format.ConflictWrite {
 					t.Errorf("the later transaction: %v, want a conflict", err)
 				} else if conflict.Cell.Qualifier != one {
 					t.Errorf("conflict on %s, want %s", conflict.Cell, one)

@@ -149,7 +149,7 @@ func (r *run) classify(err error) Outcome {
 func (r *run) ownAck(c *txn.ConflictError) bool {
 	col, observer, ok := format.ObserverOf(c.Cell.Column())
 	return ok && observer == r.handler.id && col == r.cell.Column() && c.Cell.Row == r.cell.Row &&
-		c.Cell.Table == r.cell.Table && (c.Reason == txn.ConflictWrite || c.Reason == txn.ConflictLock)
+		c.Cell.Table == r.cell.Table && (c.Reason == format.ConflictWrite || c.Reason == format.ConflictLock)
 }
 
 // conclude does what the outcome asks for: it stores failures and dead letters, and

@@ -73,7 +73,7 @@ func (b *buffer) add(cell Cell, err error, kind format.Kind, value []byte, promo
 		if b.first == nil {
 			b.first = w
 		}
-	case kind == KindLock:
+	case kind == format.KindLock:
 		w.Promoted = w.Promoted && promoted
 		return
 	}
@@ -99,11 +99,11 @@ func (b *buffer) row(table, row string) map[Column]*store.Write {
 
 // get returns the put or delete that the transaction buffered for a cell. ok is false if it
 // buffered none, or only a lock.
-func (b *buffer) get(cell Cell) (kind Kind, value []byte, ok bool) {
+func (b *buffer) get(cell Cell) (kind format.Kind, value []byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	if w == nil || w.Kind == KindLock {
+	if w == nil || w.Kind == format.KindLock {
 		return 0, nil, false
 	}
 	return w.Kind, bytes.Clone(w.Value), true
@@ -127,7 +127,7 @@ func (b *buffer) overlay(table string, in func(row string) bool, sel store.Selec
 			continue
 		}
 		for c, w := range cols {
-			if w.Kind != KindLock && sel.Has(c) {
+			if w.Kind != format.KindLock && sel.Has(c) {
 				o.rows[row] = append(o.rows[row], *w)
 			}
 		}
@@ -157,9 +157,9 @@ func (o *overlay) apply(key string, row bigtable.Row) bigtable.Row {
 		})
 		item := bigtable.ReadItem{Row: key, Column: w.Cell.Column().Key(), Value: bytes.Clone(w.Value)}
 		switch {
-		case w.Kind == KindDelete && found:
+		case w.Kind == format.KindDelete && found:
 			items = slices.Delete(items, i, i+1)
-		case w.Kind == KindDelete:
+		case w.Kind == format.KindDelete:
 		case found:
 			items[i] = item
 		default:
@@ -182,7 +182,7 @@ func (b *buffer) wrote(cell Cell) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.rows[cell.Table][cell.Row][cell.Column()]
-	return w != nil && w.Kind != KindLock
+	return w != nil && w.Kind != format.KindLock
 }
 
 // next returns the first remaining row key in the direction of the scan.

@@ -129,16 +129,13 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	return newSnapshot(ctx, c, opts)
 }
 
-// OpenTable reads and checks a table's schema now instead of on first use. ErrNotInitialized,
-// ErrSchema or ErrFormatVersion say what is wrong, and which command repairs it.
-func (c *Client) OpenTable(ctx context.Context, name string) error {
+// CheckTable reads and checks a table's schema now instead of on first use.
+// ErrNotInitialized, ErrSchema or ErrFormatVersion say what is wrong, and the error's text
+// names the command that repairs it.
+func (c *Client) CheckTable(ctx context.Context, name string) error {
 	_, err := c.resolver.Table(ctx, name)
 	return err
 }
-
-// Owner returns the token that this client writes into its locks; empty when
-// Config.TokenTTL is negative.
-func (c *Client) Owner() string { return c.resolver.Token.Name }
 
 // Settle finds the outcome of a commit that returned ErrUndetermined. While the primary lock
 // is there, it sends the commit again with the same commit timestamp; otherwise it reads the
@@ -154,8 +151,8 @@ func (c *Client) Settle(ctx context.Context, u *UndeterminedError) (Status, erro
 }
 
 // Timestamp asks the oracle for a new timestamp. It is later than every timestamp that the
-// oracle handed out before the call. So a snapshot with [At] at it shows all transactions
-// that committed before the call.
+// oracle handed out before the call. So a snapshot [At] this timestamp shows all
+// transactions that committed before the call.
 func (c *Client) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return c.resolver.Clock.Timestamp(ctx)
 }

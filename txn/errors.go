@@ -42,8 +42,6 @@ type (
 	// A ConflictError names the cell on which a transaction failed, and the
 	// transaction that it conflicted with. See [format.ConflictError] for its fields.
 	ConflictError = format.ConflictError
-	// A ConflictReason says what a transaction conflicted with.
-	ConflictReason = format.ConflictReason
 	// An UndeterminedError says that a commit was sent and that its outcome is
 	// unknown. [Client.Settle] finds it out. See [format.UndeterminedError] for its
 	// fields.
@@ -51,17 +49,6 @@ type (
 	// A TooOldError says that garbage collection has passed a timestamp. See
 	// [format.TooOldError] for its fields.
 	TooOldError = format.TooOldError
-	// A CorruptError names a cell whose stored records contradict the protocol. See
-	// [format.CorruptError] for its fields.
-	CorruptError = format.CorruptError
-)
-
-// The reasons of a [ConflictError].
-const (
-	ConflictWrite      = format.ConflictWrite
-	ConflictLock       = format.ConflictLock
-	ConflictMarker     = format.ConflictMarker
-	ConflictRolledBack = format.ConflictRolledBack
 )
 
 // Retryable reports whether running the transaction again from the start, with a new

@@ -87,7 +87,7 @@ func (h *heartbeat) extend(ctx context.Context) error {
 
 // rewrite replaces the lock if it is still there. It keeps the minimum commit_ts of a passable
 // lock as readers have raised it (recovery/pass.go).
-func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *Lock) error {
+func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *format.Lock) error {
 	col := l.Cell.Column()
 	for {
 		l.MinCommitTS, l.Raises = h.minCommit, h.raises

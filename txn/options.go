@@ -83,7 +83,11 @@ func At(ts tso.Timestamp) SnapshotOption {
 func Hold() SnapshotOption { return snapshotOption(func(o *snapshotOptions) { o.hold = true }) }
 
 // A ReadOption narrows a read of rows.
-type ReadOption func(*readOptions)
+type ReadOption interface{ applyRead(*readOptions) }
+
+type readOption func(*readOptions)
+
+func (f readOption) applyRead(o *readOptions) { f(o) }
 
 type readOptions struct {
 	sel     store.Selection
@@ -93,26 +97,26 @@ type readOptions struct {
 
 // Columns limits a read to the named columns. Together with [Families], it adds to them.
 func Columns(cols ...Column) ReadOption {
-	return func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) }
+	return readOption(func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) })
 }
 
 // Families limits a read to all columns of the named families.
 func Families(families ...string) ReadOption {
-	return func(o *readOptions) { o.sel.Families = append(o.sel.Families, families...) }
+	return readOption(func(o *readOptions) { o.sel.Families = append(o.sel.Families, families...) })
 }
 
 // Limit ends a read after n rows that have a visible cell in the chosen
 // columns. 0 is no limit.
-func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
+func Limit(n int) ReadOption { return readOption(func(o *readOptions) { o.limit = n }) }
 
 // Reverse returns rows in descending order of their keys. A row range still names its
 // smaller key first.
-func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
+func Reverse() ReadOption { return readOption(func(o *readOptions) { o.reverse = true }) }
 
 func newReadOptions(opts []ReadOption) (readOptions, error) {
 	var o readOptions
 	for _, opt := range opts {
-		opt(&o)
+		opt.applyRead(&o)
 	}
 	if o.limit < 0 {
 		return o, format.Invalidf("Limit(%d)", o.limit)

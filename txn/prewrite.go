@@ -169,7 +169,7 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 	m := bigtable.NewMutation()
 	for _, w := range row.Writes {
-		if w.Kind == KindPut {
+		if w.Kind == format.KindPut {
 			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
 		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(lockOf(c, w)))
@@ -179,8 +179,8 @@ func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 
 // lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL
 // plus the time that the transaction has taken so far.
-func lockOf(c *commit, w *store.Write) *Lock {
-	return &Lock{
+func lockOf(c *commit, w *store.Write) *format.Lock {
+	return &format.Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
@@ -211,7 +211,7 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 		return false, err
 	}
 	own := 0
-	var others []*Lock
+	var others []*format.Lock
 	for _, item := range raw[format.LockFamily] {
 		_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
 		if err != nil {
@@ -234,7 +234,7 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 	case own == len(row.Writes):
 		return true, nil
 	case own > 0:
-		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: ConflictRolledBack}
+		return false, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: format.ConflictRolledBack}
 	}
 	if len(others) > 0 {
 		var cancel context.CancelFunc
@@ -248,7 +248,7 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 			return false, err
 		}
 		if !clear {
-			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: ConflictLock}
+			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
 		}
 	}
 	return false, nil
@@ -267,7 +267,7 @@ func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
 			ts := tso.FromCell(item.Timestamp)
 			switch {
 			case ts == c.startTS:
-				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: ConflictRolledBack}
+				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: format.ConflictRolledBack}
 			case found == nil:
 				found = &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: conflictReason(family, cell, item)}
 			}
@@ -280,11 +280,11 @@ func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
 }
 
 // conflictReason distinguishes rollback markers from committed writes.
-func conflictReason(family string, cell Cell, item bigtable.ReadItem) ConflictReason {
+func conflictReason(family string, cell Cell, item bigtable.ReadItem) format.ConflictReason {
 	if family == format.MarkFamily {
 		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
-			return ConflictMarker
+			return format.ConflictMarker
 		}
 	}
-	return ConflictWrite
+	return format.ConflictWrite
 }

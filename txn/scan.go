@@ -8,6 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -160,7 +161,7 @@ func (s *scan) deliverPage(ctx context.Context) error {
 func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
-		var locks []*Lock
+		var locks []*format.Lock
 		var blocked map[string]*pageRow
 		for i := range page {
 			if r := &page[i]; len(r.row.Locks) > 0 {

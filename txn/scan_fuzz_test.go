@@ -7,6 +7,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -27,7 +28,7 @@ func FuzzScanMerge(f *testing.F) {
 		slices.Sort(keys)
 		b := &buffer{}
 		for i, k := range own {
-			kind := []Kind{KindPut, KindDelete, KindLock}[i%3]
+			kind := []format.Kind{format.KindPut, format.KindDelete, format.KindLock}[i%3]
 			b.set(Cell{Table: "t", Row: string(k), Family: "f", Qualifier: "q"}, kind, fmt.Appendf(nil, "own%d", i))
 		}
 		if b.err != nil {
@@ -35,7 +36,7 @@ func FuzzScanMerge(f *testing.F) {
 		}
 		o := b.overlay("t", func(string) bool { return true }, store.Selection{})
 		for key, writes := range o.rows {
-			if rows[key] = string(writes[0].Value); writes[0].Kind == KindDelete {
+			if rows[key] = string(writes[0].Value); writes[0].Kind == format.KindDelete {
 				delete(rows, key)
 			}
 		}

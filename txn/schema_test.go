@@ -32,7 +32,7 @@ func TestSchemaIsVerified(t *testing.T) {
 		if err := env.Admin.SetGCPolicy(ctx, "policy", "f", bigtable.MaxVersionsPolicy(1)); err != nil {
 			t.Fatal(err)
 		}
-		wantError(t, env.Client.OpenTable(ctx, "policy"), txn.ErrSchema, `"policy"`, "family f", "versions() > 1", "setgcpolicy policy f never")
+		wantError(t, env.Client.CheckTable(ctx, "policy"), txn.ErrSchema, `"policy"`, "family f", "versions() > 1", "setgcpolicy policy f never")
 		err := admin.InitTable(ctx, env.Admin, env.Bigtable, "", admin.TableSpec{Name: "policy"})
 		wantError(t, err, txn.ErrSchema, "family f")
 	})
@@ -41,11 +41,11 @@ func TestSchemaIsVerified(t *testing.T) {
 		if err := env.Admin.DeleteColumnFamily(ctx, "missing", format.MarkFamily); err != nil {
 			t.Fatal(err)
 		}
-		wantError(t, env.Client.OpenTable(ctx, "missing"), txn.ErrSchema, format.MarkFamily, "percctl table init missing")
+		wantError(t, env.Client.CheckTable(ctx, "missing"), txn.ErrSchema, format.MarkFamily, "percctl table init missing")
 	})
 	t.Run("family added later", func(t *testing.T) {
 		env.CreateTable("grows", "f")
-		if err := env.Client.OpenTable(ctx, "grows"); err != nil {
+		if err := env.Client.CheckTable(ctx, "grows"); err != nil {
 			t.Fatal(err)
 		}
 		if err := env.Admin.CreateColumnFamily(ctx, "grows", "g"); err != nil {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/spantest"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -204,7 +205,7 @@ func TestTraceOfARetry(t *testing.T) {
 	attempts := 0
 	if _, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		if attempts++; attempts == 1 {
-			return &txn.ConflictError{Cell: txn.Cell{Table: "accounts", Row: "bob", Family: "bal", Qualifier: "usd"}, Reason: txn.ConflictWrite}
+			return &txn.ConflictError{Cell: txn.Cell{Table: "accounts", Row: "bob", Family: "bal", Qualifier: "usd"}, Reason: format.ConflictWrite}
 		}
 		return nil
 	}, txn.Named("transfer")); err != nil {

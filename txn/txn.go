@@ -267,7 +267,7 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 				if err := s.CheckWrite(tbl.Name, w); err != nil {
 					return nil, err
 				}
-				w.Observed = w.Kind != KindLock && s.IsObserved(w.Cell.Column())
+				w.Observed = w.Kind != format.KindLock && s.IsObserved(w.Cell.Column())
 				r.Writes = append(r.Writes, w)
 			}
 			slices.SortFunc(r.Writes, func(a, b *store.Write) int {
@@ -321,7 +321,7 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 func (t *Txn) askNextStart(ctx context.Context, err error) {
 	var conflict *ConflictError
 	a := t.attempt
-	if !errors.As(err, &conflict) || conflict.Reason != ConflictWrite && conflict.Reason != ConflictMarker {
+	if !errors.As(err, &conflict) || conflict.Reason != format.ConflictWrite && conflict.Reason != format.ConflictMarker {
 		return
 	}
 	if !a.inUpdate || a.number > maxAttemptsAhead {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -32,7 +33,7 @@ func TestUpdateStops(t *testing.T) {
 			t.Errorf("the function ran %d times; want 3", runs)
 		}
 		var c *txn.ConflictError
-		if !errors.As(err, &c) || c.Reason != txn.ConflictWrite || c.ConflictTS <= c.StartTS || c.Cell.String() != "a/r/f:q" {
+		if !errors.As(err, &c) || c.Reason != format.ConflictWrite || c.ConflictTS <= c.StartTS || c.Cell.String() != "a/r/f:q" {
 			t.Errorf("the conflict is %+v; want a write of a/r/f:q above the start timestamp", c)
 		}
 	})

@@ -58,7 +58,7 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 			return nil, false, err
 		}
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
-			return value, kind == KindPut, nil
+			return value, kind == format.KindPut, nil
 		}
 	}
 	if value, ok, err = v.readCell(ctx, cell); err != nil {

@@ -329,7 +329,7 @@ func (f *fixture) dump(ctx context.Context) (string, error) {
 	var lines []string
 	for _, table := range tables {
 		err := f.bt.Open(table).ReadRows(ctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
-			if table == txn.DefaultMetadataTable && r.Key() == "oracle" {
+			if table == format.DefaultMetadataTable && r.Key() == "oracle" {
 				return true
 			}
 			for _, items := range r {

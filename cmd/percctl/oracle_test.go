@@ -20,7 +20,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // writeCertificate writes oracle.crt and oracle.key: for 127.0.0.1, signed by
@@ -69,7 +69,7 @@ func TestServedOracleWithTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	meta := f.bt.OpenTable(txn.DefaultMetadataTable)
+	meta := f.bt.OpenTable(format.DefaultMetadataTable)
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}

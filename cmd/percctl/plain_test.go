@@ -10,7 +10,6 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -66,7 +65,7 @@ func write(ts *testscript.TestScript, _ bool, args []string) {
 func served(ts *testscript.TestScript, _ bool, _ []string) {
 	f := ts.Value("fixture").(*fixture)
 	f.damaged = true // the check at the end has no oracle
-	_, err := tso.SetMode(context.Background(), f.bt.OpenTable(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed)
+	_, err := tso.SetMode(context.Background(), f.bt.OpenTable(format.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed)
 	ts.Check(err)
 }
 
@@ -74,7 +73,7 @@ func served(ts *testscript.TestScript, _ bool, _ []string) {
 func awaitUndo(ts *testscript.TestScript, _ bool, args []string) {
 	f := ts.Value("fixture").(*fixture)
 	for {
-		row, err := f.bt.Open(txn.DefaultMetadataTable).ReadRow(context.Background(), "schema/"+args[0])
+		row, err := f.bt.Open(format.DefaultMetadataTable).ReadRow(context.Background(), "schema/"+args[0])
 		ts.Check(err)
 		if row == nil {
 			return

@@ -24,7 +24,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A collected keeps the spans that processes send it.
@@ -149,7 +149,7 @@ func TestTelemetryIsSentAtTheEnd(t *testing.T) {
 		t.Error("a command that failed has not sent the span of its read")
 	}
 
-	if _, err := tso.SetMode(t.Context(), f.bt.Open(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
+	if _, err := tso.SetMode(t.Context(), f.bt.Open(format.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Workload is what workers do, and what has to be true at any time.
@@ -181,7 +182,7 @@ func expected(err error) error {
 // locks the cell.
 func ResolveAll(ctx context.Context, c *txn.Client, table string) (resolved int, err error) {
 	for {
-		var locks []txn.Lock
+		var locks []format.Lock
 		for l, err := range admin.Locks(ctx, c, table, nil) {
 			if err != nil {
 				return resolved, err

@@ -128,8 +128,8 @@ func TestHistory(t *testing.T) {
 		t.Fatalf("commit of a killed client: %v", err)
 	}
 	primary := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
-	for state := txn.StateLocked; state == txn.StateLocked; { // until its ttl of a millisecond has expired
-		s, err := admin.Resolve(ctx, env.Client, txn.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
+	for state := format.StateLocked; state == format.StateLocked; { // until its ttl of a millisecond has expired
+		s, err := admin.Resolve(ctx, env.Client, format.Lock{Cell: primary, Primary: primary, StartTS: tx.StartTS()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,13 +245,13 @@ func TestOwnerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := admin.ReadOwner(ctx, env.Client, env.Client.Owner(), now)
+	got, err := admin.ReadOwner(ctx, env.Client, admin.Owner(env.Client), now)
 	if err != nil || got.State != admin.OwnerFresh || got.ExpiresTS <= now || got.StartedTS >= now || got.PID == 0 {
 		t.Errorf("a client that runs: %+v, %v", got, err)
 	}
 	// Exactly at its expiry it is stale, as Resolve judges it.
 	for at, want := range map[tso.Timestamp]admin.OwnerState{got.ExpiresTS - 1: admin.OwnerFresh, got.ExpiresTS: admin.OwnerStale} {
-		if s, err := admin.ReadOwner(ctx, env.Client, env.Client.Owner(), at); err != nil || s.State != want {
+		if s, err := admin.ReadOwner(ctx, env.Client, admin.Owner(env.Client), at); err != nil || s.State != want {
 			t.Errorf("at %d, expiring at %d: %+v, %v; want %s", at, got.ExpiresTS, s, err, want)
 		}
 	}

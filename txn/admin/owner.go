@@ -42,6 +42,10 @@ type OwnerStatus struct {
 	PID  int64
 }
 
+// Owner returns the token that client writes into its locks. It is empty if Config.TokenTTL
+// is negative.
+func Owner(client *txn.Client) string { return access.ResolverOf(client).Token.Name }
+
 // ReadOwner reads the worker token of a lock's owner (Lock.Owner, which may be empty),
 // and compares it with oracle time now, as [Resolve] does. It changes nothing.
 func ReadOwner(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -150,7 +150,7 @@ func (s *scene) lostLease() {
 		ended <- err
 	}()
 	<-renewal.Fired()
-	locks, err := tso.NewRowLocks(s.env.Bigtable.Open(txn.DefaultMetadataTable), tso.RowLocksConfig{Oracle: s.env.Oracle()})
+	locks, err := tso.NewRowLocks(s.env.Bigtable.Open(format.DefaultMetadataTable), tso.RowLocksConfig{Oracle: s.env.Oracle()})
 	s.must(err)
 	for taken := false; !taken; {
 		taken, _, err = locks.Acquire(ctx, "gc", "another", time.Minute)

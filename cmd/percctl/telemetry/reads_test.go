@@ -33,7 +33,7 @@ func (s *scene) reads() {
 	cfg.BatchReads = 1
 	faults := txntest.NewFaults(s.t)
 	batching := s.env.NewClient(cfg, faults.DialOptions()...)
-	s.must(batching.OpenTable(ctx, "accounts"))
+	s.must(batching.CheckTable(ctx, "accounts"))
 	snapshot, err := batching.Snapshot(ctx)
 	s.must(err)
 	hold := faults.OnStep(txntest.StepRead, txntest.Hold)

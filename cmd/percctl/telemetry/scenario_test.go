@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -290,7 +291,7 @@ func (s *scene) observers() {
 // servers lets one oracle server take over after another, and a client follow.
 func (s *scene) servers() {
 	ctx := s.t.Context()
-	metadata := s.env.Bigtable.Open(txn.DefaultMetadataTable)
+	metadata := s.env.Bigtable.Open(format.DefaultMetadataTable)
 	row := fmt.Sprintf("served%d", time.Now().UnixNano())
 	_, err := tso.SetMode(ctx, metadata, tso.RowConfig{Row: row}, tso.ModeServed)
 	s.must(err)

@@ -29,6 +29,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Severity says how bad a finding is.
@@ -83,7 +84,7 @@ type Deployment struct {
 	Admin    *bigtable.AdminClient
 	// Project and Instance name the instance, for advice.
 	Project, Instance string
-	// MetadataTable defaults to txn.DefaultMetadataTable.
+	// MetadataTable defaults to format.DefaultMetadataTable.
 	MetadataTable string
 	// AppProfile is the app profile of Bigtable. Defaults to Bigtable's default one.
 	AppProfile string
@@ -116,7 +117,7 @@ const closeTimeout = 2 * time.Second
 // what is missing. It fails only if Bigtable does not answer. Call end when done.
 func (d *Deployment) Open(ctx context.Context) (end func(), err error) {
 	if d.MetadataTable == "" {
-		d.MetadataTable = txn.DefaultMetadataTable
+		d.MetadataTable = format.DefaultMetadataTable
 	}
 	d.oracle, d.oracleErr = tso.ReadRow(ctx, d.Bigtable.OpenTable(d.MetadataTable), tso.RowConfig{})
 	switch status.Code(d.oracleErr) {

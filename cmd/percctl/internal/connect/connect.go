@@ -19,7 +19,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Flags say where Bigtable is. A flag comes before its environment variable,
@@ -42,7 +42,7 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Project, "project", "", "Google Cloud project of the Bigtable instance (PERCCTL_PROJECT, GOOGLE_CLOUD_PROJECT, project in ~/.cbtrc)")
 	flags.StringVar(&f.Instance, "instance", "", "Bigtable instance (PERCCTL_INSTANCE, instance in ~/.cbtrc)")
 	flags.StringVar(&f.AppProfile, "app-profile", "", "app profile of Bigtable, with single-cluster routing and single-row transactions (PERCCTL_APP_PROFILE)")
-	flags.StringVar(&f.MetadataTable, "metadata-table", "", "metadata table of the deployment (PERCCTL_METADATA_TABLE; default "+txn.DefaultMetadataTable+")")
+	flags.StringVar(&f.MetadataTable, "metadata-table", "", "metadata table of the deployment (PERCCTL_METADATA_TABLE; default "+format.DefaultMetadataTable+")")
 }
 
 // A Setting is one setting and where its value came from.
@@ -67,7 +67,7 @@ func (f *Flags) settings() []setting {
 		{"project", &f.Project, true, []string{"PERCCTL_PROJECT", "GOOGLE_CLOUD_PROJECT"}, "project", ""},
 		{"instance", &f.Instance, true, []string{"PERCCTL_INSTANCE"}, "instance", ""},
 		{"app-profile", &f.AppProfile, true, []string{"PERCCTL_APP_PROFILE"}, "", ""},
-		{"metadata-table", &f.MetadataTable, true, []string{"PERCCTL_METADATA_TABLE"}, "", txn.DefaultMetadataTable},
+		{"metadata-table", &f.MetadataTable, true, []string{"PERCCTL_METADATA_TABLE"}, "", format.DefaultMetadataTable},
 		{"creds", &f.creds, false, []string{"PERCCTL_CREDS"}, "creds", ""},
 		{"data-endpoint", &f.endpoint, false, []string{"PERCCTL_DATA_ENDPOINT"}, "data-endpoint", ""},
 		{"admin-endpoint", &f.adminEndpoint, false, []string{"PERCCTL_ADMIN_ENDPOINT"}, "admin-endpoint", ""},

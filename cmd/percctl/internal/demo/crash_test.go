@@ -76,11 +76,11 @@ func TestCrash(t *testing.T) {
 			}
 			own := env.NewClient(clientConfig())
 			admin.OnResolve(own, strands.onResolve)
-			strands.died(victim.Owner(), at)
-			if err := strands.find(t.Context(), own, victim.Owner()); err != nil {
+			strands.died(admin.Owner(victim), at)
+			if err := strands.find(t.Context(), own, admin.Owner(victim)); err != nil {
 				t.Fatal(err)
 			}
-			if n := len(strands.found[victim.Owner()]); n != test.forward+test.back {
+			if n := len(strands.found[admin.Owner(victim)]); n != test.forward+test.back {
 				t.Errorf("%d locks were left, want %d", n, test.forward+test.back)
 			}
 
@@ -114,7 +114,7 @@ func TestCrash(t *testing.T) {
 			count()
 			// Settled while the owner was alive: not stranded.
 			clear(strands.found)
-			strands.add(victim.Owner(), lockID{txn.Cell{Row: "x"}, 1}, resolution{txn.StateCommitted, at.Add(-time.Second)})
+			strands.add(admin.Owner(victim), lockID{txn.Cell{Row: "x"}, 1}, resolution{txn.StateCommitted, at.Add(-time.Second)})
 			if forward, back, err := strands.count(t.Context(), own); forward+back != 0 || err != nil {
 				t.Errorf("a live worker's lock counts as stranded: %d, %d, %v", forward, back, err)
 			}

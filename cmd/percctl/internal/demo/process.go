@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A process is a worker as the coordinator sees it. Only the fleet's goroutine
@@ -94,7 +95,7 @@ type resolvedReport struct {
 	Cell    string        `json:"cell"`
 	StartTS tso.Timestamp `json:"start_ts"`
 	Owner   string        `json:"owner"`
-	State   txn.State     `json:"state"`
+	State   format.State  `json:"state"`
 	At      time.Time     `json:"at"`
 }
 

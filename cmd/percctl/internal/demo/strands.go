@@ -19,9 +19,9 @@ import (
 // faster than the commit of secondaries in the background; those do not count.
 type strands struct {
 	mu       sync.Mutex
-	deaths   map[string]time.Time             // by owner
-	found    map[string]map[lockID]txn.Lock   // by owner, after its death
-	resolved map[string]map[lockID]resolution // by owner
+	deaths   map[string]time.Time              // by owner
+	found    map[string]map[lockID]format.Lock // by owner, after its death
+	resolved map[string]map[lockID]resolution  // by owner
 }
 
 type lockID struct {
@@ -30,14 +30,14 @@ type lockID struct {
 }
 
 type resolution struct {
-	state txn.State
+	state format.State
 	at    time.Time
 }
 
 func newStrands() *strands {
 	return &strands{
 		deaths:   map[string]time.Time{},
-		found:    map[string]map[lockID]txn.Lock{},
+		found:    map[string]map[lockID]format.Lock{},
 		resolved: map[string]map[lockID]resolution{},
 	}
 }
@@ -51,7 +51,7 @@ func (s *strands) died(owner string, at time.Time) {
 
 // find finds the locks of a worker that died.
 func (s *strands) find(ctx context.Context, client *txn.Client, owner string) error {
-	locks := map[lockID]txn.Lock{}
+	locks := map[lockID]format.Lock{}
 	for _, t := range index.Tables {
 		for l, err := range admin.Locks(ctx, client, t.Name, nil) {
 			if err != nil {
@@ -99,7 +99,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for owner, died := range s.deaths {
-		states := map[lockID]txn.State{}
+		states := map[lockID]format.State{}
 		for id, l := range s.found[owner] {
 			status, err := admin.TransactionStatus(ctx, client, l.Primary, l.StartTS)
 			if err != nil {
@@ -118,7 +118,7 @@ func (s *strands) count(ctx context.Context, client *txn.Client) (forward, back 
 				forward++
 			case txn.StateRolledBack:
 				back++
-			case txn.StateUnknown:
+			case format.StateUnknown:
 				// The last request of its owner arrived late and removed the lock.
 			default:
 				return 0, 0, fmt.Errorf("the lock on %s at %d is gone, and its transaction is still %v", id.cell, id.startTS, state)

@@ -92,7 +92,7 @@ func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
 	if err := index.Handle(worker); err != nil {
 		return err
 	}
-	out.report(report{Ready: &readyReport{Owner: client.Owner()}})
+	out.report(report{Ready: &readyReport{Owner: admin.Owner(client)}})
 
 	var reports sync.WaitGroup
 	reports.Go(func() {

@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
@@ -38,7 +39,7 @@ type Lock struct {
 	Observed  bool          `json:"observed"`     // whether the column has observers, so that the commit leaves a notification
 }
 
-func newLock(l txn.Lock) Lock {
+func newLock(l format.Lock) Lock {
 	return Lock{l.Cell.String(), l.Kind.String(), l.IsPrimary(), l.TTL.Seconds(), l.ExpiresTS(), cli.Time(l.ExpiresTS()), l.Observed}
 }
 
@@ -64,8 +65,8 @@ type Transaction struct {
 	Locks       []Lock           `json:"locks"`                        // locks of the transaction in the tables and rows that were read
 
 	// Found are the locks as the library knows them, Status the primary's.
-	Found  []txn.Lock `json:"-"`
-	Status txn.Status `json:"-"`
+	Found  []format.Lock `json:"-"`
+	Status txn.Status    `json:"-"`
 	now    tso.Timestamp
 	token  admin.OwnerStatus
 }
@@ -77,7 +78,7 @@ const DefaultLimit = 200_000
 // A Want says which locks Collect is to read.
 type Want struct {
 	// Keep chooses locks; nil is all.
-	Keep func(txn.Lock) bool
+	Keep func(format.Lock) bool
 	// StartTS, when not 0, is the transaction whose locks are read alone.
 	StartTS tso.Timestamp
 	// Limit is how many locks to read at most; 0 is DefaultLimit.
@@ -87,7 +88,7 @@ type Want struct {
 // A Collection is what Collect found.
 type Collection struct {
 	// Groups are locks by transaction, in order of their start.
-	Groups [][]txn.Lock
+	Groups [][]format.Lock
 	Locks  int
 	// More says that there are others beyond the limit.
 	More bool
@@ -108,7 +109,7 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	if want.Limit == 0 {
 		want.Limit = DefaultLimit
 	}
-	byTxn := map[id][]txn.Lock{}
+	byTxn := map[id][]format.Lock{}
 	c := &Collection{}
 	errFull := errors.New("full")
 	err := t.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
@@ -145,7 +146,7 @@ func Collect(ctx context.Context, s *session.Session, t *session.Tables, tables 
 	for _, g := range byTxn {
 		c.Groups = append(c.Groups, g)
 	}
-	slices.SortFunc(c.Groups, func(a, b []txn.Lock) int {
+	slices.SortFunc(c.Groups, func(a, b []format.Lock) int {
 		return cmp.Or(cmp.Compare(a[0].StartTS, b[0].StartTS), strings.Compare(a[0].Primary.String(), b[0].Primary.String()))
 	})
 	return c, err
@@ -165,7 +166,7 @@ func (c *Collection) Verdict() error {
 
 // Describe says of each group of locks, which are of one transaction each, what
 // Transaction says. It asks the oracle for the time once.
-func Describe(ctx context.Context, s *session.Session, groups [][]txn.Lock) ([]*Transaction, error) {
+func Describe(ctx context.Context, s *session.Session, groups [][]format.Lock) ([]*Transaction, error) {
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return nil, err
@@ -184,7 +185,7 @@ func Describe(ctx context.Context, s *session.Session, groups [][]txn.Lock) ([]*
 }
 
 // One says what Transaction says of one transaction, with or without locks.
-func One(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []txn.Lock) (*Transaction, error) {
+func One(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []format.Lock) (*Transaction, error) {
 	now, err := s.Client().Timestamp(ctx)
 	if err != nil {
 		return nil, err
@@ -192,7 +193,7 @@ func One(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.
 	return describe(ctx, s, primary, startTS, locks, now)
 }
 
-func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []txn.Lock, now tso.Timestamp) (*Transaction, error) {
+func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []format.Lock, now tso.Timestamp) (*Transaction, error) {
 	// The primary may be in a table that was not asked for.
 	var status txn.Status
 	err := s.Use(ctx, primary.Table)
@@ -228,7 +229,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 		t.TokenTS, t.TokenTime = t.token.ExpiresTS, cli.Time(t.token.ExpiresTS)
 	}
 	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
-	if err == nil && len(locks) == 0 && (status.State == txn.StateUnknown || status.State == txn.StateRolledBack) {
+	if err == nil && len(locks) == 0 && (status.State == format.StateUnknown || status.State == txn.StateRolledBack) {
 		p, err := gc.SafePoint(ctx, s.Client())
 		if err != nil {
 			return nil, err

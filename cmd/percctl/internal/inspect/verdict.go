@@ -7,6 +7,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // An Outcome is the effect that resolving the locks of a transaction has now.
@@ -24,7 +25,7 @@ const (
 // judge says what the library would do about locks of a transaction whose
 // primary and owner are as given, at oracle time now, and why, in words. It
 // follows docs/protocol.md, "Resolving another transaction's lock".
-func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+func judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
 	case err != nil:
 		return Unknown, "the primary cannot be read: " + cli.Line(err.Error())
@@ -36,7 +37,7 @@ func judge(s txn.Status, err error, locks []txn.Lock, owner admin.OwnerStatus, n
 		return Finished, "rolled back"
 	case s.State == txn.StateRolledBack:
 		return Back, "primary rolled back: safe to roll back"
-	case s.State == txn.StateLocked:
+	case s.State == format.StateLocked:
 		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
 	case len(locks) == 0:
 		return Finished, "nothing at the primary: its prewrite may still arrive, its owner may have rolled back, or there was no such transaction"

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
@@ -69,7 +70,7 @@ func checkLimit(n int) error {
 }
 
 // olderThan chooses locks by the age of their transaction; nil chooses all.
-func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(txn.Lock) bool, error) {
+func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(format.Lock) bool, error) {
 	if d == 0 {
 		return nil, nil
 	}
@@ -78,7 +79,7 @@ func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(t
 		return nil, err
 	}
 	latest := now - tso.Timestamp(d.Microseconds())
-	return func(l txn.Lock) bool { return l.StartTS <= latest }, nil
+	return func(l format.Lock) bool { return l.StartTS <= latest }, nil
 }
 
 func checkOlderThan(d time.Duration) error {

@@ -36,7 +36,7 @@ type resolver struct {
 
 // leftLock is a lock whose transaction is not decided yet.
 type leftLock struct {
-	lock txn.Lock
+	lock format.Lock
 	of   *inspect.Transaction
 }
 
@@ -100,7 +100,7 @@ const (
 )
 
 // resolve resolves one lock.
-func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l txn.Lock) attempt {
+func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l format.Lock) attempt {
 	if ctx.Err() != nil {
 		return unreached
 	}

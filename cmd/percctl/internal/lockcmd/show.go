@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type showOptions struct {
@@ -46,13 +47,13 @@ func (o *showOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	// A cell has one lock, unless what is stored is damaged.
-	var groups [][]txn.Lock
+	var groups [][]format.Lock
 	for l, err := range admin.Locks(ctx, s.Client(), o.cell.Table, bigtable.RowList{o.cell.Row}) {
 		if err != nil {
 			return err
 		}
 		if l.Cell == o.cell {
-			groups = append(groups, []txn.Lock{l})
+			groups = append(groups, []format.Lock{l})
 		}
 	}
 	if len(groups) == 0 {

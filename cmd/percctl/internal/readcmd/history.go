@@ -189,7 +189,7 @@ func plainWords(v admin.Version, f outcomes) string {
 		}
 		return s
 	case admin.VersionWrite:
-		if v.Write == txn.KindDelete {
+		if v.Write == format.KindDelete {
 			return fmt.Sprintf("deleted: committed here, started at %d, %s", v.StartTS, primary())
 		}
 		return fmt.Sprintf("value of %d committed here, %s", v.StartTS, primary())

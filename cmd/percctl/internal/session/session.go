@@ -174,14 +174,14 @@ func (s *Session) Use(ctx context.Context, tables ...string) error {
 		if s.opened[t] {
 			continue
 		}
-		err := s.client.OpenTable(ctx, t)
+		err := s.client.CheckTable(ctx, t)
 		if err != nil && !s.strict && s.config.Admin != nil && unverifiable(err) {
 			fmt.Fprintf(s.Streams.Err, "warning: %s; reading the table anyway\n", cli.Line(err.Error()))
 			s.config.Admin = nil
 			if err := s.connect(ctx); err != nil {
 				return err
 			}
-			err = s.client.OpenTable(ctx, t)
+			err = s.client.CheckTable(ctx, t)
 		}
 		if err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type explainOptions struct {
@@ -86,7 +87,7 @@ func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	byCell := map[txn.Cell][]admin.Version{}
 	var order []txn.Cell
-	var locks []txn.Lock
+	var locks []format.Lock
 	err = tables.Each(ctx, s, names, func(table string, rows bigtable.RowSet) error {
 		for v, err := range admin.TransactionVersions(ctx, s.Client(), table, rows, o.startTS, status.CommitTS) {
 			if err != nil {

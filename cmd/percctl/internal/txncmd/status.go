@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type statusOptions struct {
@@ -58,7 +59,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	style := cli.StyleFor(o.Streams.Out)
 	err = o.Print(t, func(w io.Writer) error { return statusText(w, style, t) })
-	if err == nil && t.Status.State == txn.StateUnknown {
+	if err == nil && t.Status.State == format.StateUnknown {
 		err = session.NotFoundf("no trace of a transaction that started at %d at %s; run percctl txn explain to find its other cells", o.startTS, o.primary)
 	}
 	return err

@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -73,7 +74,7 @@ func (f *fleet) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	f.oracles = &oracles{fleet: f, table: bt.OpenTable(txn.DefaultMetadataTable)}
+	f.oracles = &oracles{fleet: f, table: bt.OpenTable(format.DefaultMetadataTable)}
 	if err := f.oracles.start(ctx); err != nil {
 		return err
 	}

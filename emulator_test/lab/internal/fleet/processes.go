@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -137,7 +138,7 @@ func (sp spec) serve(ctx context.Context, s *cli.Streams) error {
 	defer closeAll()
 	// The coordinator reports changes of the leader.
 	log := slog.New(slog.NewTextHandler(s.Err, &slog.HandlerOptions{Level: slog.LevelError}))
-	srv, err := server.New(bt.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Logger: log})
+	srv, err := server.New(bt.OpenTable(format.DefaultMetadataTable), server.Config{Lease: lease, Logger: log})
 	if err != nil {
 		return err
 	}

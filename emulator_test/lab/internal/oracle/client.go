@@ -20,7 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -72,7 +72,7 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 		return errors.Join(err, conn.Close())
 	}
 	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
-	table := bt.Open(txn.DefaultMetadataTable)
+	table := bt.Open(format.DefaultMetadataTable)
 	// Direct mode uses a row of its own, because the oracle's row is in served mode.
 	direct := tso.NewDirect(table, tso.DirectConfig{Row: "bench-direct"})
 	defer func() { _ = direct.Close() }()

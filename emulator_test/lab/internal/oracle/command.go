@@ -23,7 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -140,13 +140,13 @@ func (b *run) start(ctx context.Context) error {
 		return err
 	}
 	defer func() { _, _ = bt.Close(), adminClient.Close() }()
-	if err := adminClient.CreateTable(ctx, txn.DefaultMetadataTable); err != nil {
+	if err := adminClient.CreateTable(ctx, format.DefaultMetadataTable); err != nil {
 		return err
 	}
-	if err := adminClient.CreateColumnFamily(ctx, txn.DefaultMetadataTable, "tso"); err != nil {
+	if err := adminClient.CreateColumnFamily(ctx, format.DefaultMetadataTable, "tso"); err != nil {
 		return err
 	}
-	table := bt.Open(txn.DefaultMetadataTable)
+	table := bt.Open(format.DefaultMetadataTable)
 	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err
 	}

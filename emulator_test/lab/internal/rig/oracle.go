@@ -11,7 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
-	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -36,7 +36,7 @@ func serveOracle(ctx context.Context, s *cli.Streams, emulator string) error {
 		return errors.Join(err, conn.Close())
 	}
 	defer func() { _, _, _ = bt.Close(), adminClient.Close(), conn.Close() }()
-	table := bt.OpenTable(txn.DefaultMetadataTable)
+	table := bt.OpenTable(format.DefaultMetadataTable)
 	if _, err := tso.SetMode(ctx, table, tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err
 	}

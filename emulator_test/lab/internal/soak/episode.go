@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // stride is the distance between process numbers that a worker uses after unknown
@@ -130,7 +131,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 // serve starts two servers of the timestamp oracle, and two burners.
 func (e *episode) serve(ctx context.Context, bt *bigtable.Client) error {
 	e.oracle = "served"
-	if _, err := tso.SetMode(ctx, bt.OpenTable(txn.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
+	if _, err := tso.SetMode(ctx, bt.OpenTable(format.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
 		return err
 	}
 	for range 2 {

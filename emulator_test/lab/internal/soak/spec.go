@@ -192,7 +192,7 @@ func (sp spec) oracle(ctx context.Context, send func(message)) error {
 		return err
 	}
 	var jumps atomic.Int64
-	s, err := server.New(bt.OpenTable(txn.DefaultMetadataTable), server.Config{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
+	s, err := server.New(bt.OpenTable(format.DefaultMetadataTable), server.Config{Lease: lease, Clock: sp.clock(&jumps), MaxStep: maxStep})
 	if err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (sp spec) timestamps(bt *bigtable.Client, jumps *atomic.Int64) (*timestamps
 		}
 		return &timestamps{c, c.Close, func() uint64 { return c.Stats().Timestamps }}, nil
 	}
-	d := tso.NewDirect(bt.OpenTable(txn.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps), MaxStep: maxStep})
+	d := tso.NewDirect(bt.OpenTable(format.DefaultMetadataTable), tso.DirectConfig{RPCTimeout: time.Second, Clock: sp.clock(jumps), MaxStep: maxStep})
 	return &timestamps{d, d.Close, func() uint64 { return d.Stats().Timestamps }}, nil
 }
 
@@ -270,7 +270,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		return err
 	}
 	admin.OnResolve(client, func(r format.Resolution) { send(message{Settled: r.Lock.Owner}) })
-	owner := client.Owner()
+	owner := admin.Owner(client)
 	send(message{Ready: &owner})
 	if sp.Net {
 		go network.Run(ctx, netPause, longest)

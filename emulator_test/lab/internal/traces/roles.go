@@ -86,7 +86,7 @@ func stuck(out io.Writer) grpc.UnaryClientInterceptor {
 // write commits transfers, which change the observed column.
 func write(ctx context.Context, c *txn.Client) error {
 	for _, t := range []string{accounts, ledger} {
-		if err := c.OpenTable(ctx, t); err != nil {
+		if err := c.CheckTable(ctx, t); err != nil {
 			return err
 		}
 	}
