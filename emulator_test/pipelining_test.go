@@ -212,108 +212,56 @@ func TestWriteOnlyRefusesReads(t *testing.T) {
 	})
 }
 
-// While an attempt of an Update is rolled back, the client requests the timestamp of
-// the next attempt. It is after the conflict, and so above it.
-func TestRetryAsksWhileRollingBack(t *testing.T) {
+// Each run of Update's function begins at a timestamp that the client requested after the
+// pause before it. So the run shows what any client committed before its function was called:
+// while the client removed the locks of the run before, and during the pause. And it shows
+// what its own client has shown already. Before the fix the client requested the timestamp
+// of the next run together with the removal.
+func TestRetryBeginsAfterItsPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Second, Max: time.Second}})
+		other := env.NewClient(txn.Config{TokenTTL: -1})
 		putValue(t, env.Client, "r", "0")
 		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
-		var starts []tso.Timestamp
-		var conflict tso.Timestamp
 		var asked int64
+		var runs []string
 		done := inBackground(func() error {
 			_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
-				starts = append(starts, tx.StartTS())
-				if len(starts) == 1 {
-					conflict = putValue(t, env.Client, "r", "1")
+				a, seen := tx.Table("a"), ""
+				for _, row := range []string{"r", "removal", "pause"} {
+					b, _, err := a.Get(ctx, row, "f", "q")
+					if err != nil {
+						return err
+					}
+					seen += string(b)
+				}
+				if runs = append(runs, seen); len(runs) == 1 {
+					putValue(t, env.Client, "r", "1") // the conflict
 					asked = c.Stats().Timestamps
 				}
-				b, _, err := tx.Table("a").Get(ctx, "r", "f", "q")
-				tx.Table("a").Set("r", "f", "q", append(b, '+'))
-				return err
+				a.Set("r", "f", "q", []byte("2"))
+				return nil
 			})
 			return err
 		})
 		<-abort.Fired()
 		synctest.Wait()
-		if n := c.Stats().Timestamps - asked; n != 1 {
-			t.Errorf("%d requests to the oracle while the attempt is rolled back, want 1", n)
-		}
+		putValue(t, other, "removal", "+")
+		shown := valueAt(t, takeSnapshot(t, c), "removal")
 		abort.Release()
+		synctest.Wait() // until the pause
+		putValue(t, other, "pause", "+")
 		if o := <-done; o.err != nil {
 			t.Fatal(o.err)
 		}
-		if len(starts) != 2 || starts[1] <= conflict {
-			t.Errorf("attempts began at %v, want the second above the conflict at %d", starts, conflict)
+		if len(runs) != 2 || runs[1] != "1++" {
+			t.Errorf("the runs saw %q; the second one has to see what was committed before its call", runs)
 		}
-		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "1+" {
-			t.Errorf("%s", got)
+		if shown != "+" {
+			t.Errorf("a snapshot between the runs shows %q", shown)
 		}
-		if n := c.Stats().AheadTimestamps; n != 1 {
-			t.Errorf("%d timestamps requested ahead", n)
-		}
-	})
-}
-
-// If an attempt fails because of a lock, a timestamp of now would be below the commit
-// of the lock's owner. The next attempt requests its timestamp when it begins.
-func TestRetryBehindALockAsksLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
-		faults := txntest.NewFaults(t)
-		owner := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
-		locked, done := begin(t, owner), make(chan error)
-		locked.Table("a").Set("r", "f", "q", []byte("first"))
-		go func() {
-			_, err := locked.Commit(t.Context())
-			done <- err
-		}()
-		<-hold.Fired()
-		runs := 0
-		_, err := c.Update(t.Context(), func(context.Context, *txn.Txn) error { return nil }) // a warm oracle
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			if runs++; runs == 2 {
-				hold.Release()
-				if err := <-done; err != nil {
-					return err
-				}
-			}
-			tx.Table("a").Set("r", "f", "q", []byte("second"))
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := c.Stats().AheadTimestamps; n != 0 {
-			t.Errorf("%d timestamps requested ahead", n)
-		}
-		if got := valueAt(t, takeSnapshot(t, env.Client), "r"); got != "second" {
-			t.Errorf("%s", got)
-		}
-	})
-}
-
-// The last attempt requests no timestamp for another one.
-func TestLastAttemptAsksForNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
-		asked := c.Stats().Timestamps
-		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			putValue(t, env.Client, "r", "conflict")
-			tx.Table("a").Set("r", "f", "q", nil)
-			return nil
-		}, txn.MaxAttempts(2))
-		if !errors.Is(err, txn.ErrConflict) {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		if n := c.Stats().Timestamps - asked; n != 2 {
-			t.Errorf("%d timestamps for two attempts", n)
+		if n := c.Stats().Timestamps - asked; n != 3 {
+			t.Errorf("%d timestamps, want one for the snapshot and two for the second run", n)
 		}
 	})
 }

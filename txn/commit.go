@@ -58,7 +58,6 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.Conflicted(err)
-		c.txn.askNextStart(ctx, err)
 		c.abort(ctx)
 		return 0, err
 	}

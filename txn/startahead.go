@@ -13,21 +13,15 @@ import (
 // A client asks for some start timestamps before their transaction begins, so that the
 // transaction does not wait for the oracle
 // (docs/design/2026-11-20-oracle-pipelining.md). It gives each timestamp to one
-// transaction, because the start timestamp is the transaction's name. There are two kinds:
-//
-//   - For transactions that read nothing. They take effect at their commit_ts, which the
-//     client asks for at the usual time. An early start timestamp adds conflicts with
-//     transactions that have committed since. It adds none that could not have happened
-//     anyway.
-//   - For the next attempt of an Update, after the conflict that makes it necessary.
+// transaction, because the start timestamp is the transaction's name. Only transactions that
+// read nothing begin like this. They take effect at their commit_ts, which the client asks
+// for at the usual time. An early start timestamp adds conflicts with transactions that have
+// committed since. It adds none that could not have happened anyway. A transaction that
+// reads would miss what was committed after the request and before it began.
 
 // maxStartAge is the largest age of a start timestamp when its transaction begins. The older
 // it is, the more the transaction conflicts with.
 const maxStartAge = 100 * time.Millisecond
-
-// maxAttemptsAhead is the last attempt of an Update after which the client asks ahead for the
-// next timestamp. After later attempts, Update waits longer than that would save.
-const maxAttemptsAhead = 3
 
 // maxStartsAhead bounds the timestamps that wait for a transaction. Beyond it, the client
 // drops the oldest.

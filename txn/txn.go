@@ -315,33 +315,14 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.contextSpan)
 }
 
-// askNextStart asks for the start timestamp of the next attempt while this one is rolled back.
-// It does not after a conflict with a lock: that lock's transaction will commit above a
-// timestamp of now, so the next attempt would conflict again.
-func (t *Txn) askNextStart(ctx context.Context, err error) {
-	var conflict *ConflictError
-	a := t.attempt
-	if !errors.As(err, &conflict) || conflict.Reason != format.ConflictWrite && conflict.Reason != format.ConflictMarker {
-		return
-	}
-	if !a.inUpdate || a.number > maxAttemptsAhead {
-		return
-	}
-	if limit := t.opts.maxAttempts; limit > 0 && a.number >= limit {
-		return
-	}
-	a.nextStart = &startAhead{done: make(chan struct{})}
-	go a.nextStart.ask(ctx, &t.client.resolver.Clock)
-}
-
 // takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is
 // usable, or else a new one.
 func (t *Txn) takeStart(ctx context.Context) (err error) {
-	c, n, why := t.client, t.attempt.nextStart, "retry"
-	t.attempt.nextStart = nil
+	c := t.client
+	var n *startAhead
 	// A retry needs a timestamp from after its conflict.
-	if n == nil && t.opts.writeOnly && t.attempt.number == 1 {
-		n, why = c.startsAhead.take(), "write only"
+	if t.opts.writeOnly && t.attempt.number == 1 {
+		n = c.startsAhead.take()
 	}
 	if n != nil {
 		answered := n.await(ctx)
@@ -351,9 +332,9 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 		if answered && n.usable(&c.resolver.Clock) {
 			// The ttl of the locks counts from the question to the oracle.
 			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.NoteReadable(n.ts-1, n.asked) // the transaction may show what is committed below
+			c.resolver.Clock.NoteReadable(n.ts-1, n.asked) // so that the client's timestamps do not go back
 			c.resolver.Counters.Asked.Add(1)
-			c.reads.metrics.timestampReused(ctx, why)
+			c.reads.metrics.timestampReused(ctx, "write only")
 			return nil
 		}
 	}

@@ -136,10 +136,6 @@ type attempt struct {
 	// held of them for the next attempt.
 	latchSlots []uint16
 	latch      *latch.Latch
-
-	// nextStart is the start timestamp that was asked for ahead for the next attempt,
-	// or nil.
-	nextStart *startAhead
 }
 
 // takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
