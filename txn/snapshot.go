@@ -14,9 +14,12 @@ import (
 // passed it, its reads fail with ErrTooOld. Its methods may be called concurrently.
 type Snapshot struct {
 	client *Client
-	ts     tso.Timestamp
-	hold   *recovery.Hold // nil without Hold
-	reads  *reads
+	// ts is the timestamp of the snapshot's state. It reads at readAt, which is the same, or
+	// the one below: no transaction commits at a start timestamp.
+	ts, readAt tso.Timestamp
+
+	hold  *recovery.Hold // nil without Hold
+	reads *reads
 }
 
 // newSnapshot does the work of Client.Snapshot.
@@ -29,7 +32,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 	for _, opt := range opts {
 		opt.applySnapshot(&o)
 	}
-	now, err := snapshotTimestamp(ctx, c, &o)
+	now, readAt, err := snapshotTimestamp(ctx, c, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -42,19 +45,22 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 		// At a later timestamp, reads would not be repeatable.
 		return nil, format.Invalidf("snapshot at %d (%s), which is later than the oracle's time, %d (%s)", o.at, o.at.Time().Format(time.RFC3339Nano), now, now.Time().Format(time.RFC3339Nano))
 	}
-	s := &Snapshot{client: c, ts: o.at}
+	if o.past {
+		readAt = o.at
+	}
+	s := &Snapshot{client: c, ts: o.at, readAt: readAt}
 	if shared := new(reads); shared.init(&c.reads, o.name, o.prefetch) {
 		s.reads = shared
 	}
 	if o.hold {
-		s.hold = c.resolver.Holds.Add(s.ts)
+		s.hold = c.resolver.Holds.Add(s.readAt)
 		if err := c.resolver.Token.Publish(ctx); err != nil {
 			s.Release()
 			return nil, err
 		}
 	}
 	if o.past || o.staleness != nil && o.hold {
-		if err := c.resolver.SafePoint.CheckRead(ctx, s.ts); err != nil {
+		if err := c.resolver.SafePoint.CheckRead(ctx, s.readAt); err != nil {
 			s.Release()
 			return nil, err
 		}
@@ -70,33 +76,36 @@ func (s *Snapshot) Release() {
 	}
 }
 
-// ReadTS returns the timestamp at which the snapshot reads.
+// ReadTS returns the timestamp whose state the snapshot shows. It is never below an earlier
+// timestamp that the client gave to a transaction, or to a snapshot of the present.
 func (s *Snapshot) ReadTS() tso.Timestamp { return s.ts }
 
 // Table returns the snapshot's view of a table. The first read opens the table and checks its
 // schema.
 func (s *Snapshot) Table(name string) *View {
-	return &View{client: s.client, name: name, ts: s.ts, reads: s.reads}
+	return &View{client: s.client, name: name, ts: s.readAt, reads: s.reads}
 }
 
-// snapshotTimestamp returns the timestamp of now: a new one, or an earlier one that
-// MaxStaleness allows.
-func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (tso.Timestamp, error) {
+// snapshotTimestamp returns the timestamp of now, a new one or an earlier one that
+// MaxStaleness allows, and the timestamp at which reads show its state.
+func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (ts, readAt tso.Timestamp, err error) {
 	if o.staleness == nil {
-		return c.Timestamp(ctx)
+		ts, err = c.Timestamp(ctx)
+		return ts, ts, err
 	}
 	switch d := *o.staleness; {
 	case o.past:
-		return 0, format.Invalidf("a snapshot with At and MaxStaleness; At says exactly which state")
+		return 0, 0, format.Invalidf("a snapshot with At and MaxStaleness; At says exactly which state")
 	case d < 0:
-		return 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
+		return 0, 0, format.Invalidf("MaxStaleness(%v); it has to be positive, or zero to ask the oracle", d)
 	}
-	ts, ok := c.resolver.Clock.ReadableWithin(*o.staleness)
+	ts, readAt, ok := c.resolver.Clock.ReadableWithin(*o.staleness)
 	// If garbage collection has passed it, every read would fail.
-	if !ok || ts < c.resolver.SafePoint.View.Load().TS {
-		return c.Timestamp(ctx)
+	if !ok || readAt < c.resolver.SafePoint.View.Load().TS {
+		ts, err = c.Timestamp(ctx)
+		return ts, ts, err
 	}
 	c.resolver.Counters.Reused.Add(1)
 	c.reads.metrics.timestampReused(ctx, "snapshot")
-	return ts, nil
+	return ts, readAt, nil
 }

@@ -83,7 +83,7 @@ type ReadStats struct {
 	// ([MaxStaleness]).
 	ReusedTimestamps int64 `json:"reused_timestamps"`
 	// AheadTimestamps counts transactions for which the client had asked for a start
-	// timestamp before they began ([WriteOnly], retries).
+	// timestamp before they began ([WriteOnly]).
 	AheadTimestamps int64 `json:"ahead_timestamps"`
 }
 

@@ -332,7 +332,7 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 		if answered && n.usable(&c.resolver.Clock) {
 			// The ttl of the locks counts from the question to the oracle.
 			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.NoteReadable(n.ts-1, n.asked) // so that the client's timestamps do not go back
+			c.resolver.Clock.NoteStart(n.ts, n.asked) // so that the client's timestamps do not go back
 			c.resolver.Counters.Asked.Add(1)
 			c.reads.metrics.timestampReused(ctx, "write only")
 			return nil

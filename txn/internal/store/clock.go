@@ -21,18 +21,18 @@ type Clock struct {
 	ahead atomic.Int64
 
 	mu sync.Mutex
-	// readable is the largest timestamp at which this client may read without asking the
-	// oracle again: the one below a start timestamp that it was given, or one of its own
-	// commit timestamps.
-	//
-	// The commit_ts of a commit under way does not count: a reader there would wait for that
-	// commit. For a start timestamp, the one below it counts. No transaction commits at a
-	// start timestamp, so the state is the same, and a lock that the transaction itself
-	// leaves blocks no reader.
-	readable tso.Timestamp
-	// asked is a time at which readable was up to date. The oracle's timestamps follow real
+	// newest is the largest timestamp that this client may use again for reads, without
+	// asking the oracle: a start timestamp that it was given, or one of its own commit
+	// timestamps. The commit_ts of a commit under way does not count: a reader there would
+	// wait for that commit.
+	newest tso.Timestamp
+	// isStart says that newest is a start timestamp. Then reads use the one below. No
+	// transaction commits at a start timestamp, so the state is the same, and a lock that the
+	// transaction itself leaves blocks no reader.
+	isStart bool
+	// asked is a time at which newest was up to date. The oracle's timestamps follow real
 	// time, so every transaction that committed before a request began has a commit_ts below
-	// the answer. A timestamp that raises readable later never moves asked back.
+	// the answer. A timestamp that raises newest later never moves asked back.
 	asked time.Time
 	// committed is the largest commit_ts of this client.
 	committed tso.Timestamp
@@ -44,7 +44,7 @@ func (c *Clock) init(s *Store) { c.store, c.created = s, time.Now() }
 func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	ts, asked, err := c.CommitTimestamp(ctx)
 	if err == nil {
-		c.NoteReadable(ts-1, asked)
+		c.NoteStart(ts, asked)
 	}
 	return ts, err
 }
@@ -75,20 +75,20 @@ func (c *Clock) Now() tso.Timestamp {
 	return 0
 }
 
-// NoteReadable remembers a timestamp to read at. asked is when the client asked for it; the
-// zero time means that this is not known.
-func (c *Clock) NoteReadable(ts tso.Timestamp, asked time.Time) {
+// NoteStart remembers a start timestamp, of a transaction or a snapshot. asked is when the
+// client asked for it.
+func (c *Clock) NoteStart(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.raiseReadable(ts, asked)
+	c.raise(ts, true, asked)
 }
 
-// raiseReadable is NoteReadable with c.mu held.
-func (c *Clock) raiseReadable(ts tso.Timestamp, asked time.Time) {
-	if ts < c.readable {
+// raise raises newest. The caller holds c.mu.
+func (c *Clock) raise(ts tso.Timestamp, isStart bool, asked time.Time) {
+	if ts < c.newest {
 		return
 	}
-	c.readable = ts
+	c.newest, c.isStart = ts, isStart
 	if asked.After(c.asked) {
 		c.asked = asked
 	}
@@ -100,7 +100,7 @@ func (c *Clock) raiseReadable(ts tso.Timestamp, asked time.Time) {
 func (c *Clock) NoteCommit(ts tso.Timestamp, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.raiseReadable(ts, asked)
+	c.raise(ts, false, asked)
 	c.committed = max(c.committed, ts)
 }
 
@@ -111,16 +111,19 @@ func (c *Clock) AboveCommits(ts tso.Timestamp) bool {
 	return ts > c.committed
 }
 
-// ReadableWithin returns a timestamp to read at that is less than d old. ok is false if there
-// is none. It compares the wall clock as well, because the monotonic clock stands still while
-// a machine sleeps.
-func (c *Clock) ReadableWithin(d time.Duration) (ts tso.Timestamp, ok bool) {
+// ReadableWithin returns a timestamp that is less than d old, and the timestamp at which
+// reads show the state of that moment. ok is false if there is none. It compares the wall
+// clock as well, because the monotonic clock stands still while a machine sleeps.
+func (c *Clock) ReadableWithin(d time.Duration) (ts, readAt tso.Timestamp, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.asked.IsZero() || max(time.Since(c.asked), time.Since(c.asked.Round(0))) >= d {
-		return 0, false
+		return 0, 0, false
 	}
-	return c.readable, true
+	if c.isStart {
+		return c.newest, c.newest - 1, true
+	}
+	return c.newest, c.newest, true
 }
 
 // Remaining returns the time from now to ts, both in oracle time. It is never negative.
