@@ -3,11 +3,14 @@ package emulator_test
 import (
 	"context"
 	"errors"
+	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -15,6 +18,75 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
+
+// A lock may name any primary and any time. A read resolves the lock, or says which lock it
+// cannot resolve. Operators see each of them, and the check does not end at one.
+func TestHostileLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cell := func(row string) format.Cell { return format.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"} }
+		hostile := map[string]struct {
+			primary format.Cell
+			at      tso.Timestamp
+			ttl     int64 // microseconds
+			err     error // nil: the read finds no value
+		}{
+			"loop1":           {cell("loop2"), now - 2e6, 1e6, nil},
+			"loop2":           {cell("loop1"), now - 2e6, 1e6, nil},
+			"old":             {cell("none"), 1, 1e6, nil},
+			"negative":        {cell("none"), now - 3e6, math.MinInt64, nil},
+			"future":          {cell("none"), 9e15, 1e6, nil},
+			"no-end":          {cell("none"), now - 4e6, math.MaxInt64, context.DeadlineExceeded},
+			"other-family":    {format.Cell{Table: "a", Row: "none", Family: "nowhere", Qualifier: "q"}, now - 5e6, 1e6, nil},
+			"no-table":        {format.Cell{Table: "b", Row: "none", Family: "f", Qualifier: "q"}, now - 6e6, 1e6, txn.ErrNotInitialized},
+			"metadata-table":  {format.Cell{Table: format.DefaultMetadataTable, Row: "oracle", Family: "tso", Qualifier: "q"}, now - 7e6, 1e6, txn.ErrInvalid},
+			"metadata-family": {format.Cell{Table: "a", Row: "none", Family: format.LockFamily, Qualifier: "f:q"}, now - 8e6, 1e6, txn.ErrCorrupt},
+			"no-row":          {cell(""), now - 9e6, 1e6, txn.ErrCorrupt},
+		}
+		for row, l := range hostile {
+			record := format.EncodeLock(&format.Lock{Cell: cell(row), StartTS: l.at, Primary: l.primary, Kind: format.KindPut})
+			const ttlMicros = 4 // the field's number
+			record = protowire.AppendVarint(protowire.AppendTag(record, ttlMicros, protowire.VarintType), uint64(l.ttl))
+			m := bigtable.NewMutation()
+			m.Set(format.LockFamily, "f:q", l.at.Cell(), record)
+			m.Set("f", "q", l.at.Cell(), []byte("never committed"))
+			if err := env.Bigtable.Open("a").Apply(t.Context(), row, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		listed, found := 0, map[string]bool{}
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			if listed++; l.Cell.Row == "" || (err != nil) != (hostile[l.Cell.Row].err == txn.ErrCorrupt) {
+				t.Errorf("listed: %+v, %v", l, err)
+			}
+		}
+		for v, err := range admin.Check(t.Context(), env.Client, "a", nil) {
+			if err != nil {
+				t.Error(err)
+			}
+			found[v.Cell.Row] = true
+		}
+		if listed != len(hostile) {
+			t.Errorf("%d of %d locks are listed", listed, len(hostile))
+		}
+		for row, l := range hostile {
+			if l.err != nil && l.err != context.DeadlineExceeded && !found[row] {
+				t.Errorf("the check found nothing in row %s", row)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			v, ok, err := takeSnapshot(t, env.Client).Table("a").Get(ctx, row, "f", "q")
+			cancel()
+			if ok || !errors.Is(err, l.err) || err != nil && !strings.Contains(err.Error(), cell(row).String()) {
+				t.Errorf("row %s: %q, %v, %v; want the error %v with the name of the cell", row, v, ok, err, l.err)
+			}
+		}
+	})
+}
 
 // Locks lists all locks, even if one record cannot be read.
 func TestLocksAfterAnUnreadableOne(t *testing.T) {

@@ -3,12 +3,15 @@ package emulator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -46,6 +49,48 @@ func TestRefusalsAreNotRepeated(t *testing.T) {
 				}
 				advance(time.Minute)
 				wantValue(t, takeSnapshot(t, env.Client), "joe", want)
+			})
+		})
+	}
+}
+
+// A commit that Bigtable refuses leaves nothing. Before the fix its locks stayed, and readers
+// waited for their ttl. If the request took effect although it was refused, nothing is lost.
+func TestRefusedCommitIsRolledBack(t *testing.T) {
+	for _, tookEffect := range []bool{false, true} {
+		t.Run(fmt.Sprintf("took effect=%v", tookEffect), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				refused := 0
+				opt := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+					if txntest.Classify(method, req.(proto.Message)).Step != txntest.StepCommit {
+						return invoke(ctx, method, req, reply, cc, opts...)
+					}
+					if refused++; tookEffect {
+						if err := invoke(ctx, method, req, reply, cc, opts...); err != nil {
+							return err
+						}
+					}
+					return status.Error(codes.InvalidArgument, "injected: refused")
+				})
+				env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1}, opt)
+				err := tryUpdate(t.Context(), a, "1", "bob", "joe", "tom")
+				if status.Code(err) != codes.InvalidArgument || errors.Is(err, txn.ErrUndetermined) || refused != 1 {
+					t.Errorf("%d commits were sent; error %v", refused, err)
+				}
+				want := ""
+				if tookEffect {
+					want = "1"
+				} else {
+					wantNoLocks(t, env.Client)
+				}
+				began := time.Now()
+				s := takeSnapshot(t, env.Client)
+				for _, row := range []string{"bob", "joe", "tom"} {
+					wantValue(t, s, row, want)
+				}
+				if waited := time.Since(began); waited > 0 {
+					t.Errorf("a reader waited for %v", waited)
+				}
 			})
 		})
 	}

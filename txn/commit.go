@@ -147,13 +147,29 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 		span.AddEvent("commit point", trace.WithAttributes(telemetry.AttrCommitTS.Int64(int64(p.CommitTS))))
 	}
 	span.EndWith(err)
-	if Retryable(err) {
-		// This error alone says that the transaction was rolled back. After any other
-		// error the commit may have taken effect.
+	switch {
+	case Retryable(err):
+		// Another client has rolled the transaction back.
 		c.heartbeat.stop()
 		c.client.resolver.Background.Run(c.cleanUp)
+	case store.Permanent(err) && !errors.Is(err, ErrUndetermined):
+		// Bigtable refused the commit. It would still be wrong to remove locks without a
+		// condition: nothing but a rollback at the primary proves the outcome.
+		c.heartbeat.stop()
+		c.rollBackRefused(ctx, p)
 	}
 	return p.CommitTS, err
+}
+
+// rollBackRefused rolls back a transaction whose commit Bigtable refused for good. If it
+// fails, the next reader removes the locks.
+func (c *commit) rollBackRefused(ctx context.Context, p *recovery.PrimaryCommit) {
+	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
+	done, err := p.RollBack(ctx)
+	if done {
+		c.cleanUp(ctx)
+	}
+	span.EndWith(err)
 }
 
 // addRowCommit adds the commit of each cell of a row to m, and returns how many operations

@@ -37,7 +37,7 @@ type Config struct {
 	// transaction, in oracle time. Then other clients may roll it back. It bounds how
 	// long a crashed client blocks others, unless its worker token shows earlier
 	// that it is dead. Safety does not depend on it.
-	// Defaults to 10 seconds; at least 1 ms.
+	// Defaults to 10 seconds; at least 1 ms, at most 24 hours.
 	LockTTL time.Duration
 
 	// TokenTTL is how long this client's worker token stays fresh without renewal.
@@ -166,8 +166,8 @@ func (c Config) withDefaults() (Config, error) {
 	if err != nil {
 		return c, format.Invalidf("%v", err)
 	}
-	if c.LockTTL < time.Millisecond {
-		return c, format.Invalidf("Config.LockTTL is %v; it has to be at least 1 ms", c.LockTTL)
+	if c.LockTTL < time.Millisecond || c.LockTTL > 24*time.Hour {
+		return c, format.Invalidf("Config.LockTTL is %v; it has to be between 1 ms and 24 hours", c.LockTTL)
 	}
 	return c, nil
 }

@@ -1,6 +1,7 @@
 package txn_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -12,12 +13,13 @@ func TestConfigIsChecked(t *testing.T) {
 	env := txntest.New(t)
 	// The first word of a case's name is the field that the error must name.
 	for name, cfg := range map[string]txn.Config{
-		"LockTTL":         {LockTTL: -1},
-		"LockTTL 1ns":     {LockTTL: 1},
-		"RPCTimeout":      {RPCTimeout: -1},
-		"Parallelism":     {Parallelism: -1},
-		"BackgroundBytes": {BackgroundBytes: -1},
-		"Backoff.Max":     {Backoff: txn.Backoff{Max: -1}},
+		"LockTTL":               {LockTTL: -1},
+		"LockTTL 1ns":           {LockTTL: 1},
+		"LockTTL without limit": {LockTTL: math.MaxInt64}, // the lock had expired when it was written
+		"RPCTimeout":            {RPCTimeout: -1},
+		"Parallelism":           {Parallelism: -1},
+		"BackgroundBytes":       {BackgroundBytes: -1},
+		"Backoff.Max":           {Backoff: txn.Backoff{Max: -1}},
 	} {
 		_, err := txn.NewClient(t.Context(), env.Bigtable, cfg)
 		wantError(t, err, txn.ErrInvalid, strings.Fields(name)[0])

@@ -117,7 +117,8 @@ type BulkReport struct {
 func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.Seq2[BulkRow, error], load BulkConfig) (BulkReport, error) {
 	c := access.ResolverOf(client)
 	r := BulkReport{StartTS: load.StartTS, CommitTS: load.CommitTS}
-	if (load.StartTS == 0) != (load.CommitTS == 0) || load.StartTS < 0 || load.CommitTS < load.StartTS {
+	again := load.StartTS != 0 || load.CommitTS != 0
+	if again && (load.StartTS.Cell() < format.PlainBefore || load.CommitTS <= load.StartTS) {
 		return r, invalidf("bulk load with start_ts %d and commit_ts %d; set BulkConfig.StartTS and CommitTS to those of the interrupted load, or neither", load.StartTS, load.CommitTS)
 	}
 	if err := c.Enter(); err != nil {

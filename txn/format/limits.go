@@ -60,7 +60,7 @@ func checkStoredColumn(c Column) error {
 		return Invalidf("column %q: family %s belongs to the transaction metadata", c, c.Family)
 	case !utf8.ValidString(c.Family):
 		return Invalidf("column family %q is not UTF-8", c.Family)
-	case len(c.Key()) > MaxColumnKey:
+	case len(c.Family)+1+len(c.Qualifier) > MaxColumnKey:
 		return Limitf("column name family:qualifier of %d bytes; transactions allow %d, because a filter may name it eight times and Bigtable allows filters of 20 KB", len(c.Key()), MaxColumnKey)
 	}
 	return nil

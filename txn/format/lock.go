@@ -3,6 +3,7 @@ package format
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -56,7 +57,14 @@ func (l *Lock) IsPrimary() bool { return l.Cell == l.Primary }
 // ExpiresTS returns the oracle time at which the lock expires: from then on other clients
 // may roll it back.
 func (l *Lock) ExpiresTS() tso.Timestamp {
-	return l.StartTS + tso.Timestamp(l.TTL.Microseconds())
+	ttl := tso.Timestamp(l.TTL.Microseconds())
+	return l.StartTS + min(ttl, math.MaxInt64-max(l.StartTS, 0))
+}
+
+// Micros returns that many microseconds, between 0 and the longest duration: what is stored
+// or computed may be any number.
+func Micros(n int64) time.Duration {
+	return time.Duration(min(max(n, 0), math.MaxInt64/1000)) * time.Microsecond
 }
 
 // passableVersion is the format version of a passable lock's record. Clients that know
@@ -102,6 +110,10 @@ func DecodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
+	primary := followRef(cell, m.Primary)
+	if err := CheckStoredCell(primary); err != nil {
+		return nil, Corruptf(cell, "the lock record at %d names the primary %s: %v", ts, primary, err)
+	}
 	record := ""
 	if passable {
 		record = string(value)
@@ -113,9 +125,9 @@ func DecodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
 		Raises:      int(m.Raises),
 		Cell:        cell,
 		StartTS:     ts,
-		Primary:     followRef(cell, m.Primary),
+		Primary:     primary,
 		Kind:        Kind(m.Kind),
-		TTL:         time.Duration(m.TtlMicros) * time.Microsecond,
+		TTL:         Micros(m.TtlMicros),
 		Owner:       m.Owner,
 		Observed:    m.Observed,
 		TraceParent: m.TraceParent,

@@ -3,12 +3,14 @@ package format
 import (
 	"encoding/hex"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
@@ -156,6 +158,8 @@ func TestBadRecords(t *testing.T) {
 		{"passable lock in another order", lock, bytes(&recordpb.Lock{FormatVersion: 2, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
 		{"minimum in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 8)}), ErrCorrupt, "minimum"},
 		{"passable secondary", lock, EncodeLock(&Lock{Cell: testSecondary, Primary: testPrimary, Kind: KindPut, Passable: true}), ErrCorrupt, "minimum"},
+		{"lock without a row of the primary", lock, EncodeLock(&Lock{Cell: testPrimary, Primary: Cell{testPrimary.Table, "", "f", "q"}, Kind: KindPut}), ErrCorrupt, "empty row key"},
+		{"lock with a primary in a metadata family", lock, EncodeLock(&Lock{Cell: testPrimary, Primary: Cell{testPrimary.Table, "r", LockFamily, "f:q"}, Kind: KindPut}), ErrCorrupt, "belongs to the transaction metadata"},
 		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
 		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
 		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
@@ -167,6 +171,33 @@ func TestBadRecords(t *testing.T) {
 				t.Errorf("error %v; want %v naming the cell and %q", err, tt.want, tt.says)
 			}
 		})
+	}
+}
+
+// A stored lock may have any ttl. Before the fix, the end of a very long one overflowed, so
+// that the lock had expired when it was written.
+func TestExpiryDoesNotOverflow(t *testing.T) {
+	const now = 1_800_000_000_000_000
+	for _, tt := range []struct {
+		start tso.Timestamp
+		ttl   int64 // microseconds
+		alive bool
+	}{
+		{now, 1e6, true}, {now, math.MaxInt64, true}, {now, math.MaxInt64 / 1000, true}, {now, 0, false}, {now, -1, false}, {now, math.MinInt64, false},
+		{math.MaxInt64 / 1000, math.MaxInt64, true}, {1, math.MaxInt64, true}, {1, 1e6, false},
+	} {
+		l, err := DecodeLock(testPrimary, tt.start, Marshal(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, TtlMicros: tt.ttl}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if alive := l.ExpiresTS() > now; alive != tt.alive {
+			t.Errorf("lock at %d with a ttl of %d µs expires at %d", tt.start, tt.ttl, l.ExpiresTS())
+		}
+	}
+	for _, l := range []Lock{{StartTS: math.MaxInt64, TTL: math.MaxInt64}, {StartTS: math.MaxInt64 - 5, TTL: time.Second}} {
+		if l.ExpiresTS() != math.MaxInt64 {
+			t.Errorf("lock at %d expires at %d", l.StartTS, l.ExpiresTS())
+		}
 	}
 }
 

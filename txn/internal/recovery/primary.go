@@ -139,20 +139,22 @@ var errNoTrace = errors.New("the primary holds no trace of the transaction: its 
 // an observer may already have handled them.
 var errLockPassed = errors.New("a reader has passed the transaction's lock, so the transaction can no longer commit at this commit_ts; only its own Commit could take another one")
 
-// rollBack rolls back a commit that ended with errLockPassed. Its owner has given up, so no
-// client can take a new commit_ts, and perhaps no reader will ever reach the lock.
-func (p *PrimaryCommit) rollBack(ctx context.Context) error {
+// RollBack rolls the transaction back if the primary lock still exists. It is for a commit
+// that nobody will send again: Bigtable refused it, or it ended with errLockPassed and its
+// owner has given up. Perhaps no reader will ever reach the lock. done is false if the lock
+// was gone, which is also so if an earlier attempt rolled the transaction back.
+func (p *PrimaryCommit) RollBack(ctx context.Context) (done bool, err error) {
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
 		outcome, err := rollBackPrimary(ctx, p.Table, p.Primary, p.StartTS, format.StateLocked, 0)
-		if outcome.Final() {
+		if outcome.Final() && p.lock != nil {
 			p.Resolver.noteResolved(p.lock, outcome)
 		}
 		if err == nil || store.Permanent(err) {
-			return err
+			return outcome.Final(), err
 		}
 		// Sending the mutation again does no harm, whether it was applied or not.
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, "rolling back a commit that a reader has passed", err)
+			return false, store.Ended(ctx, "rolling back the primary", err)
 		}
 	}
 }

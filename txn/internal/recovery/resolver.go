@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -179,9 +180,12 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 	if status, ok := r.Outcomes.get(l.StartTS); ok {
 		return Outcome{Status: status}, nil
 	}
+	unresolved := func(err error) error {
+		return fmt.Errorf("txn: the lock on %s cannot be resolved: its primary is %s: %w", l.Cell, l.Primary, err)
+	}
 	t, err := r.Table(ctx, l.Primary.Table)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, unresolved(err)
 	}
 	r.Counters.LocksMet.Add(1)
 	var last error
@@ -203,7 +207,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 			r.Outcomes.Put(l.StartTS, o.Status)
 			return o, nil
 		case store.Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
-			return Outcome{}, err // another read has the same result
+			return Outcome{}, unresolved(err) // another read has the same result
 		case err != nil:
 			last = err
 		}

@@ -60,7 +60,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 		p := &PrimaryCommit{Resolver: r, Table: t, Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.CommitTS, Mutation: m, Passable: s.Lock.Passable}
 		err := p.Run(ctx)
 		if errors.Is(err, errLockPassed) {
-			err = p.rollBack(ctx)
+			_, err = p.RollBack(ctx)
 		}
 		if err != nil && !errors.Is(err, format.ErrConflict) {
 			return format.Status{}, withReason(u, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A Clock asks the oracle for timestamps, and remembers what the answers say about the
@@ -128,5 +129,5 @@ func (c *Clock) ReadableWithin(d time.Duration) (ts, readAt tso.Timestamp, ok bo
 
 // Remaining returns the time from now to ts, both in oracle time. It is never negative.
 func Remaining(now, ts tso.Timestamp) time.Duration {
-	return max(0, time.Duration(ts-now)*time.Microsecond)
+	return format.Micros(int64(ts - now))
 }
