@@ -32,18 +32,10 @@ list shows locks. percctl repair plan says which violations can be repaired.
 Exit status 4: there are violations.`,
 		Example: `  percctl check --all
   percctl check accounts --prefix user/7 -o jsonl`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.tables.Names = args
-			if err := o.tables.Check(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[violation](csvHeader))
-	o.tables.Add(cmd)
-	cmd.ValidArgsFunction = o.CompleteTables(0)
+	o.tables.Add(cmd, &o.Options)
 	return cmd
 }
 

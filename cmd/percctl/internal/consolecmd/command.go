@@ -54,40 +54,21 @@ per second: see percctl top for the cost. --timeout is per page.`,
 		Example: `  percctl console
   percctl console --listen 127.0.0.1:0 --refresh 30s
   percctl console --embedded`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.picture.Tables.Names = args
-			if err := o.check(); err != nil {
-				return err
-			}
-			return o.run(cmd.Context())
-		},
+		RunE: o.RunsAlone(o.run),
 	}
 	o.Setup(cmd, s, pageTimeout, cli.ObjectOf[started]())
-	o.picture.Tables.Range.Add(cmd)
 	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any free port)")
 	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "interval after which the page reloads itself (0: never)")
-	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per page")
-	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", 100, "number of transactions with locks to show, the oldest first")
-	cmd.ValidArgsFunction = o.CompleteTables(0)
+	o.picture.Add(cmd, &o.Options, "page", 100)
+	o.Require(o.check)
 	return cmd
 }
 
 func (o *options) check() error {
-	switch {
-	case o.refresh < 0 || (o.refresh > 0 && o.refresh < time.Second):
+	if o.refresh < 0 || (o.refresh > 0 && o.refresh < time.Second) {
 		return cli.Usagef("--refresh %v: it has to be at least 1s, or 0 for never", o.refresh)
-	case o.picture.Locks <= 0:
-		return cli.Usagef("--limit %d: it has to be positive", o.picture.Locks)
-	case o.picture.Transactions <= 0:
-		return cli.Usagef("--transactions %d: it has to be positive", o.picture.Transactions)
 	}
-	o.picture.Notifications = o.picture.Locks
-	if err := checkListen(o.listen); err != nil {
-		return err
-	}
-	_, err := o.picture.Tables.Range.Range()
-	return err
+	return checkListen(o.listen)
 }
 
 // checkListen refuses what others than this machine can reach.

@@ -44,15 +44,11 @@ Exit status 4: there are errors or warnings. 1: a check failed.`,
 		Example: `  percctl doctor
   percctl doctor -o json --rows 100000`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.rows <= 0 {
-				return cli.Usagef("--rows %d: it has to be positive", o.rows)
-			}
-			return o.RunBare(cmd.Context(), s, o.run)
-		},
+		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, 10*time.Minute, cli.ObjectOf[checks.Report]())
 	cmd.Flags().IntVar(&o.rows, "rows", 1000, "rows of each table to check for raw writes and violations; also the maximum of locks, notifications and dead letters to read")
+	cli.AtLeast(&o.Checks, "rows", &o.rows, 1, "positive")
 	return cmd
 }
 

@@ -37,9 +37,7 @@ The columns of its table:
 		Example: `  percctl gc plan --retention 72h
   percctl gc plan -o json`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[report]())
 	o.gc.add(cmd)

@@ -49,12 +49,7 @@ were skipped because their records are damaged.`,
   percctl gc run --retention 72h --rate 5000 --yes
   percctl gc run --watch --interval 6h --yes -o jsonl`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Changes, o.run)
-		},
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout)
 	o.gc.add(cmd)
@@ -63,18 +58,16 @@ were skipped because their records are damaged.`,
 	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch: time from the end of the last run, by any collector, to the next")
 	o.Consent.Add(cmd)
+	cli.AtLeast(&o.Checks, "lock-wait", &o.lockWait, 0, "positive, or 0 to not wait")
+	cli.AtLeast(&o.Checks, "interval", &o.interval, 1, "positive")
+	o.Require(o.check)
 	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[report]())
 	return cmd
 }
 
 func (o *runOptions) check() error {
-	switch {
-	case o.lockWait < 0:
-		return cli.Usagef("--lock-wait %v: it has to be positive, or 0 to not wait", o.lockWait)
-	case o.interval <= 0:
-		return cli.Usagef("--interval %v: it has to be positive", o.interval)
-	case o.watch && o.Consent.DryRun:
+	if o.watch && o.Consent.DryRun {
 		return cli.Usagef("--watch and --dry-run: use only one of them; a plan is shown once")
 	}
 	return nil

@@ -31,9 +31,7 @@ Exit status 4: a run was interrupted, and no collector continues it.`,
 		Example: `  percctl gc status
   percctl gc status -o json`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[status]())
 	return cmd

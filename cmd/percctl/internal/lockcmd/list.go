@@ -12,15 +12,12 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
 	session.Options
-	tables    session.Tables
-	olderThan time.Duration
-	limit     int
+	chosen
 }
 
 func newListCmd(s *cli.Streams) *cobra.Command {
@@ -40,66 +37,40 @@ locks in memory and reads at most --limit of them.
 Exit status 4: there are more locks than --limit, or records that cannot be read.`,
 		Example: `  percctl lock list --all
   percctl lock list accounts --prefix user/7 --older-than 1m -o json`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.tables.Names = args
-			return o.run(cmd.Context())
-		},
+		RunE: o.Runs(session.Looks, o.list),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
-	o.tables.Add(cmd)
-	addOlderThan(cmd, &o.olderThan)
-	addLimit(cmd, &o.limit)
-	cmd.ValidArgsFunction = o.CompleteTables(0)
+	o.chosen.add(cmd, &o.Options)
 	return cmd
 }
 
-func addOlderThan(cmd *cobra.Command, d *time.Duration) {
-	cmd.Flags().DurationVar(d, "older-than", 0, "only transactions that began at least this long ago, in oracle time (0: all)")
+// chosen are the locks that list and resolve choose.
+type chosen struct {
+	tables    session.Tables
+	olderThan time.Duration
+	limit     int
 }
 
-func addLimit(cmd *cobra.Command, n *int) {
-	cmd.Flags().IntVar(n, "limit", inspect.DefaultLimit, "maximum number of locks to read; the command holds them in memory")
+func (c *chosen) add(cmd *cobra.Command, o *session.Options) {
+	c.tables.Add(cmd, o)
+	cmd.Flags().DurationVar(&c.olderThan, "older-than", 0, "only transactions that began at least this long ago, in oracle time (0: all)")
+	cmd.Flags().IntVar(&c.limit, "limit", inspect.DefaultLimit, "maximum number of locks to read; the command holds them in memory")
+	cli.AtLeast(&o.Checks, "older-than", &c.olderThan, 0, "positive")
+	cli.AtLeast(&o.Checks, "limit", &c.limit, 1, "positive")
 }
 
-func checkLimit(n int) error {
-	if n <= 0 {
-		return cli.Usagef("--limit %d: it has to be positive", n)
+// find reads the locks, of one transaction if startTS is not 0.
+func (c *chosen) find(ctx context.Context, s *session.Session, tables []string, startTS tso.Timestamp) (*inspect.Collection, error) {
+	want := inspect.Want{Limit: c.limit, StartTS: startTS}
+	if c.olderThan > 0 {
+		now, err := s.Client().Timestamp(ctx)
+		if err != nil {
+			return nil, err
+		}
+		latest := now - tso.Timestamp(c.olderThan.Microseconds())
+		want.Keep = func(l format.Lock) bool { return l.StartTS <= latest }
 	}
-	return nil
-}
-
-// olderThan chooses locks by the age of their transaction; nil chooses all.
-func olderThan(ctx context.Context, s *session.Session, d time.Duration) (func(format.Lock) bool, error) {
-	if d == 0 {
-		return nil, nil
-	}
-	now, err := s.Client().Timestamp(ctx)
-	if err != nil {
-		return nil, err
-	}
-	latest := now - tso.Timestamp(d.Microseconds())
-	return func(l format.Lock) bool { return l.StartTS <= latest }, nil
-}
-
-func checkOlderThan(d time.Duration) error {
-	if d < 0 {
-		return cli.Usagef("--older-than %v: it has to be positive", d)
-	}
-	return nil
-}
-
-func (o *listOptions) run(ctx context.Context) error {
-	if err := o.tables.Check(); err != nil {
-		return err
-	}
-	if err := checkOlderThan(o.olderThan); err != nil {
-		return err
-	}
-	if err := checkLimit(o.limit); err != nil {
-		return err
-	}
-	return o.Flags.Run(ctx, o.Streams, session.Looks, txn.Config{}, o.list)
+	return inspect.Collect(ctx, s, &c.tables, tables, want)
 }
 
 func (o *listOptions) list(ctx context.Context, s *session.Session) error {
@@ -107,11 +78,7 @@ func (o *listOptions) list(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	keep, err := olderThan(ctx, s, o.olderThan)
-	if err != nil {
-		return err
-	}
-	found, err := inspect.Collect(ctx, s, &o.tables, tables, inspect.Want{Keep: keep, Limit: o.limit})
+	found, err := o.find(ctx, s, tables, 0)
 	if err != nil {
 		return err
 	}

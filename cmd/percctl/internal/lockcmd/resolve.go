@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,9 +18,7 @@ import (
 
 type resolveOptions struct {
 	session.Options
-	tables      session.Tables
-	olderThan   time.Duration
-	limit       int
+	chosen
 	transaction bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
@@ -48,34 +45,19 @@ more than --limit.`,
 		Example: `  percctl lock resolve --all --dry-run
   percctl lock resolve accounts --older-than 1m --yes
   percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.parse(args); err != nil {
-				return err
-			}
-			return o.run(cmd.Context())
-		},
+		RunE: o.Runs(session.Changes, o.resolve),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
-	o.tables.Add(cmd)
-	addOlderThan(cmd, &o.olderThan)
-	addLimit(cmd, &o.limit)
+	o.chosen.add(cmd, &o.Options)
+	cmd.Args = cli.AnyArgs(o.parse)
 	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
 	o.Consent.Add(cmd)
-	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
 func (o *resolveOptions) parse(args []string) (err error) {
-	if err := checkOlderThan(o.olderThan); err != nil {
-		return err
-	}
-	if err := checkLimit(o.limit); err != nil {
-		return err
-	}
 	if !o.transaction {
-		o.tables.Names = args
-		return o.tables.Check()
+		return o.tables.Read(args)
 	}
 	switch r, err := o.tables.Range.Range(); {
 	case err != nil:
@@ -90,15 +72,9 @@ func (o *resolveOptions) parse(args []string) (err error) {
 	return err
 }
 
-func (o *resolveOptions) run(ctx context.Context) error {
-	r := newResolver()
-	return o.Flags.Run(ctx, o.Streams, session.Changes, txn.Config{}, func(ctx context.Context, s *session.Session) error {
-		admin.OnResolve(s.Client(), r.resolved)
-		return o.resolve(ctx, s, r)
-	})
-}
-
-func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *resolver) error {
+func (o *resolveOptions) resolve(ctx context.Context, s *session.Session) error {
+	r := &resolver{}
+	admin.OnResolve(s.Client(), r.resolved)
 	tables, err := o.tables.Open(ctx, s)
 	if err != nil {
 		return err
@@ -133,12 +109,7 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session, r *res
 
 // find reads the locks and says what resolving them would do.
 func (o *resolveOptions) find(ctx context.Context, s *session.Session, tables []string) (*inspect.Collection, []*inspect.Transaction, error) {
-	want := inspect.Want{Limit: o.limit, StartTS: o.startTS}
-	var err error
-	if want.Keep, err = olderThan(ctx, s, o.olderThan); err != nil {
-		return nil, nil, err
-	}
-	found, err := inspect.Collect(ctx, s, &o.tables, tables, want)
+	found, err := o.chosen.find(ctx, s, tables, o.startTS)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -165,5 +136,5 @@ func (o *resolveOptions) nothing(ctx context.Context, s *session.Session) error 
 	fmt.Fprintf(o.Streams.Err, "nothing to do: %s\n", t.Verdict)
 	p := newPlan(&o.Connect, nil, nil)
 	p.DryRun = o.Consent.DryRun
-	return o.Print(newResolver().result(p), func(w io.Writer) error { return nil })
+	return o.Print((&resolver{}).result(p), func(w io.Writer) error { return nil })
 }

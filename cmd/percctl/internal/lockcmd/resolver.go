@@ -40,8 +40,6 @@ type leftLock struct {
 	of   *inspect.Transaction
 }
 
-func newResolver() *resolver { return &resolver{} }
-
 // resolved is the client's OnResolve.
 func (r *resolver) resolved(res format.Resolution) {
 	r.mu.Lock()

@@ -30,13 +30,8 @@ says how to write CELL.
 
 Exit status 3: the cell is not locked.`,
 		Example: `  percctl lock show accounts/bob/bal:usd`,
-		Args:    cli.ExactArgs(1, "one, CELL"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.cell, err = session.ParseCell(args[0]); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args:    cli.ExactArgs(1, "one, CELL", session.CellArg(&o.cell)),
+		RunE:    o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[inspect.Transaction](inspect.CSVHeader))
 	return cmd

@@ -47,17 +47,12 @@ resolves locks of dead clients as the primaries decide.`,
 		Example: `  percctl export accounts --to accounts.jsonl
   percctl export accounts --to accounts.jsonl --resume
   percctl export accounts --prefix user/7 --at 2026-11-20T05:30:00Z | gzip > user7.jsonl.gz`,
-		Args: cli.ExactArgs(1, "one, TABLE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table = args[0]
-			if err := o.parse(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, TABLE", cli.Into(&o.table)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout)
 	o.rows.Add(cmd)
+	o.Require(o.parse, o.rows.Check)
 	cmd.Flags().StringVar(&o.at, "at", "", "export as of this timestamp, an integer or an RFC 3339 time (default: now)")
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write; it must not exist (default: standard output)")
 	cli.Prints(cmd, cli.LinesOf[header]().If("first line"), cli.LinesOf[rowLine]().If("then one for each row, and a trailer"))
@@ -75,8 +70,7 @@ func (o *exportOptions) parse() (err error) {
 			return cli.Usagef("--at %s: it is not a timestamp", o.at)
 		}
 	}
-	_, err = o.rows.Range()
-	return err
+	return nil
 }
 
 // A target is what an export is written to, and from where on.
@@ -92,15 +86,11 @@ func (o *exportOptions) run(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, o.table); err != nil {
 		return err
 	}
-	r, err := o.rows.Range()
+	t, err := o.open(ctx, s, o.rows.Rows)
 	if err != nil {
 		return err
 	}
-	t, err := o.open(ctx, s, r)
-	if err != nil {
-		return err
-	}
-	err = o.write(ctx, s, t, r)
+	err = o.write(ctx, s, t, o.rows.Rows)
 	s.Progress.End()
 	return t.finish(err)
 }

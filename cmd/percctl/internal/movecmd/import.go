@@ -71,16 +71,12 @@ notices only afterwards, if at all.
 With --dry-run, the command also checks the file.`,
 		Example: `  percctl import accounts.jsonl --dry-run
   percctl import accounts.jsonl --table accounts_copy --bulk --yes`,
-		Args: cli.ExactArgs(1, "one, FILE (- for standard input)"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.file = args[0]
-			if err := o.parse(); err != nil {
-				return err
-			}
-			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, FILE (- for standard input)", cli.Into(&o.file)),
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[imported]())
+	o.Config.SyncSecondaries = true
+	o.Require(o.parse)
 	f := cmd.Flags()
 	f.StringVar(&o.table, "table", "", "table to write to (default: the table that was exported)")
 	f.IntVar(&o.batch, "batch", 200, "rows per transaction")

@@ -41,19 +41,12 @@ harmless. After an interrupt, the message names the row with which --start conti
 Exit status 3: the column has no observer.`,
 		Example: `  percctl notify backfill documents/contents:raw --dry-run
   percctl notify backfill documents/contents:raw --prefix com.example/ --yes`,
-		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.table, o.column, err = session.ParseTableColumn(args[0]); err != nil {
-				return err
-			}
-			if _, err := o.rows.Range(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Changes, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, TABLE/FAMILY:QUALIFIER", session.ColumnArg(&o.table, &o.column)),
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[backfilled]())
 	o.rows.Add(cmd)
+	o.Require(o.rows.Check)
 	o.Consent.Add(cmd)
 	cmd.ValidArgsFunction = o.CompleteColumns
 	return cmd
@@ -84,18 +77,14 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	r, err := o.rows.Range()
-	if err != nil {
-		return err
-	}
-	rows := bigtable.NewRange(r.Start, r.End)
+	r := o.rows.Rows
 	b := &backfilled{
 		Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun,
 		Column: o.table + "/" + o.column.String(), Observers: append([]string{}, col.Observers...), Weak: col.Weak,
 	}
 	what := "all cells with a value"
 	if o.Consent.DryRun {
-		if b.Cells, err = o.count(ctx, s, rows); err != nil {
+		if b.Cells, err = o.count(ctx, s, r.Set()); err != nil {
 			return err
 		}
 		what = cli.Count(b.Cells, "cell")
@@ -103,7 +92,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if ok, err := o.Ask(ctx, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
-	b.Cells, err = notify.Backfill(ctx, s.Client(), o.table, o.column, rows, func(cells int, row string) {
+	b.Cells, err = notify.Backfill(ctx, s.Client(), o.table, o.column, r.Set(), func(cells int, row string) {
 		b.LastRow = session.Row(row)
 		s.Progress.Set("%s notified, up to row %s", cli.Count(cells, "cell"), b.LastRow)
 	})

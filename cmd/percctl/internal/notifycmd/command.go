@@ -34,23 +34,33 @@ docs/operations.md says what to do if observers are stuck.`,
 // observerFlag adds --observer with its completion.
 func observerFlag(cmd *cobra.Command, flags *session.Flags, id *string, usage string) {
 	cmd.Flags().StringVar(id, "observer", "", usage)
-	// It fails only where the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("observer", flags.CompleteObservers(-1))
+	session.CompleteFlag(cmd, "observer", flags.CompleteObservers(-1))
 }
 
-// parseCells reads the arguments CELL….
-func parseCells(args []string) ([]txn.Cell, error) {
-	var cells []txn.Cell
-	for _, a := range args {
-		c, err := parseCell(a)
-		if err != nil {
-			return nil, err
+// required is the condition that --observer was given.
+func required(observer *string) func() error {
+	return func() error {
+		if *observer == "" {
+			return cli.Usagef("no observer: add --observer ID")
 		}
-		if !slices.Contains(cells, c) {
-			cells = append(cells, c)
-		}
+		return nil
 	}
-	return cells, nil
+}
+
+// cellArgs reads the arguments CELL….
+func cellArgs(cells *[]txn.Cell) func([]string) error {
+	return func(args []string) error {
+		for _, a := range args {
+			c, err := parseCell(a)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(*cells, c) {
+				*cells = append(*cells, c)
+			}
+		}
+		return nil
+	}
 }
 
 func parseCell(arg string) (txn.Cell, error) {

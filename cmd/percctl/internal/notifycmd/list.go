@@ -42,14 +42,8 @@ notifications.`,
 		Example: `  percctl notify list
   percctl notify list documents --older-than 5m --observer parser
   percctl notify list --dead -o jsonl`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.tables.Names = args
-			if err := o.check(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.AnyArgs(cli.All(&o.tables.Names)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[item](csvHeader))
 	o.tables.Range.Add(cmd)
@@ -58,20 +52,16 @@ notifications.`,
 	observerFlag(cmd, &o.Flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
 	f.DurationVar(&o.olderThan, "older-than", 0, "only those at least this old, in oracle time (0: all)")
 	f.IntVar(&o.limit, "limit", 0, "maximum number to list (0: all)")
+	o.Require(o.tables.Range.Check)
+	cli.AtLeast(&o.Checks, "older-than", &o.olderThan, 0, "positive")
+	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all")
+	o.Require(o.check)
 	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
 func (o *listOptions) check() error {
-	r, err := o.tables.Range.Range()
-	switch {
-	case err != nil:
-		return err
-	case o.olderThan < 0:
-		return cli.Usagef("--older-than %v: it has to be positive", o.olderThan)
-	case o.limit < 0:
-		return cli.Usagef("--limit %d: it has to be positive, or 0 for all", o.limit)
-	case o.dead && r != session.Range{}:
+	if o.dead && o.tables.Range.Rows != (session.Range{}) {
 		return cli.Usagef("--dead does not go with a range of rows: name tables, or add --observer")
 	}
 	return nil
@@ -123,8 +113,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 			return err
 		}
 	}
-	r, _ := l.tables.Range.Range() // checked
-	if r != (session.Range{}) {
+	if l.tables.Range.Rows != (session.Range{}) {
 		return nil
 	}
 	for d, err := range changes.DeadLetters(ctx, s.Client()) {

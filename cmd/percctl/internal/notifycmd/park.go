@@ -38,21 +38,14 @@ has no effect.
 
 Exit status 3: the observer has acknowledged the newest change.`,
 		Example: `  percctl notify park documents/d7/contents:raw --observer parser`,
-		Args:    cli.ExactArgs(1, "one, CELL"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.cell, err = parseCell(args[0]); err != nil {
-				return err
-			}
-			if o.observer == "" {
-				return cli.Usagef("no observer: add --observer ID")
-			}
-			return o.Run(cmd, session.Changes, o.run)
-		},
+		Args:    cli.ExactArgs(1, "one, CELL", func(args []string) (err error) { o.cell, err = parseCell(args[0]); return err }),
+		RunE:    o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[parked]())
 	observerFlag(cmd, &o.Flags, &o.observer, "id of the observer; required")
 	cmd.Flags().StringVar(&o.reason, "reason", "parked by percctl notify park", "error text of the dead letter if no run has failed yet")
 	o.Consent.Add(cmd)
+	o.Require(required(&o.observer))
 	return cmd
 }
 

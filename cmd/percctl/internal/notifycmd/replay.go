@@ -39,22 +39,20 @@ To replay a dead letter twice is harmless: after an interrupt, run the command
 again.`,
 		Example: `  percctl notify replay --observer parser --dry-run
   percctl notify replay documents/d7/contents:raw --yes`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.chosen.cells, err = parseCells(args); err != nil {
-				return err
-			}
-			switch named := len(args) > 0 || o.chosen.observer != ""; {
-			case o.all && named:
-				return cli.Usagef("--all does not go with cells or --observer")
-			case !o.all && !named:
-				return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
-			}
-			return o.Run(cmd, session.Changes, o.apply("replay", "replayed", changes.Replay))
-		},
+		Args: cli.AnyArgs(cellArgs(&o.chosen.cells)),
+		RunE: o.Runs(session.Changes, o.apply("replay", "replayed", changes.Replay)),
 	}
 	o.add(cmd, s, session.WalkTimeout, "only dead letters of this observer")
 	cmd.Flags().BoolVar(&o.all, "all", false, "all dead letters")
+	o.Require(func() error {
+		switch named := len(o.chosen.cells) > 0 || o.chosen.observer != ""; {
+		case o.all && named:
+			return cli.Usagef("--all does not go with cells or --observer")
+		case !o.all && !named:
+			return cli.Usagef("no dead letter chosen: name cells, or add --observer or --all")
+		}
+		return nil
+	})
 	return cmd
 }
 
@@ -70,17 +68,10 @@ the cell changes again, the observer runs for the newest state, as usual.
 
 Exit status 3: the cell has no dead letter of the observer.`,
 		Example: `  percctl notify drop documents/d7/contents:raw --observer parser`,
-		Args:    cli.ExactArgs(1, "one, CELL"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.chosen.cells, err = parseCells(args); err != nil {
-				return err
-			}
-			if o.chosen.observer == "" {
-				return cli.Usagef("no observer: add --observer ID")
-			}
-			return o.Run(cmd, session.Changes, o.apply("drop", "dropped", changes.Drop))
-		},
+		Args:    cli.ExactArgs(1, "one, CELL", cellArgs(&o.chosen.cells)),
+		RunE:    o.Runs(session.Changes, o.apply("drop", "dropped", changes.Drop)),
 	}
 	o.add(cmd, s, session.PointTimeout, "id of the observer; required")
+	o.Require(required(&o.chosen.observer))
 	return cmd
 }

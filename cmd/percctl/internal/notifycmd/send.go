@@ -36,14 +36,9 @@ Exit status 3: the column of a cell has no observer.`,
 			if len(args) == 0 {
 				return cli.Usagef("no cell: name at least one CELL")
 			}
-			return nil
+			return cellArgs(&o.cells)(args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.cells, err = parseCells(args); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Changes, o.run)
-		},
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[sent]())
 	o.Consent.Add(cmd)

@@ -35,9 +35,7 @@ Exit status 5: --timeout expired; the message names what was still pending.`,
 		Example: `  percctl notify wait --timeout 10m
   percctl scan documents --at $(percctl notify wait)`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Run(cmd, session.Changes, o.run)
-		},
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[waited]())
 	return cmd

@@ -45,14 +45,8 @@ values that are already there, run percctl notify backfill afterwards.
 ` + cli.AsksFirst,
 		Example: `  percctl observer add documents/contents:raw parser
   percctl observer add documents/index:dirty indexer --weak --yes`,
-		Args: cli.ExactArgs(2, "two, TABLE/FAMILY:QUALIFIER and ID"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.table, o.column, err = session.ParseTableColumn(args[0]); err != nil {
-				return err
-			}
-			o.id = args[1]
-			return o.Run(cmd, session.Changes, o.register)
-		},
+		Args: cli.ExactArgs(2, "two, TABLE/FAMILY:QUALIFIER and ID", cli.Into(&o.table, &o.id), session.ColumnArg(&o.table, &o.column)),
+		RunE: o.Runs(session.Changes, o.register),
 	}
 	o.Setup(cmd, s, session.PointTimeout)
 	cmd.Flags().BoolVar(&o.weak, "weak", false, "the column is for weak notifications: clients notify it, and cannot write it")
@@ -157,11 +151,8 @@ it stopped.
 
 Exit status 3: the table has no such observer.`,
 		Example: `  percctl observer remove documents parser --dry-run`,
-		Args:    cli.ExactArgs(2, "two, TABLE and ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table, o.id = args[0], args[1]
-			return o.Run(cmd, session.Changes, o.unregister)
-		},
+		Args:    cli.ExactArgs(2, "two, TABLE and ID", cli.Into(&o.table, &o.id)),
+		RunE:    o.Runs(session.Changes, o.unregister),
 	}
 	o.Setup(cmd, s, session.WalkTimeout)
 	o.add(cmd)

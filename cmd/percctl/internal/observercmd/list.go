@@ -59,11 +59,8 @@ wait for locks. Ids of observers are compared without their tables: a worker tha
 runs the id for another table counts, too.`,
 		Example: `  percctl observer list
   percctl observer list documents -o json`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.tables.Names = args
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.AnyArgs(cli.All(&o.tables.Names)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[observer](csvHeader))
 	cmd.ValidArgsFunction = o.CompleteTables(0)

@@ -49,11 +49,11 @@ func TestKeeper(t *testing.T) {
 		}
 		last = at
 	}
-	p, err := k.Picture(t.Context(), picture.Options{})
+	p, err := k.Picture(t.Context(), picture.Options{Limit: 100, Transactions: 10})
 	if err != nil || p.Locks.Locks == 0 || len(p.Tables) == 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	p, err = k.Picture(t.Context(), picture.Options{Locks: 1, Notifications: 1, Transactions: 1})
+	p, err = k.Picture(t.Context(), picture.Options{Limit: 1, Transactions: 1})
 	if err != nil || p.Locks.Locks != 1 || !p.Locks.More || !p.Notifications.More || p.Notifications.Cells != 1 || len(p.Locks.Listed) != 1 {
 		t.Errorf("bounded: %+v, %v", p, err)
 	}

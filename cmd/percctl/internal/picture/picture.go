@@ -7,6 +7,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
@@ -23,20 +25,31 @@ import (
 type Options struct {
 	// Tables are looked at; without names, all of the deployment.
 	Tables session.Tables
-	// Locks and Notifications are how many to read at most. They default to
-	// DefaultLimit.
-	Locks, Notifications int
+	// Limit is how many locks to read at most, and how many notifications.
+	Limit int
 	// Transactions is of how many transactions, the oldest, the primary and the
-	// owner are looked at. Defaults to DefaultTransactions.
+	// owner are looked at.
 	Transactions int
+}
+
+// Add adds the arguments and flags of a command that shows pictures, one in each frame or
+// page.
+func (p *Options) Add(cmd *cobra.Command, o *session.Options, per string, transactions int) {
+	p.Tables.Range.Add(cmd)
+	cmd.Flags().IntVar(&p.Limit, "limit", defaultLimit, "maximum number of locks, and of notifications, per "+per)
+	cmd.Flags().IntVar(&p.Transactions, "transactions", transactions, "number of transactions with locks to show, the oldest first")
+	cli.AtLeast(&o.Checks, "limit", &p.Limit, 1, "positive")
+	cli.AtLeast(&o.Checks, "transactions", &p.Transactions, 1, "positive")
+	o.Require(p.Tables.Range.Check)
+	cmd.Args = cli.AnyArgs(cli.All(&p.Tables.Names))
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 }
 
 // The bounds of a picture: what Bigtable answers in a second or so, and what
 // people can look at.
 const (
-	DefaultLimit        = 10_000
-	DefaultTransactions = 20
-	shownDeadLetters    = 20
+	defaultLimit     = 10_000
+	shownDeadLetters = 20
 )
 
 // A Picture is a frame: the state of a deployment. Its parts were read one after
@@ -163,13 +176,7 @@ func (p *Picture) takeOracle(ctx context.Context, s *session.Session, _ Options)
 }
 
 func (p *Picture) takeLocks(ctx context.Context, s *session.Session, o Options) error {
-	if o.Locks == 0 {
-		o.Locks = DefaultLimit
-	}
-	if o.Transactions == 0 {
-		o.Transactions = DefaultTransactions
-	}
-	found, err := inspect.Collect(ctx, s, &o.Tables, p.Tables, inspect.Want{Limit: o.Locks})
+	found, err := inspect.Collect(ctx, s, &o.Tables, p.Tables, inspect.Want{Limit: o.Limit})
 	if err != nil {
 		return err
 	}
@@ -201,11 +208,8 @@ func (p *Picture) takeLocks(ctx context.Context, s *session.Session, o Options) 
 
 func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Options) error {
 	n := &p.Notifications
-	want := observercmd.Want{Tables: o.Tables, Limit: o.Notifications, Seen: n.add}
+	want := observercmd.Want{Tables: o.Tables, Limit: o.Limit, Seen: n.add}
 	want.Tables.Names = p.Tables
-	if want.Limit == 0 {
-		want.Limit = DefaultLimit
-	}
 	want.Dead = func(d changes.DeadLetter) {
 		if n.Dead++; n.Dead <= shownDeadLetters {
 			p.DeadLetters = append(p.DeadLetters, DeadLetter{d.Cell.String(), cli.Line(d.Observer), d.ChangeTS, d.ParkedTS, cli.Time(d.ParkedTS), d.Attempts, cli.Line(d.Error)})

@@ -7,6 +7,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/spf13/cobra"
+
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -50,19 +52,28 @@ func plainText(v []byte) *string {
 	return nil
 }
 
-// snapshotAt reads --at.
-func snapshotAt(at string) ([]txn.SnapshotOption, error) {
-	if at == "" {
-		return nil, nil
-	}
-	ts, err := tso.ParseTimestamp(at)
-	if err != nil {
-		return nil, cli.Usagef("--at: %w", err)
-	}
-	if ts == 0 {
-		return nil, cli.Usagef("--at %s: it is not a timestamp", at)
-	}
-	return []txn.SnapshotOption{txn.At(ts)}, nil
+// An atFlag is --at.
+type atFlag struct {
+	value   string
+	options []txn.SnapshotOption
 }
 
-const atUsage = "read at this timestamp, an integer or an RFC 3339 time (default: now)"
+func (f *atFlag) add(cmd *cobra.Command, o *session.Options) {
+	cmd.Flags().StringVar(&f.value, "at", "", "read at this timestamp, an integer or an RFC 3339 time (default: now)")
+	o.Require(f.check)
+}
+
+func (f *atFlag) check() error {
+	if f.value == "" {
+		return nil
+	}
+	ts, err := tso.ParseTimestamp(f.value)
+	if err != nil {
+		return cli.Usagef("--at: %w", err)
+	}
+	if ts == 0 {
+		return cli.Usagef("--at %s: it is not a timestamp", f.value)
+	}
+	f.options = []txn.SnapshotOption{txn.At(ts)}
+	return nil
+}

@@ -13,7 +13,7 @@ import (
 type getOptions struct {
 	session.Options
 	cell txn.Cell
-	at   string
+	at   atFlag
 	raw  bool
 }
 
@@ -31,35 +31,26 @@ Exit status 3: the cell has no value.
 ` + readsResolve,
 		Example: `  percctl get accounts/bob/bal:usd
   percctl get accounts/bob/bal:usd --at 2026-11-20T05:30:00Z -o json`,
-		Args: cli.ExactArgs(1, "one, CELL"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.raw && o.Format != cli.Table {
-				return cli.Usagef("--raw does not go with --output %s", o.Format)
-			}
-			if o.cell, err = session.ParseCell(args[0]); err != nil {
-				return err
-			}
-			if _, err := snapshotAt(o.at); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, CELL", session.CellArg(&o.cell)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[value]())
-	cmd.Flags().StringVar(&o.at, "at", "", atUsage)
+	o.at.add(cmd, &o.Options)
 	cmd.Flags().BoolVar(&o.raw, "raw", false, "write only the bytes of the value")
+	o.Require(func() error {
+		if o.raw && o.Format != cli.Table {
+			return cli.Usagef("--raw does not go with --output %s", o.Format)
+		}
+		return nil
+	})
 	return cmd
 }
 
 func (o *getOptions) run(ctx context.Context, s *session.Session) error {
-	at, err := snapshotAt(o.at)
-	if err != nil {
-		return err
-	}
 	if err := s.Use(ctx, o.cell.Table); err != nil {
 		return err
 	}
-	snapshot, err := s.Client().Snapshot(ctx, at...)
+	snapshot, err := s.Client().Snapshot(ctx, o.at.options...)
 	if err != nil {
 		return err
 	}

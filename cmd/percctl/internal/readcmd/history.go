@@ -37,14 +37,13 @@ not wait for locks.
 Exit status 3: the row is empty.`,
 		Example: `  percctl history accounts bob
   percctl history accounts user%00/7 -o json`,
-		Args: cli.ExactArgs(2, "two, TABLE and ROW"),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			o.table = args[0]
+		Args: cli.ExactArgs(2, "two, TABLE and ROW", func(args []string) (err error) {
 			if o.row, err = session.ParseRow(args[1]); err != nil {
 				return cli.Usagef("%w", err)
 			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+			return nil
+		}, cli.Into(&o.table)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
 	cmd.ValidArgsFunction = o.CompleteTables(1)

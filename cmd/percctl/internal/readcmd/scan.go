@@ -21,7 +21,7 @@ type scanOptions struct {
 	session.Options
 	rows     session.RangeFlags
 	table    string
-	at       string
+	at       atFlag
 	columns  []string
 	families []string
 	limit    int
@@ -41,40 +41,27 @@ table and csv have one line per cell, the others one item per row.
 ` + readsResolve,
 		Example: `  percctl scan accounts --prefix user/7 --limit 20
   percctl scan accounts --columns bal:usd,bal:eur --at 2026-11-20T05:30:00Z -o jsonl`,
-		Args: cli.ExactArgs(1, "one, TABLE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table = args[0]
-			if err := o.parse(); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, TABLE", cli.Into(&o.table)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ListOf[row](scanCSV))
 	o.rows.Add(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.at, "at", "", atUsage)
+	o.Require(o.rows.Check)
+	o.at.add(cmd, &o.Options)
 	f.StringArrayVar(&o.columns, "columns", nil, "only these columns, family:qualifier, separated by commas (%2C for a comma in a name)")
 	f.StringArrayVar(&o.families, "families", nil, "only these families, separated by commas; with --columns, in addition to them")
 	f.IntVar(&o.limit, "limit", 0, "maximum number of rows (0: all)")
 	f.BoolVar(&o.reverse, "reverse", false, "read rows in descending order of their keys")
+	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all rows")
+	o.Require(o.parse)
 	cmd.ValidArgsFunction = o.CompleteTables(1)
-	// It fails only where the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("families", o.CompleteFamilies(""))
-	_ = cmd.RegisterFlagCompletionFunc("columns", o.CompleteFamilies(":"))
+	session.CompleteFlag(cmd, "families", o.CompleteFamilies(""))
+	session.CompleteFlag(cmd, "columns", o.CompleteFamilies(":"))
 	return cmd
 }
 
 func (o *scanOptions) parse() error {
-	if _, err := o.rows.Range(); err != nil {
-		return err
-	}
-	if _, err := snapshotAt(o.at); err != nil {
-		return err
-	}
-	if o.limit < 0 {
-		return cli.Usagef("--limit %d: it has to be positive, or 0 for all rows", o.limit)
-	}
 	o.read = []txn.ReadOption{txn.Limit(o.limit)}
 	if o.reverse {
 		o.read = append(o.read, txn.Reverse())
@@ -127,18 +114,10 @@ func (r row) table() [][]string {
 }
 
 func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
-	at, err := snapshotAt(o.at)
-	if err != nil {
-		return err
-	}
-	r, err := o.rows.Range()
-	if err != nil {
-		return err
-	}
 	if err := s.Use(ctx, o.table); err != nil {
 		return err
 	}
-	snapshot, err := s.Client().Snapshot(ctx, at...)
+	snapshot, err := s.Client().Snapshot(ctx, o.at.options...)
 	if err != nil {
 		return err
 	}
@@ -150,7 +129,7 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 	n := 0
 	waiting := session.NoteWaiting(o.Streams, o.table)
 	defer waiting.Stop()
-	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, bigtable.NewRange(r.Start, r.End), o.read...) {
+	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, o.rows.Rows.Set(), o.read...) {
 		if err != nil {
 			if eerr := out.End(); eerr != nil {
 				return eerr

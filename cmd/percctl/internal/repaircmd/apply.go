@@ -22,6 +22,9 @@ type applyOptions struct {
 	session.Options
 	file   string
 	maxAge time.Duration
+
+	plan    *plan
+	repairs []admin.Repair
 }
 
 func newApplyCmd(s *cli.Streams) *cobra.Command {
@@ -42,24 +45,14 @@ Exit status 4: some cells have changed since the plan, or the plan is too old: p
 again.`,
 		Example: `  percctl repair apply plan.json --dry-run
   percctl repair apply plan.json --yes`,
-		Args: cli.ExactArgs(1, "one, FILE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.file = args[0]
-			if o.maxAge <= 0 {
-				return cli.Usagef("--max-age %v: it has to be positive", o.maxAge)
-			}
-			p, repairs, err := read(o.file)
-			if err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Changes, func(ctx context.Context, s *session.Session) error {
-				return o.run(ctx, s, p, repairs)
-			})
-		},
+		Args: cli.ExactArgs(1, "one, FILE", cli.Into(&o.file)),
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[applied]())
 	cmd.Flags().DurationVar(&o.maxAge, "max-age", time.Hour, "maximum age of the plan, in oracle time")
 	o.Consent.Add(cmd)
+	cli.AtLeast(&o.Checks, "max-age", &o.maxAge, 1, "positive")
+	o.Require(func() (err error) { o.plan, o.repairs, err = read(o.file); return err })
 	return cmd
 }
 
@@ -115,7 +108,8 @@ func (a *applied) text(w io.Writer) error {
 	return err
 }
 
-func (o *applyOptions) run(ctx context.Context, s *session.Session, p *plan, repairs []admin.Repair) error {
+func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
+	p, repairs := o.plan, o.repairs
 	if at := s.Connect; p.Project != at.Project || p.Instance != at.Instance || p.MetadataTable != at.MetadataTable {
 		return cli.Usagef("%s: the plan is for project %s, instance %s, metadata table %s, but this command is for %v, metadata table %s", o.file, p.Project, p.Instance, p.MetadataTable, at, at.MetadataTable)
 	}

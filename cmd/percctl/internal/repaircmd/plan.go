@@ -93,27 +93,15 @@ percctl check finds as left.
 Exit status 4: there is something to repair, or left.`,
 		Example: `  percctl repair plan --all --to plan.json
   percctl repair plan accounts --prefix user/7 -o json`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.tables.Names = args
-			if err := o.tables.Check(); err != nil {
-				return err
-			}
-			if o.markerAge < time.Hour {
-				return cli.Usagef("--markers-older-than %v: it has to be at least 1h", o.markerAge)
-			}
-			if o.most <= 0 {
-				return cli.Usagef("--limit %d: it has to be positive", o.most)
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[plan]())
-	o.tables.Add(cmd)
+	o.tables.Add(cmd, &o.Options)
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write the plan to; it must not exist")
 	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "include rollback markers of transactions that began at least this long ago, in oracle time")
 	cmd.Flags().IntVar(&o.most, "limit", 10_000, "approximate maximum of repairs in a plan")
-	cmd.ValidArgsFunction = o.CompleteTables(0)
+	cli.AtLeast(&o.Checks, "markers-older-than", &o.markerAge, time.Hour, "at least 1h")
+	cli.AtLeast(&o.Checks, "limit", &o.most, 1, "positive")
 	return cmd
 }
 
@@ -131,13 +119,9 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 		Tables: append([]string{}, tables...), CreatedTS: now, CreatedTime: cli.Time(now), Repairs: []item{}, Left: []left{},
 	}
 	covered := map[txn.Cell]bool{}
-	r, err := o.tables.Range.Range()
-	if err != nil {
-		return err
-	}
 	for _, table := range tables {
 		s.Progress.Set("reading table %s", table)
-		found, err := admin.PlanRepairs(ctx, s.Client(), table, bigtable.NewRange(r.Start, r.End), admin.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		found, err := admin.PlanRepairs(ctx, s.Client(), table, o.tables.Range.Rows.Set(), admin.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
 		if err != nil {
 			return err
 		}

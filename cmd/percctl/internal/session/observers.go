@@ -27,6 +27,11 @@ func ParseTableColumn(s string) (table string, column txn.Column, err error) {
 	return table, column, nil
 }
 
+// ColumnArg reads the argument TABLE/FAMILY:QUALIFIER.
+func ColumnArg(table *string, column *txn.Column) func([]string) error {
+	return func(args []string) (err error) { *table, *column, err = ParseTableColumn(args[0]); return err }
+}
+
 // Observed finds a column in the registry of observers. Exit status 3 where it
 // is not there.
 func Observed(ctx context.Context, s *Session, table string, column txn.Column) (changes.ObservedColumn, error) {

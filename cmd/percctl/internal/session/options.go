@@ -26,6 +26,8 @@ type Options struct {
 	Streams *cli.Streams
 	Format  cli.Format
 	Consent cli.Consent // of commands that call Consent.Add
+	Checks  cli.Checks  // of the flags
+	Config  txn.Config  // of the client
 }
 
 // Setup adds the flags to a command and records what it prints; timeout is the
@@ -46,9 +48,32 @@ func (o *Options) Setup(cmd *cobra.Command, s *cli.Streams, timeout time.Duratio
 	cli.Prints(cmd, prints...)
 }
 
-// Run connects and runs f, like Flags.Run with the default configuration.
-func (o *Options) Run(cmd *cobra.Command, mode Mode, f func(context.Context, *Session) error) error {
-	return o.Flags.Run(cmd.Context(), o.Streams, mode, txn.Config{}, f)
+// Runs is the RunE of a command: it checks the flags, connects, and runs f.
+func (o *Options) Runs(mode Mode, f func(context.Context, *Session) error) func(*cobra.Command, []string) error {
+	return o.RunsAlone(func(ctx context.Context) error {
+		if mode == Bare {
+			return o.RunBare(ctx, o.Streams, f)
+		}
+		return o.Run(ctx, o.Streams, mode, o.Config, f)
+	})
+}
+
+// RunsAlone is the RunE of a command that connects by itself.
+func (o *Options) RunsAlone(f func(context.Context) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		if err := o.Checks.Check(); err != nil {
+			return err
+		}
+		return f(cmd.Context())
+	}
+}
+
+// Require adds conditions of the flags.
+func (o *Options) Require(checks ...func() error) { o.Checks = append(o.Checks, checks...) }
+
+// CompleteFlag completes the values of a flag.
+func CompleteFlag(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, f) // it fails only where the flag does not exist
 }
 
 // Ask shows the plan of a command that changes data, and reports whether to carry it

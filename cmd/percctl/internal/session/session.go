@@ -60,13 +60,14 @@ type Session struct {
 }
 
 // Mode says what a command does to the tables.
-type Mode bool
+type Mode int
 
 // The modes. A command that only looks does so also at tables that
 // transactions refuse, because of a garbage-collection policy for example.
 const (
-	Looks   Mode = false
-	Changes Mode = true
+	Looks Mode = iota
+	Changes
+	Bare // no table may be transactional yet: the session has no Client
 )
 
 // Run connects, runs f within the timeout, and disconnects. Errors come back

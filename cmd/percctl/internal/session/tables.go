@@ -28,22 +28,24 @@ type Tables struct {
 	Range RangeFlags
 }
 
-// Add adds --all and the range flags.
-func (t *Tables) Add(cmd *cobra.Command) {
+// Add adds --all and the range flags, and the arguments.
+func (t *Tables) Add(cmd *cobra.Command, o *Options) {
 	cmd.Flags().BoolVar(&t.All, "all", false, "all transactional tables of the deployment")
 	t.Range.Add(cmd)
+	cmd.Args = cli.AnyArgs(t.Read)
+	cmd.ValidArgsFunction = o.CompleteTables(0)
 }
 
-// Check checks arguments and flags.
-func (t *Tables) Check() error {
+// Read reads the arguments and checks the flags.
+func (t *Tables) Read(args []string) error {
+	t.Names = args
 	if t.All && len(t.Names) > 0 {
 		return cli.Usagef("--all and %q: name tables or add --all, not both", t.Names[0])
 	}
 	if !t.All && len(t.Names) == 0 {
 		return cli.Usagef("no table: name tables, or add --all")
 	}
-	_, err := t.Range.Range()
-	return err
+	return t.Range.Check()
 }
 
 // Open finds the tables and opens them.
@@ -68,12 +70,8 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 // Bigtable answers for in a bounded time, also where there is little to be
 // found in much.
 func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(table string, rows bigtable.RowSet) error) error {
-	r, err := t.Range.Range()
-	if err != nil {
-		return err
-	}
 	for _, name := range tables {
-		parts := s.Parts(ctx, name, r)
+		parts := s.Parts(ctx, name, t.Range.Rows)
 		for i, rows := range parts {
 			s.Progress.Set("reading table %s: part %d of %d", name, i+1, len(parts))
 			if err := f(name, rows); err != nil {
@@ -120,14 +118,26 @@ func List(values []string) []string {
 // A Range is a range of row keys, [Start, End); an empty End is unbounded.
 type Range struct{ Start, End string }
 
+// Set returns the rows of the range.
+func (r Range) Set() bigtable.RowRange { return bigtable.NewRange(r.Start, r.End) }
+
 // RangeFlags are --prefix, --start and --end.
-type RangeFlags struct{ prefix, start, end string }
+type RangeFlags struct {
+	prefix, start, end string
+	Rows               Range // what they give, from Check on
+}
 
 // Add adds the flags to a command.
 func (f *RangeFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.prefix, "prefix", "", "only rows whose keys begin with this (%XX for bytes that are not printable)")
 	cmd.Flags().StringVar(&f.start, "start", "", "only rows with this key or above")
 	cmd.Flags().StringVar(&f.end, "end", "", "only rows below this key")
+}
+
+// Check checks the flags.
+func (f *RangeFlags) Check() (err error) {
+	f.Rows, err = f.Range()
+	return err
 }
 
 // Range returns the range that the flags give.
@@ -199,6 +209,16 @@ func ParseCell(s string) (txn.Cell, error) {
 		return c, cli.Usagef("cell %s: family %s holds transaction metadata; name a data family", c, c.Family)
 	}
 	return c, nil
+}
+
+// CellArg reads the argument CELL.
+func CellArg(c *txn.Cell) func([]string) error {
+	return func(args []string) (err error) { *c, err = ParseCell(args[0]); return err }
+}
+
+// TransactionArgs reads the arguments PRIMARY START_TS.
+func TransactionArgs(primary *txn.Cell, startTS *tso.Timestamp) func([]string) error {
+	return func(args []string) (err error) { *primary, *startTS, err = ParseTransaction(args); return err }
 }
 
 // ParseTransaction reads the arguments PRIMARY START_TS.

@@ -63,14 +63,8 @@ Exit status 4: the table is refused.`,
 		Example: `  percctl table adopt users --dry-run
   percctl table adopt users --clear-policies --scan --yes
   percctl table adopt users --clear-policies --print-cbt`,
-		Args: cli.ExactArgs(1, "one, the name of the table"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table = args[0]
-			if err := o.parse(); err != nil {
-				return err
-			}
-			return o.RunBare(cmd.Context(), s, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, the name of the table", cli.Into(&o.table)),
+		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[adoption]())
 	f := cmd.Flags()
@@ -81,15 +75,14 @@ Exit status 4: the table is refused.`,
 	f.BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands for families and policies, and change nothing")
 	f.BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of the table, and change nothing")
 	o.Consent.Add(cmd)
+	cli.AtLeast(&o.Checks, "sample", &o.sample, 1, "positive")
+	o.Require(o.parse)
 	return cmd
 }
 
 var metadataFamilies = strings.Join([]string{format.LockFamily, format.WriteFamily, format.MarkFamily, format.NotifyFamily, format.AckFamily}, ", ")
 
 func (o *adoptOptions) parse() error {
-	if o.sample <= 0 {
-		return cli.Usagef("--sample %d: it has to be positive", o.sample)
-	}
 	if err := checkPrint(o.cbt, o.terraform, o.Format); err != nil {
 		return err
 	}

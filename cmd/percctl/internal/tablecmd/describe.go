@@ -39,22 +39,15 @@ sample of rows. The command changes nothing.
 not write its schema record: percctl table init or percctl table adopt does.`,
 		Example: `  percctl table describe accounts
   percctl table describe accounts --print-terraform > accounts.tf`,
-		Args: cli.ExactArgs(1, "one, the name of the table"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table = args[0]
-			if o.sample < 0 {
-				return cli.Usagef("--sample %d: it has to be positive, or 0 for no sample", o.sample)
-			}
-			if err := checkPrint(o.cbt, o.terraform, o.Format); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, the name of the table", cli.Into(&o.table)),
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[description]())
 	cmd.Flags().IntVar(&o.sample, "sample", 1000, "rows to read, spread over the table (0: none)")
 	cmd.Flags().BoolVar(&o.cbt, "print-cbt", false, "print the cbt commands that create such a table")
 	cmd.Flags().BoolVar(&o.terraform, "print-terraform", false, "print the Terraform resource of such a table")
+	cli.AtLeast(&o.Checks, "sample", &o.sample, 0, "positive, or 0 for no sample")
+	o.Require(func() error { return checkPrint(o.cbt, o.terraform, o.Format) })
 	cmd.ValidArgsFunction = o.CompleteTables(1)
 	return cmd
 }

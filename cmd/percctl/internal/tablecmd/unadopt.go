@@ -44,18 +44,13 @@ keep the table transactional.
 Exit status 4: a transaction has written.`,
 		Example: `  percctl table unadopt users --dry-run
   percctl table unadopt users --yes`,
-		Args: cli.ExactArgs(1, "one, the name of the table"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.table = args[0]
-			if o.wait <= 0 {
-				return cli.Usagef("--wait %v: it has to be positive", o.wait)
-			}
-			return o.RunBare(cmd.Context(), s, o.run)
-		},
+		Args: cli.ExactArgs(1, "one, the name of the table", cli.Into(&o.table)),
+		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[undoing]())
 	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
 	o.Consent.Add(cmd)
+	cli.AtLeast(&o.Checks, "wait", &o.wait, 1, "positive")
 	return cmd
 }
 

@@ -32,14 +32,14 @@ whole deployment.
 Exit status 4: there are errors or warnings.`,
 		Example: `  percctl table verify --all
   percctl table verify accounts -o json`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Args: cli.AnyArgs(func(args []string) error {
 			o.names = args
 			if o.all == (len(args) > 0) {
 				return cli.Usagef("name tables or add --all, not both")
 			}
-			return o.RunBare(cmd.Context(), s, o.run)
-		},
+			return nil
+		}),
+		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, 5*time.Minute, cli.ObjectOf[checks.Report]())
 	cmd.Flags().BoolVar(&o.all, "all", false, "all transactional tables of the deployment")

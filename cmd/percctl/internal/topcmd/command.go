@@ -58,46 +58,29 @@ frame fails at a terminal, the screen says why, and the command tries the next o
   percctl top accounts --prefix user/7 --interval 10s
   percctl top --once -o json
   percctl top --count 30 -o jsonl`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.picture.Tables.Names = args
-			if err := o.check(); err != nil {
-				return err
-			}
-			return o.run(cmd.Context())
-		},
+		RunE: o.RunsAlone(o.run),
 	}
 	o.Setup(cmd, s, frameTimeout)
-	o.picture.Tables.Range.Add(cmd)
 	cmd.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time from the start of a frame to the start of the next")
 	cmd.Flags().BoolVar(&o.once, "once", false, "print one frame")
 	cmd.Flags().IntVar(&o.count, "count", 0, "number of frames (0: at a terminal until Ctrl-C, otherwise one)")
-	cmd.Flags().IntVar(&o.picture.Locks, "limit", picture.DefaultLimit, "maximum number of locks, and of notifications, per frame")
-	cmd.Flags().IntVar(&o.picture.Transactions, "transactions", picture.DefaultTransactions, "number of transactions with locks to show, the oldest first")
+	o.picture.Add(cmd, &o.Options, "frame", 20)
+	cli.AtLeast(&o.Checks, "interval", &o.interval, minInterval, fmt.Sprintf("at least %v", minInterval))
+	cli.AtLeast(&o.Checks, "count", &o.count, 0, "positive, or 0")
+	o.Require(o.check)
 	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[picture.Picture]())
-	cmd.ValidArgsFunction = o.CompleteTables(0)
 	return cmd
 }
 
 func (o *options) check() error {
 	switch {
-	case o.interval < minInterval:
-		return cli.Usagef("--interval %v: it has to be at least %v", o.interval, minInterval)
-	case o.count < 0:
-		return cli.Usagef("--count %d: it has to be positive, or 0", o.count)
 	case o.once && o.count > 1:
 		return cli.Usagef("--once and --count %d: use only one of them", o.count)
 	case o.count > 1 && (o.Format == cli.JSON || o.Format == cli.YAML):
 		return cli.Usagef("--count %d: -o %s prints one frame; use -o jsonl", o.count, o.Format)
-	case o.picture.Locks <= 0:
-		return cli.Usagef("--limit %d: it has to be positive", o.picture.Locks)
-	case o.picture.Transactions <= 0:
-		return cli.Usagef("--transactions %d: it has to be positive", o.picture.Transactions)
 	}
-	o.picture.Notifications = o.picture.Locks
-	_, err := o.picture.Tables.Range.Range()
-	return err
+	return nil
 }
 
 func (o *options) run(ctx context.Context) error {

@@ -35,13 +35,8 @@ garbage collection or a rollback has removed.
 
 Exit status 3: no table has a trace of the transaction.`,
 		Example: `  percctl txn explain accounts/bob/bal:usd 1795152600000000`,
-		Args:    cli.ExactArgs(2, transactionArgs),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args:    cli.ExactArgs(2, transactionArgs, session.TransactionArgs(&o.primary, &o.startTS)),
+		RunE:    o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[explanation]().If("with `-o json` or `-o yaml`"), cli.ListOf[cell](csvHeader).If("with `-o jsonl` or `-o csv`"))
 	return cmd

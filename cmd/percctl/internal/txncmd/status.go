@@ -31,13 +31,8 @@ nothing. START_TS is an integer or an RFC 3339 time.
 
 Exit status 3: the primary has no trace of the transaction.`,
 		Example: `  percctl txn status accounts/bob/bal:usd 1795152600000000`,
-		Args:    cli.ExactArgs(2, transactionArgs),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.primary, o.startTS, err = session.ParseTransaction(args); err != nil {
-				return err
-			}
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		Args:    cli.ExactArgs(2, transactionArgs, session.TransactionArgs(&o.primary, &o.startTS)),
+		RunE:    o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[inspect.Transaction]())
 	return cmd

@@ -43,14 +43,11 @@ write no token (txn.Config.TokenTTL negative). The command changes nothing.`,
 		Example: `  percctl worker list
   percctl worker list --observer parser -o json`,
 		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Run(cmd, session.Looks, o.run)
-		},
+		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, time.Minute, cli.ListOf[worker](csvHeader))
 	cmd.Flags().StringVar(&o.observer, "observer", "", "only workers that run this observer")
-	// It fails only where the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("observer", o.CompleteObservers(-1))
+	session.CompleteFlag(cmd, "observer", o.CompleteObservers(-1))
 	return cmd
 }
 

@@ -61,14 +61,9 @@ to write CELL.
 			if len(args) < 1 || len(args) > 2 {
 				return cli.Usagef("%s; it takes CELL, and VALUE unless you add --value-file", cli.Count(len(args), "argument"))
 			}
-			return nil
+			return o.parseSet(args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.parseSet(args); err != nil {
-				return err
-			}
-			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
-		},
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.add(cmd, s)
 	cmd.Flags().StringVar(&o.valueFile, "value-file", "", "file with the value; - is standard input")
@@ -92,14 +87,9 @@ write CELL.
 			if len(args) == 0 {
 				return cli.Usagef("0 arguments; it takes one CELL or more")
 			}
-			return nil
+			return o.parseCells(args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.parseCells(args); err != nil {
-				return err
-			}
-			return o.Flags.Run(cmd.Context(), s, session.Changes, txn.Config{SyncSecondaries: true}, o.run)
-		},
+		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.add(cmd, s)
 	return cmd
@@ -108,6 +98,7 @@ write CELL.
 func (o *options) add(cmd *cobra.Command, s *cli.Streams) {
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[result]())
 	o.Consent.Add(cmd)
+	o.Config.SyncSecondaries = true
 }
 
 func (o *options) parseCells(args []string) error {
