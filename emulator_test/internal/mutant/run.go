@@ -89,13 +89,10 @@ func (r Runner) Run(ctx context.Context, m Mutant) (result Result) {
 		if binary == "" {
 			began := time.Now()
 			binary = filepath.Join(dir, fmt.Sprintf("test%d", len(binaries)))
-			// -vet=off, because vet may refuse a mutant.
-			build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, run.Package)
-			build.Dir = r.Root
-			out, err := build.CombinedOutput()
+			err := BuildTests(ctx, r.Root, overlay, binary, run.Package)
 			result.Build += time.Since(began).Seconds()
 			if err != nil {
-				return broken(fmt.Errorf("it does not compile: %w\n%s", err, out))
+				return broken(err)
 			}
 			binaries[run.Package] = binary
 		}
@@ -147,6 +144,12 @@ func (r Runner) overlay(m Mutant, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return WriteOverlay(dir, changed)
+}
+
+// WriteOverlay writes texts of source files, by their paths, to dir, and returns the path
+// of the list of them for go's -overlay flag.
+func WriteOverlay(dir string, changed map[string]string) (string, error) {
 	replace := map[string]string{}
 	for path, text := range changed {
 		to := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
@@ -161,6 +164,17 @@ func (r Runner) overlay(m Mutant, dir string) (string, error) {
 	}
 	overlay := filepath.Join(dir, "overlay.json")
 	return overlay, os.WriteFile(overlay, b, 0o600)
+}
+
+// BuildTests compiles the tests of a package of the module at root, with an overlay.
+func BuildTests(ctx context.Context, root, overlay, binary, pkg string) error {
+	// -vet=off, because vet may refuse a mutant.
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", binary, pkg)
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("it does not compile: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // test runs the tests of one package. If they run longer than the limit, they are
@@ -185,7 +199,7 @@ func (r Runner) test(ctx context.Context, binary string, run Run, limit time.Dur
 	case !errors.As(err, &exit):
 		return false, "", "", err
 	}
-	return true, failedTest(out.String()), tail(out.String()), nil
+	return true, FailedTest(out.String()), tail(out.String()), nil
 }
 
 var (
@@ -193,8 +207,8 @@ var (
 	panicLine = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*)$`)
 )
 
-// failedTest returns the name of the first innermost test that failed.
-func failedTest(out string) string {
+// FailedTest returns the name of the first innermost test that failed.
+func FailedTest(out string) string {
 	name, depth := "", -1
 	for _, m := range failLine.FindAllStringSubmatch(out, -1) {
 		if len(m[1]) <= depth {

@@ -34,6 +34,11 @@ type options struct {
 	limit   time.Duration
 	output  string
 	file    string
+
+	systematic bool
+	files      []string
+	sample     int
+	parallel   int
 }
 
 // NewCmd returns the mutate command.
@@ -45,12 +50,18 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Long: `Run the tests against planted bugs (mutants), and print which test catches each and how
 fast. All of them take about half an hour. Exit status 1 means that a mutant survived or
 is broken: it does not fit the source any more, or does not compile. The command does
-not change the source.`,
+not change the source.
+
+With --systematic, the mutants are small changes of every condition, bound, statement,
+error and constant of the protocol's files. The command prints how many the tests notice,
+by file. All of them take hours; use --files, --only or --sample.`,
 		Example: `  lab mutate
   lab mutate --only 'tso|marker'
   lab mutate --part --budget 60s     # a part that changes daily
   lab mutate --compile               # after a change of the library: no test runs
-  lab mutate --list`,
+  lab mutate --list
+  lab mutate --systematic --files txn/prewrite.go,txn/gc
+  lab mutate --systematic --sample 200 -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, s.Out, s.Err) },
 	}
@@ -59,9 +70,13 @@ not change the source.`,
 	f.BoolVar(&o.list, "list", false, "list the mutants and run nothing")
 	f.BoolVar(&o.compile, "compile", false, "compile the library with each mutant and run no tests")
 	f.BoolVar(&o.part, "part", false, "run mutants in an order that --seed decides, until --budget is used up")
-	f.Uint64Var(&o.seed, "seed", 0, "seed of the order of --part (default: changes daily)")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the order of --part and of --sample (default: changes daily)")
 	f.DurationVar(&o.budget, "budget", time.Minute, "how long --part may take, about")
 	f.DurationVar(&o.limit, "limit", time.Minute, "how long tests may run against one mutant")
+	f.BoolVar(&o.systematic, "systematic", false, "run systematic mutants instead of planted bugs")
+	f.StringSliceVar(&o.files, "files", nil, "of --systematic: run only mutants of these files or `folders`")
+	f.IntVar(&o.sample, "sample", 0, "of --systematic: run this many mutants, which --seed chooses (default: all)")
+	f.IntVar(&o.parallel, "parallel", 1, "of --systematic: run this many processes with tests at once")
 	f.StringVarP(&o.output, "output", "o", "table", "output `format`: table, json or markdown")
 	f.StringVar(&o.file, "json", "", "also write the results to this `file` as JSON")
 	return cmd
@@ -71,6 +86,12 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return err
+	}
+	if o.seed == 0 {
+		o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // changes daily
+	}
+	if o.systematic {
+		return runSystematic(ctx, o, root, stdout, stderr)
 	}
 	mutants, err := mutant.Load(root)
 	if err != nil {
@@ -94,9 +115,6 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) error {
 		return compile(ctx, root, mutants, stderr)
 	}
 	if o.part {
-		if o.seed == 0 {
-			o.seed = uint64(time.Now().Unix() / (24 * 60 * 60)) // changes daily
-		}
 		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
 		fmt.Fprintf(stderr, "running a part of %d mutants; to repeat it: go run ./emulator_test/lab mutate --part --seed %d --budget %v\n", len(mutants), o.seed, o.budget)
 	}
@@ -194,5 +212,9 @@ func print(w io.Writer, format string, results []mutant.Result) error {
 		}
 		return t.Flush()
 	}
+	return errOutput(format)
+}
+
+func errOutput(format string) error {
 	return fmt.Errorf("--output %s: use table, json or markdown", format)
 }

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package mutation
+
+func mapped() []byte { return nil }
