@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -149,5 +151,36 @@ func TestList(t *testing.T) {
 				t.Errorf("%s of %d items:\n%q\nwant:\n%q", format, n*len(items), out.String(), want)
 			}
 		}
+	}
+}
+
+// What is printed as YAML reads as the JSON does, whatever the strings hold.
+func TestYAML(t *testing.T) {
+	t.Parallel()
+	type nested struct {
+		Names map[string]string `json:"names"`
+		Empty []int             `json:"empty"`
+		None  struct{}          `json:"none"`
+		N     uint64            `json:"n"`
+		F     float64           `json:"f"`
+		B     bool              `json:"b"`
+	}
+	hostile := "\x00\x1b[31m\x7f\u0080\u0085\u009f\u2028\ufeff\ufffe\uffff🙂 yes: no # {x}\n\t'\"\\"
+	v := nested{Names: map[string]string{"": "", "no": "no", "1": "1e3", "- a": hostile, "~": "~"}, Empty: []int{}, N: 1<<64 - 1, F: 1e21}
+	text, err := marshalYAML(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got nested
+	var untyped any
+	if err := yaml.Unmarshal(text, &untyped); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	again, err := json.Marshal(untyped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(again, &got); err != nil || !reflect.DeepEqual(got, v) {
+		t.Errorf("%v: got %+v, want %+v in\n%s", err, got, v, text)
 	}
 }

@@ -5,27 +5,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// marshalYAML returns v as YAML with the names and the order of its JSON.
+// marshalYAML returns v as YAML with the names and the order of its JSON, which is
+// YAML already but for its style.
 func marshalYAML(v any) ([]byte, error) {
 	text, err := marshalJSON(v)
 	if err != nil {
 		return nil, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.UseNumber()
-	node, err := yamlNode(dec)
-	if err != nil {
+	var document yaml.Node
+	if err := yaml.Unmarshal(escaped(text), &document); err != nil {
 		return nil, err
 	}
+	block(document.Content[0])
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
-	if err := errors.Join(enc.Encode(node), enc.Close()); err != nil {
+	if err := errors.Join(enc.Encode(&document), enc.Close()); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil
@@ -40,64 +39,29 @@ func marshalJSON(v any) ([]byte, error) {
 	return bytes.TrimSpace(out.Bytes()), err
 }
 
-// errEnd is the end of an object or array.
-var errEnd = errors.New("end")
-
-func yamlNode(dec *json.Decoder) (*yaml.Node, error) {
-	token, err := dec.Token()
-	if err != nil {
-		return nil, err
-	}
-	scalar := func(tag string, value any) (*yaml.Node, error) {
-		n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: fmt.Sprint(value)}
-		if _, ok := value.(string); ok {
-			// Parsers of YAML 1.1 take more words for other types than this package
-			// does.
-			n.Style = yaml.DoubleQuotedStyle
+// escaped replaces the characters that JSON allows in a string and YAML does not.
+func escaped(text []byte) []byte {
+	var b bytes.Buffer
+	for _, r := range string(text) {
+		if r == '\x7f' || r >= 0x80 && r < 0xa0 || r == '\ufeff' || r == '\ufffe' || r == '\uffff' {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		} else {
+			b.WriteRune(r)
 		}
-		return n, nil
 	}
-	switch token := token.(type) {
-	case string:
-		return scalar("!!str", token)
-	case json.Number:
-		n, err := scalar("!!float", token)
-		if _, e := token.Int64(); e == nil {
-			n.Tag = "!!int"
-		}
-		return n, err
-	case bool:
-		return scalar("!!bool", token)
-	case nil:
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null", Value: "null"}, nil
-	case json.Delim:
-		switch token {
-		case '{':
-			return yamlCollection(dec, yaml.MappingNode)
-		case '[':
-			return yamlCollection(dec, yaml.SequenceNode)
-		}
-		return nil, errEnd
-	}
-	return nil, io.ErrUnexpectedEOF
+	return b.Bytes()
 }
 
-func yamlCollection(dec *json.Decoder, kind yaml.Kind) (*yaml.Node, error) {
-	n := &yaml.Node{Kind: kind}
-	for {
-		child, err := yamlNode(dec)
-		if errors.Is(err, errEnd) {
-			if len(n.Content) == 0 {
-				n.Style = yaml.FlowStyle // [] and {}
-			}
-			return n, nil
+// block makes objects and lists span lines, unless they are empty, and takes the quotes
+// from names. Values keep them: parsers of YAML 1.1 take more words for other types.
+func block(n *yaml.Node) {
+	if len(n.Content) > 0 {
+		n.Style = 0
+	}
+	for i, child := range n.Content {
+		block(child)
+		if n.Kind == yaml.MappingNode && i%2 == 0 {
+			child.Style = 0
 		}
-		if err != nil {
-			return nil, err
-		}
-		if kind == yaml.MappingNode && len(n.Content)%2 == 0 {
-			child.Style = 0 // a name
-		}
-		n.Content = append(n.Content, child)
 	}
 }

@@ -185,23 +185,20 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	if err := f.Resolve(); err != nil {
 		return nil, nil, nil, err
 	}
-	fail := func(err error) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
-		return nil, nil, nil, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, project %s, instance %s: %w", f.Project, f.Instance, err)}
-	}
 	if f.Embedded {
 		bt, admin, closeAll, err := embedded.Start(ctx, f.MetadataTable)
 		if err != nil {
-			return fail(err)
+			return nil, nil, nil, f.failed(err)
 		}
 		return bt, admin, closeAll, nil
 	}
 	bt, err := f.newClient(ctx)
 	if err != nil {
-		return fail(err)
+		return nil, nil, nil, f.failed(err)
 	}
 	admin, err := bigtable.NewAdminClient(ctx, f.Project, f.Instance, f.options(f.adminEndpoint)...)
 	if err != nil {
-		return fail(errors.Join(err, bt.Close()))
+		return nil, nil, nil, f.failed(errors.Join(err, bt.Close()))
 	}
 	return bt, admin, func() {
 		_ = bt.Close()
@@ -218,17 +215,21 @@ func (f *Flags) newClient(ctx context.Context) (*bigtable.Client, error) {
 	}, f.options(f.endpoint)...)
 }
 
-// OpenData connects to the data service alone, which needs fewer permissions than
-// Open. The client has to be closed.
-func (f *Flags) OpenData(ctx context.Context) (*bigtable.Client, error) {
+// OpenMetadata connects to the metadata table alone, which needs fewer permissions than
+// Open. Call the function it returns when done.
+func (f *Flags) OpenMetadata(ctx context.Context) (*bigtable.Table, func(), error) {
 	if err := f.Resolve(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	bt, err := f.newClient(ctx)
 	if err != nil {
-		return nil, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, %v: %w", f, err)}
+		return nil, nil, f.failed(err)
 	}
-	return bt, nil
+	return bt.Open(f.MetadataTable), func() { _ = bt.Close() }, nil
+}
+
+func (f *Flags) failed(err error) error {
+	return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, %v: %w", f, err)}
 }
 
 // OpenInstance connects to the service that administers instances, which says

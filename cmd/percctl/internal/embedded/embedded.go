@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -98,21 +99,16 @@ func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient 
 			return err
 		}
 	}
-	for _, step := range []func() error{
-		func() error {
-			return d.write(ctx, "", "accounts/ann/bal:usd=20", "accounts/bob/bal:usd=10", "accounts/ann/info:name=Ann", "accounts/bob/info:name=Bob")
-		},
-		func() error {
-			return d.write(ctx, "", "accounts/bob/bal:usd=7", "accounts/joe/bal:usd=3", "journal/1/entry:text=bob pays 3 to joe")
-		},
-		func() error {
-			return d.write(ctx, txntest.StepSecondaries, "accounts/ann/bal:usd=15", "accounts/joe/bal:usd=8", "journal/2/entry:text=ann pays 5 to joe")
-		},
-		func() error {
-			return d.write(ctx, txntest.StepCommit, "accounts/bob/bal:usd=1", "accounts/eve/bal:usd=6", "journal/3/entry:text=bob pays 6 to eve")
-		},
+	for _, w := range []struct {
+		diesAt txntest.Step
+		cells  []string
+	}{
+		{"", []string{"accounts/ann/bal:usd=20", "accounts/bob/bal:usd=10", "accounts/ann/info:name=Ann", "accounts/bob/info:name=Bob"}},
+		{"", []string{"accounts/bob/bal:usd=7", "accounts/joe/bal:usd=3", "journal/1/entry:text=bob pays 3 to joe"}},
+		{txntest.StepSecondaries, []string{"accounts/ann/bal:usd=15", "accounts/joe/bal:usd=8", "journal/2/entry:text=ann pays 5 to joe"}},
+		{txntest.StepCommit, []string{"accounts/bob/bal:usd=1", "accounts/eve/bal:usd=6", "journal/3/entry:text=bob pays 6 to eve"}},
 	} {
-		if err := step(); err != nil {
+		if err := d.write(ctx, w.diesAt, w.cells); err != nil {
 			return err
 		}
 	}
@@ -139,7 +135,7 @@ func legacy(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.Admi
 
 // write commits cells, written cell=value, in one transaction; its client dies
 // before the step diesAt, "" for never.
-func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...string) error {
+func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	life := &life{diesAt: diesAt, died: cancel}
@@ -154,7 +150,8 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 	defer func() { _ = c.Close(ctx) }()
 	_, err = c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		for _, assignment := range cells {
-			cell, value, err := parse(assignment)
+			name, value, _ := strings.Cut(assignment, "=")
+			cell, err := format.ParseCell(name)
 			if err != nil {
 				return err
 			}
@@ -166,16 +163,6 @@ func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells ...st
 		return nil
 	}
 	return err
-}
-
-func parse(assignment string) (cell txn.Cell, value string, err error) {
-	for i := len(assignment) - 1; i >= 0; i-- {
-		if assignment[i] == '=' {
-			cell, err = format.ParseCell(assignment[:i])
-			return cell, assignment[i+1:], err
-		}
-	}
-	return cell, "", fmt.Errorf("%q has no =", assignment)
 }
 
 // life ends a client at a step of the protocol: from then on nothing that it

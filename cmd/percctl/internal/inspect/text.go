@@ -86,10 +86,7 @@ var CSVHeader = []string{"start_ts", "start_time", "age_seconds", "primary", "st
 
 // CSVRows are one row a lock.
 func (t *Transaction) CSVRows() [][]string {
-	head := []string{t.StartTS.String(), t.Start, strconv.FormatFloat(t.Age, 'f', 6, 64), t.Primary, t.State, "", t.Commit, string(t.Outcome), t.Verdict, t.Owner, string(t.OwnerToken), t.TraceID}
-	if t.CommitTS != 0 {
-		head[5] = t.CommitTS.String()
-	}
+	head := []string{t.StartTS.String(), t.Start, strconv.FormatFloat(t.Age, 'f', 6, 64), t.Primary, t.State, cli.Number(t.CommitTS), t.Commit, string(t.Outcome), t.Verdict, t.Owner, string(t.OwnerToken), t.TraceID}
 	var rows [][]string
 	for _, l := range t.Locks {
 		rows = append(rows, append(head[:len(head):len(head)], l.Cell, l.Kind, strconv.FormatBool(l.Primary), l.ExpiresTS.String(), l.Expires))

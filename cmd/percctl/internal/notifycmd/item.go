@@ -179,20 +179,14 @@ func (it item) notes() string {
 var csvHeader = []string{"kind", "cell", "age_seconds", "changes", "oldest_ts", "newest_ts", "change_ts", "locked", "observer", "state", "ack_ts", "attempts", "next_ts", "error", "words"}
 
 func (it item) csv() [][]string {
-	number := func(ts tso.Timestamp) string {
-		if ts == 0 {
-			return ""
-		}
-		return ts.String()
-	}
-	head := []string{it.Kind, it.Cell, strconv.FormatFloat(it.Age, 'f', 6, 64), strconv.Itoa(it.Changes), number(it.OldestTS), number(it.NewestTS), number(it.ChangeTS), strconv.FormatBool(it.Locked)}
+	head := []string{it.Kind, it.Cell, strconv.FormatFloat(it.Age, 'f', 6, 64), strconv.Itoa(it.Changes), cli.Number(it.OldestTS), cli.Number(it.NewestTS), cli.Number(it.ChangeTS), strconv.FormatBool(it.Locked)}
 	observers := it.Observers
 	if len(observers) == 0 {
 		observers = []observerItem{{Words: "no observer is registered for its column"}}
 	}
 	var rows [][]string
 	for _, o := range observers {
-		rows = append(rows, append(head[:len(head):len(head)], o.Observer, o.State, number(o.AckTS), strconv.Itoa(o.Attempts), number(o.NextTS), cli.Line(o.Error), o.Words))
+		rows = append(rows, append(head[:len(head):len(head)], o.Observer, o.State, cli.Number(o.AckTS), strconv.Itoa(o.Attempts), cli.Number(o.NextTS), cli.Line(o.Error), o.Words))
 	}
 	return rows
 }

@@ -260,11 +260,7 @@ func newList(o *listOptions) *cli.List[observer] {
 		Out: o.Streams.Out, Format: o.Format,
 		Header: csvHeader,
 		Rows: func(b observer) [][]string {
-			oldest := ""
-			if b.OldestTS != 0 {
-				oldest = b.OldestTS.String()
-			}
-			return [][]string{{b.Column, b.Observer, b.Kind, strconv.Itoa(b.Pending), strconv.Itoa(b.Failing), strconv.FormatFloat(b.Lag, 'f', 6, 64), oldest, b.Oldest, strconv.Itoa(b.Dead), strconv.Itoa(b.Workers)}}
+			return [][]string{{b.Column, b.Observer, b.Kind, strconv.Itoa(b.Pending), strconv.Itoa(b.Failing), strconv.FormatFloat(b.Lag, 'f', 6, 64), cli.Number(b.OldestTS), b.Oldest, strconv.Itoa(b.Dead), strconv.Itoa(b.Workers)}}
 		},
 		TableHeader: TableHeader,
 		TableRows:   func(b observer) [][]string { return [][]string{b.TableRow()} },

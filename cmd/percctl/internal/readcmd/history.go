@@ -143,17 +143,11 @@ func newEvent(v admin.Version, f outcomes) event {
 }
 
 func (e event) csv() [][]string {
-	number := func(ts tso.Timestamp) string {
-		if ts == 0 {
-			return ""
-		}
-		return ts.String()
-	}
 	value := ""
 	if e.Kind == admin.VersionData || e.Kind == admin.VersionPlain {
 		value = cli.Text(e.Value)
 	}
-	return [][]string{{e.TS.String(), e.Time, e.Cell, e.Family, string(e.Kind), number(e.StartTS), number(e.CommitTS), e.Words, value}}
+	return [][]string{{e.TS.String(), e.Time, e.Cell, e.Family, string(e.Kind), cli.Number(e.StartTS), cli.Number(e.CommitTS), e.Words, value}}
 }
 
 // words says what a version means, beside the others of its row.

@@ -58,12 +58,11 @@ func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error)
 	if len(opts.client.servers) > 0 {
 		return askOnce(ctx, opts, opts.client.servers)
 	}
-	client, err := opts.bigtable.OpenData(ctx)
+	table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = client.Close() }()
-	table := client.Open(opts.bigtable.MetadataTable)
+	defer closeTable()
 	for {
 		state, err := tso.ReadRow(ctx, table, tso.RowConfig{})
 		if err != nil {

@@ -49,12 +49,11 @@ func (o *rowOptions) run(ctx context.Context, edit *rowEdit) error {
 	if o.timeout <= 0 {
 		return cli.Usagef("--timeout %s: it has to be positive", o.timeout)
 	}
-	client, err := o.bigtable.OpenData(ctx)
+	table, closeTable, err := o.bigtable.OpenMetadata(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }()
-	table := client.Open(o.bigtable.MetadataTable)
+	defer closeTable()
 	state, err := o.read(ctx, table)
 	if err != nil {
 		return err

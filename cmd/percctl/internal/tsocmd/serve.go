@@ -81,12 +81,11 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 		}
 		cfg.Credentials = creds
 	}
-	client, err := opts.bigtable.OpenData(ctx)
+	table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
 	if err != nil {
 		return err
 	}
-	table := client.Open(opts.bigtable.MetadataTable)
-	defer func() { _ = client.Close() }()
+	defer closeTable()
 	srv, err := server.New(table, cfg)
 	if err != nil {
 		return cli.Usagef("%w", err)

@@ -149,13 +149,11 @@ func (r *statusReport) verdict() error {
 func readRow(ctx context.Context, opts *statusOptions) (tso.RowState, error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
 	defer cancel()
-	f := &opts.bigtable
-	client, err := f.OpenData(ctx)
+	table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
 	if err != nil {
 		return tso.RowState{}, err
 	}
-	table := client.Open(f.MetadataTable)
-	defer func() { _ = client.Close() }()
+	defer closeTable()
 	return tso.ReadRow(ctx, table, tso.RowConfig{})
 }
 

@@ -245,14 +245,14 @@ func TestStatusOfDamagedRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := connect.Flags{Project: "p", Instance: "i"}
-	client, err := f.OpenData(t.Context())
+	table, closeTable, err := f.OpenMetadata(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = client.Close() }()
+	defer closeTable()
 	m := bigtable.NewMutation()
 	m.Set("tso", "lease", 0, []byte("x"))
-	if err := client.Open("percolator").Apply(t.Context(), "oracle", m); err != nil {
+	if err := table.Apply(t.Context(), "oracle", m); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, cli.ExitFailed, "", "is corrupt", "status")
