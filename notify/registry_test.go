@@ -44,6 +44,29 @@ func TestUnregistered(t *testing.T) {
 	})
 }
 
+// TestStopWhileRegistering: a worker that stops before it has registered its observers stops
+// without an error, as at any other time, and can run again.
+func TestStopWhileRegistering(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		faults := txntest.NewFaults(t)
+		w := newWorker(t, env.NewClient(txn.Config{}, faults.DialOptions()...), notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		registers := faults.OnStep(txntest.StepSchema, txntest.Hold)
+		stop := start(t, w)
+		<-registers.Fired()
+		if err := stop(); err != nil {
+			t.Errorf("a worker that stopped while it registered returned %v", err)
+		}
+		start(t, w)
+		pass(time.Second)
+		put(t, env.Client, input, "row", "v")
+		wait(t, env.Client)
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects of the worker's second run, want 1", n)
+		}
+	})
+}
+
 // TestUnregisteredUnderWorker: a worker that still has the observer stops
 // running it once it reads the schema again.
 func TestUnregisteredUnderWorker(t *testing.T) {

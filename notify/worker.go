@@ -133,6 +133,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer w.stop(nil)
 	if err := w.Register(ctx); err != nil {
 		w.stopped()
+		if ctx.Err() != nil {
+			return nil // stopped, as it may be at any other time
+		}
 		return err
 	}
 	if err := changes.Announce(ctx, w.client, w.ids()); err != nil {
