@@ -145,7 +145,7 @@ func TestLatchesAreOvertaken(t *testing.T) {
 		}
 		l, waited, err := ls.Acquire(t.Context(), []uint16{7})
 		if l == nil || waited || err != nil {
-			t.Errorf("next one: %v, waited: %v, %v", l, waited, err)
+			t.Fatalf("the next transaction did not get the slot at once: latch %v, waited: %v, error %v", l, waited, err)
 		}
 		stuck.Release() // the slot belongs to l now
 		if l.latches.slots[7].holder != l {
