@@ -174,7 +174,7 @@ func (c *Client) Close(ctx context.Context) error {
 		case <-c.done:
 			return nil
 		case <-ctx.Done():
-			return store.Ended(ctx, "waiting for another Close", nil)
+			return store.Ended(ctx, "txn: waiting for another Close", nil)
 		}
 	}
 	defer close(c.done)

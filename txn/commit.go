@@ -85,7 +85,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if ctx.Err() != nil {
 		// From here on the transaction may take effect, so this is the last check.
 		c.abort(ctx)
-		return 0, store.Ended(ctx, "before sending the commit", nil)
+		return 0, store.Ended(ctx, "txn: before sending the commit", nil)
 	}
 	if err := c.sendNotifications(ctx, commitTS); err != nil {
 		c.abort(ctx)

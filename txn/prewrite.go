@@ -155,7 +155,7 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 			}
 		}
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, fmt.Sprintf("prewriting row %q of table %q", row.Row, row.Table.Name), lastErr)
+			return store.Ended(ctx, fmt.Sprintf("txn: prewriting row %q of table %q", row.Row, row.Table.Name), lastErr)
 		}
 		if lastErr != nil && lastFailure.Sub(firstFailure) > c.client.cfg.LockTTL {
 			// Other clients may have begun to roll this transaction back.

@@ -81,7 +81,7 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
 	if !b.await(ctx, w) {
-		return nil, store.Ended(ctx, "waiting for a read of table "+b.table.Name, nil)
+		return nil, store.Ended(ctx, "txn: waiting for a read of table "+b.table.Name, nil)
 	}
 	if w.failed {
 		// Another row may have caused the error. Read this row alone, so that the

@@ -327,7 +327,7 @@ func (t *Txn) takeStart(ctx context.Context) (err error) {
 	if n != nil {
 		answered := n.await(ctx)
 		if ctx.Err() != nil {
-			return store.Ended(ctx, "waiting for a timestamp", nil)
+			return store.Ended(ctx, "txn: waiting for a timestamp", nil)
 		}
 		if answered && n.usable(&c.resolver.Clock) {
 			// The ttl of the locks counts from the question to the oracle.

@@ -35,7 +35,7 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
 		if waitBeforeRetry(ctx, c, &run, &pause, err) != nil {
-			return 0, store.Ended(ctx, fmt.Sprintf("waiting after attempt %d", run.number), err)
+			return 0, store.Ended(ctx, fmt.Sprintf("txn: waiting after attempt %d", run.number), err)
 		}
 		c.resolver.Counters.Retries.Add(1)
 		c.metrics.retry(ctx, o.name)

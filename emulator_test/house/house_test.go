@@ -6,8 +6,10 @@ import (
 	"go/parser"
 	"go/token"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -148,6 +150,54 @@ func TestAPI(t *testing.T) {
 	}
 	if n > 70 || n < 40 {
 		t.Errorf("go doc lists %d functions and types of package txn, at most 70", n)
+	}
+}
+
+// errorPrefix is how the text of an error begins that names a package.
+var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|changes|notify|tso|server): `)
+
+// TestErrorPrefixes: an error names the package that an application called. Packages below
+// txn do not know which one that is, so they name the project. Everything of tso names tso.
+func TestErrorPrefixes(t *testing.T) {
+	checked := 0
+	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+		dir := strings.TrimPrefix(p.Path, module)
+		want := path.Base(dir)
+		if strings.HasPrefix(dir, "tso/") {
+			want = "tso"
+		}
+		if dir == "txn/format" || strings.HasPrefix(dir, "txn/internal/") {
+			want = "percolator"
+		}
+		for _, f := range p.Files {
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, dir, f), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				f, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok || !slices.Contains([]string{"Errorf", "New", "Ended"}, f.Sel.Name) {
+					return true
+				}
+				for _, arg := range call.Args {
+					if lit, ok := arg.(*ast.BasicLit); ok {
+						if m := errorPrefix.FindStringSubmatch(lit.Value); m != nil {
+							if checked++; m[1] != want {
+								t.Errorf("%s: an error begins %s, want %q", dir, lit.Value, want+": ")
+							}
+						}
+					}
+				}
+				return true
+			})
+		}
+	}
+	if checked < 100 {
+		t.Errorf("only %d errors were checked", checked)
 	}
 }
 

@@ -298,7 +298,7 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 		failed = err
 	}
 	if failed != nil && ctx.Err() != nil {
-		return store.Ended(ctx, "loading in bulk", failed)
+		return store.Ended(ctx, "admin: loading in bulk", failed)
 	}
 	return failed
 }
@@ -410,7 +410,7 @@ func (b *bulkLoad) sendRow(ctx context.Context, r *bulkRow) error {
 			}
 		}
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, fmt.Sprintf("loading row %q", r.row), last)
+			return store.Ended(ctx, fmt.Sprintf("admin: loading row %q", r.row), last)
 		}
 	}
 }
@@ -429,7 +429,7 @@ func (b *bulkLoad) sendBatch(ctx context.Context, muts []store.RowMutation, cell
 		b.count(len(muts)-len(failed), 0)
 		muts = failed
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, "loading rows", err)
+			return store.Ended(ctx, "admin: loading rows", err)
 		}
 	}
 }

@@ -383,7 +383,7 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 		}
 		// The mutation may have been applied. To send it again is harmless.
 		if pause.Wait(ctx, 0) != nil {
-			return false, store.Ended(ctx, "repairing "+r.Cell.String(), err)
+			return false, store.Ended(ctx, "admin: repairing "+r.Cell.String(), err)
 		}
 		m = bigtable.NewMutation()
 	}

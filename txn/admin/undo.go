@@ -175,7 +175,7 @@ func (u *undoer) retire(ctx context.Context, state *adoptionState, prior *record
 		}
 	}
 	if err := store.Sleep(ctx, wait); err != nil {
-		return store.Ended(ctx, fmt.Sprintf("waiting until no client uses table %q any more; its schema record is removed: undo again to continue, or adopt the table again", u.cfg.Table), nil)
+		return store.Ended(ctx, fmt.Sprintf("admin: waiting until no client uses table %q any more; its schema record is removed: undo again to continue, or adopt the table again", u.cfg.Table), nil)
 	}
 	if found, err = u.written(ctx); err != nil {
 		return err

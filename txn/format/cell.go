@@ -53,7 +53,7 @@ func (c Cell) String() string {
 // wrong.
 func ParseCell(s string) (Cell, error) {
 	fail := func(format string, args ...any) (Cell, error) {
-		return Cell{}, fmt.Errorf("txn: cell %q: %s; the form is table/row/family:qualifier, with %%XX for bytes that are not printable", s, fmt.Sprintf(format, args...))
+		return Cell{}, fmt.Errorf("percolator: cell %q: %s; the form is table/row/family:qualifier, with %%XX for bytes that are not printable", s, fmt.Sprintf(format, args...))
 	}
 	table, rest, ok := strings.Cut(s, "/")
 	if !ok || table == "" {

@@ -79,13 +79,13 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	switch e.Reason {
 	case ConflictRolledBack:
-		return fmt.Sprintf("txn: %v: another client rolled back the transaction that started at %d, because its lock on %s had expired or its worker token was stale", ErrConflict, e.StartTS, e.Cell)
+		return fmt.Sprintf("percolator: %v: another client rolled back the transaction that started at %d, because its lock on %s had expired or its worker token was stale", ErrConflict, e.StartTS, e.Cell)
 	case ConflictLock:
-		return fmt.Sprintf("txn: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+		return fmt.Sprintf("percolator: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	case ConflictMarker:
-		return fmt.Sprintf("txn: %v: %s has the rollback marker of the transaction that started at %d, after this one's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+		return fmt.Sprintf("percolator: %v: %s has the rollback marker of the transaction that started at %d, after this one's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	}
-	return fmt.Sprintf("txn: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
+	return fmt.Sprintf("percolator: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 }
 
 // Is makes errors.Is(err, ErrConflict) true.
@@ -115,7 +115,7 @@ type UndeterminedError struct {
 
 // Error names the primary, both timestamps and the reason.
 func (e *UndeterminedError) Error() string {
-	return fmt.Sprintf("txn: %v: primary %s, start_ts %d, commit_ts %d: %v", ErrUndetermined, e.Primary, e.StartTS, e.CommitTS, e.Err)
+	return fmt.Sprintf("percolator: %v: primary %s, start_ts %d, commit_ts %d: %v", ErrUndetermined, e.Primary, e.StartTS, e.CommitTS, e.Err)
 }
 
 // Is makes errors.Is(err, ErrUndetermined) true.
@@ -137,7 +137,7 @@ type CorruptError struct {
 
 // Error names the cell and the reason.
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("txn: %v: %s: %s", ErrCorrupt, e.Cell, e.Reason)
+	return fmt.Sprintf("percolator: %v: %s: %s", ErrCorrupt, e.Cell, e.Reason)
 }
 
 // Is makes errors.Is(err, ErrCorrupt) true.
@@ -167,7 +167,7 @@ func (e *TooOldError) Error() string {
 	if e.Write {
 		what, advice = "commit of the transaction that started at", "run it again in a new transaction; if it takes that long every time, give garbage collection a longer retention"
 	}
-	return fmt.Sprintf("txn: %s %d (%s): %v: garbage collection has reached %d (%s), %v later: %s", what,
+	return fmt.Sprintf("percolator: %s %d (%s): %v: garbage collection has reached %d (%s), %v later: %s", what,
 		e.TS, e.TS.Time().UTC().Format(time.RFC3339), ErrTooOld, e.SafePoint, e.SafePoint.Time().UTC().Format(time.RFC3339),
 		(time.Duration(e.SafePoint-e.TS) * time.Microsecond).Round(time.Millisecond), advice)
 }
@@ -187,7 +187,7 @@ func Corruptf(cell Cell, format string, args ...any) error {
 // Invalidf returns an error that matches [ErrInvalid], with the text that the arguments
 // give as in fmt.Sprintf.
 func Invalidf(format string, args ...any) error {
-	return fmt.Errorf("txn: %w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+	return fmt.Errorf("percolator: %w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
 // Retryable reports whether running the transaction again from the start, with a new

@@ -96,5 +96,5 @@ func CheckValue(cell Cell, value []byte) error {
 // Limitf returns an error that matches [ErrLimit], with the text that the arguments give
 // as in fmt.Sprintf.
 func Limitf(format string, args ...any) error {
-	return fmt.Errorf("txn: %w: %s", ErrLimit, fmt.Sprintf(format, args...))
+	return fmt.Errorf("percolator: %w: %s", ErrLimit, fmt.Sprintf(format, args...))
 }

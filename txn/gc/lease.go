@@ -44,7 +44,7 @@ func takeLease(ctx context.Context, c *recovery.Resolver) (*lease, context.Conte
 	ok, by, err := locks.Acquire(ctx, leaseName, l.owner, gctime.LeaseTTL())
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, nil, store.Ended(ctx, "taking the lease of garbage collection", err)
+			return nil, nil, store.Ended(ctx, "gc: taking the lease of garbage collection", err)
 		}
 		return nil, nil, fmt.Errorf("gc: taking the lease: %w", err)
 	}

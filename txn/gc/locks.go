@@ -53,7 +53,7 @@ func (l *lockResolver) resolveAll(ctx context.Context, tables []string) error {
 		}
 		tables = left
 		if pause.Wait(ctx, r.cfg.LockWait-time.Since(began)) != nil {
-			return store.Ended(ctx, "collecting garbage: waiting for live transactions; nothing was removed", blocked)
+			return store.Ended(ctx, "gc: collecting garbage: waiting for live transactions; nothing was removed", blocked)
 		}
 	}
 }

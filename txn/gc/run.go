@@ -208,7 +208,7 @@ func (r *run) fence(ctx context.Context, published time.Time) error {
 		}
 		r.cfg.Progress(Progress{Phase: PhaseFence, Left: left, Total: r.report.Total})
 		if store.Sleep(ctx, min(left, time.Second)) != nil {
-			return store.Ended(ctx, "collecting garbage: waiting until every client uses the new safe point; nothing was removed", nil)
+			return store.Ended(ctx, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed", nil)
 		}
 	}
 }
@@ -270,7 +270,7 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 			if ctx.Err() == nil { // ctx would end before the limiter allows the page
 				return fmt.Errorf("gc: waiting for Config.Rate: %w: %w", context.DeadlineExceeded, err)
 			}
-			return store.Ended(ctx, "collecting garbage", err)
+			return store.Ended(ctx, "gc: collecting garbage", err)
 		}
 		done := Counts{Rows: int64(len(page))}
 		if err := do(ctx, t, page, &done); err != nil {
@@ -301,7 +301,7 @@ func (r *run) savePosition(ctx context.Context) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	return store.Ended(ctx, "collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
+	return store.Ended(ctx, "gc: collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
 }
 
 // count adds up the garbage of a page and removes nothing.
@@ -417,7 +417,7 @@ func (r *run) retry(ctx context.Context, f func() error) error {
 			return err
 		}
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, "collecting garbage", err)
+			return store.Ended(ctx, "gc: collecting garbage", err)
 		}
 	}
 }

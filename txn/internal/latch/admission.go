@@ -29,7 +29,7 @@ func (a Admission) Admit(ctx context.Context) error {
 	case a <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return store.Ended(ctx, "waiting for other commits of this client to end", nil)
+		return store.Ended(ctx, "percolator: waiting for other commits of this client to end", nil)
 	}
 }
 

@@ -112,7 +112,7 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 	case <-l.granted:
 		return l, true, nil
 	case <-ctx.Done():
-		err = store.Ended(ctx, "waiting for another transaction of this client that writes the same cells", nil)
+		err = store.Ended(ctx, "percolator: waiting for another transaction of this client that writes the same cells", nil)
 		ls.stopWaiting(l, false)
 	case <-timer.C:
 		ls.stopWaiting(l, true)

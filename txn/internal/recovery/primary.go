@@ -86,7 +86,7 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 			}
 		}
 		if pause.Wait(ctx, 0) != nil {
-			return p.undetermined(store.Ended(ctx, "committing the primary", last))
+			return p.undetermined(store.Ended(ctx, "percolator: committing the primary", last))
 		}
 	}
 }
@@ -154,7 +154,7 @@ func (p *PrimaryCommit) RollBack(ctx context.Context) (done bool, err error) {
 		}
 		// Sending the mutation again does no harm, whether it was applied or not.
 		if pause.Wait(ctx, 0) != nil {
-			return false, store.Ended(ctx, "rolling back the primary", err)
+			return false, store.Ended(ctx, "percolator: rolling back the primary", err)
 		}
 	}
 }

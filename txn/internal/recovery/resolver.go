@@ -181,7 +181,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		return Outcome{Status: status}, nil
 	}
 	unresolved := func(err error) error {
-		return fmt.Errorf("txn: the lock on %s cannot be resolved: its primary is %s: %w", l.Cell, l.Primary, err)
+		return fmt.Errorf("percolator: the lock on %s cannot be resolved: its primary is %s: %w", l.Cell, l.Primary, err)
 	}
 	t, err := r.Table(ctx, l.Primary.Table)
 	if err != nil {
@@ -216,7 +216,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 			atMost += time.Millisecond
 		}
 		if pause.Wait(ctx, atMost) != nil {
-			return Outcome{}, store.Ended(ctx, "waiting for the lock on "+l.Cell.String(), last)
+			return Outcome{}, store.Ended(ctx, "percolator: waiting for the lock on "+l.Cell.String(), last)
 		}
 		// Before the next read of the primary: store.Undecided requires that.
 		if asOf, err = r.Clock.Timestamp(ctx); err != nil {
@@ -323,7 +323,7 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, o Outcome) e
 		}
 		// Sending the mutation again does no harm, whether it was applied or not.
 		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, "clearing the lock on "+l.Cell.String(), err)
+			return store.Ended(ctx, "percolator: clearing the lock on "+l.Cell.String(), err)
 		}
 	}
 }

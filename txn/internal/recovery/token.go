@@ -186,7 +186,7 @@ func (t *Token) Publish(ctx context.Context) error {
 	running := t.running && !t.closed
 	t.mu.Unlock()
 	if !running {
-		return fmt.Errorf("txn: Hold: the client could not write its worker token to table %q, and without it nothing holds garbage collection back; try again in %v", t.resolver.Metadata.Name, t.resolver.Config.TokenTTL)
+		return fmt.Errorf("percolator: Hold: the client could not write its worker token to table %q, and without it nothing holds garbage collection back; try again in %v", t.resolver.Metadata.Name, t.resolver.Config.TokenTTL)
 	}
 	return t.write(ctx, now)
 }

@@ -310,7 +310,7 @@ func (b *Background) close(ctx context.Context) error {
 	}
 	cells, tasks := b.abandon()
 	<-b.idle // every request ends with its context
-	return Ended(ctx, fmt.Sprintf("closing the client: background work was not completed (%d changes of cells, %d other tasks); the next readers and writers resolve its locks", cells, tasks), nil)
+	return Ended(ctx, fmt.Sprintf("percolator: closing the client: background work was not completed (%d changes of cells, %d other tasks); the next readers and writers resolve its locks", cells, tasks), nil)
 }
 
 // abandon ends every goroutine's context, and returns how much work was left.

@@ -60,7 +60,7 @@ func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked ti
 	span.EndWith(err)
 	c.store.Metrics.Timestamp(ctx, began, err)
 	if err != nil {
-		return 0, began, fmt.Errorf("txn: timestamp oracle: %w", err)
+		return 0, began, fmt.Errorf("percolator: timestamp oracle: %w", err)
 	}
 	c.ahead.Store(int64(ts) - time.Since(c.created).Microseconds())
 	return ts, began, nil

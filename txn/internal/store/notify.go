@@ -38,9 +38,9 @@ func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool)
 	}
 	switch {
 	case !ok:
-		return fmt.Errorf("txn: notification of %s: %w: no observer is registered for column %s of table %q; register one with changes.RegisterObserver, or start its worker", cell, format.ErrSchema, cell.Column(), cell.Table)
+		return fmt.Errorf("percolator: notification of %s: %w: no observer is registered for column %s of table %q; register one with changes.RegisterObserver, or start its worker", cell, format.ErrSchema, cell.Column(), cell.Table)
 	case weak && !registration.Weak:
-		return fmt.Errorf("txn: notification of %s: %w: column %s takes no weak notifications: its observers run when a transaction writes it", cell, format.ErrSchema, cell.Column())
+		return fmt.Errorf("percolator: notification of %s: %w: column %s takes no weak notifications: its observers run when a transaction writes it", cell, format.ErrSchema, cell.Column())
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func newRangeSet(list bigtable.RowRangeList) (RowSet, error) {
 // them. It makes the same RowRange again to prove that it read the bounds right.
 func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 	fail := func() (KeyRange, error) {
-		return KeyRange{}, fmt.Errorf("txn: the bounds of the row range %v cannot be read; this version of cloud.google.com/go/bigtable prints ranges differently", rr)
+		return KeyRange{}, fmt.Errorf("percolator: the bounds of the row range %v cannot be read; this version of cloud.google.com/go/bigtable prints ranges differently", rr)
 	}
 	text := rr.String()
 	if strings.HasPrefix(text, "(∞") {
@@ -153,7 +153,7 @@ func readEnd(text string) (end string, closed, ok bool) {
 
 func sameRange(a, b bigtable.RowRange) error {
 	if a != b {
-		return fmt.Errorf("txn: the bounds of the row range %v were read as %v", a, b)
+		return fmt.Errorf("percolator: the bounds of the row range %v were read as %v", a, b)
 	}
 	return nil
 }

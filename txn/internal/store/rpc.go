@@ -22,7 +22,7 @@ type rpcError struct {
 }
 
 func (e *rpcError) Error() string {
-	msg := fmt.Sprintf("txn: %s on table %q: %v", e.op, e.table, e.errs[len(e.errs)-1])
+	msg := fmt.Sprintf("percolator: %s on table %q: %v", e.op, e.table, e.errs[len(e.errs)-1])
 	if e.hint != "" {
 		msg += " (" + e.hint + ")"
 	}
@@ -115,14 +115,14 @@ func RPCErrors(err error) []error {
 }
 
 // Ended returns the error of an operation that ended with its context: errors.Is with the
-// context's error holds. doing says what the operation did, and last is its last error, or
-// nil.
+// context's error holds. doing names the package and says what the operation did, and last
+// is its last error, or nil.
 func Ended(ctx context.Context, doing string, last error) error {
 	err := contextError(ctx)
 	if last != nil && !errors.Is(last, ctx.Err()) {
-		return fmt.Errorf("txn: %s: %w (last error: %w)", doing, err, last)
+		return fmt.Errorf("%s: %w (last error: %w)", doing, err, last)
 	}
-	return fmt.Errorf("txn: %s: %w", doing, err)
+	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // RequestTimedOut reports whether a request ended at its own deadline, and not at ctx's.

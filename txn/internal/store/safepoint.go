@@ -141,7 +141,7 @@ func (s *SafePoint) readNewer(ctx context.Context, old *SafePointView) error {
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
 	case <-ctx.Done():
-		return Ended(ctx, "waiting for the safe point", nil)
+		return Ended(ctx, "percolator: waiting for the safe point", nil)
 	}
 	if v := s.View.Load(); v != old && v.fresh() {
 		return nil
@@ -166,7 +166,7 @@ func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return 0, Ended(ctx, fmt.Sprintf("reading the safe point from row %q of table %q (last read %v ago; transactions may rely on it for %v)", GCRowKey, s.store.Metadata.Name, time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge()), last)
+				return 0, Ended(ctx, fmt.Sprintf("percolator: reading the safe point from row %q of table %q (last read %v ago; transactions may rely on it for %v)", GCRowKey, s.store.Metadata.Name, time.Since(v.asked).Round(time.Millisecond), gctime.SafePointMaxAge()), last)
 			}
 		}
 	}
@@ -256,10 +256,10 @@ func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 	}
 	raw = row[DeployFamily][0].Value
 	if err := proto.Unmarshal(raw, record); err != nil {
-		return nil, nil, fmt.Errorf("txn: the safe point in row %q of table %q: %w: it does not parse: %w", GCRowKey, s.store.Metadata.Name, format.ErrCorrupt, err)
+		return nil, nil, fmt.Errorf("percolator: the safe point in row %q of table %q: %w: it does not parse: %w", GCRowKey, s.store.Metadata.Name, format.ErrCorrupt, err)
 	}
 	if err := format.CheckVersion(record, fmt.Sprintf("the safe point in row %q of table %q", GCRowKey, s.store.Metadata.Name)); err != nil {
-		return nil, nil, fmt.Errorf("txn: %w", err)
+		return nil, nil, fmt.Errorf("percolator: %w", err)
 	}
 	return record, raw, nil
 }
@@ -296,7 +296,7 @@ func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retentio
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return 0, Ended(ctx, "publishing the safe point", last)
+				return 0, Ended(ctx, "percolator: publishing the safe point", last)
 			}
 		}
 	}

@@ -76,10 +76,10 @@ func (s *Schema) IsObserved(c format.Column) bool {
 // or if the column is only for weak notifications.
 func (s *Schema) CheckWrite(table string, w *Write) error {
 	if !s.HasFamily(w.Cell.Family) {
-		return fmt.Errorf("txn: write of %s: %w: table %q has no family %q, only %s. Create the family, and record it with `percctl table init %s` or admin.InitTable", w.Cell, format.ErrSchema, table, w.Cell.Family, strings.Join(s.DataFamilies(), ", "), table)
+		return fmt.Errorf("percolator: write of %s: %w: table %q has no family %q, only %s. Create the family, and record it with `percctl table init %s` or admin.InitTable", w.Cell, format.ErrSchema, table, w.Cell.Family, strings.Join(s.DataFamilies(), ", "), table)
 	}
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
-		return fmt.Errorf("txn: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
+		return fmt.Errorf("percolator: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 		return nil, err
 	}
 	if len(row[DeployFamily]) == 0 {
-		return nil, fmt.Errorf("txn: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or admin.InitTable", src.table.Name, format.ErrNotInitialized, meta.Name, src.table.Name)
+		return nil, fmt.Errorf("percolator: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or admin.InitTable", src.table.Name, format.ErrNotInitialized, meta.Name, src.table.Name)
 	}
 	s, err := DecodeSchema(src.table.Name, row[DeployFamily][0].Value)
 	if err == nil {
@@ -221,7 +221,7 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 	case src.reloading <- struct{}{}:
 		defer func() { <-src.reloading }()
 	case <-ctx.Done():
-		return nil, Ended(ctx, fmt.Sprintf("reading the schema of table %q", src.table.Name), nil)
+		return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
 	}
 	if s := src.latest.Load(); s.loaded.After(old.loaded) {
 		return s, nil // another call has just read it
@@ -236,10 +236,10 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 func DecodeSchema(table string, value []byte) (*Schema, error) {
 	var m recordpb.TableSchema
 	if err := proto.Unmarshal(value, &m); err != nil {
-		return nil, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
+		return nil, fmt.Errorf("percolator: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 	}
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
-		return nil, fmt.Errorf("txn: %w", err)
+		return nil, fmt.Errorf("percolator: %w", err)
 	}
 	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}}
 	for _, o := range m.Observed {
@@ -271,7 +271,7 @@ func VerifyFamilies(ctx context.Context, admin *bigtable.AdminClient, table stri
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("txn: table %q: %w: the metadata families %s are missing; run `percctl table init %s` or admin.InitTable", table, format.ErrSchema, strings.Join(missing, ", "), table)
+		return nil, fmt.Errorf("percolator: table %q: %w: the metadata families %s are missing; run `percctl table init %s` or admin.InitTable", table, format.ErrSchema, strings.Join(missing, ", "), table)
 	}
 	slices.Sort(data)
 	return data, nil
@@ -296,9 +296,9 @@ func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 		if os.Getenv("BIGTABLE_EMULATOR_HOST") == "" {
 			return nil
 		}
-		return fmt.Errorf("txn: table %q, family %s: %w: its garbage-collection rule is empty instead of absent, and then the emulator can lose acknowledged writes; create the family with AdminClient.CreateColumnFamily or `percctl table init`, not with `cbt createfamily` or TableConf", table, f.Name, format.ErrSchema)
+		return fmt.Errorf("percolator: table %q, family %s: %w: its garbage-collection rule is empty instead of absent, and then the emulator can lose acknowledged writes; create the family with AdminClient.CreateColumnFamily or `percctl table init`, not with `cbt createfamily` or TableConf", table, f.Name, format.ErrSchema)
 	}
-	return fmt.Errorf("txn: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
+	return fmt.Errorf("percolator: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
 }
 
 // ColumnOf returns the column of an observed column's record.
@@ -330,10 +330,10 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	if len(stored[DeployFamily]) > 0 {
 		old = stored[DeployFamily][0].Value
 		if err := proto.Unmarshal(old, record); err != nil {
-			return false, fmt.Errorf("txn: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
+			return false, fmt.Errorf("percolator: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 		}
 		if err := format.CheckVersion(record, fmt.Sprintf("schema record of table %q", table)); err != nil {
-			return false, fmt.Errorf("txn: %w", err)
+			return false, fmt.Errorf("percolator: %w", err)
 		}
 	}
 	before := proto.Clone(record)

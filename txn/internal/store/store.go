@@ -97,7 +97,7 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 		Trace:  telemetry.NewTracing(cfg.TracerProvider, cfg.TraceRowKeys),
 	}
 	if s.Metrics, err = telemetry.NewMetrics(cfg.MeterProvider); err != nil {
-		return nil, fmt.Errorf("txn: metrics: %w", err)
+		return nil, fmt.Errorf("percolator: metrics: %w", err)
 	}
 	s.Clock.init(s)
 	return s, nil
@@ -116,7 +116,7 @@ func New(ctx context.Context, opener tableOpener, cfg Config) (*Store, error) {
 	}
 	s.Background = newBackground(s)
 	if err := s.Metrics.Watch(s.queued, s.safePointAge); err != nil {
-		return nil, fmt.Errorf("txn: metrics: %w", err)
+		return nil, fmt.Errorf("percolator: metrics: %w", err)
 	}
 	return s, nil
 }
@@ -130,7 +130,7 @@ func (s *Store) checkMetadata(ctx context.Context) (err error) {
 	s.SafePoint, err = newSafePoint(ctx, s)
 	for _, e := range RPCErrors(err) {
 		if status.Code(e) == codes.NotFound {
-			return fmt.Errorf("txn: metadata table %q does not exist: %w: run `percctl table init TABLE` or admin.InitTable (%w)", s.Config.MetadataTable, format.ErrNotInitialized, e)
+			return fmt.Errorf("percolator: metadata table %q does not exist: %w: run `percctl table init TABLE` or admin.InitTable (%w)", s.Config.MetadataTable, format.ErrNotInitialized, e)
 		}
 	}
 	return err
@@ -176,7 +176,7 @@ func (s *Store) Enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return fmt.Errorf("txn: %w", format.ErrClosed)
+		return fmt.Errorf("percolator: %w", format.ErrClosed)
 	}
 	s.open++
 	return nil
@@ -213,7 +213,7 @@ func (s *Store) Drain(ctx context.Context) error {
 	select {
 	case <-s.idle:
 	case <-ctx.Done():
-		errs = append(errs, Ended(ctx, "closing the client: some transactions were neither committed nor rolled back", nil))
+		errs = append(errs, Ended(ctx, "percolator: closing the client: some transactions were neither committed nor rolled back", nil))
 	}
 	return errors.Join(append(errs, s.Background.close(ctx), s.Metrics.Close())...)
 }
