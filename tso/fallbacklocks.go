@@ -47,7 +47,8 @@ func (f *fallbackLocks) try(ctx context.Context, atMost time.Duration, call func
 	part, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	err := call(part)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrLockUnknown) {
+	// A server at its limit answers other calls, for example who holds a lock.
+	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrLockUnknown) && !errors.Is(err, ErrLimit) {
 		f.mu.Lock()
 		f.down = time.Now().Add(firstDown)
 		f.mu.Unlock()

@@ -3,8 +3,9 @@ package tso
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 )
 
 // Locks is the paper's lightweight lock service (§2.4): named, advisory locks
@@ -20,7 +21,8 @@ import (
 type Locks interface {
 	// Acquire takes the lock for owner until ttl ends, or renews it if owner
 	// holds it. If another owner holds it, acquired is false and by says who
-	// holds it and for how much longer. After an error owner may hold it.
+	// holds it and for how much longer. After an error owner may hold it. A server
+	// that has no memory left for locks refuses with ErrLimit.
 	Acquire(ctx context.Context, name, owner string, ttl time.Duration) (acquired bool, by Holder, err error)
 
 	// Release removes the lock if owner holds it.
@@ -41,24 +43,6 @@ type Holder struct {
 // a lock that it does not have may be held nevertheless.
 var ErrLockUnknown = errors.New("tso: holder of the lock is not known yet")
 
-const (
-	// maxLockName bounds names and owners, in bytes: row keys may have 4 KiB,
-	// and prefix and escapes need some of that.
-	maxLockName = 2 << 10
-
-	// maxLockTTL bounds how long a lock can exclude other owners when its owner
-	// does not release it.
-	maxLockTTL = 10 * time.Minute
-)
-
 func checkLock(name, owner string, ttl time.Duration) error {
-	switch {
-	case name == "" || len(name) > maxLockName:
-		return fmt.Errorf("tso: lock name of %d bytes; it has to be 1 to %d", len(name), maxLockName)
-	case owner == "" || len(owner) > maxLockName:
-		return fmt.Errorf("tso: lock owner of %d bytes; it has to be 1 to %d", len(owner), maxLockName)
-	case ttl <= 0 || ttl > maxLockTTL:
-		return fmt.Errorf("tso: lock ttl of %s; it has to be positive and at most %s", ttl, maxLockTTL)
-	}
-	return nil
+	return locktable.Check(name, owner, ttl)
 }

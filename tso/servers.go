@@ -157,13 +157,15 @@ func (s *servers) round(ctx context.Context, ask func(*remote) (leader string, e
 	}
 }
 
-// callLeader makes a call to the lock service, at the first server that answers.
+// callLeader makes a call to the lock service, at the first server that answers. It
+// fails with ErrLimit when a server refuses the call, and no other one answers.
 func (s *servers) callLeader(ctx context.Context, call func(context.Context, tsopb.OracleClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	failed := s.unasked()
 	start, from, pause := time.Now(), int(s.leader.Load()), roundPause
 	for {
+		var limited error
 		for k := range s.all {
 			i := (from + k) % len(s.all)
 			actx, cancel := context.WithTimeout(ctx, s.attempt)
@@ -175,6 +177,10 @@ func (s *servers) callLeader(ctx context.Context, call func(context.Context, tso
 			if status.Code(err) == codes.Unavailable && status.Convert(err).Message() == ErrNotLeader.Error() {
 				err = &refusal{err.Error(), ErrNotLeader} // the server answers, and does not lead
 			}
+			if status.Code(err) == codes.ResourceExhausted {
+				err = fmt.Errorf("%w: %w", ErrLimit, err)
+				limited = cmp.Or(limited, err)
+			}
 			failed[i].Err = err
 			switch {
 			case s.closed():
@@ -185,7 +191,9 @@ func (s *servers) callLeader(ctx context.Context, call func(context.Context, tso
 				return errors.Join(&UnavailableError{Waited: time.Since(start), Servers: failed}, ctx.Err())
 			}
 		}
-		if err := agreed(failed); err != nil {
+		// Locks are advisory: the caller does without this one, or asks another
+		// lock service, sooner than a limit would be lifted.
+		if err := cmp.Or(agreed(failed), limited); err != nil {
 			return err
 		}
 		rest(ctx, pause/2+rand.N(pause))

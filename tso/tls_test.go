@@ -16,7 +16,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
@@ -155,6 +158,47 @@ func TestTLS(t *testing.T) {
 		}
 	})
 }
+
+// TestClientNames: of the certificates of a CA, a server serves those with a name
+// that it knows. Health checks need none.
+func TestClientNames(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		ca := newAuthority(t, t.TempDir(), "ca")
+		files := func(name string) tso.TLSFiles {
+			ca.make(name, ca)
+			return tso.TLSFiles{Cert: ca.path(name + ".crt"), Key: ca.path(name + ".key"), CA: ca.path("ca.crt"), ServerName: "a"}
+		}
+		serving, err := files("a").Server()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start("a", server.Config{Credentials: serving, ClientNames: []string{"billing", "search"}})
+		synctest.Wait()
+		for name, want := range map[string]error{"billing": nil, "search": nil, "stranger": errDenied} {
+			creds, err := files(name).Client()
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := c.Client(tso.ClientConfig{Credentials: creds}, "a")
+			began := time.Now()
+			_, err = client.Timestamp(t.Context())
+			_, _, lockErr := client.Locks().Acquire(t.Context(), name, name, time.Second)
+			for _, err := range []error{err, lockErr} {
+				if (want == nil) != (err == nil) || want != nil && (status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), want.Error())) {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if waited := time.Since(began); waited > time.Second {
+				t.Errorf("%s: the answer took %s", name, waited)
+			}
+			if _, err := healthpb.NewHealthClient(c.Dial("a", creds)).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+				t.Errorf("health for %s: %v", name, err)
+			}
+		}
+	})
+}
+
+var errDenied = errors.New(`does not serve certificates of ["stranger"]`)
 
 func TestTLSFiles(t *testing.T) {
 	dir := t.TempDir()

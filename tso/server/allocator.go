@@ -279,6 +279,17 @@ func (a *allocator) high() tso.Timestamp {
 	return max(a.next-1, 0)
 }
 
+// ahead returns how far oracle time is ahead of the clock; negative when it is
+// behind. It reports whether this server leads.
+func (a *allocator) ahead() (tso.Timestamp, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.leading {
+		return 0, false
+	}
+	return a.next - (tso.FromTime(a.cfg.Clock()) - a.offset), true
+}
+
 // handedOut is the number of timestamps handed out.
 func (a *allocator) handedOut() uint64 {
 	a.mu.Lock()

@@ -8,3 +8,21 @@ func (s *Server) Between(f func(), unchecked bool) {
 
 // LimitSubscribers replaces the bound on subscribers.
 func (s *Server) LimitSubscribers(n int) { s.service.hints.MaxSubscribers = n }
+
+// LimitClients replaces the bounds on connections, and on requests that run.
+func (s *Server) LimitClients(connections, requests int) {
+	l := s.service.limit
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = counts{connections: connections, requests: requests}
+}
+
+// LimitHintBytes replaces the bound on the memory of hints.
+func (s *Server) LimitHintBytes(n int) { s.service.hints.MaxBytes = n }
+
+// Locked returns the memory that advisory locks count.
+func (s *Server) Locked() int {
+	table, _ := s.service.locks.current()
+	_, bytes := table.Size()
+	return bytes
+}

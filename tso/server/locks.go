@@ -1,12 +1,12 @@
 package server
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 )
 
 // lockGrace is how long after a change of leader an absent lock is reported as
@@ -17,14 +17,16 @@ const lockGrace = 10 * time.Second
 // termLocks are the locks of one term of leadership. They live in memory.
 type termLocks struct {
 	mu    sync.Mutex
-	locks *tso.MemoryLocks
+	locks *locktable.Table
 	since time.Time // when the memory was lost; zero: never
 }
 
-func newTermLocks() *termLocks { return &termLocks{locks: tso.NewMemoryLocks()} }
+func newTermLocks() *termLocks {
+	return &termLocks{locks: locktable.New(maxLockBytes, maxClientLockBytes)}
+}
 
 // current returns the locks of the present term.
-func (l *termLocks) current() (*tso.MemoryLocks, time.Time) {
+func (l *termLocks) current() (*locktable.Table, time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.locks, l.since
@@ -34,19 +36,19 @@ func (l *termLocks) current() (*tso.MemoryLocks, time.Time) {
 func (l *termLocks) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.locks, l.since = tso.NewMemoryLocks(), time.Now()
+	l.locks, l.since = locktable.New(maxLockBytes, maxClientLockBytes), time.Now()
 }
 
 // holder says who holds a lock. It fails with tso.ErrLockUnknown while an absent
 // lock may be held nevertheless.
-func (l *termLocks) holder(ctx context.Context, name string) (tso.Holder, error) {
+func (l *termLocks) holder(name string) (locktable.Holder, error) {
 	locks, since := l.current()
-	by, err := locks.Holder(ctx, name)
+	by, err := locks.Holder(name)
 	if err != nil || by.Owner != "" || since.IsZero() {
 		return by, err
 	}
 	if age := time.Since(since); age < lockGrace {
-		return tso.Holder{}, fmt.Errorf("%w: the leader changed %s ago; ask again in %s", tso.ErrLockUnknown, age.Round(time.Millisecond), (lockGrace - age).Round(time.Millisecond))
+		return locktable.Holder{}, fmt.Errorf("%w: the leader changed %s ago; ask again in %s", tso.ErrLockUnknown, age.Round(time.Millisecond), (lockGrace - age).Round(time.Millisecond))
 	}
 	return by, nil
 }

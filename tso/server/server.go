@@ -82,6 +82,12 @@ type Config struct {
 	// Defaults to none: plain text, for loopback.
 	Credentials credentials.TransportCredentials
 
+	// ClientNames are the DNS names and URIs of the client certificates to serve,
+	// or the common names of those that have neither. Credentials have to ask for
+	// certificates, see [tso.TLSFiles.CA].
+	// Defaults to none: any client that Credentials accept.
+	ClientNames []string
+
 	// Reflection registers gRPC's reflection service.
 	// Defaults to false.
 	Reflection bool
@@ -173,9 +179,11 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	}
 	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
 	s.service = &service{
-		alloc: alloc, row: r, tel: tel, start: time.Now(),
+		alloc: alloc, row: r, tel: tel, log: leaderLog, start: time.Now(),
 		locks: newTermLocks(), hints: hint.NewRouter(),
 	}
+	s.service.hints.MaxBytes = maxHintBytes
+	s.service.limit = newLimits(cfg.ClientNames, s.service.refused)
 	s.changed(false)
 	s.health.SetServingStatus(LiveService, healthpb.HealthCheckResponse_SERVING)
 	return s, nil
@@ -204,13 +212,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		return errors.New("tso: Serve was called before on this Server; make another one with server.New")
 	}
 	s.cfg.Address = cmp.Or(s.cfg.Address, lis.Addr().String())
-	opts := []grpc.ServerOption{
-		grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// A request is a few bytes; batches of hints are the longest.
-		grpc.MaxRecvMsgSize(64 << 10),
-	}
+	opts := append(s.limited(s.service.limit), grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)))
 	if s.cfg.Credentials != nil {
 		opts = append(opts, grpc.Creds(s.cfg.Credentials))
 	}
@@ -231,7 +233,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	var running sync.WaitGroup
 	running.Go(func() { s.lead.run(electing) })
 	failed := make(chan error, 1)
-	running.Go(func() { failed <- server.Serve(lis) })
+	running.Go(func() { failed <- server.Serve(listener{lis, s.service.limit}) })
 	err = nil
 	select {
 	case <-ctx.Done():
@@ -242,6 +244,41 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	s.shutDown(server)
 	running.Wait()
 	return err
+}
+
+// ServeHealth serves health checks alone on a listener, in plain text, until stop is
+// called: for probes that speak no TLS. Serve answers them too.
+func (s *Server) ServeHealth(lis net.Listener) (stop func()) {
+	l := newLimits(nil, s.service.refused)
+	server := grpc.NewServer(s.limited(l)...)
+	healthpb.RegisterHealthServer(server, s.health)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(listener{lis, l}); err != nil {
+			s.log.Warn("tso: serving health checks failed", "address", lis.Addr(), "error", err)
+		}
+	})
+	return func() {
+		server.Stop()
+		serving.Wait()
+	}
+}
+
+// limited are the options that bound what connections use.
+func (s *Server) limited(l *limits) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.StatsHandler(conns{l}),
+		grpc.InTapHandle(l.admit),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeader),
+		grpc.InitialWindowSize(maxWindow),
+		grpc.InitialConnWindowSize(maxWindow),
+		grpc.ConnectionTimeout(maxHandshake),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.ReadBufferSize(4 << 10), // of each connection
+	}
 }
 
 // shutDown ends the connections. Streams of clients do not end by themselves, so

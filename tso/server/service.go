@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -13,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -24,9 +27,13 @@ type service struct {
 	alloc *allocator
 	row   *row.Row
 	tel   telemetry.Telemetry
+	log   *slog.Logger
+	limit *limits
 	locks *termLocks
 	hints *hint.Router
 	start time.Time
+
+	warned atomic.Int64 // the last minute with a warning of a limit
 
 	tsopb.UnimplementedOracleServer
 }
@@ -50,6 +57,9 @@ func (s *service) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsReq
 		if req.Count < 1 || req.Count > tso.MaxCount {
 			return status.Errorf(codes.InvalidArgument, "tso: %d timestamps asked for in one request; it has to be from 1 to %d", req.Count, tso.MaxCount)
 		}
+		if err := s.pace(ctx, tso.Timestamp(req.Count)); err != nil {
+			return err
+		}
 		first, err := s.alloc.allocate(ctx, tso.Timestamp(req.Count))
 		if err != nil {
 			if ctx.Err() != nil {
@@ -66,6 +76,38 @@ func (s *service) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsReq
 	}
 }
 
+// pace holds a request back if its client takes timestamps faster than the clock
+// makes them, before the timestamps are generated.
+func (s *service) pace(ctx context.Context, count tso.Timestamp) error {
+	ahead, leading := s.alloc.ahead()
+	if !leading {
+		return nil
+	}
+	wait, err := s.limit.pace(clientOf(ctx), count, ahead)
+	if err != nil {
+		s.refused("rate")
+		return err
+	}
+	if wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return nil
+}
+
+// refused counts a request that is beyond a limit, and logs one a minute.
+func (s *service) refused(limit string) {
+	s.tel.Limited(limit)
+	if now := time.Now().Unix() / 60; s.warned.Swap(now) != now {
+		s.log.Warn("tso: a client is refused because of a limit; further ones of this minute are not logged", "limit", limit)
+	}
+}
+
 // Status returns the state of this server, whether it leads or not.
 func (s *service) Status(_ context.Context, req *tsopb.StatusRequest) (*tsopb.StatusResponse, error) {
 	if err := checkFormat(req.FormatVersion); err != nil {
@@ -79,7 +121,8 @@ func (s *service) status() *tsopb.StatusResponse {
 	r.FormatVersion = format.Version
 	r.BigtableRpcs, r.BigtableWrites = s.row.RPCs(), s.row.Writes()
 	locks, _ := s.locks.current()
-	r.Locks = uint64(locks.Len())
+	held, _ := locks.Size()
+	r.Locks = uint64(held)
 	h := s.hints.Stats()
 	r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted = h.Received, h.Delivered, h.Dropped, h.Unwanted
 	r.HintSubscribers = uint64(h.Subscribers)
@@ -127,6 +170,7 @@ func (s *service) SubscribeHints(req *tsopb.SubscribeHintsRequest, stream grpc.S
 	case errors.Is(err, hint.ErrStopped):
 		return stream.Send(&tsopb.SubscribeHintsResponse{NotLeader: s.alloc.refusal(tso.ErrNotLeader)})
 	case err != nil:
+		s.refused("hints")
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	var batch []hint.Hint // not delivered yet
@@ -166,31 +210,35 @@ func (s *service) Acquire(ctx context.Context, req *tsopb.AcquireRequest) (*tsop
 		return nil, err
 	}
 	locks, _ := s.locks.current()
-	ok, by, err := locks.Acquire(ctx, string(req.Name), string(req.Owner), time.Duration(req.TtlUs)*time.Microsecond)
-	if err != nil {
+	ok, by, err := locks.Acquire(string(req.Name), string(req.Owner), time.Duration(req.TtlUs)*time.Microsecond, clientOf(ctx))
+	switch {
+	case errors.Is(err, locktable.ErrFull):
+		s.refused("locks")
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	case err != nil:
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &tsopb.AcquireResponse{Acquired: ok, Owner: []byte(by.Owner), LeftUs: by.Left.Microseconds()}, nil
 }
 
 // Release removes an advisory lock.
-func (s *service) Release(ctx context.Context, req *tsopb.ReleaseRequest) (*tsopb.ReleaseResponse, error) {
+func (s *service) Release(_ context.Context, req *tsopb.ReleaseRequest) (*tsopb.ReleaseResponse, error) {
 	if err := s.serveLocks(req.FormatVersion); err != nil {
 		return nil, err
 	}
 	locks, _ := s.locks.current()
-	if err := locks.Release(ctx, string(req.Name), string(req.Owner)); err != nil {
+	if err := locks.Release(string(req.Name), string(req.Owner)); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &tsopb.ReleaseResponse{}, nil
 }
 
 // Holder says who holds an advisory lock.
-func (s *service) Holder(ctx context.Context, req *tsopb.HolderRequest) (*tsopb.HolderResponse, error) {
+func (s *service) Holder(_ context.Context, req *tsopb.HolderRequest) (*tsopb.HolderResponse, error) {
 	if err := s.serveLocks(req.FormatVersion); err != nil {
 		return nil, err
 	}
-	by, err := s.locks.holder(ctx, string(req.Name))
+	by, err := s.locks.holder(string(req.Name))
 	if errors.Is(err, tso.ErrLockUnknown) {
 		return nil, status.Error(codes.Aborted, err.Error())
 	}

@@ -15,6 +15,10 @@ func NewQueue() Queue {
 	return Queue{Ready: make(chan struct{}, 1), waits: map[Hint]struct{}{}}
 }
 
+// memory is about what the queue holds of memory, in bytes: beside the hint itself,
+// the map and the slice have each hint once.
+func (q *Queue) memory() int { return q.bytes + 128*len(q.order) }
+
 // Len returns how many hints wait.
 func (q *Queue) Len() int { return len(q.order) }
 

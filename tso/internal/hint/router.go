@@ -21,7 +21,10 @@ type Stats struct {
 // ErrStopped says that a router accepts no hints and subscribers for now.
 var ErrStopped = errors.New("tso: hints are stopped")
 
-var errTooManySubscribers = errors.New("tso: too many subscribers for hints")
+var (
+	errTooManySubscribers = errors.New("tso: too many subscribers for hints")
+	errFull               = errors.New("tso: no memory is left for subscriptions to hints")
+)
 
 // tries is how many subscribers the router tries for one hint before it drops
 // the hint: enough to get past a few that are stuck, few enough to cost little
@@ -36,7 +39,12 @@ type Router struct {
 	// MaxSubscribers bounds the subscribers.
 	MaxSubscribers int
 
+	// MaxBytes bounds the memory of all topics and of the hints that wait. 0 means
+	// no bound.
+	MaxBytes int
+
 	mu      sync.Mutex
+	bytes   int
 	stopped bool
 	topics  map[string][]*Subscriber
 	stats   Stats // Subscribers included
@@ -93,15 +101,40 @@ func (r *Router) route(h Hint) {
 			first = second
 		}
 	}
-	if first.queue.Add(h) {
+	if r.add(first, h) {
 		return
 	}
 	for k := range min(n, tries) {
-		if all[(i+k)%n].queue.Add(h) {
+		if r.add(all[(i+k)%n], h) {
 			return
 		}
 	}
 	r.stats.Dropped++
+}
+
+// add gives h to a subscriber, unless its queue or the router is full. It is called
+// with mu held.
+func (r *Router) add(s *Subscriber, h Hint) (ok bool) {
+	if r.MaxBytes > 0 && r.bytes+h.size() > r.MaxBytes {
+		return false
+	}
+	r.counted(s, func() { ok = s.queue.Add(h) })
+	return ok
+}
+
+// counted counts what f changes of a subscriber's queue. It is called with mu held.
+func (r *Router) counted(s *Subscriber, f func()) {
+	before := s.queue.memory()
+	f()
+	r.bytes += s.queue.memory() - before
+}
+
+// memory is about what a subscriber's topics hold of memory, in bytes.
+func (s *Subscriber) memory() (n int) {
+	for _, t := range s.topics {
+		n += len(t) + 128
+	}
+	return n
 }
 
 // Subscribe calls deliver with hints of these topics, one call at a time, until
@@ -145,6 +178,10 @@ func (r *Router) Join(topics []string) (*Subscriber, error) {
 		return nil, fmt.Errorf("%w: there are %d", errTooManySubscribers, r.MaxSubscribers)
 	}
 	s := &Subscriber{topics: topics, queue: NewQueue(), Ended: make(chan struct{})}
+	if r.MaxBytes > 0 && r.bytes+s.memory() > r.MaxBytes {
+		return nil, fmt.Errorf("%w: there are %d bytes for all", errFull, r.MaxBytes)
+	}
+	r.bytes += s.memory()
 	for _, t := range topics {
 		r.topics[t] = append(r.topics[t], s)
 	}
@@ -164,13 +201,16 @@ func (r *Router) Leave(s *Subscriber, undelivered []Hint) {
 	default:
 	}
 	r.stats.Subscribers--
+	r.bytes -= s.memory()
+	var waited []Hint
+	r.counted(s, func() { waited = s.queue.Drain() })
 	for _, t := range s.topics {
 		rest := slices.DeleteFunc(r.topics[t], func(o *Subscriber) bool { return o == s })
 		if r.topics[t] = rest; len(rest) == 0 {
 			delete(r.topics, t)
 		}
 	}
-	for _, h := range append(slices.Clip(undelivered), s.queue.Drain()...) {
+	for _, h := range append(slices.Clip(undelivered), waited...) {
 		if len(r.topics[h.Topic]) == 0 {
 			r.stats.Dropped++ // not unwanted: this one wanted it
 			continue
@@ -183,7 +223,9 @@ func (r *Router) Leave(s *Subscriber, undelivered []Hint) {
 func (r *Router) Take(s *Subscriber) []Hint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return s.queue.Take()
+	var batch []Hint
+	r.counted(s, func() { batch = s.queue.Take() })
+	return batch
 }
 
 // Delivered counts n hints as delivered.
@@ -212,6 +254,7 @@ func (r *Router) Reset(stopped bool) {
 		}
 	}
 	clear(r.topics)
+	r.bytes = 0
 }
 
 // Stats returns the counters.

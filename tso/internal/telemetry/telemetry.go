@@ -31,6 +31,7 @@ const (
 	attrRole    = attribute.Key("percolator.oracle.role")
 	attrOutcome = attribute.Key("percolator.outcome")
 	attrBatch   = attribute.Key("percolator.oracle.batch")
+	attrLimit   = attribute.Key("percolator.oracle.limit")
 	attrEpoch   = attribute.Key("percolator.oracle.epoch")
 )
 
@@ -58,6 +59,7 @@ type Telemetry struct {
 	duration  metric.Float64Histogram
 	batch     metric.Int64Histogram
 	failovers metric.Int64Counter
+	limited   metric.Int64Counter
 }
 
 // New makes the instruments. One that cannot be made does not prevent the
@@ -75,6 +77,9 @@ func New(role string, tracers trace.TracerProvider, meters metric.MeterProvider,
 		duration:  in.Seconds("percolator.oracle.request.duration", "Duration of requests for ranges of timestamps.", .0001, .0005, .001, .005, .01, .05, .1, .5, 1, 5, 10),
 		batch:     in.Sizes("percolator.oracle.batch.size", "{timestamp}", "Callers that shared one request.", 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384),
 		failovers: in.Counter("percolator.oracle.failovers", "{failover}", "Changes of a client from one server to another."),
+	}
+	if role == RoleServer {
+		t.limited = in.Counter("percolator.oracle.limited", "{request}", "Requests and connections that a server refused because of a limit, by limit.")
 	}
 	if err := in.Err(); err != nil {
 		log.Warn("tso: making metrics failed", "error", err)
@@ -151,6 +156,13 @@ func (t *Telemetry) FailedOver() {
 func (t *Telemetry) Refused(err error) {
 	if ctx := context.Background(); t.requests != nil && t.requests.Enabled(ctx) {
 		t.requests.Add(ctx, 1, metric.WithAttributes(attrRole.String(t.role), attrOutcome.String(t.outcome(err))))
+	}
+}
+
+// Limited counts a refusal because of a limit.
+func (t *Telemetry) Limited(limit string) {
+	if ctx := context.Background(); t.limited != nil && t.limited.Enabled(ctx) {
+		t.limited.Add(ctx, 1, metric.WithAttributes(attrLimit.String(limit)))
 	}
 }
 

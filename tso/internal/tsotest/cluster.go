@@ -13,6 +13,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -132,10 +133,16 @@ func (c *Cluster) Client(cfg tso.ClientConfig, names ...string) *tso.Client {
 	return client
 }
 
-// Raw is a connection below the client.
+// Raw is a connection below the client, in plain text.
 func (c *Cluster) Raw(name string) *grpc.ClientConn {
 	c.E.T.Helper()
-	conn, err := grpc.NewClient("passthrough:"+name, grpc.WithContextDialer(c.dialer), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return c.Dial(name, insecure.NewCredentials())
+}
+
+// Dial is a connection below the client.
+func (c *Cluster) Dial(name string, creds credentials.TransportCredentials) *grpc.ClientConn {
+	c.E.T.Helper()
+	conn, err := grpc.NewClient("passthrough:"+name, grpc.WithContextDialer(c.dialer), grpc.WithTransportCredentials(creds))
 	if err != nil {
 		c.E.T.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package tsocmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -20,7 +21,9 @@ import (
 type serveOptions struct {
 	bigtable   connect.Flags
 	tls        tlsFlags
+	names      []string
 	listen     string
+	health     string
 	advertise  string
 	name       string
 	lease      time.Duration
@@ -49,6 +52,7 @@ service name "live" as long as the process works.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&opts.listen, "listen", "127.0.0.1:7070", "address to listen on, host:port (port 0: any free port)")
+	f.StringVar(&opts.health, "health-listen", "", "address for health checks alone, without TLS, host:port (default: the one of --listen)")
 	f.StringVar(&opts.advertise, "advertise", "", "address for clients to connect to, host:port (default: the one of --listen)")
 	f.StringVar(&opts.name, "name", "", "name of this server in the row, status and logs (default: host/process)")
 	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long the server leads without renewing its lease; if it dies, no timestamps are handed out for as long")
@@ -56,6 +60,7 @@ service name "live" as long as the process works.`,
 	f.StringVar(&opts.profile, "cpu-profile", "", "write a CPU profile to this file")
 	opts.bigtable.Add(f)
 	opts.tls.addServer(f)
+	f.StringSliceVar(&opts.names, "tls-client-name", nil, "serve only certificates with one of these DNS names, URIs or common names (default: any certificate of --tls-client-ca)")
 	return cmd
 }
 
@@ -68,8 +73,11 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(s.Err, nil)))
 	cfg := server.Config{
 		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,
+		ClientNames: opts.names,
 	}
 	switch files := opts.tls.TLSFiles; {
+	case len(opts.names) > 0 && files.CA == "":
+		return cli.Usagef("--tls-client-name needs --tls-client-ca: without it clients show no certificate")
 	case files == (tso.TLSFiles{}):
 	case files.Cert == "" || files.Key == "":
 		return cli.Usagef("--tls-cert and --tls-key need each other; --tls-client-ca needs both")
@@ -100,7 +108,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 		case cfg.Credentials == nil:
 			log.Warn("SERVING OTHER MACHINES WITHOUT TLS: anyone who can reach this address can use up timestamps, and read or forge them on the network; use --tls-cert, --tls-key and --tls-client-ca, or --listen 127.0.0.1:7070", "address", lis.Addr())
 		case opts.tls.CA == "":
-			log.Warn("serving other machines without --tls-client-ca: anyone who can reach this address can take timestamps", "address", lis.Addr())
+			log.Warn("serving other machines without --tls-client-ca: anyone who can reach this address can take timestamps and advisory locks", "address", lis.Addr())
 		}
 		if opts.advertise == "" {
 			log.Warn("--advertise is not set: clients connect to the address of --listen", "address", lis.Addr())
@@ -113,6 +121,14 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 	defer stop()
 	if _, err := fmt.Fprintf(s.Out, "%s\n", lis.Addr()); err != nil {
 		return err
+	}
+	if opts.health != "" {
+		healthLis, err := lc.Listen(ctx, "tcp", opts.health)
+		if err != nil {
+			return errors.Join(fmt.Errorf("listening on %s: %w", opts.health, err), lis.Close())
+		}
+		log.Info("answering health checks", "address", healthLis.Addr())
+		defer srv.ServeHealth(healthLis)()
 	}
 	return srv.Serve(ctx, lis)
 }

@@ -54,6 +54,7 @@ func TestUsage(t *testing.T) {
 		{"--timeout 0s: it has to be positive", []string{"mode", "--timeout", "0s"}},
 		{"host:port", []string{"serve", "--advertise", "tso-0"}},
 		{"host:port", []string{"serve", "--advertise", ":7070"}},
+		{"--tls-client-name needs --tls-client-ca", []string{"serve", "--tls-client-name", "billing"}},
 		{"above the largest one", []string{"decode", fmt.Sprint(int64(tso.Max) + 1)}},
 		{`"hello" is not valid`, []string{"decode", "hello"}},
 		{"negative", []string{"decode", "--", "-5"}},

@@ -261,6 +261,9 @@ func step(callers int) int {
 // line measures one line of the table with all clients. It calls started when the
 // clients have their orders.
 func (b *run) line(ctx context.Context, what string, callers int, started func()) (line, error) {
+	if err := b.rest(ctx); err != nil {
+		return line{}, err
+	}
 	before, err := b.writes(ctx)
 	if err != nil {
 		return line{}, err
@@ -311,6 +314,28 @@ func (b *run) line(ctx context.Context, what string, callers int, started func()
 		}
 	}
 	return line, nil
+}
+
+// rest waits until the clock has caught up with oracle time: a server slows down
+// clients that are far ahead, and lines before this one must not slow it down.
+func (b *run) rest(ctx context.Context) error {
+	for _, a := range b.addrs {
+		st, err := tso.ServerStatus(ctx, tso.ClientConfig{Addresses: []string{a}})
+		if err != nil {
+			return err
+		}
+		if !st.Leading {
+			continue
+		}
+		t := time.NewTimer(-st.Lag())
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // writes returns how often the servers have written to Bigtable.

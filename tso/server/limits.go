@@ -1,0 +1,337 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+)
+
+// What clients may use of a server. A client is one connection, because a process
+// has one. docs/oracle.md has the table.
+const (
+	// maxConnections bounds the connections whose requests are served. Some more
+	// are accepted, to tell their clients why they are refused.
+	maxConnections = 4096
+	moreRefused    = 256
+
+	// maxStreams bounds the requests of one connection that run at a time. A gRPC
+	// client waits with further ones, so this is far more than a client needs.
+	// maxLong bounds those that run until the client ends them.
+	maxStreams = 256
+	maxLong    = 64
+
+	// maxRequests bounds the requests of all connections that run at a time.
+	maxRequests = 8192
+
+	// maxLockBytes bounds the memory of advisory locks, maxClientLockBytes that of
+	// one connection's.
+	maxLockBytes       = 64 << 20
+	maxClientLockBytes = 8 << 20
+
+	// maxHintBytes bounds the memory of subscriptions and of hints that wait.
+	maxHintBytes = 64 << 20
+
+	// maxHeader and maxWindow bound what a connection may send before the server
+	// reads it. A larger window would not make a client faster that waits for each
+	// answer.
+	maxHeader  = 16 << 10
+	maxWindow  = 64 << 10
+	maxMessage = 64 << 10 // batches of hints are the longest
+
+	// maxHandshake bounds how long a connection takes to begin with TLS and HTTP/2.
+	maxHandshake = 10 * time.Second
+)
+
+// How far clients may move oracle time ahead of the clock, in microseconds, which
+// is also a number of timestamps.
+const (
+	// clientAhead is for one client. It is less than the 7.5 seconds for which the
+	// lock of a live client is valid at least (three quarters of LockTTL). So one
+	// client that asks without end does not make locks of other clients look dead.
+	clientAhead = 5e6
+
+	// allAhead is for all clients together, the same as MaxStep's default.
+	allAhead = 60e6
+
+	// leastShare is the part of what the clock makes that one client may take, at
+	// least.
+	leastShare = 1.0 / 8
+
+	// maxPause is how long the server may hold back an answer. It is less than a
+	// client's patience with a server that does not answer.
+	maxPause = 250 * time.Millisecond
+)
+
+// limits counts what clients use, and refuses what is too much.
+type limits struct {
+	names    []string // that certificates may have; none: any
+	each     counts   // the bounds of one connection
+	all      counts   // the bounds of all connections
+	refusals func(reason string)
+
+	mu     sync.Mutex
+	used   counts
+	common credit // of all clients, while oracle time is far ahead
+}
+
+// counts are numbers of what is open.
+type counts struct{ connections, requests, long int }
+
+func newLimits(names []string, refusals func(reason string)) *limits {
+	return &limits{
+		names: names, refusals: refusals,
+		each: counts{requests: maxStreams, long: maxLong},
+		all:  counts{connections: maxConnections, requests: maxRequests},
+	}
+}
+
+// A client is one connection. The mutex of limits guards it.
+type client struct {
+	excess bool // one connection too many: its requests are refused
+	used   counts
+
+	own credit
+}
+
+type clientKey struct{}
+
+// clientOf returns the client of a request.
+func clientOf(ctx context.Context) *client {
+	c, _ := ctx.Value(clientKey{}).(*client)
+	return c
+}
+
+// conns is a [stats.Handler] that gives each connection its client.
+type conns struct{ limits *limits }
+
+// TagConn implements [stats.Handler].
+func (h conns) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	l := h.limits
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return context.WithValue(ctx, clientKey{}, &client{excess: l.used.connections > l.all.connections})
+}
+
+// HandleConn implements [stats.Handler].
+func (conns) HandleConn(context.Context, stats.ConnStats) {}
+
+// TagRPC implements [stats.Handler].
+func (conns) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements [stats.Handler].
+func (conns) HandleRPC(context.Context, stats.RPCStats) {}
+
+// Requests that end by themselves, and those that need no name.
+var (
+	short = shortMethods()
+	open  = []string{healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName, healthpb.Health_List_FullMethodName}
+)
+
+func shortMethods() map[string]bool {
+	m := map[string]bool{healthpb.Health_Check_FullMethodName: true, healthpb.Health_List_FullMethodName: true}
+	for _, method := range tsopb.Oracle_ServiceDesc.Methods {
+		m["/"+tsopb.Oracle_ServiceDesc.ServiceName+"/"+method.MethodName] = true
+	}
+	return m
+}
+
+// admit is a [tap.ServerInHandle]: it counts a request before anything of it is
+// read, until its context ends.
+func (l *limits) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if !slices.Contains(open, info.FullMethodName) {
+		if err := l.permit(ctx); err != nil {
+			l.refusals("name")
+			return ctx, err
+		}
+	}
+	c := clientOf(ctx)
+	n := counts{requests: 1}
+	if !short[info.FullMethodName] {
+		n.long = 1
+	}
+	if reason, err := l.begin(c, n); err != nil {
+		l.refusals(reason)
+		return ctx, err
+	}
+	context.AfterFunc(ctx, func() { l.end(c, n) })
+	return ctx, nil
+}
+
+func (l *limits) begin(c *client, n counts) (reason string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	refuse := status.Errorf
+	switch {
+	case c.excess:
+		return "connections", refuse(codes.ResourceExhausted, "tso: this server serves %d connections and no more: close those that are not needed", l.all.connections)
+	case l.used.requests+n.requests > l.all.requests:
+		return "requests", refuse(codes.ResourceExhausted, "tso: this server serves %d requests at a time and no more: try again later", l.all.requests)
+	case c.used.long+n.long > l.each.long:
+		return "streams", refuse(codes.ResourceExhausted, "tso: this connection has %d streams, which is the limit: use one tso.Client in a process, and fewer subscriptions", c.used.long)
+	}
+	l.used.requests += n.requests
+	l.used.long += n.long
+	c.used.long += n.long
+	return "", nil
+}
+
+func (l *limits) end(c *client, n counts) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.used.requests -= n.requests
+	l.used.long -= n.long
+	c.used.long -= n.long
+}
+
+// present returns what is open.
+func (l *limits) present() counts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used
+}
+
+// permit refuses a client whose certificate has none of the names.
+func (l *limits) permit(ctx context.Context) error {
+	if len(l.names) == 0 {
+		return nil
+	}
+	var state tls.ConnectionState
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			state = info.State
+		}
+	}
+	if len(state.VerifiedChains) == 0 {
+		return status.Error(codes.Unauthenticated, "tso: this server serves only clients with a certificate")
+	}
+	names := certificateNames(state.VerifiedChains[0][0])
+	for _, name := range names {
+		if slices.Contains(l.names, name) {
+			return nil
+		}
+	}
+	return status.Errorf(codes.PermissionDenied, "tso: this server does not serve certificates of %q", names)
+}
+
+// certificateNames returns whom a certificate is for: its DNS names and URIs, or
+// its common name if it has neither.
+func certificateNames(c *x509.Certificate) []string {
+	names := slices.Clone(c.DNSNames)
+	for _, u := range c.URIs {
+		names = append(names, u.String())
+	}
+	if len(names) == 0 {
+		names = append(names, c.Subject.CommonName)
+	}
+	return names
+}
+
+// pace returns how long the answer to a request for count timestamps has to wait,
+// with oracle time this far ahead of the clock. It fails if that is too long.
+//
+// A client may take timestamps as fast as the clock makes them, 1 per microsecond,
+// and clientAhead more at once. Both become less while oracle time is ahead, down
+// to leastShare. From there on, all clients together may take half of what the
+// clock makes, whether few or many, new or old, so the clock catches up. Without
+// clients that ask without end, only a clock that was set back or an operator who
+// advanced the oracle leads there.
+func (l *limits) pace(c *client, count, ahead tso.Timestamp) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	free := min(max(1-float64(ahead)/allAhead, 0), 1)
+	share := max(free, leastShare)
+	if c.own.at.IsZero() {
+		c.own = credit{clientAhead * free, now}
+	}
+	c.own.refill(now, share, max(clientAhead*free, leastShare*1e6))
+	wait := c.own.wait(count, share)
+	if free < leastShare {
+		l.common.refill(now, 0.5, float64(tso.MaxCount))
+		wait = max(wait, l.common.wait(count, 0.5))
+	}
+	if wait > maxPause {
+		return 0, status.Errorf(codes.ResourceExhausted, "tso: timestamps are taken faster than the clock makes them, and oracle time is %s ahead: wait %s before asking for %d", (time.Duration(ahead) * time.Microsecond).Round(time.Millisecond), wait.Round(time.Millisecond), count)
+	}
+	c.own.left -= float64(count)
+	if free < leastShare {
+		l.common.left -= float64(count)
+	}
+	return wait, nil
+}
+
+// credit is how many timestamps may be taken at once.
+type credit struct {
+	left float64 // negative: what waits already
+	at   time.Time
+}
+
+// refill adds what the time since the last refill gives, up to most.
+func (c *credit) refill(now time.Time, perMicrosecond, most float64) {
+	c.left = min(c.left+float64(now.Sub(c.at).Microseconds())*perMicrosecond, most)
+	c.at = now
+}
+
+// wait is how long it takes until there are count.
+func (c *credit) wait(count tso.Timestamp, perMicrosecond float64) time.Duration {
+	return time.Duration(max(float64(count)-c.left, 0)/perMicrosecond) * time.Microsecond
+}
+
+// connected counts a connection, or takes one off. It reports false for one that is
+// not to be kept.
+func (l *limits) connected(n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n > 0 && l.used.connections >= l.all.connections+moreRefused {
+		return false
+	}
+	l.used.connections += n
+	return true
+}
+
+// listener counts connections, before TLS and HTTP/2 too, and closes those that are
+// too many.
+type listener struct {
+	net.Listener
+	limits *limits
+}
+
+func (l listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		switch {
+		case err != nil:
+			return nil, err
+		case l.limits.connected(1):
+			return &conn{Conn: c, closed: func() { l.limits.connected(-1) }}, nil
+		}
+		l.limits.refusals("connections")
+		_ = c.Close()
+	}
+}
+
+type conn struct {
+	net.Conn
+	once   sync.Once
+	closed func()
+}
+
+func (c *conn) Close() error {
+	c.once.Do(c.closed)
+	return c.Conn.Close()
+}
