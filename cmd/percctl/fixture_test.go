@@ -23,7 +23,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Far enough in the past for every ttl to have expired, and a ttl of twenty years.
+// Far enough in the past for every ttl to have expired, but one of twenty years. No
+// client writes such a lock: leave stretches it.
 var pastBegin = tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC))
 
 const (
@@ -239,7 +240,7 @@ func (f *fixture) commits(ctx context.Context) error {
 }
 
 // leave runs a transaction, primary first, whose client dies before a step.
-func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, cfg txn.Config, cells ...string) error {
+func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, cfg txn.Config, cells ...string) (err error) {
 	primary, err := format.ParseCell(cells[0])
 	if err != nil {
 		return err
@@ -249,6 +250,10 @@ func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, c
 		return c.Step == before && (before != txntest.StepPrewrite || c.Row == primary.Row)
 	}, txntest.Crash, 0)
 	cfg.Oracle = &f.past
+	if cfg.LockTTL == longTTL {
+		cfg.LockTTL = shortTTL
+		defer func(ctx context.Context) { err = errors.Join(err, f.stretch(ctx, cells)) }(ctx)
+	}
 	c, err := f.client(ctx, cfg, faults.DialOptions()...)
 	if err != nil {
 		return err
@@ -284,6 +289,38 @@ func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, c
 		err = nil
 	}
 	return err
+}
+
+// stretch gives the locks on cells a ttl of twenty years.
+func (f *fixture) stretch(ctx context.Context, cells []string) error {
+	for _, name := range cells {
+		at, err := format.ParseCell(name)
+		if err != nil {
+			return err
+		}
+		table := f.bt.Open(at.Table)
+		row, err := table.ReadRow(ctx, at.Row)
+		if err != nil {
+			return err
+		}
+		for _, item := range row[format.LockFamily] {
+			_, cell, err := format.MetadataCell(at.Table, at.Row, item)
+			if err != nil || cell != at {
+				continue
+			}
+			lock, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+			if err != nil {
+				return err
+			}
+			lock.TTL = longTTL
+			m := bigtable.NewMutation()
+			m.Set(format.LockFamily, strings.TrimPrefix(item.Column, format.LockFamily+":"), item.Timestamp, format.EncodeLock(lock))
+			if err := table.Apply(ctx, at.Row, m); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // awaitLock returns once a cell is locked.
