@@ -63,6 +63,26 @@ func TestHungTokenRenewal(t *testing.T) {
 	})
 }
 
+// A snapshot with Hold waits for a renewal of the token that hangs, but not longer than its
+// caller wants. Before the fix it waited with a mutex.
+func TestHoldBesideHungRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newFaultyClient(t, txn.Config{})
+		mustSet(t, c, "1", "warm") // writes the token
+		synctest.Wait()
+		renewal := faults.OnStep(txntest.StepToken, txntest.Hold)
+		<-renewal.Fired()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if _, err := c.Snapshot(ctx, txn.Hold()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 100*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		renewal.Release()
+		takeSnapshot(t, c, txn.Hold()).Release()
+	})
+}
+
 // If one heartbeat hangs, the client gives it up in time for the next one. Before the
 // fix the primary lock expired.
 func TestHungHeartbeat(t *testing.T) {

@@ -40,7 +40,7 @@ type Token struct {
 	resolver *Resolver
 	Name     string // empty when Config.TokenTTL is negative
 
-	writing sync.Mutex // held while the token is written
+	writing chan struct{} // contains a value while the token is written
 
 	mu       sync.Mutex
 	starting chan struct{} // closed when the first write has ended; nil if none is under way
@@ -58,7 +58,7 @@ type Token struct {
 }
 
 func newToken(r *Resolver) *Token {
-	t := &Token{resolver: r, expiries: map[string]tso.Timestamp{}}
+	t := &Token{resolver: r, writing: make(chan struct{}, 1), expiries: map[string]tso.Timestamp{}}
 	if r.Config.TokenTTL > 0 {
 		t.Name = rand.Text()
 	}
@@ -120,8 +120,12 @@ func (t *Token) start(ctx context.Context, done chan struct{}) {
 // Config.TokenTTL after now.
 func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	// One write at a time. Otherwise a slow renewal could overwrite a newer hold.
-	t.writing.Lock()
-	defer t.writing.Unlock()
+	select {
+	case t.writing <- struct{}{}:
+		defer func() { <-t.writing }()
+	case <-ctx.Done():
+		return store.Ended(ctx, "waiting to write the worker token", nil)
+	}
 	host, _ := os.Hostname()
 	t.mu.Lock()
 	started, observers := t.started, t.observers
