@@ -2,10 +2,10 @@ package emulator_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
+	"maps"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -13,291 +13,161 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
+	"pgregory.net/rapid"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
-var (
-	metamorphics    = flag.Int("metamorphics", 25, "how many histories TestMetamorphic runs, each under several options")
-	metamorphicSeed = flag.Uint64("metamorphic-seed", 0, "seed of the first of them; 0: by chance")
-)
-
-// An action is one step of a history in which transactions overlap. Steps run one after
-// the other.
-type action struct {
-	kind  string // begin, get, row, set, delete, lock, commit, rollback, stale
-	txn   int
-	key   int
-	value string
+// A plan is a history before it runs: clients with options, tables, and steps that run one
+// after the other.
+type plan struct {
+	metadata string // the metadata table
+	oracle   string // direct, served or local
+	clients  []txn.Config
+	admins   []bool // which clients have Config.Admin
+	slow     bool   // requests take some time
+	late     int    // of a hundred requests, how many are sent again, or for secondaries are kept, for a while
+	seed     uint64 // of both
+	columns  []txn.Column
+	observed int // how many columns of the first table are observed
+	plain    []planStep
+	steps    []planStep
 }
 
-const metamorphicClients = 2
-
-const metamorphicKeys = 8 // in four rows of two tables, with two columns each
-
-func metamorphicCell(key int) txn.Cell {
-	return txn.Cell{Table: crashTables[key%2], Row: fmt.Sprintf("row%d", key/4), Family: "f", Qualifier: fmt.Sprintf("q%d", key/2%2)}
+// A planStep is one step. Which fields count depends on its kind.
+type planStep struct {
+	kind    string
+	client  int
+	which   int // of the open transactions or snapshots
+	table   int
+	row     string
+	more    []string // rows that a write changes, too
+	columns []txn.Column
+	value   string
+	txn     txnChoice
+	snap    snapshotChoice
+	query   query
+	gc      gc.Config
+	bulk    admin.BulkConfig
+	again   bool // a bulk load is repeated
+	passes  time.Duration
 }
 
-// plan makes a random history with up to three open transactions at a time.
-func plan(rnd *rand.Rand) (actions []action) {
-	var open []int
-	next := 0
-	for range 60 {
-		if len(open) == 0 || len(open) < 3 && rnd.IntN(6) == 0 {
-			actions = append(actions, action{kind: "begin", txn: next})
-			open = append(open, next)
-			next++
-			continue
-		}
-		i := rnd.IntN(len(open))
-		a := action{txn: open[i], key: rnd.IntN(metamorphicKeys)}
-		switch n := rnd.IntN(20); {
-		case n < 6:
-			a.kind = "get"
-		case n < 7:
-			a.kind = []string{"row", "stale"}[rnd.IntN(2)]
-		case n < 11:
-			a.kind, a.value = "set", fmt.Sprintf("v%d", len(actions))
-		case n < 13:
-			a.kind = "delete"
-		case n < 15:
-			a.kind = "lock"
-		case n < 16:
-			a.kind = "rollback"
-		default:
-			a.kind = "commit"
-		}
-		if a.kind == "commit" || a.kind == "rollback" {
-			open = slices.Delete(open, i, i+1)
-		}
-		actions = append(actions, a)
+// GoString describes a step in rapid's report.
+func (s planStep) GoString() string {
+	if s.kind == "nothing" {
+		return ""
 	}
-	for _, x := range open {
-		actions = append(actions, action{kind: "commit", txn: x})
+	text := fmt.Sprintf("\n\t%s: client %d, which %d, table %d, rows %q, %d columns from %q, value of %d bytes", s.kind, s.client, s.which, s.table, append(s.more, s.row), len(s.columns), s.columns[:1], len(s.value))
+	switch s.kind {
+	case "begin", "update":
+		text += fmt.Sprintf(", %+v", s.txn)
+	case "snapshot":
+		text += fmt.Sprintf(", %+v", s.snap)
+	case "read row", "query", "together":
+		text += fmt.Sprintf(", %v, %+v", s.query, s.txn)
+	case "bulk":
+		text += fmt.Sprintf(", %+v", s.bulk)
+	case "collect", "pass time", "commit with deadline":
+		text += fmt.Sprintf(", %v", s.passes)
 	}
-	return actions
+	return text
 }
 
-// expect runs the history on a model of snapshot isolation in memory, and returns what
-// each step may show. A stale read may show any state since its client last began or
-// committed a transaction.
-func expect(actions []action, serializable, stale bool) (out [][]string) {
-	type version struct {
-		at    int
-		value string // "absent" if deleted
-		locks bool   // lock-only: no value
-	}
-	versions := make([][]version, metamorphicKeys)
-	type transaction struct {
-		start int
-		own   map[int]string // value, absent, or "" for a lock
-		reads map[int]bool
-	}
-	txns := map[int]*transaction{}
-	since := map[int]int{} // by client
-	read := func(t *transaction, key int) string {
-		if v, ok := t.own[key]; ok && v != "" {
-			return v
-		}
-		v := "absent"
-		for _, ver := range versions[key] {
-			if ver.at <= t.start && !ver.locks {
-				v = ver.value
-			}
-		}
-		return v
-	}
-	show := func(any ...string) { out = append(out, any) }
-	for now, a := range actions {
-		t := txns[a.txn]
-		switch a.kind {
-		case "begin":
-			txns[a.txn] = &transaction{start: now, own: map[int]string{}, reads: map[int]bool{}}
-			since[a.txn%metamorphicClients] = now
-		case "stale":
-			first := now
-			if stale {
-				first = since[a.txn%metamorphicClients]
-			}
-			var any []string
-			for at := first; at <= now; at++ {
-				any = append(any, read(&transaction{start: at}, a.key))
-			}
-			show(any...)
-		case "get":
-			if v, ok := t.own[a.key]; !ok || v == "" {
-				t.reads[a.key] = true
-			}
-			show(read(t, a.key))
-		case "row":
-			if serializable {
-				show("refused")
-				continue
-			}
-			var row []string
-			for key := range metamorphicKeys {
-				if c, d := metamorphicCell(key), metamorphicCell(a.key); c.Table == d.Table && c.Row == d.Row {
-					if v := read(t, key); v != "absent" {
-						row = append(row, c.Qualifier+"="+v)
-					}
-				}
-			}
-			show(strings.Join(row, " "))
-		case "set":
-			t.own[a.key] = a.value
-		case "delete":
-			t.own[a.key] = "absent"
-		case "lock":
-			if _, ok := t.own[a.key]; !ok {
-				t.own[a.key] = ""
-			}
-		case "commit":
-			writes := t.own
-			if serializable && len(writes) > 0 {
-				for key := range t.reads {
-					if _, ok := writes[key]; !ok {
-						writes[key] = ""
-					}
-				}
-			}
-			conflict := false
-			for key := range writes {
-				for _, v := range versions[key] {
-					conflict = conflict || v.at > t.start
-				}
-			}
-			if conflict {
-				show("conflict")
-				continue
-			}
-			for key, v := range writes {
-				versions[key] = append(versions[key], version{now, v, v == ""})
-			}
-			since[a.txn%metamorphicClients] = now
-			show("committed")
-		}
-	}
-	return out
+// planSteps is the length of a history. rapid would draw short ones most of the time.
+const planSteps = 50
+
+// stepKinds are the kinds of steps. Those that occur several times are more frequent. rapid
+// makes a failing history smaller by drawing the first one, which does nothing.
+var stepKinds = []string{
+	"nothing",
+	"begin", "begin", "begin", "begin", "begin", "set", "set", "set", "set", "set", "set", "delete", "delete",
+	"lock", "delete row", "notify", "gets", "gets", "gets", "get for update", "observe", "observe", "observe",
+	"read row", "read row", "query", "query", "query", "commit", "commit", "commit", "commit", "commit",
+	"commit with deadline", "commit with deadline", "rollback", "update", "update", "together", "together",
+	"snapshot", "snapshot", "release", "agree", "bulk", "collect", "pass time",
 }
 
-// perform runs the history with real clients.
-func perform(ctx context.Context, t *testing.T, clients []*txn.Client, actions []action, opts []txn.TxnOption, staleness time.Duration) (out []string) {
-	txns := map[int]*txn.Txn{}
-	for _, a := range actions {
-		tx, c := txns[a.txn], metamorphicCell(a.key)
-		switch a.kind {
-		case "begin":
-			tx, err := clients[a.txn%len(clients)].Begin(ctx, opts...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			txns[a.txn] = tx
-		case "get":
-			v, ok, err := tx.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
-			switch {
-			case err != nil:
-				out = append(out, err.Error())
-			case !ok:
-				out = append(out, "absent")
-			default:
-				out = append(out, string(v))
-			}
-		case "row":
-			row, err := tx.Table(c.Table).ReadRow(ctx, c.Row)
-			switch {
-			case errors.Is(err, txn.ErrSerializableScan):
-				out = append(out, "refused")
-				continue
-			case err != nil:
-				t.Fatal(err)
-			}
-			var items []string
-			for _, item := range row["f"] {
-				items = append(items, strings.TrimPrefix(item.Column, "f:")+"="+string(item.Value))
-			}
-			out = append(out, strings.Join(items, " "))
-		case "stale":
-			s, err := clients[a.txn%len(clients)].Snapshot(ctx, txn.MaxStaleness(staleness), txn.Named(""))
-			if err != nil {
-				t.Fatal(err)
-			}
-			v, ok, err := s.Table(c.Table).Get(ctx, c.Row, c.Family, c.Qualifier)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				v = []byte("absent")
-			}
-			out = append(out, string(v))
-		case "set":
-			tx.Table(c.Table).Set(c.Row, c.Family, c.Qualifier, []byte(a.value))
-		case "delete":
-			tx.Table(c.Table).Delete(c.Row, c.Family, c.Qualifier)
-		case "lock":
-			tx.Table(c.Table).Lock(c.Row, c.Family, c.Qualifier)
-		case "rollback":
-			tx.Rollback()
-		case "commit":
-			switch _, err := tx.Commit(ctx); {
-			case err == nil:
-				out = append(out, "committed")
-			case errors.Is(err, txn.ErrConflict):
-				out = append(out, "conflict")
-			default:
-				out = append(out, err.Error())
-			}
-		}
+var planRows = []string{"r", "r.", "\x00", "b\xff"}
+
+// drawPlan draws a history. Everything is drawn before anything runs, so that rapid can
+// make a failing history smaller.
+func drawPlan(t *rapid.T) *plan {
+	p := &plan{
+		metadata: pick(t, "metadata table", "", "meta"),
+		oracle:   pick(t, "oracle", "direct", "served", "local"),
+		slow:     rapid.Bool().Draw(t, "slow"),
+		late:     pick(t, "late", 0, 30, 80),
+		seed:     rapid.Uint64().Draw(t, "seed"),
+		columns:  drawColumns(t),
+		observed: below(3).Draw(t, "observed"),
 	}
-	return out
+	for range 1 + below(3).Draw(t, "clients") {
+		p.clients = append(p.clients, drawConfig(t, p.slow))
+		p.admins = append(p.admins, rapid.Bool().Draw(t, "admin"))
+	}
+	for range below(5).Draw(t, "plain values") {
+		p.plain = append(p.plain, p.drawStep(t, "plain"))
+	}
+	steps := rapid.Custom(func(t *rapid.T) planStep { return p.drawStep(t, pick(t, "step", stepKinds...)) })
+	p.steps = rapid.SliceOfN(steps, planSteps, planSteps).Draw(t, "steps")
+	return p
 }
 
-// teach makes a client read the columns of rows together, so that it prefetches them
-// later.
-func teach(ctx context.Context, t *testing.T, c *txn.Client) {
-	for _, order := range [][]string{{"q0", "q1"}, {"q1", "q0"}} {
-		s, err := c.Snapshot(ctx, txn.Named(""), txn.MaxStaleness(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, table := range crashTables {
-			for row := range 6 {
-				for _, q := range order {
-					if _, _, err := s.Table(table).Get(ctx, fmt.Sprintf("none%d", row), "f", q); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-		}
+func (p *plan) drawStep(t *rapid.T, kind string) planStep {
+	s := planStep{
+		kind: kind, client: below(3).Draw(t, "client"), which: below(6).Draw(t, "which"),
+		table: pick(t, "table", 0, 0, 0, 1), row: pick(t, "row", planRows...),
+		more: rapid.SliceOfN(rapid.SampledFrom(planRows), 0, 3).Draw(t, "more rows"),
 	}
+	first, n := below(len(p.columns)).Draw(t, "first column"), pick(t, "number of columns", 1, 2, 5, 100)
+	s.columns = p.columns[first:min(first+n, len(p.columns))]
+	s.value = pick(t, "value", "", "x", "y", strings.Repeat("z", 300))
+	switch kind {
+	case "begin", "update":
+		s.txn = drawTxn(t)
+	case "snapshot":
+		s.snap = drawSnapshot(t)
+	case "read row", "query", "together":
+		s.query = queries(rapid.SampledFrom(planRows), p.columns, modelFamilies, 4).Draw(t, "query")
+		s.txn = drawTxn(t)
+	case "bulk":
+		s.bulk = drawBulk(t, s.row)
+		s.again = rapid.Bool().Draw(t, "again")
+	case "collect":
+		s.gc = drawGC(t)
+		s.passes = pick(t, "time before", 0, 12*time.Minute, 30*time.Minute)
+	case "commit with deadline":
+		s.passes = pick(t, "time", 0, 0, 0, time.Nanosecond, 10*time.Millisecond, 30*time.Millisecond)
+	case "pass time":
+		s.passes = pick(t, "time", time.Millisecond, 120*time.Millisecond, 3*time.Second, time.Minute)
+	}
+	return s
 }
 
-// randomConfig returns a configuration that must not change what a client sees.
-func randomConfig(rnd *rand.Rand) txn.Config {
-	return txn.Config{
-		LockTTL:         []time.Duration{time.Millisecond, 50 * time.Millisecond, 10 * time.Second}[rnd.IntN(3)],
-		TokenTTL:        []time.Duration{-1, 0, time.Minute}[rnd.IntN(3)],
-		Parallelism:     []int{1, 2, 0}[rnd.IntN(3)],
-		SyncSecondaries: rnd.IntN(2) == 0,
-		BackgroundBytes: []int{1, 5000, 0}[rnd.IntN(3)],
-		PassLocks:       rnd.IntN(2) == 0,
-		LatchWait:       []time.Duration{-1, time.Millisecond, 0}[rnd.IntN(3)],
-		PrefetchBytes:   []int{-1, 1, 0}[rnd.IntN(3)],
-		BatchReads:      rnd.IntN(3),
-		SchemaMaxAge:    []time.Duration{time.Millisecond, 0}[rnd.IntN(2)],
+// config completes the options of a client.
+func (p *plan) config(client int, oracle tso.Oracle, a *bigtable.AdminClient) txn.Config {
+	cfg := p.clients[client]
+	cfg.MetadataTable = p.metadata
+	if p.oracle != "direct" {
+		cfg.Oracle = oracle
 	}
+	if p.admins[client] {
+		cfg.Admin = a
+	}
+	return cfg
 }
 
 // servedOracle switches the deployment to a served oracle and starts a server. Its
 // connections are pipes in memory.
-func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
-	meta := env.Bigtable.OpenTable(format.DefaultMetadataTable)
+func servedOracle(t *testing.T, meta *bigtable.Table) func() tso.Oracle {
 	if _, err := tso.SetMode(t.Context(), meta, tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
@@ -329,82 +199,42 @@ func servedOracle(t *testing.T, env *txntest.Env) func() tso.Oracle {
 // A lateOracle is set after the configuration that contains it was made.
 type lateOracle struct{ tso.Oracle }
 
-// TestMetamorphic runs random histories of overlapping transactions under random
-// options. Each step shows the same under all options, and what the model expects.
+// TestMetamorphic runs random histories of overlapping transactions, each under random
+// options, which must not change a result: go test ./emulator_test -run TestMetamorphic
+// -rapid.checks 5000. Each step shows what a model in memory expects, in whatever way it
+// reads. Without the flag it runs 60 histories.
 func TestMetamorphic(t *testing.T) {
-	first := *metamorphicSeed
-	if first == 0 {
-		first = rand.Uint64N(1_000_000_000) + 1
+	histories := 60
+	flag.Visit(func(f *flag.Flag) {
+		if strings.HasPrefix(f.Name, "rapid.") {
+			histories = math.MaxInt
+		}
+	})
+	counts := &tally{n: map[string]int{}}
+	rapid.Check(t, func(rt *rapid.T) {
+		if counts.n["histories"] >= histories {
+			return
+		}
+		p := drawPlan(rt)
+		var err error
+		synctest.Test(t, func(t *testing.T) { err = p.run(t, counts) })
+		if err != nil {
+			rt.Fatal(err)
+		}
+	})
+	for _, what := range slices.Sorted(maps.Keys(counts.n)) {
+		t.Logf("%8d %s", counts.n[what], what)
 	}
-	counts := map[string]int{}
-	var used, reused int64
-	histories := uint64(*metamorphics)
-	if testing.Short() {
-		histories = min(histories, 6)
+	if counts.n["histories"] < 60 {
+		return // -short, or a failure
 	}
-	for i := range histories {
-		seed := first + i
-		actions := plan(rand.New(rand.NewPCG(seed, 0)))
-		for variant := range uint64(3) {
-			rnd := rand.New(rand.NewPCG(seed, 1+variant))
-			serializable, served := rnd.IntN(2) == 0, rnd.IntN(2) == 0
-			var opts []txn.TxnOption
-			if serializable {
-				opts = append(opts, txn.Serializable())
-			}
-			if rnd.IntN(4) == 0 {
-				opts = append(opts, txn.NoPrefetch())
-			}
-			staleness := []time.Duration{0, time.Second}[rnd.IntN(2)]
-			cfgs := []txn.Config{randomConfig(rnd), randomConfig(rnd)}
-			synctest.Test(t, func(t *testing.T) {
-				own := &lateOracle{}
-				newEnv := []txntest.Option{txntest.Embedded(), txntest.WithoutCheck()} // the check runs below
-				if served {
-					newEnv = append(newEnv, txntest.WithConfig(txn.Config{Oracle: own}))
-				}
-				env := txntest.New(t, newEnv...)
-				for _, table := range crashTables {
-					env.CreateTable(table, "f")
-				}
-				oracle := func() tso.Oracle { return nil }
-				if served {
-					oracle = servedOracle(t, env)
-					own.Oracle = oracle()
-				}
-				var clients []*txn.Client
-				for _, cfg := range cfgs {
-					cfg.Oracle = oracle()
-					clients = append(clients, env.NewClient(cfg))
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				for _, c := range clients {
-					teach(ctx, t, c)
-				}
-				got := perform(ctx, t, clients, actions, opts, staleness)
-				want := expect(actions, serializable, staleness > 0)
-				for i, any := range want {
-					if i >= len(got) || !slices.Contains(any, got[i]) {
-						t.Errorf("seed %d, variant %d, serializable %v, served %v, staleness %v, %+v: among the steps with a result, step %d must show one of %q:\n%q", seed, variant, serializable, served, staleness, cfgs, i, any, got)
-						break
-					}
-				}
-				for _, c := range clients {
-					s := c.Stats()
-					used += s.PrefetchUsed
-					reused += s.ReusedTimestamps
-				}
-				for _, s := range got {
-					counts[s]++
-				}
-				synctest.Wait()
-				env.Check()
-			})
-			if t.Failed() {
-				t.Fatalf("to repeat: go test ./emulator_test -run TestMetamorphic -metamorphics 1 -metamorphic-seed %d", seed)
-			}
+	for _, what := range []string{
+		"commits", "conflicts", "too old", "refused", "invalid", "bulk loads", "collections", "versions collected", "settled",
+		"late copies", "secondaries kept", "cells from the cache", "timestamps reused", "timestamps asked ahead", "locks passed", "reads in batches",
+		"locks found", "collections held back", "reruns",
+	} {
+		if counts.n[what] == 0 {
+			t.Errorf("no history had %s", what)
 		}
 	}
-	t.Logf("%d histories from seed %d: %d commits, %d conflicts, %d reads from the cache, %d timestamps reused", histories, first, counts["committed"], counts["conflict"], used, reused)
 }

@@ -158,6 +158,12 @@ func (k keeping) SendMsg(m any) error {
 	return nil
 }
 
+// Context has the headers of the request: one says that the client knows reverse scans.
+func (k keeping) Context() context.Context {
+	headers, _ := metadata.FromOutgoingContext(k.ctx)
+	return metadata.NewIncomingContext(k.ctx, headers)
+}
+
 func (k keeping) RecvMsg(any) error            { return io.EOF }
 func (k keeping) SetHeader(metadata.MD) error  { return nil }
 func (k keeping) SendHeader(metadata.MD) error { return nil }
