@@ -158,7 +158,8 @@ func parseCbtrc(path string, r io.Reader) (map[string]string, error) {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			return nil, cli.Usagef("%s:%d: %q is not of the form key = value", path, n, line)
+			// Not the line: it may be a token.
+			return nil, cli.Usagef("%s:%d: the line is not of the form key = value", path, n)
 		}
 		rc[strings.TrimSpace(key)] = strings.TrimSpace(value)
 	}

@@ -1,6 +1,9 @@
 package connect
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -14,6 +17,22 @@ import (
 // text, the leader that the oracle's row names.
 type OracleFlags struct {
 	Servers, CA, Cert, Key string
+
+	// Warn is called with a line of text before timestamps come in plain text from
+	// another machine, perhaps more than once. nil: not at all.
+	Warn func(string)
+}
+
+// PlainText is the warning for asking addresses in plain text, with the flag that
+// turns TLS on. It is "" if all of them are on this machine.
+func PlainText(addresses []string, flag string) string {
+	for _, a := range addresses {
+		host, _, err := net.SplitHostPort(a)
+		if ip, ipErr := netip.ParseAddr(host); err != nil || host != "localhost" && (ipErr != nil || !ip.Unmap().IsLoopback()) {
+			return fmt.Sprintf("warning: asking the oracle at %s in plain text: the network between can forge timestamps, which breaks isolation; %s turns TLS on\n", a, flag)
+		}
+	}
+	return ""
 }
 
 // Add adds the flags to a command.
@@ -51,6 +70,8 @@ func (f *OracleFlags) ClientConfig(leader string) (tso.ClientConfig, error) {
 		if cfg.Credentials, err = files.Client(); err != nil {
 			return cfg, cli.Usagef("--oracle-ca, --oracle-cert, --oracle-key: %w", err)
 		}
+	} else if warning := PlainText(addresses, "--oracle-ca"); warning != "" && f.Warn != nil {
+		f.Warn(warning)
 	}
 	return cfg, nil
 }

@@ -24,7 +24,11 @@ import (
 
 // The format is lines of JSON: a header, a line for each row in ascending order
 // of keys, and a trailer. Bytes that are valid UTF-8 stand as strings, others in
-// base64 under a name that says so.
+// base64 under a name that says so, as do those that escapes would make longer.
+
+// maxLine bounds a line. A row has at most 256 MiB in Bigtable, base64 makes it a
+// third longer, and the rest is for the names of its columns.
+const maxLine = 400 << 20
 
 // formatVersion is in the header; a file of a later one is refused.
 const formatVersion = 1
@@ -62,11 +66,21 @@ type cellLine struct {
 }
 
 func encode(b []byte) (text *string, base64 []byte) {
-	if utf8.Valid(b) {
+	if utf8.Valid(b) && (len(b) < 1<<10 || 5*controls(b) < len(b)/3) {
 		s := string(b)
 		return &s, nil
 	}
 	return nil, b
+}
+
+// controls counts the characters that JSON escapes in up to six bytes.
+func controls(b []byte) (n int) {
+	for _, c := range b {
+		if c < ' ' || c == '"' || c == '\\' || c == 0x7f {
+			n++
+		}
+	}
+	return n + bytes.Count(b, []byte("\u2028")) + bytes.Count(b, []byte("\u2029"))
 }
 
 func decode(text *string, base64 []byte) ([]byte, bool) {
@@ -157,13 +171,14 @@ type reader struct {
 	last        string // the last row's key
 	rows, cells int
 	complete    bool // the trailer was read, and fits
+	longest     int  // bytes of a line
 }
 
 // errCut is a file that ends before its trailer; what was read of it is whole.
 var errCut = errors.New("the file is incomplete: it has no trailer")
 
 func newReader(name string, in io.Reader) (*reader, error) {
-	r := &reader{name: name, in: bufio.NewReaderSize(in, 1<<16), sum: sha256.New()}
+	r := &reader{name: name, in: bufio.NewReaderSize(in, 1<<16), sum: sha256.New(), longest: maxLine}
 	line, err := r.next()
 	if errors.Is(err, errCut) {
 		return nil, fmt.Errorf("%s: the header is missing: %w", name, err)
@@ -183,12 +198,23 @@ func newReader(name string, in io.Reader) (*reader, error) {
 
 // next returns a whole line, and errCut where none is left.
 func (r *reader) next() ([]byte, error) {
-	line, err := r.in.ReadBytes('\n')
-	if errors.Is(err, io.EOF) {
-		return nil, errCut
-	}
 	r.number++
-	return line, err
+	var line []byte
+	for {
+		part, err := r.in.ReadSlice('\n')
+		if len(line)+len(part) > r.longest {
+			return nil, fmt.Errorf("line %d is longer than %d bytes, and import keeps a line in memory: an export of this release has no such line, so the file is damaged, or of an older release: export the table again", r.number, r.longest)
+		}
+		line = append(line, part...)
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF):
+			r.number--
+			return nil, errCut
+		default:
+			return line, err
+		}
+	}
 }
 
 // take counts a line as read.

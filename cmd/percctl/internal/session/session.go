@@ -109,6 +109,10 @@ func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Co
 		ctx, cancel = context.WithTimeoutCause(ctx, f.Timeout, timeoutError(f.Timeout))
 		defer cancel()
 	}
+	var warned sync.Once
+	f.Connect.Oracle.Warn = func(text string) {
+		warned.Do(func() { _, _ = fmt.Fprint(s.Err, text) })
+	}
 	bt, admin, closeAll, err := f.Connect.Open(ctx)
 	if err != nil {
 		return err
