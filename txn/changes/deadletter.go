@@ -130,7 +130,9 @@ func decodeDeadLetter(table, key string, value []byte) (DeadLetter, error) {
 // Replay triggers the observer of a dead letter again: it removes the stored
 // failures, notifies the cell, and removes the letter. After an error, the
 // notification and the letter may both exist; to replay again is harmless. An
-// observer that has acknowledged the change since does not run. If the run fails
+// observer that has acknowledged the change since does not run. The notification
+// names the change, because garbage collection may have removed it: of a delete
+// nothing else may be left. If the run fails
 // too often again, there is a new letter, even if the run is faster than the
 // removal of this one.
 func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
@@ -140,7 +142,7 @@ func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	if err := ClearNotifications(ctx, client, Cleared{Cell: d.Cell, Failures: []string{d.Observer}}); err != nil {
 		return err
 	}
-	if err := Notify(ctx, client, d.Cell); err != nil {
+	if err := setNotifications(ctx, access.ResolverOf(client), format.EncodeReplay(format.TraceParent(ctx), d.ChangeTS), d.Cell); err != nil {
 		return err
 	}
 	return Drop(ctx, client, d)

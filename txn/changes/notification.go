@@ -157,6 +157,11 @@ func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error
 	if len(cells) == 0 {
 		return nil
 	}
+	return setNotifications(ctx, c, format.EncodeNotifyCell(format.TraceParent(ctx), 0), cells...)
+}
+
+// setNotifications sets the notify cells of cells to value, at a new timestamp.
+func setNotifications(ctx context.Context, c *recovery.Resolver, value []byte, cells ...format.Cell) error {
 	for _, cell := range cells {
 		if err := store.CheckNotifiable(ctx, c.Store, cell, false); err != nil {
 			return err
@@ -166,7 +171,7 @@ func Notify(ctx context.Context, client *txn.Client, cells ...format.Cell) error
 	if err != nil {
 		return err
 	}
-	if err := store.WriteNotifications(ctx, c.Store, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), 0)); err != nil {
+	if err := store.WriteNotifications(ctx, c.Store, cells, ts, value); err != nil {
 		return err
 	}
 	c.Hints.Publish(cells...)

@@ -25,7 +25,9 @@ type Observation struct {
 	StartTS tso.Timestamp
 	// ChangeTS is the commit_ts of the cell's newest put or delete. In a column for
 	// weak notifications it is the timestamp of the newest notification. It is 0 if
-	// the cell never changed, and 1 for a value from before the table's adoption.
+	// the cell never changed, and 1 for a value from before the table's adoption. If
+	// garbage collection has removed the newest delete, it is the change that a
+	// replay names, and 0 without a replay.
 	ChangeTS tso.Timestamp
 	// Weak says that the column is for weak notifications.
 	Weak bool
@@ -149,6 +151,10 @@ func (o *Observation) setChange(raw bigtable.Row, present bool) (err error) {
 		}
 	} else if present {
 		o.ChangeTS = 1
+	} else {
+		for _, t := range o.Triggers {
+			o.ChangeTS = max(o.ChangeTS, t.Replayed)
+		}
 	}
 	return err
 }

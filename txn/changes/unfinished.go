@@ -125,7 +125,7 @@ func unfinishedRow(ctx context.Context, c *recovery.Resolver, t *store.Table, s 
 		// A weak notification leaves nothing behind that shows whether it was pending.
 		was := s.Observed[cell.Column()].Weak
 		if !was {
-			if was, err = wasPending(ctx, c, t, cell, observer, asOf); err != nil {
+			if was, err = wasPending(ctx, c, t, cell, observer, asOf, tso.FromCell(item.Timestamp)); err != nil {
 				return nil, err
 			}
 		}
@@ -137,12 +137,19 @@ func unfinishedRow(ctx context.Context, c *recovery.Resolver, t *store.Table, s 
 }
 
 // wasPending reports whether a change of a cell was pending for an observer at
-// asOf.
-func wasPending(ctx context.Context, c *recovery.Resolver, t *store.Table, cell format.Cell, observer string, asOf tso.Timestamp) (bool, error) {
-	o := &Observation{Cell: cell, StartTS: asOf, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
-	_, _, err := o.read(ctx, c, t)
-	if err = c.SafePoint.AfterRead(ctx, asOf, err); err != nil {
-		return false, err
+// asOf. ranTS is the commit_ts of its run since. If there is still no change then,
+// the run was for the replay of a delete that garbage collection has removed.
+func wasPending(ctx context.Context, c *recovery.Resolver, t *store.Table, cell format.Cell, observer string, asOf, ranTS tso.Timestamp) (bool, error) {
+	var o *Observation
+	for _, at := range []tso.Timestamp{asOf, ranTS} {
+		o = &Observation{Cell: cell, StartTS: at, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
+		_, _, err := o.read(ctx, c, t)
+		if err = c.SafePoint.AfterRead(ctx, at, err); err != nil {
+			return false, err
+		}
+		if at == asOf && o.ChangeTS != 0 {
+			return o.Pending(observer), nil
+		}
 	}
-	return o.Pending(observer), nil
+	return o.ChangeTS == 0, nil
 }

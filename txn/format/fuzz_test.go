@@ -92,8 +92,11 @@ func FuzzRecords(f *testing.F) {
 			checkErrorKind(t, err)
 		}
 		n := DecodeNotifyCell(5, b)
-		if n.Hops < 0 {
-			t.Errorf("%d hops", n.Hops)
+		if n.Hops < 0 || n.Replayed < 0 || n.Replayed > n.TS {
+			t.Errorf("%d hops, replay of %d", n.Hops, n.Replayed)
+		}
+		if again := DecodeNotifyCell(5, EncodeReplay(n.TraceParent, n.Replayed)); again.Hops != 0 || again.Replayed != n.Replayed || again.TraceParent != n.TraceParent {
+			t.Errorf("%+v, written as a replay and read again: %+v", n, again)
 		}
 		if again := DecodeNotifyCell(5, EncodeNotifyCell(n.TraceParent, n.Hops)); again.Hops != n.Hops || again.TraceParent != n.TraceParent {
 			t.Errorf("%+v, written and read again: %+v", n, again)

@@ -3,6 +3,7 @@ package format
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -20,11 +21,18 @@ type NotifyCell struct {
 	TraceParent string
 	// Hops is how many observer runs, one causing the next, led to the change.
 	Hops int
+	// Replayed is the change of the dead letter that was replayed; 0: none. Garbage
+	// collection may have removed the change itself, if it was a delete.
+	Replayed tso.Timestamp
 }
 
 // hopsSeparator follows the traceparent in the value of a notify cell, and the number of
 // hops follows it. Both are absent if there are no hops.
 const hopsSeparator = ";hops="
+
+// replayedSeparator follows the number of hops in the notify cell of a replay, and the
+// commit_ts of the replayed change follows it.
+const replayedSeparator = ";replayed="
 
 // EncodeNotifyCell returns the stored value of a notify cell: the traceparent, which may
 // be empty, and ";hops=N" if N is positive.
@@ -35,15 +43,26 @@ func EncodeNotifyCell(traceParent string, hops int) []byte {
 	return []byte(traceParent)
 }
 
+// EncodeReplay returns the stored value of the notify cell of a replay: the traceparent,
+// ";hops=0;replayed=" and the commit_ts of the change.
+func EncodeReplay(traceParent string, change tso.Timestamp) []byte {
+	return fmt.Appendf(nil, "%s%s0%s%d", traceParent, hopsSeparator, replayedSeparator, change)
+}
+
 // DecodeNotifyCell returns the notify cell that has value at ts. It never fails: a value
-// that it cannot read must not keep an observer from running. Hops is 0 then.
+// that it cannot read must not keep an observer from running. Hops or Replayed is 0 then.
 func DecodeNotifyCell(ts tso.Timestamp, value []byte) NotifyCell {
-	traceParent, number, _ := bytes.Cut(value, []byte(hopsSeparator))
+	traceParent, rest, _ := bytes.Cut(value, []byte(hopsSeparator))
+	number, replayed, _ := bytes.Cut(rest, []byte(replayedSeparator))
 	hops, err := strconv.Atoi(string(number))
 	if err != nil || hops < 0 {
 		hops = 0
 	}
-	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: hops}
+	change, err := strconv.ParseInt(string(replayed), 10, 64)
+	if err != nil || change < 0 || change > int64(ts) {
+		change = 0
+	}
+	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: hops, Replayed: tso.Timestamp(change)}
 }
 
 // AckColumn returns the column in [AckFamily] that holds the acknowledgment of one

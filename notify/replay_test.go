@@ -1,0 +1,134 @@
+package notify_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// replayed replays the only dead letter.
+func replayed(t *testing.T, c *txn.Client) {
+	t.Helper()
+	letters := deadLetters(t, c)
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters, want 1", len(letters))
+	}
+	if err := changes.Replay(t.Context(), c, letters[0]); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deadDeletion makes a deletion that is a dead letter of observer o, and has garbage
+// collection remove the delete. Observer b of the same column has acknowledged it.
+// repaired makes the observer succeed.
+func deadDeletion(t *testing.T, env *txntest.Env) (calls map[string]int, repaired func()) {
+	t.Helper()
+	register(t, env.Client, input, "o", false)
+	register(t, env.Client, input, "b", false)
+	broken := true
+	calls = map[string]int{}
+	w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{MaxAttempts: 1})
+	handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		calls["o"]++
+		_, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+		if err == nil && !ok && broken {
+			err = errBroken
+		}
+		if err != nil {
+			return err
+		}
+		return observeEffect(ctx, tx, cell)
+	})
+	handle(t, w, "b", input, func(context.Context, *txn.Txn, txn.Cell) error { calls["b"]++; return nil })
+	start(t, w)
+	put(t, env.Client, input, "row", "v")
+	pass(time.Minute)
+	if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(input.table).Delete("row", input.Family, input.Qualifier)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var removed int64
+	for range 4 {
+		pass(15 * time.Minute)
+		report, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed += report.Total.Deletes
+	}
+	if removed != 1 {
+		t.Fatalf("garbage collection removed %d newest deletes, want 1", removed)
+	}
+	return calls, func() { broken = false }
+}
+
+// TestReplayOfCollectedDeletion: the dead letter of a deletion is replayed after garbage
+// collection has removed the delete. Its observer runs, once, and no other.
+func TestReplayOfCollectedDeletion(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		calls, repaired := deadDeletion(t, env)
+		before := calls["o"]
+		replayed(t, env.Client) // it fails again, and there is a new letter
+		pass(10 * time.Minute)
+		if got := calls["o"] - before; got != 1 {
+			t.Errorf("the observer ran %d times after a replay, want 1", got)
+		}
+		repaired()
+		replayed(t, env.Client)
+		pass(10 * time.Minute)
+		if got := effects(t, env.Client)["row"]; got != 2 {
+			t.Errorf("%d effects, want one of the value and one of the deletion", got)
+		}
+		if calls["b"] != 2 {
+			t.Errorf("the other observer ran %d times, want 2: it has acknowledged the deletion", calls["b"])
+		}
+		if letters := deadLetters(t, env.Client); len(letters) != 0 {
+			t.Errorf("left: %+v", letters)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
+// TestWaitSeesReplayOfCollectedDeletion: Wait takes its timestamp after the replay of a
+// collected deletion, and reads after the observer has run and the notification is gone.
+// At that timestamp the run was not finished.
+func TestWaitSeesReplayOfCollectedDeletion(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		_, repaired := deadDeletion(t, env)
+		repaired()
+		faults := txntest.NewFaults(t)
+		waiter := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...)
+		letters := deadLetters(t, env.Client)
+		if err := changes.Replay(t.Context(), env.Client, letters[0]); err != nil {
+			t.Fatal(err)
+		}
+		first := faults.On("first read", func(c txntest.Call) bool { return c.Step == txntest.StepRead && c.Table == input.table }, txntest.Hold, 1)
+		pending := 0
+		done := make(chan error, 1)
+		go func() {
+			_, err := notify.Wait(t.Context(), waiter, notify.WaitConfig{Progress: func(changes.Unfinished) { pending++ }})
+			done <- err
+		}()
+		<-first.Fired()
+		pass(10 * time.Minute)
+		if effects(t, env.Client)["row"] != 2 {
+			t.Fatal("the observer has not run for the deletion")
+		}
+		wantLeft(t, env.Client, 0, 0)
+		first.Release()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if pending == 0 {
+			t.Error("Wait returned a timestamp at which the deletion was pending")
+		}
+	})
+}
