@@ -225,12 +225,12 @@ func batches(units []*unit) (all [][]*unit) {
 // test that chooses at random gets three tries to fail again.
 func (j *judge) run(ctx context.Context, m Mutant, batch []*unit) (v Verdict, test, why string, err error) {
 	var units []unit
-	var l limit
+	var cpu, wall time.Duration
 	for _, u := range batch {
 		units = append(units, *u)
-		each := j.limitFor(u.CPU, u.Wall)
-		l.cpu, l.idle = l.cpu+each.cpu, max(l.idle, each.idle)
+		cpu, wall = cpu+u.CPU, max(wall, u.Wall)
 	}
+	l := j.limitFor(cpu, wall)
 	pkg := batch[0].Package
 	o, err := j.test(ctx, pkg, pattern(units...), m.ID, l)
 	if err != nil || !o.failed {
@@ -249,6 +249,15 @@ func (j *judge) run(ctx context.Context, m Mutant, batch []*unit) (v Verdict, te
 				test = strings.TrimPrefix(pkg, "./") + " " + failed
 			}
 		}
+	}
+	if o.hung != "" && len(units) > 1 {
+		// Which of them hangs? The others may take long, too.
+		for i := range units {
+			if v, test, why, err := j.run(ctx, m, batch[i:i+1]); err != nil || v != Survived {
+				return v, test, why, err
+			}
+		}
+		return Survived, "", "", nil
 	}
 	first := o
 	for range 3 {

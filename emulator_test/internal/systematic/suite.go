@@ -38,6 +38,8 @@ type Suite struct {
 	// Files limits the mutants to files whose names in the module match one of these
 	// patterns (path.Match), or are in one of these folders. Empty means all.
 	Files []string
+	// Short runs the tests with -short.
+	Short bool
 	// Parallel is how many test processes run at once.
 	Parallel int
 	// Slack is processor time, and idle time, that a process with a mutant may use
@@ -158,10 +160,14 @@ func (s Suite) build(ctx context.Context, dir string) (*binaries, error) {
 var moduleLine = regexp.MustCompile(`(?m)^module (\S+)$`)
 
 // test runs tests of one package with mutant n, or with none if n is negative.
-func (b *binaries) test(ctx context.Context, pkg, tests string, n int, l limit, more ...string) (outcome, error) {
+func (b *binaries) test(ctx context.Context, pkg, tests string, n int, l limit) (outcome, error) {
 	return run(ctx, b.paths[pkg], filepath.Join(b.Root, filepath.FromSlash(pkg)),
 		[]string{fmt.Sprintf("%s=%d", mutation.Active, n), "GOMAXPROCS=1"},
-		append([]string{"-test.run=" + tests, "-test.failfast", "-test.count=1", "-test.timeout=" + longest.String()}, more...), l)
+		append(b.flags(tests), "-test.failfast"), l)
+}
+
+func (b *binaries) flags(tests string) []string {
+	return []string{"-test.run=" + tests, "-test.count=1", "-test.timeout=" + longest.String(), fmt.Sprintf("-test.short=%t", b.Short)}
 }
 
 // most is what a test without a mutant may take.
@@ -194,7 +200,7 @@ func (b *binaries) cached(pkg string, measure func() ([]unit, error)) ([]unit, e
 		return nil, err
 	}
 	sum := sha256.Sum256(binary)
-	file := filepath.Join(b.Cache, hex.EncodeToString(sum[:16])+".json")
+	file := filepath.Join(b.Cache, fmt.Sprintf("%s-%t.json", hex.EncodeToString(sum[:16]), b.Short))
 	var units []unit
 	if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &units) == nil {
 		return units, nil
@@ -216,7 +222,9 @@ func (b *binaries) measurePackage(ctx context.Context, pkg string) ([]unit, erro
 		return nil, fmt.Errorf("listing tests of %s: %w %s", pkg, err, list.out)
 	}
 	tests := strings.Fields(list.out)
+	began := time.Now()
 	b.logf("measuring %d tests of %s", len(tests), pkg)
+	defer func() { b.logf("measured in %v", time.Since(began).Round(time.Second)) }()
 	var mu sync.Mutex
 	var units []unit
 	err = each(ctx, b.Parallel, tests, func(ctx context.Context, test string) error {
@@ -232,7 +240,7 @@ func (b *binaries) measurePackage(ctx context.Context, pkg string) ([]unit, erro
 
 // measureTest returns the unit of a test, or those of its subtests.
 func (b *binaries) measureTest(ctx context.Context, pkg, test string) ([]unit, error) {
-	whole, subs, err := b.measureUnit(ctx, unit{Package: pkg, Test: test})
+	whole, subs, err := b.measureUnit(ctx, unit{Package: pkg, Test: test}, most)
 	if err != nil || whole == nil {
 		return nil, err
 	}
@@ -241,7 +249,9 @@ func (b *binaries) measureTest(ctx context.Context, pkg, test string) ([]unit, e
 	}
 	var units []unit
 	for _, sub := range subs {
-		u, _, err := b.measureUnit(ctx, unit{Package: pkg, Test: test, Sub: sub})
+		// Some tests do not end without all their subtests.
+		l := limit{cpu: 2*whole.CPU + time.Second, idle: 2*whole.Wall + time.Second}
+		u, _, err := b.measureUnit(ctx, unit{Package: pkg, Test: test, Sub: sub}, l)
 		if err != nil {
 			return nil, err
 		}
@@ -255,8 +265,8 @@ func (b *binaries) measureTest(ctx context.Context, pkg, test string) ([]unit, e
 
 var runLine = regexp.MustCompile(`(?m)^=== RUN +[^/\s]+/([^/\s]+)$`)
 
-// measureUnit returns nil if the unit fails twice.
-func (b *binaries) measureUnit(ctx context.Context, u unit) (*unit, []string, error) {
+// measureUnit returns nil if the unit fails twice, or hangs.
+func (b *binaries) measureUnit(ctx context.Context, u unit, l limit) (*unit, []string, error) {
 	f, err := os.CreateTemp("", "reached")
 	if err != nil {
 		return nil, nil, err
@@ -270,12 +280,15 @@ func (b *binaries) measureUnit(ctx context.Context, u unit) (*unit, []string, er
 	for try := 0; ; try++ {
 		o, err = run(ctx, b.paths[u.Package], filepath.Join(b.Root, filepath.FromSlash(u.Package)),
 			[]string{mutation.Reached + "=" + f.Name(), "GOMAXPROCS=1"},
-			[]string{"-test.run=" + pattern(u), "-test.v", "-test.count=1", "-test.timeout=" + longest.String()}, most)
+			append(b.flags(pattern(u)), "-test.v"), l)
 		if err != nil {
 			return nil, nil, err
 		}
 		if !o.failed {
 			break
+		}
+		if u.Sub != "" && (try == 1 || o.hung != "") {
+			return nil, nil, nil
 		}
 		if try == 1 {
 			b.logf("%v is left out: it fails without a mutant: %s", u, cmp.Or(o.hung, mutant.FailedTest(o.out)))

@@ -39,6 +39,7 @@ type options struct {
 	files      []string
 	sample     int
 	parallel   int
+	short      bool
 }
 
 // NewCmd returns the mutate command.
@@ -77,6 +78,7 @@ by file. All of them take hours; use --files, --only or --sample.`,
 	f.StringSliceVar(&o.files, "files", nil, "of --systematic: run only mutants of these files or `folders`")
 	f.IntVar(&o.sample, "sample", 0, "of --systematic: run this many mutants, which --seed chooses (default: all)")
 	f.IntVar(&o.parallel, "parallel", 1, "of --systematic: run this many processes with tests at once")
+	f.BoolVar(&o.short, "short", false, "of --systematic: run the tests with -short, which is faster and kills fewer")
 	f.StringVarP(&o.output, "output", "o", "table", "output `format`: table, json or markdown")
 	f.StringVar(&o.file, "json", "", "also write the results to this `file` as JSON")
 	return cmd

@@ -50,7 +50,7 @@ type report struct {
 
 func runSystematic(ctx context.Context, o options, root string, stdout, stderr io.Writer) error {
 	suite := systematic.Protocol(root)
-	suite.Files, suite.Parallel, suite.Log = o.files, o.parallel, stderr
+	suite.Files, suite.Parallel, suite.Short, suite.Log = o.files, o.parallel, o.short, stderr
 	if cache, err := os.UserCacheDir(); err == nil {
 		suite.Cache = filepath.Join(cache, "percolator-mutants")
 	}
