@@ -24,8 +24,10 @@ const (
 	lookEvery = 50 * time.Millisecond
 	// maxMemory is in bytes. A loop that appends reaches it in seconds.
 	maxMemory = 3 << 30
-	// idleProgress is how little progress a process makes that waits for nothing.
-	idleProgress = 20 * time.Millisecond
+	// idleShare is the part of a period in which an idle process makes progress, at most:
+	// timers wake it, and on a loaded machine its threads then wait for a processor. A
+	// process that works makes progress all the time.
+	idleShare = 5
 	// longest is a process's elapsed time, whatever it does.
 	longest = 20 * time.Minute
 )
@@ -89,7 +91,11 @@ func watch(ctx context.Context, cmd *exec.Cmd, done <-chan error, l limit) (hung
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	began := time.Now()
-	moved, at := time.Duration(0), began
+	type sample struct {
+		at       time.Time
+		progress time.Duration
+	}
+	var samples []sample // of the last l.idle
 	for {
 		select {
 		case err := <-done:
@@ -98,14 +104,20 @@ func watch(ctx context.Context, cmd *exec.Cmd, done <-chan error, l limit) (hung
 			hung = "interrupted"
 		case now := <-tick.C:
 			u := usageOf(cmd.Process.Pid)
-			if u.progress < moved || u.progress-moved > idleProgress { // a child's end takes its progress away
-				moved, at = u.progress, now
+			if n := len(samples); n > 0 && u.progress < samples[n-1].progress {
+				samples = nil // a child ended and took its progress away
+			}
+			samples = append(samples, sample{now, u.progress})
+			idle := false
+			for first := samples[0]; now.Sub(first.at) > l.idle; first = samples[0] {
+				idle = u.progress > 0 && u.progress-first.progress < now.Sub(first.at)/idleShare
+				samples = samples[1:]
 			}
 			switch {
 			case u.cpu > l.cpu:
 				hung = fmt.Sprintf("it used more than %v of CPU time", l.cpu)
-			case u.progress > 0 && now.Sub(at) > l.idle:
-				hung = fmt.Sprintf("it made no progress for %v", l.idle)
+			case idle:
+				hung = fmt.Sprintf("it was idle for %v", l.idle.Round(time.Second))
 			case u.memory > maxMemory:
 				hung = fmt.Sprintf("it used more than %d MiB of memory", maxMemory>>20)
 			case now.Sub(began) > longest:
