@@ -215,11 +215,20 @@ func (f *finder) leftOut(n ast.Node) bool {
 		call, ok := n.X.(*ast.CallExpr)
 		return ok && f.quiet(call)
 	case *ast.DeferStmt:
-		return f.quiet(n.Call) || types.TypeString(f.pkg.TypesInfo.TypeOf(n.Call.Fun), nil) == "context.CancelFunc"
+		return f.quiet(n.Call) || f.frees(n.Call)
 	case *ast.CallExpr:
 		return f.quiet(n)
 	}
 	return false
+}
+
+// frees reports whether a deferred call only frees memory early.
+func (f *finder) frees(call *ast.CallExpr) bool {
+	if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Stop" {
+		of := types.TypeString(f.pkg.TypesInfo.TypeOf(s.X), nil)
+		return of == "*time.Ticker" || of == "*time.Timer"
+	}
+	return types.TypeString(f.pkg.TypesInfo.TypeOf(call.Fun), nil) == "context.CancelFunc"
 }
 
 func (f *finder) quiet(call *ast.CallExpr) bool {
@@ -500,7 +509,7 @@ func (f *finder) constant(e ast.Expr) bool {
 // fails reports whether r returns an error. Callers then ignore its other results.
 func (f *finder) fails(r *ast.ReturnStmt) bool {
 	tv := f.pkg.TypesInfo.Types[r.Results[len(r.Results)-1]]
-	return isError(tv.Type) && !tv.IsNil()
+	return !tv.IsNil() && types.AssignableTo(tv.Type, types.Universe.Lookup("error").Type())
 }
 
 // nameable reports whether a constant of type t has a mutant. A duration is a matter of

@@ -251,7 +251,7 @@ func (j *judge) run(ctx context.Context, m Mutant, batch []*unit) (v Verdict, te
 		}
 	}
 	if o.hung != "" && len(units) > 1 {
-		// Which of them hangs? The others may take long, too.
+		// Which of them hangs?
 		for i := range units {
 			if v, test, why, err := j.run(ctx, m, batch[i:i+1]); err != nil || v != Survived {
 				return v, test, why, err
