@@ -40,6 +40,34 @@ func TestTokenDoesNotDelayOtherCommits(t *testing.T) {
 	})
 }
 
+// A heldCommit is a transaction that writes 3 to bob and whose commit request waits.
+type heldCommit struct {
+	t    *testing.T
+	hold *txntest.Rule
+	done <-chan outcome
+}
+
+func holdCommit(t *testing.T, c *txn.Client, faults *txntest.Faults) heldCommit {
+	t.Helper()
+	hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
+	done := commitInBackground(t.Context(), beginSet(t, c, "3", "bob"))
+	<-hold.Fired()
+	return heldCommit{t, hold, done}
+}
+
+// wantAlive fails the test if a reader rolls the transaction back.
+func (h heldCommit) wantAlive(env *txntest.Env) {
+	h.t.Helper()
+	s := takeSnapshot(h.t, env.Client)
+	reader := inBackground(func() error { wantValue(h.t, s, "bob", "3"); return nil })
+	synctest.Wait()
+	h.hold.Release()
+	if o := <-h.done; o.err != nil {
+		h.t.Errorf("commit of a client that is alive: %v", o.err)
+	}
+	<-reader
+}
+
 // If one renewal of the token hangs, the client gives it up in time for the next one.
 // Before the fix all of the client's live locks counted as dead.
 func TestHungTokenRenewal(t *testing.T) {
@@ -49,17 +77,8 @@ func TestHungTokenRenewal(t *testing.T) {
 		synctest.Wait()
 		faults.On("renewal", step(txntest.StepToken), txntest.Hold, 1)
 		advance(6 * time.Second)
-		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
-		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
-		<-slow.Fired()
-		s := takeSnapshot(t, env.Client)
-		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
-		synctest.Wait()
-		slow.Release()
-		if o := <-owner; o.err != nil {
-			t.Errorf("commit of a client that is alive: %v", o.err)
-		}
-		<-reader
+		owner := holdCommit(t, a, faults)
+		owner.wantAlive(env)
 	})
 }
 
@@ -88,19 +107,10 @@ func TestHoldBesideHungRenewal(t *testing.T) {
 func TestHungHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 9 * time.Second})
-		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		faults.OnStep(txntest.StepHeartbeat, txntest.Hold)
-		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
-		<-slow.Fired()
+		owner := holdCommit(t, a, faults)
 		advance(10 * time.Second)
-		s := takeSnapshot(t, env.Client)
-		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
-		synctest.Wait()
-		slow.Release()
-		if o := <-owner; o.err != nil {
-			t.Errorf("commit of a client that is alive: %v", o.err)
-		}
-		<-reader
+		owner.wantAlive(env)
 	})
 }
 
@@ -111,21 +121,12 @@ func TestMissingToken(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, a, "1", "warm") // writes the token
 		synctest.Wait()
-		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
-		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
-		<-slow.Fired()
+		owner := holdCommit(t, a, faults)
 		m := bigtable.NewMutation()
 		m.DeleteRow()
 		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/"+admin.Owner(a), m); err != nil {
 			t.Fatal(err)
 		}
-		s := takeSnapshot(t, env.Client)
-		reader := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
-		synctest.Wait()
-		slow.Release()
-		if o := <-owner; o.err != nil {
-			t.Errorf("commit of a client without a token: %v", o.err)
-		}
-		<-reader
+		owner.wantAlive(env)
 	})
 }

@@ -263,15 +263,7 @@ func run(ctx context.Context, worker *notify.Worker) (stop func()) {
 // exampleClient is a client of an emulator with tables of a family f. (In a
 // service, bt and btAdmin come from bigtable.NewClient and NewAdminClient.)
 func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, stop func()) {
-	emulator, err := txntest.StartEmulator("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	conn, err := emulator.Dial()
-	if err != nil {
-		log.Fatal(err)
-	}
-	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, stopEmulator, err := txntest.Start(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -285,9 +277,6 @@ func exampleClient(ctx context.Context, tables ...string) (client *txn.Client, s
 	}
 	return client, func() {
 		_ = client.Close(ctx)
-		_ = bt.Close()
-		_ = btAdmin.Close()
-		_ = conn.Close()
-		emulator.Close()
+		stopEmulator()
 	}
 }

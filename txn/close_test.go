@@ -119,21 +119,12 @@ func TestCloseGivesUp(t *testing.T) {
 
 // TestNoLeaks looks for goroutines that a client leaves.
 func TestNoLeaks(t *testing.T) {
-	emulator, err := txntest.StartEmulator("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer emulator.Close()
-	conn, err := emulator.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
 	ctx := t.Context()
-	bt, btAdmin, err := txntest.Open(ctx, conn, "p", "i")
+	bt, btAdmin, stop, err := txntest.Start(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer stop()
 	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "a", Families: []string{"f"}}); err != nil {
 		t.Fatal(err)
 	}

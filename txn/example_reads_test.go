@@ -7,27 +7,17 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
 // A service that answers from snapshots that may be a second old. Most of its reads take one
 // request. It always sees its own commits.
 func ExampleMaxStaleness() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	client, stop := clientWithTable(ctx, "accounts", "bal")
 	defer stop()
-	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := txn.NewClient(ctx, bt, txn.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close(ctx)
 
 	// A transaction that reads nothing need not wait for a start timestamp.
-	_, err = client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+	_, err := client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
 		tx.Table("accounts").Set("bob", "bal", "eur", []byte("3"))
 		return nil

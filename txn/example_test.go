@@ -7,8 +7,6 @@ import (
 	"log"
 	"strconv"
 
-	"cloud.google.com/go/bigtable"
-
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -18,17 +16,8 @@ import (
 // A long read. Garbage collection keeps the snapshot's versions until Release.
 func ExampleHold() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	client, stop := clientWithTable(ctx, "accounts", "bal")
 	defer stop()
-	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := txn.NewClient(ctx, bt, txn.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close(ctx)
 
 	snapshot, err := client.Snapshot(ctx, txn.Hold())
 	if err != nil {
@@ -56,11 +45,14 @@ func ExampleHold() {
 // bigtable.NewClient and bigtable.NewAdminClient.)
 func Example() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer stop()
 
 	// Once, when the tables are set up.
-	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err = admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -198,29 +190,11 @@ func ExampleClient_Settle() {
 	// Output: known at once: <nil>
 }
 
-func emulator(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func()) {
-	e, err := txntest.StartEmulator("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	conn, err := e.Dial()
-	if err != nil {
-		log.Fatal(err)
-	}
-	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
-	if err != nil {
-		log.Fatal(err)
-	}
-	return bt, btAdmin, func() {
-		_ = bt.Close()
-		_ = btAdmin.Close()
-		_ = conn.Close()
-		e.Close()
-	}
-}
-
 func clientWithTable(ctx context.Context, table, family string) (*txn.Client, func()) {
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: table, Families: []string{family}}); err != nil {
 		log.Fatal(err)
 	}

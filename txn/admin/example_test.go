@@ -16,10 +16,13 @@ import (
 // btAdmin come from bigtable.NewClient and bigtable.NewAdminClient.)
 func ExampleInitTable() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer stop()
 
-	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err = admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -37,9 +40,12 @@ func ExampleInitTable() {
 // deleted the value that a transaction wrote.
 func ExampleCheck() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer stop()
-	err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
+	err = admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -73,7 +79,10 @@ func ExampleCheck() {
 // A table that a service has filled becomes transactional, in place.
 func ExampleAdopt() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer stop()
 
 	// What is there before.
@@ -118,7 +127,10 @@ func ExampleAdopt() {
 // A new table is filled before it is used.
 func ExampleBulkLoad() {
 	ctx := context.Background()
-	bt, btAdmin, stop := emulator(ctx)
+	bt, btAdmin, stop, err := txntest.Start(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer stop()
 	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "words", Families: []string{"f"}}); err != nil {
 		log.Fatal(err)
@@ -140,25 +152,4 @@ func ExampleBulkLoad() {
 	report, err := admin.BulkLoad(ctx, client, "words", rows, admin.BulkConfig{})
 	fmt.Println(report.Rows, "rows", err)
 	// Output: 3 rows <nil>
-}
-
-func emulator(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func()) {
-	e, err := txntest.StartEmulator("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	conn, err := e.Dial()
-	if err != nil {
-		log.Fatal(err)
-	}
-	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
-	if err != nil {
-		log.Fatal(err)
-	}
-	return bt, btAdmin, func() {
-		_ = bt.Close()
-		_ = btAdmin.Close()
-		_ = conn.Close()
-		e.Close()
-	}
 }

@@ -65,15 +65,7 @@ func ExampleObserve() {
 }
 
 func documents(ctx context.Context) (*txn.Client, func()) {
-	e, err := txntest.StartEmulator("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	conn, err := e.Dial()
-	if err != nil {
-		log.Fatal(err)
-	}
-	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, stop, err := txntest.Start(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -86,9 +78,6 @@ func documents(ctx context.Context) (*txn.Client, func()) {
 	}
 	return client, func() {
 		_ = client.Close(ctx)
-		_ = bt.Close()
-		_ = btAdmin.Close()
-		_ = conn.Close()
-		e.Close()
+		stop()
 	}
 }

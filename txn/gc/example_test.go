@@ -85,15 +85,7 @@ func (c *clock) now() time.Time { return time.Now().Add(c.ahead) }
 // pages starts an emulator with a table, and a client whose time clock sets.
 func pages(ctx context.Context) (*txn.Client, *clock, func()) {
 	txntest.ShortenGC(60) // a run takes 2 seconds instead of 2 minutes
-	emulator, err := txntest.StartEmulator("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	conn, err := emulator.Dial()
-	if err != nil {
-		log.Fatal(err)
-	}
-	bt, btAdmin, err := txntest.Open(ctx, conn, "project", "instance")
+	bt, btAdmin, stop, err := txntest.Start(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -107,9 +99,6 @@ func pages(ctx context.Context) (*txn.Client, *clock, func()) {
 	}
 	return client, clock, func() {
 		_ = client.Close(ctx)
-		_ = bt.Close()
-		_ = btAdmin.Close()
-		_ = conn.Close()
-		emulator.Close()
+		stop()
 	}
 }

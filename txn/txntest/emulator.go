@@ -117,6 +117,31 @@ func Open(ctx context.Context, conn *grpc.ClientConn, project, instance string) 
 	return client, admin, nil
 }
 
+// Start starts an emulator inside this process, and returns Bigtable clients of an instance
+// in it. stop closes them. It is for examples and programs; a test has [New].
+func Start(ctx context.Context) (bt *bigtable.Client, admin *bigtable.AdminClient, stop func(), err error) {
+	e, err := StartEmulator("")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	conn, err := e.Dial()
+	if err != nil {
+		e.Close()
+		return nil, nil, nil, err
+	}
+	if bt, admin, err = Open(ctx, conn, "project", "instance"); err != nil {
+		_ = conn.Close()
+		e.Close()
+		return nil, nil, nil, err
+	}
+	return bt, admin, func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+		e.Close()
+	}, nil
+}
+
 const hostVariable = "BIGTABLE_EMULATOR_HOST"
 
 var environment sync.Mutex // held while the variable is read or hidden
