@@ -22,7 +22,7 @@ has to stay off. These commands remove them.
 
 A collection moves the safe point: reads at a timestamp below it fail. Therefore,
 choose a retention longer than your longest read. Open transactions and snapshots
-with a hold (txn.WithHold) keep the safe point below their timestamps.
+with a hold (txn.Hold) keep the safe point below their timestamps.
 docs/gc.md explains what readers have to know.`,
 		newPlanCmd(s), newRunCmd(s), newStatusCmd(s))
 }
@@ -34,8 +34,9 @@ type gcFlags struct {
 	plain     bool
 }
 
-func (f *gcFlags) add(cmd *cobra.Command) {
+func (f *gcFlags) add(cmd *cobra.Command, checks *cli.Checks) {
 	cmd.Flags().DurationVar(&f.retention, "retention", gc.DefaultRetention, "how far back reads stay possible")
+	cli.AtLeast(checks, "retention", &f.retention, 1, "positive")
 	cmd.Flags().Float64Var(&f.rate, "rate", 0, "maximum rows to read per second (0: no limit)")
 	cmd.Flags().BoolVar(&f.plain, "plain", false, "also remove data written without transactions, where a committed version hides it")
 }

@@ -40,7 +40,7 @@ The columns of its table:
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[report]())
-	o.gc.add(cmd)
+	o.gc.add(cmd, &o.Checks)
 	return cmd
 }
 

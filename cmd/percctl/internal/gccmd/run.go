@@ -52,7 +52,7 @@ were skipped because their records are damaged.`,
 		RunE: o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout)
-	o.gc.add(cmd)
+	o.gc.add(cmd, &o.Checks)
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "start from the beginning instead of continuing an interrupted run")
 	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that block the run (0: do not wait)")
 	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
