@@ -42,10 +42,13 @@ type Record struct {
 	Process int `json:"process"`
 	// Time is in nanoseconds, of one clock for the whole history. For an Invoke it
 	// is before the transaction requested its start_ts, for an OK after the commit
-	// was acknowledged.
+	// was acknowledged. A transaction may miss what others committed between the
+	// Invoke and its end, so a read that may be stale by d has an Invoke that is d
+	// before its call, under a process number of its own.
 	Time int64 `json:"time"`
 	// StartTS and CommitTS are 0 if they are not known. A transaction that wrote
-	// nothing has no CommitTS, or one that is equal to StartTS.
+	// nothing has no CommitTS, or one that is equal to StartTS; several of them may
+	// have the same StartTS. No other timestamps are equal.
 	StartTS  int64 `json:"start_ts"`
 	CommitTS int64 `json:"commit_ts"`
 	Value    []Op  `json:"value"`

@@ -251,6 +251,13 @@ func TestAnomalies(t *testing.T) {
 			clean: `ok 1 4 w:x:7
 				ok 2 5 w:y:7`,
 		}, {
+			name: "the start_ts of two writers",
+			bad: `ok 1 4 w:x:7 @10,40
+				ok 1 5 w:y:7 @20,30`,
+			timestamps: Timestamps,
+			clean: `ok 1 1 r:x: @10,40
+				ok 1 1 r:y: @20,30`,
+		}, {
 			name:       "commit_ts at start_ts",
 			bad:        `ok 4 4 w:x:7`,
 			timestamps: Timestamps,

@@ -10,7 +10,7 @@ import (
 // CheckTimestamps checks a history against its timestamps:
 //
 // A transaction with start_ts S sees exactly the commits with commit_ts at or below S
-// (no two timestamps are equal), and its own writes. The intervals [start_ts,
+// (no two timestamps are equal, except those of transactions that only read), and its own writes. The intervals [start_ts,
 // commit_ts] of two committed writers of one key do not overlap. A transaction that
 // begins after another one was acknowledged has a larger start_ts than both timestamps
 // of that one. Lists and registers may be mixed, but not in one key.
@@ -196,7 +196,9 @@ func (c *clock) unique() {
 		owner[ts] = t
 	}
 	for _, t := range c.all {
-		see(t, t.StartTS)
+		if t.writes() {
+			see(t, t.StartTS)
+		}
 		if t.CommitTS != t.StartTS {
 			see(t, t.CommitTS)
 		}

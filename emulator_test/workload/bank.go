@@ -61,12 +61,12 @@ func Bank() *Workload {
 		})
 	}
 	readAll := func(ctx context.Context, w *Worker) error {
-		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
+		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) {
 			var ops []history.Op
 			sum := int64(0)
 			for i, table := range bankTables {
 				seen := map[string]int64{}
-				for row, err := range tx.Table(table).ReadRows(ctx, w.rows()) {
+				for row, err := range v.table(table).ReadRows(ctx, w.rows()) {
 					if err != nil {
 						return nil, err
 					}
@@ -88,7 +88,7 @@ func Bank() *Workload {
 				}
 			}
 			if sum != bankAccounts*bankInitial {
-				return ops, broken("the sum of all accounts is %d at %d, not %d: %v", sum, tx.StartTS(), bankAccounts*bankInitial, ops)
+				return ops, broken("the sum of all accounts is %d at %d, not %d: %v", sum, v.ts, bankAccounts*bankInitial, ops)
 			}
 			return ops, nil
 		})

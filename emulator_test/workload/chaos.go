@@ -18,6 +18,7 @@ const (
 	FaultDropResponse = "drop-response" // sent and applied, then Unavailable
 	FaultDuplicate    = "duplicate"     // sent twice
 	FaultDelay        = "delay"         // DeadlineExceeded at once, sent later
+	FaultLateCopy     = "late-copy"     // sent, and sent again later
 	FaultSlow         = "slow"          // sent later; the caller waits for it
 	FaultCut          = "cut-stream"    // a streamed answer ends early
 	FaultPartial      = "partial-bulk"  // a part of a bulk mutation is not sent
@@ -25,7 +26,7 @@ const (
 
 var actions = map[string]txntest.Action{
 	FaultDropRequest: txntest.DropRequest, FaultDropResponse: txntest.DropResponse, FaultDuplicate: txntest.Duplicate,
-	FaultDelay: txntest.Delay, FaultSlow: txntest.Hold, FaultCut: txntest.CutStream, FaultPartial: txntest.Partial,
+	FaultDelay: txntest.Delay, FaultLateCopy: txntest.Echo, FaultSlow: txntest.Hold, FaultCut: txntest.CutStream, FaultPartial: txntest.Partial,
 }
 
 // A Chaos makes a share of a client's requests fail. A seed chooses them. Pass
@@ -33,8 +34,11 @@ var actions = map[string]txntest.Action{
 type Chaos struct {
 	// Share is how many of the requests get a fault, from 0 to 1.
 	Share float64
-	// Longest is the longest pause of FaultDelay and FaultSlow.
+	// Longest is the longest pause of FaultDelay, FaultLateCopy and FaultSlow.
 	Longest time.Duration
+	// Late, if set, is the longest pause of the first two for a request: how late it
+	// may be applied (docs/guarantees.md).
+	Late func(txntest.Call) time.Duration
 
 	faults *txntest.Faults
 
@@ -83,11 +87,15 @@ func (c *Chaos) choose(call txntest.Call) (txntest.Action, time.Duration, bool) 
 	case *btpb.ReadRowsRequest, *btpb.SampleRowKeysRequest:
 		kinds = []string{FaultDropRequest, FaultSlow, FaultCut}
 	case *btpb.MutateRowsRequest:
-		kinds = []string{FaultDropRequest, FaultDropResponse, FaultDuplicate, FaultDelay, FaultSlow, FaultPartial}
+		kinds = []string{FaultDropRequest, FaultDropResponse, FaultDuplicate, FaultDelay, FaultLateCopy, FaultSlow, FaultPartial}
 	default:
-		kinds = []string{FaultDropRequest, FaultDropResponse, FaultDuplicate, FaultDelay, FaultSlow}
+		kinds = []string{FaultDropRequest, FaultDropResponse, FaultDuplicate, FaultDelay, FaultLateCopy, FaultSlow}
 	}
 	kind := kinds[c.rnd.IntN(len(kinds))]
 	c.fired[kind]++
-	return actions[kind], time.Duration(c.rnd.Int64N(int64(c.Longest)) + 1), true
+	pause := c.Longest
+	if c.Late != nil && (kind == FaultDelay || kind == FaultLateCopy) {
+		pause = c.Late(txntest.Classify(call.Method, call.Request))
+	}
+	return actions[kind], time.Duration(c.rnd.Int64N(int64(pause)) + 1), true
 }

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -27,7 +28,11 @@ func Observers() *Workload {
 	in := txn.Column{Family: "d", Qualifier: "in"}
 	middle := txn.Column{Family: "d", Qualifier: "mid"}
 	// Both observers of the chain read their own column and write the next one.
+	load := &Workload{}
 	first := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		if load.Fail != nil && load.Fail() {
+			return errors.New("this run fails on purpose")
+		}
 		tbl := tx.Table(table)
 		v, _, err := tbl.Get(ctx, cell.Row, "d", "in")
 		if err != nil {
@@ -48,7 +53,7 @@ func Observers() *Workload {
 		}
 		return err
 	})
-	return &Workload{
+	*load = Workload{
 		Name: "observers",
 		Tables: []admin.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
 			{Family: "d", Qualifier: "in"}, {Family: "d", Qualifier: "mid"}}}},
@@ -76,27 +81,25 @@ func Observers() *Workload {
 			for i := range values {
 				values[i] = w.nextElement()
 			}
-			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+			return w.write(ctx, func(tx *txn.Txn) (ops []history.Op) {
 				for i, row := range rows {
 					ops = append(ops, at(w, row).set(tx, values[i]))
 				}
-				return ops, nil
+				return ops
 			})
 		},
 		ReadAll: func(ctx context.Context, w *Worker) error {
-			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+			return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) {
+				var all []register
 				for i := range observedRows {
-					_, _, op, err := at(w, i).get(ctx, tx)
-					if err != nil {
-						return ops, err
-					}
-					ops = append(ops, op)
+					all = append(all, at(w, i))
 				}
-				return ops, nil
+				return w.getAll(ctx, v, all)
 			})
 		},
 		Verify: verifyObserved,
 	}
+	return load
 }
 
 func verifyObserved(ctx context.Context, c *txn.Client) (wrong []string, err error) {

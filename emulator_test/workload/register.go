@@ -14,13 +14,13 @@ type register struct{ table, row, family, qualifier string }
 
 func (r register) key() string { return r.table + "/" + r.row }
 
-func (r register) get(ctx context.Context, tx *txn.Txn) (n int64, ok bool, op history.Op, err error) {
+func (r register) get(ctx context.Context, v view) (n int64, ok bool, op history.Op, err error) {
 	op = history.Op{F: history.Read, Key: r.key()}
-	v, ok, err := tx.Table(r.table).Get(ctx, r.row, r.family, r.qualifier)
+	value, ok, err := v.table(r.table).Get(ctx, r.row, r.family, r.qualifier)
 	if err != nil || !ok {
 		return 0, false, op, err
 	}
-	if n, err = strconv.ParseInt(string(v), 10, 64); err == nil {
+	if n, err = strconv.ParseInt(string(value), 10, 64); err == nil {
 		op.State = history.Number(n)
 	}
 	return n, true, op, err
@@ -45,6 +45,15 @@ func Register() *Workload {
 	at := func(w *Worker, i int) register {
 		return register{tables[i%2], w.row("r" + strconv.Itoa(i)), "f", "n"}
 	}
+	readAll := func(ctx context.Context, w *Worker) error {
+		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) {
+			var all []register
+			for i := range registers {
+				all = append(all, at(w, i))
+			}
+			return w.getAll(ctx, v, all)
+		})
+	}
 	return &Workload{
 		Name:   "register",
 		Tables: []admin.TableSpec{{Name: tables[0], Families: []string{"f"}}, {Name: tables[1], Families: []string{"f"}}},
@@ -52,6 +61,9 @@ func Register() *Workload {
 		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
+			if w.Rand.IntN(6) == 0 {
+				return readAll(ctx, w)
+			}
 			type action struct {
 				r    register
 				kind int
@@ -77,7 +89,7 @@ func Register() *Workload {
 				var done []history.Op
 				for _, a := range plan {
 					if a.kind != 1 { // 1 is a blind write
-						_, _, op, err := a.r.get(ctx, tx)
+						_, _, op, err := a.r.get(ctx, viewOf(tx))
 						if err != nil {
 							return done, err
 						}
@@ -93,18 +105,7 @@ func Register() *Workload {
 				return done, nil
 			})
 		},
-		ReadAll: func(ctx context.Context, w *Worker) error {
-			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
-				for i := range registers {
-					_, _, op, err := at(w, i).get(ctx, tx)
-					if err != nil {
-						return ops, err
-					}
-					ops = append(ops, op)
-				}
-				return ops, nil
-			})
-		},
+		ReadAll: readAll,
 	}
 }
 
@@ -122,19 +123,19 @@ func Skew() *Workload {
 	at := func(w *Worker, pair, which int) register {
 		return register{"duty", w.row(strconv.Itoa(pair) + string(rune('a'+which))), "f", "on"}
 	}
-	get := func(ctx context.Context, tx *txn.Txn, r register) (int64, history.Op, error) {
-		n, ok, op, err := r.get(ctx, tx)
+	get := func(ctx context.Context, v view, r register) (int64, history.Op, error) {
+		n, ok, op, err := r.get(ctx, v)
 		if !ok {
 			n = onDuty
 		}
 		return n, op, err
 	}
 	value := func(w *Worker, on int64) int64 { return 2*w.nextElement() + on }
-	readPairs := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
+	readPairs := func(ctx context.Context, w *Worker, v view) (ops []history.Op, err error) {
 		for pair := range skewPairs {
 			sum := int64(0)
 			for which := range 2 {
-				n, op, err := get(ctx, tx, at(w, pair, which))
+				n, op, err := get(ctx, v, at(w, pair, which))
 				if err != nil {
 					return ops, err
 				}
@@ -142,13 +143,13 @@ func Skew() *Workload {
 				sum += n % 2
 			}
 			if sum == 0 {
-				return ops, broken("nobody of pair %d is on duty at %d: write skew", pair, tx.StartTS())
+				return ops, broken("nobody of pair %d is on duty at %d: write skew", pair, v.ts)
 			}
 		}
 		return ops, nil
 	}
 	readAll := func(ctx context.Context, w *Worker) error {
-		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return readPairs(ctx, w, tx) })
+		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) { return readPairs(ctx, w, v) })
 	}
 	return &Workload{
 		Name:   "skew",
@@ -163,7 +164,7 @@ func Skew() *Workload {
 			pair, which := w.Rand.IntN(skewPairs), w.Rand.IntN(2)
 			mine, other := at(w, pair, which), at(w, pair, 1-which)
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
-				n, op, err := get(ctx, tx, mine)
+				n, op, err := get(ctx, viewOf(tx), mine)
 				if err != nil {
 					return ops, err
 				}
@@ -171,7 +172,7 @@ func Skew() *Workload {
 				if n%2 != onDuty {
 					return append(ops, mine.set(tx, value(w, onDuty))), nil
 				}
-				o, op, err := get(ctx, tx, other)
+				o, op, err := get(ctx, viewOf(tx), other)
 				if err != nil {
 					return ops, err
 				}

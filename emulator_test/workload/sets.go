@@ -19,15 +19,15 @@ const setSlots = 60
 func Sets() *Workload {
 	const table = "sets"
 	key := func(w *Worker, i int) register { return register{table, w.row(fmt.Sprintf("e%03d", i)), "f", "n"} }
-	scan := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
+	scan := func(ctx context.Context, w *Worker, v view) (ops []history.Op, err error) {
 		seen := map[string]int64{}
 		last := ""
-		for row, err := range tx.Table(table).ReadRows(ctx, w.rows()) {
+		for row, err := range v.table(table).ReadRows(ctx, w.rows()) {
 			if err != nil {
 				return nil, err
 			}
 			if row.Key() <= last {
-				return ops, broken("a scan at %d returned row %q after %q", tx.StartTS(), row.Key(), last)
+				return ops, broken("a scan at %d returned row %q after %q", v.ts, row.Key(), last)
 			}
 			last = row.Key()
 			if seen[last], err = strconv.ParseInt(string(row["f"][0].Value), 10, 64); err != nil {
@@ -44,7 +44,7 @@ func Sets() *Workload {
 		return ops, nil
 	}
 	readAll := func(ctx context.Context, w *Worker) error {
-		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return scan(ctx, w, tx) })
+		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) { return scan(ctx, w, v) })
 	}
 	return &Workload{
 		Name:   "sets",
@@ -60,11 +60,11 @@ func Sets() *Workload {
 			for range 1 + w.Rand.IntN(4) {
 				add[w.Rand.IntN(setSlots)] = w.nextElement()
 			}
-			return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+			return w.write(ctx, func(tx *txn.Txn) (ops []history.Op) {
 				for i, n := range add {
 					ops = append(ops, key(w, i).set(tx, n))
 				}
-				return ops, nil
+				return ops
 			})
 		},
 		ReadAll: readAll,
@@ -79,10 +79,10 @@ func Index() *Workload {
 	const items, index = "items", "index"
 	item := func(w *Worker, i int) register { return register{items, w.row("item" + strconv.Itoa(i)), "f", "n"} }
 	entry := func(w *Worker, n int64, r register) string { return w.row(fmt.Sprintf("%020d %s", n, r.row)) }
-	compare := func(ctx context.Context, w *Worker, tx *txn.Txn) (ops []history.Op, err error) {
+	compare := func(ctx context.Context, w *Worker, v view) (ops []history.Op, err error) {
 		want := map[string]bool{}
 		for i := range indexItems {
-			n, ok, op, err := item(w, i).get(ctx, tx)
+			n, ok, op, err := item(w, i).get(ctx, v)
 			if err != nil {
 				return ops, err
 			}
@@ -91,22 +91,22 @@ func Index() *Workload {
 				want[entry(w, n, item(w, i))] = true
 			}
 		}
-		for row, err := range tx.Table(index).ReadRows(ctx, w.rows()) {
+		for row, err := range v.table(index).ReadRows(ctx, w.rows()) {
 			if err != nil {
 				return ops, err
 			}
 			if !want[row.Key()] {
-				return ops, broken("the index has %q at %d, the items do not", row.Key(), tx.StartTS())
+				return ops, broken("the index has %q at %d, the items do not", row.Key(), v.ts)
 			}
 			delete(want, row.Key())
 		}
 		if len(want) > 0 {
-			return ops, broken("the index lacks %q at %d", slices.Sorted(maps.Keys(want)), tx.StartTS())
+			return ops, broken("the index lacks %q at %d", slices.Sorted(maps.Keys(want)), v.ts)
 		}
 		return ops, nil
 	}
 	readAll := func(ctx context.Context, w *Worker) error {
-		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return compare(ctx, w, tx) })
+		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) { return compare(ctx, w, v) })
 	}
 	return &Workload{
 		Name:   "index",
@@ -126,7 +126,7 @@ func Index() *Workload {
 			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				for i, c := range chosen {
 					r := item(w, c)
-					was, ok, op, err := r.get(ctx, tx)
+					was, ok, op, err := r.get(ctx, viewOf(tx))
 					if err != nil {
 						return ops, err
 					}

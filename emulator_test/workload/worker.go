@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -42,6 +44,8 @@ type Workload struct {
 	// Handle adds the workload's observers to a notify.Worker. It is nil if there
 	// are none.
 	Handle func(*notify.Worker) error
+	// Fail, if set, says whether an observer's run fails. Set it before Handle.
+	Fail func() bool
 	// Verify checks the state at the end, when every lock is resolved and every
 	// observer has run, and returns what is wrong with it. It may be nil.
 	Verify func(context.Context, *txn.Client) ([]string, error)
@@ -77,6 +81,11 @@ type Worker struct {
 	Process, Stride int
 	// Options of every transaction.
 	Options []txn.TxnOption
+	// Pause, if set, is called before each transaction and before its commit.
+	Pause func()
+	// Vary draws how transactions are made: those that only read may be snapshots, which
+	// may be stale, and read several cells at once; those that read nothing may be WriteOnly.
+	Vary bool
 	// Space is a prefix of every row key, so that workers of two spaces never use the
 	// same rows. Long runs change the space, because the emulator copies whole rows
 	// and keeps every version. A new space needs no setup.
@@ -119,12 +128,88 @@ func broken(format string, args ...any) error {
 	return &InvariantError{fmt.Sprintf(format, args...)}
 }
 
+// A view is what reads need: a transaction or a snapshot.
+type view struct {
+	table func(string) txn.Reader
+	ts    tso.Timestamp
+}
+
+func viewOf(tx *txn.Txn) view {
+	return view{func(name string) txn.Reader { return tx.Table(name) }, tx.StartTS()}
+}
+
+// beginEarlier gives the worker a new process number, for a transaction that counts as begun
+// before the worker's last one ended: it may miss what other clients did since then. So the
+// history needs no field for it, and any checker of real-time order understands it.
+func (w *Worker) beginEarlier(by time.Duration) history.Record {
+	w.Process += w.Stride
+	w.element = 0
+	return history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().Add(-by).UnixNano()}
+}
+
+// look runs and records a transaction that only reads.
+func (w *Worker) look(ctx context.Context, body func(context.Context, view) ([]history.Op, error)) error {
+	if !w.Vary || w.Rand.IntN(2) == 0 {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) { return body(ctx, viewOf(tx)) })
+	}
+	stale := []time.Duration{0, 50 * time.Millisecond, time.Second}[w.Rand.IntN(3)]
+	r := w.beginEarlier(stale)
+	s, err := w.Client.Snapshot(ctx, txn.MaxStaleness(stale), txn.Named(""))
+	if err != nil {
+		return expected(err)
+	}
+	ops, err := body(ctx, view{func(name string) txn.Reader { return s.Table(name) }, s.ReadTS()})
+	r.StartTS, r.Value = int64(s.ReadTS()), unread(ops)
+	w.Record(r)
+	r.Type, r.Time, r.Value = history.OK, time.Now().UnixNano(), ops
+	if err != nil {
+		r.Type = history.Fail
+	}
+	w.Record(r)
+	return expected(err)
+}
+
+// write runs and records a transaction that reads nothing.
+func (w *Worker) write(ctx context.Context, body func(*txn.Txn) []history.Op) error {
+	run := func(_ context.Context, tx *txn.Txn) ([]history.Op, error) { return body(tx), nil }
+	if !w.Vary || w.Rand.IntN(2) == 0 {
+		return w.attempt(ctx, run)
+	}
+	return w.attemptAs(ctx, w.beginEarlier(100*time.Millisecond), append([]txn.TxnOption{txn.WriteOnly()}, w.Options...), run)
+}
+
+// getAll reads registers, at the same time if the worker varies.
+func (w *Worker) getAll(ctx context.Context, v view, registers []register) ([]history.Op, error) {
+	ops := make([]history.Op, len(registers))
+	g, gctx := errgroup.WithContext(ctx)
+	if !w.Vary {
+		g.SetLimit(1)
+	}
+	for i, r := range registers {
+		g.Go(func() (err error) {
+			_, _, ops[i], err = r.get(gctx, v)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return ops, nil
+}
+
 // attempt runs and records one transaction; body returns what it did. It returns only
 // unexpected errors: conflicts, unknown outcomes, the end of ctx and lost requests are
 // part of a workload.
 func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
-	r := history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}
-	tx, err := w.Client.Begin(ctx, w.Options...)
+	if w.Pause != nil {
+		w.Pause()
+	}
+	return w.attemptAs(ctx, history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}, w.Options, body)
+}
+
+// attemptAs is attempt with options. r is the beginning of the transaction's record.
+func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.TxnOption, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
+	tx, err := w.Client.Begin(ctx, options...)
 	if err != nil {
 		return expected(err)
 	}
@@ -134,6 +219,9 @@ func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Tx
 	// killed client contains its start_ts and its planned writes.
 	r.StartTS, r.Value = int64(tx.StartTS()), unread(ops)
 	w.Record(r)
+	if w.Pause != nil {
+		w.Pause()
+	}
 	var commitTS int64
 	if err == nil {
 		ts, e := tx.Commit(ctx)
@@ -169,7 +257,7 @@ func expected(err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		return nil // because of faults, a prewrite was not applied within the ttl
 	}
-	for _, e := range []error{txn.ErrConflict, txn.ErrUndetermined, context.DeadlineExceeded, context.Canceled} {
+	for _, e := range []error{txn.ErrConflict, txn.ErrUndetermined, txn.ErrTooOld, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
 			return nil
 		}
