@@ -57,18 +57,20 @@ func (b batch) count() (n int64) {
 	return n
 }
 
-// batchesOf returns the timestamps of a history's transactions.
+// batchesOf returns the timestamps of a history's transactions that write. Those that only
+// read may share theirs (txn.MaxStaleness).
 func batchesOf(records []history.Record) (batches []batch) {
-	begun := map[int]int64{}
+	begun := map[int]history.Record{}
 	for _, r := range records {
 		if r.Type == history.Invoke {
-			begun[r.Process] = r.Time
+			begun[r.Process] = r
 			continue
 		}
-		if r.StartTS == 0 {
+		writes := slices.ContainsFunc(begun[r.Process].Value, func(o history.Op) bool { return o.F != history.Read })
+		if r.StartTS == 0 || !writes {
 			continue
 		}
-		b := batch{Begun: begun[r.Process], Ended: r.Time, Runs: []span{{r.StartTS, r.StartTS}}}
+		b := batch{Begun: begun[r.Process].Time, Ended: r.Time, Runs: []span{{r.StartTS, r.StartTS}}}
 		if r.Type == history.Info {
 			b.Ended = math.MaxInt64 // the client is dead, or the request still under way
 		}

@@ -56,17 +56,45 @@ func TestCheckTimestamps(t *testing.T) {
 }
 
 // TestBatchesOf: the timestamps of transactions count too. Those of dead clients have
-// no end.
+// no end. Those that only read do not count.
 func TestBatchesOf(t *testing.T) {
+	write := []history.Op{{F: history.Write, Key: "x", N: 1}}
 	got := batchesOf([]history.Record{
-		{Type: history.Invoke, Process: 1, Time: 10, StartTS: 5},
-		{Type: history.Invoke, Process: 2, Time: 11, StartTS: 6},
+		{Type: history.Invoke, Process: 1, Time: 10, StartTS: 5, Value: write},
+		{Type: history.Invoke, Process: 2, Time: 11, StartTS: 6, Value: write},
+		{Type: history.Invoke, Process: 3, Time: 12, StartTS: 6, Value: []history.Op{{F: history.Read, Key: "x"}}},
+		{Type: history.OK, Process: 3, Time: 13, StartTS: 6},
 		{Type: history.OK, Process: 1, Time: 20, StartTS: 5, CommitTS: 9},
 		{Type: history.Info, Process: 2, Time: 21, StartTS: 6},
 	})
 	want := []batch{{10, 20, []span{{5, 5}, {9, 9}}}, {11, math.MaxInt64, []span{{6, 6}}}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestMissing: a soak of everything fails if a fault or a feature never happened; a short one
+// does not.
+func TestMissing(t *testing.T) {
+	o := &options{workload: "all", faultList: "all", oracle: "both", gc: "some"}
+	s := &summary{Histories: 18, Faults: map[string]int{}, Used: map[string]int{}}
+	for _, kind := range kinds {
+		s.Faults[kind] = 1
+	}
+	for _, f := range features {
+		s.Used[f] = 1
+	}
+	if got := o.missing(s, 9); len(got) > 0 {
+		t.Errorf("missing: %q", got)
+	}
+	delete(s.Faults, faultClock)
+	delete(s.Used, usedReplays)
+	if diff := cmp.Diff([]string{"fault clock", "dead letters replayed"}, o.missing(s, 9)); diff != "" {
+		t.Error(diff)
+	}
+	s.Histories = 17
+	if got := o.missing(s, 9); len(got) > 0 {
+		t.Errorf("in a short soak, missing: %q", got)
 	}
 }
 

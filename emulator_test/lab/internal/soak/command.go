@@ -20,16 +20,17 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 type options struct {
-	workload, oracle, faultList, history string
-	duration, each                       time.Duration
-	histories, parallel                  int
-	clients, workers                     int
-	seed                                 uint64
-	share                                float64
-	format                               cli.Format
+	workload, oracle, faultList, history, gc string
+	duration, each                           time.Duration
+	histories, parallel                      int
+	clients, workers                         int
+	seed                                     uint64
+	share                                    float64
+	format                                   cli.Format
 
 	faults faultSet
 }
@@ -57,10 +58,16 @@ workload's own invariant, and a check that timestamps are unique and in order.
 
 Faults: kill (SIGKILL of clients), stop (SIGSTOP of clients, for longer than their
 locks' ttl), server (SIGSTOP of the emulator), rpc (requests that are lost before or
-after they are applied, duplicated, delayed, slow, cut short or done in part, and
+after they are applied, duplicated, delayed, sent again later, slow, cut short or done in part, and
 callers that give up), oracle (SIGKILL and SIGSTOP of oracle servers), clock (clocks
 that are wrong by up to an hour, and jump), net (connections that are reset, half-open
 or slow).
+
+Workers also vary how they read and write: transactions that only read may be snapshots,
+which may be stale, and read many cells at once; those that read nothing may be
+WriteOnly. Observers fail now and then; clients replay their dead letters. In every
+fourth history (--gc) clients collect garbage, with all times of garbage collection
+divided by 15, and requests may be up to 15 s late.
 
 Standard error gets one line for each history. The summary ends with the goals for
 an hour with all faults, and what this soak would reach in an hour.
@@ -82,6 +89,7 @@ Exit status 4 means that the soak found something.`,
 	f.StringVar(&o.workload, "workload", "all", "all in turn, or a list of "+strings.Join(names, ", "))
 	f.StringVar(&o.faultList, "faults", "all", "all, none, or a list of "+strings.Join(faultGroups, ", "))
 	f.StringVar(&o.oracle, "oracle", "both", "direct, served, or both in turn")
+	f.StringVar(&o.gc, "gc", "some", "garbage collection in some histories (every fourth), all or none; these take at least 75s")
 	f.DurationVar(&o.duration, "duration", time.Minute, "how long the soak begins new histories")
 	f.DurationVar(&o.each, "each", 15*time.Second, "how long clients work in each history")
 	f.IntVar(&o.histories, "histories", 0, "number of histories (0: as many as --duration allows)")
@@ -117,6 +125,8 @@ func (o *options) complete() (loads []*workload.Workload, err error) {
 	switch {
 	case !slices.Contains([]string{"direct", "served", "both"}, o.oracle):
 		return nil, cli.Usagef("--oracle %s: it has to be direct, served or both", o.oracle)
+	case !slices.Contains([]string{"some", "all", "none"}, o.gc):
+		return nil, cli.Usagef("--gc %s: it has to be some, all or none", o.gc)
 	case o.duration <= 0:
 		return nil, cli.Usagef("--duration %v: it has to be positive", o.duration)
 	case o.each <= 0:
@@ -157,6 +167,7 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	txntest.ShortenGC(gcFaster)
 	var file io.WriteCloser
 	if o.history != "" {
 		if file, err = os.Create(o.history); err != nil {
@@ -164,9 +175,9 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 		}
 		defer file.Close()
 	}
-	fmt.Fprintf(s.Err, "seed %d; %s\n", o.seed, o.replay(o.workload, o.oracle, o.seed, ""))
+	fmt.Fprintf(s.Err, "seed %d; %s\n", o.seed, o.replay(o.workload, o.oracle, o.gc, o.seed, ""))
 	began := time.Now()
-	sum := &summary{Seed: o.seed, Faults: map[string]int{}}
+	sum := &summary{Seed: o.seed, Faults: map[string]int{}, Used: map[string]int{}}
 	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
 		sum.add(r)
 		r.write(s.Err, i+1, o, time.Since(began))
@@ -183,8 +194,12 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	// There is a summary even if the soak was interrupted, or a history could not start.
 	sum.Seconds = time.Since(began).Seconds()
 	sum.finish()
+	sum.Missing = append([]string{}, o.missing(sum, len(loads))...)
 	if err := cli.Print(s.Out, o.format, sum, sum.text); err != nil {
 		return err
+	}
+	if len(sum.Missing) > 0 && sum.Anomalies+sum.Violations == 0 {
+		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("the soak had none of these: %s", strings.Join(sum.Missing, ", "))}
 	}
 	if sum.Anomalies+sum.Violations > 0 {
 		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s and %s", plural(sum.Anomalies, "anomaly", "anomalies"), plural(sum.Violations, "violation", "violations"))}
@@ -213,7 +228,8 @@ func (o *options) makeAll(ctx context.Context, loads []*workload.Workload, done 
 				}
 				load := loads[i%len(loads)]
 				served := o.oracle == "served" || o.oracle == "both" && o.seedOf(i)%2 == 1
-				r, err := runEpisode(ctx, o, load, served, o.seedOf(i), o.each)
+				collects := o.gc == "all" || o.gc == "some" && i%4 == 3
+				r, err := runEpisode(ctx, o, load, served, collects, o.seedOf(i), o.each)
 				if err != nil {
 					cancel(fmt.Errorf("history %d (%s, seed %d): %w", i+1, load.Name, o.seedOf(i), err))
 					return
@@ -251,7 +267,7 @@ func write(w io.Writer, records []history.Record) error {
 }
 
 // replay returns the command that makes the same choices again.
-func (o *options) replay(load, oracle string, seed uint64, more string) string {
-	return fmt.Sprintf("lab soak --seed %d --workload %s --oracle %s --faults %s --each %v --clients %d --workers %d --share %v%s",
-		seed, load, oracle, o.faultList, o.each, o.clients, o.workers, o.share, more)
+func (o *options) replay(load, oracle, gc string, seed uint64, more string) string {
+	return fmt.Sprintf("lab soak --seed %d --workload %s --oracle %s --gc %s --faults %s --each %v --clients %d --workers %d --share %v%s",
+		seed, load, oracle, gc, o.faultList, o.each, o.clients, o.workers, o.share, more)
 }

@@ -45,14 +45,18 @@ type episode struct {
 
 // runEpisode makes one history and checks it. The error is one of the soak itself;
 // findings are in the result.
-func runEpisode(ctx context.Context, opts *options, load *workload.Workload, served bool, seed uint64, length time.Duration) (*result, error) {
+func runEpisode(ctx context.Context, opts *options, load *workload.Workload, served, collects bool, seed uint64, length time.Duration) (*result, error) {
+	if collects {
+		length = max(length, collecting)
+	}
 	e := &episode{
-		result: &result{workload: load.Name, oracle: "direct", seed: seed, open: map[int]history.Record{}, count: map[history.Type]int{}, faults: map[string]int{}, deaths: map[string]time.Time{}},
+		result: &result{workload: load.Name, oracle: "direct", seed: seed, open: map[int]history.Record{}, count: map[history.Type]int{}, faults: map[string]int{}, used: map[string]int{}, deaths: map[string]time.Time{}},
 		opts:   opts, load: load, rnd: rand.New(rand.NewPCG(seed, 0)), length: length, next: 1,
 	}
 	defer e.end()
 	sctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the setup of the history took longer than a minute"))
 	defer cancel()
+	e.collects = collects
 	own, err := e.setUp(sctx, served)
 	if err != nil {
 		return e.result, err
@@ -85,7 +89,7 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 	}
 	e.at = spec{Project: "soak", Instance: fmt.Sprintf("history-%d", e.seed), Workload: e.load.Name, Stride: stride, Workers: e.opts.workers,
 		// A group has two workers of each client.
-		Groups: max(1, e.opts.workers/2), Began: time.Now(), Clock: e.opts.faults.has(faultClock), Net: e.opts.faults.has(faultNet)}
+		Groups: max(1, e.opts.workers/2), Began: time.Now(), Collect: e.collects, Clock: e.opts.faults.has(faultClock), Net: e.opts.faults.has(faultNet)}
 	if e.at.Emulator, err = e.emulator.await(ctx); err != nil {
 		return nil, err
 	}
@@ -189,6 +193,7 @@ func (e *episode) handle(p *process, m message) {
 		e.record(*m.Record)
 		return
 	}
+	e.use(m.Used)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for kind, n := range m.Faults {
@@ -265,8 +270,11 @@ func (e *episode) finish(ctx context.Context, own *workload.Worker) error {
 		}
 		e.stranded += n
 	}
+	if err := e.collectLast(ctx); err != nil {
+		return err
+	}
 	for group := range e.at.Groups {
-		for n := range int(time.Since(e.at.Began)/rotation) + 1 {
+		for n := range e.at.spaces() {
 			own.Space = space(group, n)
 			if err := e.load.ReadAll(ctx, own); err != nil {
 				return fmt.Errorf("reading all keys: %w", err)
@@ -323,7 +331,11 @@ func (e *episode) observeRest(ctx context.Context) error {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- w.Run(rctx) }()
-	_, err = notify.Wait(ctx, e.client, notify.WaitConfig{})
+	for left := int64(1); err == nil && left > 0; { // dead letters
+		left = replayDead(ctx, e.client)
+		e.use(count(usedReplays, left))
+		_, err = notify.Wait(ctx, e.client, notify.WaitConfig{})
+	}
 	cancel()
 	s := w.Stats()
 	e.observed += s.Committed + s.Collapsed

@@ -14,7 +14,7 @@ import (
 // kinds are the kinds of faults that a soak with all faults makes.
 var kinds = []string{
 	faultKill, faultStop, faultServer, faultClock, faultDeadline, faultOracleKill, faultOracleStop,
-	workload.FaultDropRequest, workload.FaultDropResponse, workload.FaultDuplicate, workload.FaultDelay,
+	workload.FaultDropRequest, workload.FaultDropResponse, workload.FaultDuplicate, workload.FaultDelay, workload.FaultLateCopy,
 	workload.FaultSlow, workload.FaultCut, workload.FaultPartial,
 	workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle,
 }

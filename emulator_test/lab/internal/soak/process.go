@@ -25,6 +25,8 @@ type message struct {
 	Record *history.Record `json:",omitempty"`
 	// Faults counts the faults of this client since the last message.
 	Faults map[string]int `json:",omitempty"`
+	// Used counts uses of features since the last message.
+	Used map[string]int `json:",omitempty"`
 	// Settled is the owner of a lock that the client has resolved.
 	Settled string `json:",omitempty"`
 	// Timestamps and Observed count, since the last message, the timestamps that the

@@ -14,6 +14,7 @@ import (
 type result struct {
 	workload string
 	oracle   string
+	collects bool // garbage
 	seed     uint64
 
 	mu         sync.Mutex
@@ -21,6 +22,7 @@ type result struct {
 	open       map[int]history.Record // transactions without an end
 	count      map[history.Type]int
 	faults     map[string]int
+	used       map[string]int
 	kills      int
 	failovers  int
 	timestamps int64
@@ -57,6 +59,10 @@ func (r *result) write(w io.Writer, number int, o *options, since time.Duration)
 		}
 	}
 	if len(r.anomalies)+len(r.violations) > 0 {
-		fmt.Fprintf(w, "to repeat: %s\n", o.replay(r.workload, r.oracle, r.seed, " --histories 1"))
+		gc := "none"
+		if r.collects {
+			gc = "all"
+		}
+		fmt.Fprintf(w, "to repeat: %s\n", o.replay(r.workload, r.oracle, gc, r.seed, " --histories 1"))
 	}
 }

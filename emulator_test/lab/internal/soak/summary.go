@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
@@ -23,6 +24,11 @@ type summary struct {
 	FaultsFired  int            `json:"faults_fired"`
 	Faults       map[string]int `json:"faults"`
 	Kills        int            `json:"kills"`
+	// Used counts uses of features.
+	Used map[string]int `json:"used"`
+	// Missing are faults and features that a soak of everything must have and this one
+	// did not have.
+	Missing []string `json:"missing"`
 	// OracleFailovers counts changes of the oracle's leader.
 	OracleFailovers int   `json:"oracle_failovers"`
 	Timestamps      int64 `json:"timestamps"`
@@ -58,6 +64,9 @@ func (s *summary) add(r *result) {
 		s.Faults[kind] += n
 		s.FaultsFired += n
 	}
+	for what, n := range r.used {
+		s.Used[what] += n
+	}
 	s.Kills += r.kills
 	s.OracleFailovers += r.failovers
 	s.Timestamps += r.timestamps
@@ -86,6 +95,13 @@ func (s *summary) text(w io.Writer) error {
 	row("faults", "%d", s.FaultsFired)
 	for _, kind := range slices.Sorted(maps.Keys(s.Faults)) {
 		row("  "+kind, "%d", s.Faults[kind])
+	}
+	row("features used", "")
+	for _, what := range sortedKeys(s.Used) {
+		row("  "+what, "%d", s.Used[what])
+	}
+	if len(s.Missing) > 0 {
+		row("missing", "%s", strings.Join(s.Missing, ", "))
 	}
 	row("timestamps", "%d, with %d changes of the leading server", s.Timestamps, s.OracleFailovers)
 	row("observed changes", "%d", s.Observed)
