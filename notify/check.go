@@ -126,7 +126,7 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 	}
 	for _, observer := range last.Observers {
 		here := slices.ContainsFunc(results, func(r result) bool { return r.observer == observer })
-		if !here && last.Pending(observer) && !parked(last, observer) {
+		if !here && last.Pending(observer) && !last.Parked(observer) {
 			return cleared.UpTo // the change is pending for an observer of another worker
 		}
 	}
@@ -138,10 +138,4 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 		c.worker.cleaner.add(cleared)
 	}
 	return 0
-}
-
-// parked reports whether the newest change is a dead letter of the observer.
-func parked(o *changes.Observation, observer string) bool {
-	f, ok := o.Failures[observer]
-	return ok && f.ChangeTS == o.ChangeTS && f.NotBefore == never
 }

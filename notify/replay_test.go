@@ -2,6 +2,7 @@ package notify_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -131,4 +132,68 @@ func TestWaitSeesReplayOfCollectedDeletion(t *testing.T) {
 			t.Error("Wait returned a timestamp at which the deletion was pending")
 		}
 	})
+}
+
+// TestReplayBeforeTheFailure: an operator replays a dead letter after a worker has stored
+// the letter, and before it has stored the failure beside the notification. The failure
+// says that the observer gave up, but the replay is newer.
+func TestReplayBeforeTheFailure(t *testing.T) {
+	for _, together := range []bool{true, false} {
+		t.Run(fmt.Sprintf("together=%t", together), func(t *testing.T) {
+			virtual(t, func(t *testing.T, env *txntest.Env) { replayBeforeTheFailure(t, env, together) })
+		})
+	}
+}
+
+// together: one worker runs both observers of the column.
+func replayBeforeTheFailure(t *testing.T, env *txntest.Env, together bool) {
+	register(t, env.Client, input, "a", false)
+	register(t, env.Client, input, "b", false)
+	nothing := func(context.Context, *txn.Txn, txn.Cell) error { return nil }
+	broken := true
+	faults := txntest.NewFaults(t)
+	w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{MaxAttempts: 1})
+	handle(t, w, "a", input, func(ctx context.Context, tx *txn.Txn, c txn.Cell) error {
+		if broken {
+			return errBroken
+		}
+		return observeEffect(ctx, tx, c)
+	})
+	if together {
+		handle(t, w, "b", input, nothing)
+	}
+	start(t, w)
+	failure := faults.OnStep(txntest.StepFailure, txntest.Hold)
+	put(t, env.Client, input, "row", "v")
+	<-failure.Fired()
+	letters := deadLetters(t, env.Client)
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters, want 1", len(letters))
+	}
+	broken = false
+	of := txntest.NewFaults(t)
+	operator := env.NewClient(txn.Config{TokenTTL: time.Minute}, of.DialOptions()...)
+	note := of.OnStep(txntest.StepNotify, txntest.Hold)
+	replay := make(chan error, 1)
+	go func() { replay <- changes.Replay(t.Context(), operator, letters[0]) }()
+	<-note.Fired()
+	failure.Release()
+	note.Release()
+	if err := <-replay; err != nil {
+		t.Fatal(err)
+	}
+	pass(time.Hour)
+	if !together {
+		other := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, other, "b", input, nothing)
+		start(t, other)
+		pass(time.Hour)
+	}
+	if n := effects(t, env.Client)["row"]; n != 1 {
+		t.Errorf("after the replay the observer committed %d times, want 1", n)
+	}
+	if letters := deadLetters(t, env.Client); len(letters) != 0 {
+		t.Errorf("left: %+v", letters)
+	}
+	wantLeft(t, env.Client, 0, 0)
 }

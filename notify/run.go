@@ -93,7 +93,7 @@ func (r *run) need() Outcome {
 	if !slices.Contains(o.Observers, id) || !o.Pending(id) || len(o.Triggers) == 0 {
 		return Acknowledged
 	}
-	if f, ok := o.Failures[id]; ok && f.ChangeTS == o.ChangeTS && f.NotBefore > o.StartTS {
+	if f, ok := o.Failure(id); ok && f.NotBefore > o.StartTS {
 		return Waiting
 	}
 	if most := r.worker.cfg.MaxHops; most >= 0 && r.hops() > most {
@@ -301,7 +301,7 @@ func (r *run) failed(ctx, runs context.Context) (upToDate bool, again time.Durat
 
 // earlier returns what earlier runs stored about failures on the same change.
 func (r *run) earlier() format.Failure {
-	if f, ok := r.seen.Failures[r.handler.id]; ok && f.ChangeTS == r.seen.ChangeTS {
+	if f, ok := r.seen.Failure(r.handler.id); ok {
 		return f
 	}
 	return format.Failure{ChangeTS: r.seen.ChangeTS, FirstTS: r.seen.StartTS}

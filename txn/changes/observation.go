@@ -66,6 +66,28 @@ func (o *Observation) KnownUpTo() tso.Timestamp {
 	return o.StartTS
 }
 
+// Failure returns what is stored about an observer's failed runs on the newest change. A
+// change that is a dead letter has not failed any more once it is notified again: a
+// replay notifies the cell after the letter was stored, but the failure beside the
+// notification may be stored after both.
+func (o *Observation) Failure(observer string) (f format.Failure, failed bool) {
+	f, failed = o.Failures[observer]
+	if !failed || f.ChangeTS != o.ChangeTS {
+		return format.Failure{}, false
+	}
+	if n := len(o.Triggers); f.NotBefore == format.Never && n > 0 && o.Triggers[n-1].TS > f.LastTS {
+		return format.Failure{}, false
+	}
+	return f, true
+}
+
+// Parked reports whether the newest change is a dead letter of the observer, while its
+// notification waits for another observer.
+func (o *Observation) Parked(observer string) bool {
+	f, failed := o.Failure(observer)
+	return failed && f.NotBefore == format.Never
+}
+
 // Acknowledged reports whether every registered observer has acknowledged the
 // newest change, so that the notifications up to KnownUpTo may be removed.
 func (o *Observation) Acknowledged() bool { return !slices.ContainsFunc(o.Observers, o.Pending) }

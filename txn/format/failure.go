@@ -30,7 +30,7 @@ type Failure struct {
 }
 
 // Never is Failure.NotBefore of a change that is a dead letter for one observer, while
-// the notification waits for another.
+// the notification waits for another. It holds for notifications up to Failure.LastTS.
 const Never = tso.Timestamp(math.MaxInt64 / 1000)
 
 // DecodeFailure reads the stored record of a failure on cell.

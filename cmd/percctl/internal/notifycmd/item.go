@@ -90,7 +90,8 @@ func newNotification(o changes.Observation, now tso.Timestamp) item {
 
 func newObserver(o changes.Observation, id string, now tso.Timestamp) observerItem {
 	b := observerItem{Observer: id, State: statePending, AckTS: o.Acks[id], Words: "has not run for it yet"}
-	f, failed := o.Failures[id]
+	f, failed := o.Failure(id)
+	earlier := o.Failures[id]
 	if b.AckTS != 0 {
 		b.Words = "has not run for the newest change yet"
 	}
@@ -101,9 +102,12 @@ func newObserver(o changes.Observation, id string, now tso.Timestamp) observerIt
 			b.Words = "acknowledged"
 		}
 		return b
-	case !failed:
+	case !failed && earlier.ChangeTS == 0:
 		return b
-	case f.ChangeTS != o.ChangeTS:
+	case !failed && earlier.ChangeTS == o.ChangeTS:
+		b.Words = "has not run since its dead letter was replayed"
+		return b
+	case !failed:
 		b.Words = "has not run for the newest change yet; it failed for an earlier one"
 		return b
 	}

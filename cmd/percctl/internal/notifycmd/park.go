@@ -112,7 +112,7 @@ func observe(ctx context.Context, s *session.Session, cell txn.Cell) (*changes.O
 
 func (o *parkOptions) letter(seen *changes.Observation) changes.DeadLetter {
 	d := changes.DeadLetter{Cell: o.cell, Observer: o.observer, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS, ParkedTS: seen.StartTS, Error: o.reason}
-	if f, ok := seen.Failures[o.observer]; ok && f.ChangeTS == seen.ChangeTS {
+	if f, ok := seen.Failure(o.observer); ok {
 		d.Attempts, d.FirstTS = f.Attempts, f.FirstTS
 		if f.Error != "" {
 			d.Error = f.Error
@@ -128,9 +128,7 @@ func (o *parkOptions) letter(seen *changes.Observation) changes.DeadLetter {
 func (o *parkOptions) others(seen *changes.Observation) []string {
 	others := []string{}
 	for _, id := range seen.Observers {
-		f, failed := seen.Failures[id]
-		dead := failed && f.ChangeTS == seen.ChangeTS && f.NotBefore == format.Never
-		if id != o.observer && seen.Pending(id) && !dead {
+		if id != o.observer && seen.Pending(id) && !seen.Parked(id) {
 			others = append(others, id)
 		}
 	}

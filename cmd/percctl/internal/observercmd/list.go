@@ -17,7 +17,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
-	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 type listOptions struct {
@@ -234,13 +233,11 @@ func (want *Want) count(ctx context.Context, s *session.Session, tables []string
 
 // add counts a notification that the observer has still to see.
 func (b *observer) add(seen changes.Observation) {
-	f, failed := seen.Failures[b.Observer]
-	current := failed && f.ChangeTS == seen.ChangeTS
-	if !seen.Pending(b.Observer) || (current && f.NotBefore == format.Never) {
+	if !seen.Pending(b.Observer) || seen.Parked(b.Observer) {
 		return
 	}
 	b.Pending++
-	if current && f.Error != "" {
+	if f, failed := seen.Failure(b.Observer); failed && f.Error != "" {
 		b.Failing++
 	}
 	// The changes that came after its last run; all that are known are newer
