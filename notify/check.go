@@ -105,7 +105,9 @@ func (c *check) observer(ctx, runs context.Context, h *handler) result {
 }
 
 // clear removes the cell's notifications if no registered observer has anything left to
-// do. It removes those that were visible to the earliest of the results (design §7).
+// do. It removes only what every result has read. An observer that has not acknowledged a
+// change does not run if it reads no notification (see need): one that has its timestamp,
+// but arrives only then, must stay for the next check, even if a later result read it.
 // elsewhere is the timestamp up to which the observers of this worker have nothing to do,
 // if the notifications stay for observers of other workers; otherwise it is 0.
 func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
@@ -133,7 +135,7 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 	for observer := range last.Failures {
 		failures[observer] = true
 	}
-	if len(last.Triggers) > 0 || len(failures) > 0 {
+	if cleared.UpTo > 0 || len(failures) > 0 {
 		cleared.Failures = slices.Sorted(maps.Keys(failures))
 		c.worker.cleaner.add(cleared)
 	}

@@ -183,7 +183,8 @@ type Cleared struct {
 	Cell format.Cell
 	// UpTo is the newest notify cell to remove, with all older ones. It must be
 	// [Observation.KnownUpTo] of an observation in which every registered observer
-	// had acknowledged the cell's newest change. 0 removes none.
+	// had acknowledged the cell's newest change, and that had seen a notification.
+	// 0 removes none.
 	UpTo tso.Timestamp
 	// Failures are the observers whose failures on the cell are removed, too.
 	Failures []string

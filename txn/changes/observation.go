@@ -51,19 +51,20 @@ type Observation struct {
 // Pending reports whether the observer has not acknowledged the newest change.
 func (o *Observation) Pending(observer string) bool { return o.ChangeTS > o.Acks[observer] }
 
-// KnownUpTo is the timestamp up to which the observation has seen all
-// notifications of the cell. Once every observer has acknowledged the newest change,
-// the notifications up to there may be removed. In a written column it is StartTS.
-// In a column for weak notifications it is the newest notification that was seen: a
-// client stores a weak notification at the commit_ts of its transaction, but some
-// time after it got that timestamp, so one below StartTS may not have arrived yet.
-// One that arrives below the newest seen notification does not matter, because the
-// run for the newest one waits for the locks of its transaction.
+// KnownUpTo is the newest notification of the cell that the observation has seen; 0:
+// none. Once every observer has acknowledged the newest change, the notifications up
+// to there may be removed.
+//
+// It is not StartTS. A client stores a weak notification, or that of a replay or a
+// backfill, some time after it got its timestamp, so one below StartTS may not have
+// arrived yet. One that arrives below the newest seen notification does not matter: an
+// observer that has seen the newest one has run at a higher timestamp, and that run
+// waits for the locks of the transactions that notified below it.
 func (o *Observation) KnownUpTo() tso.Timestamp {
-	if o.Weak {
-		return o.ChangeTS
+	if n := len(o.Triggers); n > 0 {
+		return o.Triggers[n-1].TS
 	}
-	return o.StartTS
+	return 0
 }
 
 // Failure returns what is stored about an observer's failed runs on the newest change. A
@@ -75,7 +76,7 @@ func (o *Observation) Failure(observer string) (f format.Failure, failed bool) {
 	if !failed || f.ChangeTS != o.ChangeTS {
 		return format.Failure{}, false
 	}
-	if n := len(o.Triggers); f.NotBefore == format.Never && n > 0 && o.Triggers[n-1].TS > f.LastTS {
+	if f.NotBefore == format.Never && o.KnownUpTo() > f.LastTS {
 		return format.Failure{}, false
 	}
 	return f, true
