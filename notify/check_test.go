@@ -198,6 +198,36 @@ func TestNewerThanFinishedCheck(t *testing.T) {
 	})
 }
 
+// TestParkedByAll: both observers of a column gave up, and the worker died before it
+// removed the notification. Another worker removes it.
+func TestParkedByAll(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "a", false)
+		register(t, env.Client, input, "b", false)
+		faults := txntest.NewFaults(t)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{MaxAttempts: 1})
+		handle(t, w, "a", input, observeBroken)
+		handle(t, w, "b", input, observeBroken)
+		stop := start(t, w)
+		removal := faults.OnStep(txntest.StepClear, txntest.Hold)
+		put(t, env.Client, input, "row", "v")
+		<-removal.Fired()
+		faults.Kill()
+		_ = stop()
+		wantLeft(t, env.Client, 1, 2)
+		other := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
+		handle(t, other, "a", input, observeBroken)
+		handle(t, other, "b", input, observeBroken)
+		start(t, other)
+		wait(t, env.Client)
+		pass(2 * time.Minute)
+		wantLeft(t, env.Client, 0, 0)
+		if n := len(deadLetters(t, env.Client)); n != 2 {
+			t.Errorf("%d dead letters, want 2", n)
+		}
+	})
+}
+
 // TestNewerThanSnoozed: a cell changes whose last change the observer has snoozed, and there
 // is no hint. The newer change does not wait.
 func TestNewerThanSnoozed(t *testing.T) {
@@ -210,6 +240,36 @@ func TestNewerThanSnoozed(t *testing.T) {
 		pass(2 * time.Minute)
 		if *ran != 2 {
 			t.Errorf("the observer ran %d times, want 2: once for each change", *ran)
+		}
+	})
+}
+
+// TestLateWeakNotificationBehindSnooze: an observer snoozes a weak notification. Then one
+// arrives whose timestamp is newer, but below the start of the run. It does not wait.
+func TestLateWeakNotificationBehindSnooze(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "a", true)
+		if err := notifyWeakly(t.Context(), env.Client, input, "row", "first"); err != nil {
+			t.Fatal(err)
+		}
+		faults := txntest.NewFaults(t)
+		writer := env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...)
+		late := faults.OnStep(txntest.StepNotify, txntest.Hold)
+		done := make(chan error, 1)
+		go func() { done <- notifyWeakly(t.Context(), writer, input, "row", "second") }()
+		<-late.Fired() // it has its timestamp
+		ran := snoozeFirst(t, env, notify.Weak())
+		<-time.After(5 * time.Second)
+		if *ran != 1 {
+			t.Fatalf("the observer ran %d times, want 1", *ran)
+		}
+		late.Release()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Minute)
+		if *ran != 2 {
+			t.Errorf("the observer ran %d times, want 2: once for the late notification", *ran)
 		}
 	})
 }

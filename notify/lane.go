@@ -104,21 +104,26 @@ func (l *lane) skipped(n changes.Notification) bool {
 }
 
 // allWaiting reports whether every observer of the lane has failed on the newest change
-// and its pause has not ended, as far as the notify column shows. now is the oracle's
-// time; 0: unknown. A cell with failures and no notification is not waiting: its failures
-// have to be removed.
-func (l *lane) allWaiting(n changes.Notification, now tso.Timestamp) bool {
+// and the pause of at least one has not ended, as far as the notify column shows. now is
+// the oracle's time; 0: unknown. A cell with failures and no notification is not waiting,
+// nor is one that is a dead letter for every observer: a check has to remove what is left.
+func (l *lane) allWaiting(n changes.Notification, now tso.Timestamp) (waiting bool) {
 	if now == 0 || len(n.Triggers) == 0 {
 		return false
 	}
 	newest := n.Triggers[len(n.Triggers)-1].TS
 	for _, h := range l.handlers {
 		f, failed := n.Failures[h.id]
-		if !failed || newest > f.LastTS || f.NotBefore <= now {
+		known := f.LastTS
+		if h.weak {
+			known = f.ChangeTS // a newer one may arrive late, below the start of the run
+		}
+		if !failed || newest > known || f.NotBefore <= now {
 			return false
 		}
+		waiting = waiting || f.NotBefore != never
 	}
-	return true
+	return waiting
 }
 
 // offer queues a task, unless its cell is queued already. If the cell is being checked,
