@@ -408,6 +408,48 @@ func TestDrop(t *testing.T) {
 	})
 }
 
+// TestDropOfRemovedObserver: an observer drops an older change after another worker has run
+// it for a newer one, and after it was removed. What it has acknowledged stays, so it does
+// not run again once it is registered again.
+func TestDropOfRemovedObserver(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		entered, drop := make(chan struct{}), make(chan struct{})
+		slow := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, slow, "o", input, func(context.Context, *txn.Txn, txn.Cell) error {
+			close(entered)
+			<-drop
+			return notify.Drop()
+		})
+		put(t, env.Client, input, "row", "1")
+		stop := start(t, slow)
+		<-entered
+		put(t, env.Client, input, "row", "2")
+		other := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, other, "o", input, observeEffect)
+		start(t, other)
+		wait(t, env.Client)
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, input.table, "o"); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Minute) // longer than SchemaMaxAge
+		close(drop)
+		pass(time.Second)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		register(t, env.Client, input, "o", false)
+		pass(2 * time.Minute)
+		if _, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		pass(10 * time.Minute)
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects of the newest change, want 1", n)
+		}
+	})
+}
+
 // TestPanic: a panic is an error of its run, with a stack in the log. The worker continues.
 func TestPanic(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {

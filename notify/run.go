@@ -343,7 +343,9 @@ func (r *run) drop(ctx context.Context) (upToDate bool, again time.Duration) {
 	defer cancel()
 	_, err := r.worker.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		now, err := changes.Observe(ctx, tx, r.cell)
-		if err != nil || now.Acks[id] >= o.StartTS {
+		// Of an observer that is not registered any more, nothing shows what it has
+		// acknowledged.
+		if err != nil || !slices.Contains(now.Observers, id) || now.Acks[id] >= o.StartTS {
 			return err
 		}
 		changes.Acknowledge(tx, o, id)
