@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -19,8 +18,14 @@ type orphans struct {
 	logger  *slog.Logger
 	cleaner *cleaner
 
-	mu    sync.Mutex
+	// turn has room for the one goroutine that uses known. Another one waits only while
+	// its context lasts, because the request may take long.
+	turn  chan struct{}
 	known map[string]registry // by table
+}
+
+func newOrphans(client *txn.Client, logger *slog.Logger, cleaner *cleaner) *orphans {
+	return &orphans{client: client, logger: logger, cleaner: cleaner, turn: make(chan struct{}, 1), known: map[string]registry{}}
 }
 
 // A registry is what a table's registry of observers contained.
@@ -49,8 +54,12 @@ func (o *orphans) found(ctx context.Context, n changes.Notification) {
 
 // registry returns a table's registry; false if it cannot be read now.
 func (o *orphans) registry(ctx context.Context, table string) (registry, bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+	select {
+	case o.turn <- struct{}{}:
+		defer func() { <-o.turn }()
+	case <-ctx.Done():
+		return registry{}, false
+	}
 	if r, ok := o.known[table]; ok && time.Since(r.read) < registryMaxAge {
 		return r, true
 	}
@@ -66,9 +75,6 @@ func (o *orphans) registry(ctx context.Context, table string) (registry, bool) {
 	r := registry{read: time.Now(), asOf: asOf, observed: map[txn.Column]bool{}}
 	for _, col := range columns {
 		r.observed[col.Column] = true
-	}
-	if o.known == nil {
-		o.known = map[string]registry{}
 	}
 	o.known[table] = r
 	return r, true

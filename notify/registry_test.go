@@ -193,3 +193,39 @@ func TestAdopted(t *testing.T) {
 		}
 	})
 }
+
+// TestRegisteredBesideOrphan: while a worker reads the registry, because it has found a
+// notification of a column without observers, an observer is registered for that column and
+// a client commits a change for it. The worker removes only what is older than its answer.
+func TestRegisteredBesideOrphan(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		faults := txntest.NewFaults(t)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{NoHints: true})
+		handle(t, w, "m", middle, observeNothing)
+		stop := start(t, w)
+		pass(time.Minute)
+		registry := faults.On("registry", func(c txntest.Call) bool { return c.Step == txntest.StepSchema && c.Row == "schema/docs" }, txntest.HoldResponse, 0)
+		register(t, env.Client, input, "old", false)
+		put(t, env.Client, input, "row", "1")
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, input.table, "old"); err != nil {
+			t.Fatal(err)
+		}
+		<-registry.Fired()
+		<-time.After(time.Second)
+		register(t, env.Client, input, "new", false)
+		put(t, env.Client, input, "row", "2")
+		<-time.After(time.Second)
+		registry.Release()
+		pass(5 * time.Minute)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		later := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, later, "new", input, observeEffect)
+		start(t, later)
+		pass(10 * time.Minute)
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("the new observer committed %d times, want 1", n)
+		}
+	})
+}

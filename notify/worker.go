@@ -63,7 +63,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 		return nil, fmt.Errorf("notify: metrics: %w", err)
 	}
 	w.cleaner = newCleaner(client, cfg.Logger, &w.counters.cleared)
-	w.orphans = &orphans{client: client, logger: cfg.Logger, cleaner: w.cleaner}
+	w.orphans = newOrphans(client, cfg.Logger, w.cleaner)
 	return w, nil
 }
 
