@@ -10,8 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // TestLaneLosesNothing offers few cells from many goroutines, as hints and as a finder
@@ -83,6 +85,36 @@ func TestLaneLosesNothing(t *testing.T) {
 		cancel()
 		work.Wait()
 	})
+}
+
+// TestAllWaiting: a lane leaves a cell to its timers only while every observer's failure
+// belongs to the newest notification and its pause lasts. Otherwise no sweep would find a
+// cell whose timer was lost.
+func TestAllWaiting(t *testing.T) {
+	l := newLane([]*handler{{id: "a"}, {id: "b"}}, 1, 1, nil)
+	failed := func(last, notBefore tso.Timestamp) format.Failure {
+		return format.Failure{LastTS: last, NotBefore: notBefore}
+	}
+	both := map[string]format.Failure{"a": failed(7, 20), "b": failed(7, 30)}
+	triggers := []format.NotifyCell{{TS: 5}, {TS: 7}}
+	for name, c := range map[string]struct {
+		triggers []format.NotifyCell
+		failures map[string]format.Failure
+		now      tso.Timestamp
+		want     bool
+	}{
+		"both pause":             {triggers, both, 19, true},
+		"one pause has ended":    {triggers, both, 20, false},
+		"both pauses have ended": {triggers, both, 31, false},
+		"unknown time":           {triggers, both, 0, false},
+		"no notification":        {nil, both, 19, false},
+		"one has not failed":     {triggers, map[string]format.Failure{"a": failed(7, 20)}, 19, false},
+		"a newer notification":   {append(triggers, format.NotifyCell{TS: 8}), both, 19, false},
+	} {
+		if got := l.allWaiting(changes.Notification{Triggers: c.triggers, Failures: c.failures}, c.now); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
 }
 
 // TestBoundedMemory: neither the cells that the cleaner has to clear nor a lane's skips

@@ -156,6 +156,60 @@ func TestLatchesAreOvertaken(t *testing.T) {
 	})
 }
 
+// TestLatchesPassOn: a transaction that stops waiting lets those behind it continue at
+// once: they get the slots that it freed, or that were kept for it.
+func TestLatchesPassOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Second)
+		acquire := func(ctx context.Context, slots ...uint16) <-chan *Latch {
+			got := make(chan *Latch, 1)
+			go func() {
+				l, _, _ := ls.Acquire(ctx, slots)
+				got <- l
+			}()
+			synctest.Wait() // until it has the slots, or is in their queues
+			return got
+		}
+		want := func(got <-chan *Latch, after time.Duration) {
+			t.Helper()
+			began := time.Now()
+			if l := <-got; l == nil || time.Since(began) != after {
+				t.Errorf("got %v after %v, want the slots after %v", l, time.Since(began), after)
+			} else {
+				defer l.Release()
+			}
+		}
+		stuck := <-acquire(t.Context(), 7)
+		<-time.After(500 * time.Millisecond)
+		overdue := acquire(t.Context(), 7)
+		<-time.After(500 * time.Millisecond)
+		behind := acquire(t.Context(), 7)
+		want(behind, 500*time.Millisecond) // when the other one has waited for a second
+		if l := <-overdue; l != nil {
+			t.Error("the transaction that waited too long got the slot")
+		}
+		stuck.Release()
+
+		first := <-acquire(t.Context(), 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		both := acquire(ctx, 1, 2)
+		for range maxOvertaken {
+			(<-acquire(t.Context(), 1)).Release()
+		}
+		behind = acquire(t.Context(), 1)
+		if len(behind) > 0 {
+			t.Error("a transaction was overtaken too often")
+		}
+		cancel()
+		want(behind, 0)
+		if l := <-both; l != nil {
+			t.Error("the cancelled transaction got its slots")
+		}
+		first.Release()
+		ls.wantIdle(t)
+	})
+}
+
 // TestLatchQueueIsBounded: if a queue is full, the next transaction continues without.
 func TestLatchQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
