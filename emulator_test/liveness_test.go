@@ -3,6 +3,7 @@ package emulator_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,6 +100,38 @@ func TestHoldBesideHungRenewal(t *testing.T) {
 		}
 		renewal.Release()
 		takeSnapshot(t, c, txn.Hold()).Release()
+	})
+}
+
+// A worker token that cannot be read proves nothing: the reader waits for the owner of the
+// lock, and does not roll a live transaction back.
+func TestUnreadableTokenProvesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{})
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-slow.Fired()
+		var refused atomic.Int64
+		reader := env.NewClient(txn.Config{}, refuse(func(c txntest.Call) bool {
+			token := c.Step == txntest.StepToken && c.Method == "ReadRows" && c.Row != ""
+			if token {
+				refused.Add(1)
+			}
+			return token
+		})...)
+		s := takeSnapshot(t, reader)
+		read := inBackground(func() error { wantValue(t, s, "bob", "3"); return nil })
+		advance(3 * time.Second)
+		slow.Release()
+		if o := <-owner; o.err != nil {
+			t.Errorf("commit of a client that is alive: %v", o.err)
+		}
+		if o := <-read; o.took < 3*time.Second {
+			t.Errorf("the read took %v; it must wait for the owner", o.took)
+		}
+		if refused.Load() == 0 {
+			t.Error("the reader did not ask for the token")
+		}
 	})
 }
 

@@ -1,12 +1,17 @@
 package gc
 
 import (
+	"errors"
+	"maps"
+	"strings"
 	"testing"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // What goes of one column, with the safe point at 100 and the retention such
@@ -64,5 +69,40 @@ func TestGarbageOfAColumn(t *testing.T) {
 				t.Errorf("%+v, want %d cells", n, tt.cells)
 			}
 		})
+	}
+}
+
+// TestDamagedRowKeepsAll: if a lock, a write record or the name of a column is damaged,
+// nothing of the row is garbage, because nobody knows which data they name.
+func TestDamagedRowKeepsAll(t *testing.T) {
+	cell := func(family, column string, ts tso.Timestamp, value []byte) bigtable.ReadItem {
+		return bigtable.ReadItem{Row: "r", Column: family + ":" + column, Timestamp: ts.Cell(), Value: value}
+	}
+	at := format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+	write := func(start, commit tso.Timestamp) bigtable.ReadItem {
+		_, value := format.EncodeCommit(at, at, format.KindPut, start)
+		return cell(format.WriteFamily, "f:q", commit, value)
+	}
+	const old, young = tso.Timestamp(1e14), tso.Timestamp(2e14)
+	whole := bigtable.Row{
+		format.WriteFamily: {write(young, young+1), write(old, old+1)},
+		"f":                {cell("f", "q", young, []byte("new")), cell("f", "q", old, []byte("old"))},
+	}
+	r := rules{safePoint: 3e14, deletesUpTo: 1}
+	if g := r.row(&store.Table{Name: "t"}, whole); g.err != nil || g.counts.Cells != 2 {
+		t.Fatalf("%+v, %v; want two cells of garbage", g.counts, g.err)
+	}
+	for name, damaged := range map[string]bigtable.ReadItem{
+		"lock":   cell(format.LockFamily, "f:q", young+5, []byte("\xff")),
+		"write":  cell(format.WriteFamily, "f:q", young+6, []byte("\xff")),
+		"column": cell(format.MarkFamily, "nameless", young, []byte("\xff")),
+	} {
+		family, _, _ := strings.Cut(damaged.Column, ":")
+		row := maps.Clone(whole)
+		row[family] = append([]bigtable.ReadItem{damaged}, row[family]...)
+		g := r.row(&store.Table{Name: "t"}, row)
+		if !errors.Is(g.err, format.ErrCorrupt) && !errors.Is(g.err, format.ErrFormatVersion) || len(g.mutations("r")) > 0 || len(g.conditional()) > 0 {
+			t.Errorf("damaged %s: %v, %d removals", name, g.err, len(g.mutations("r")))
+		}
 	}
 }

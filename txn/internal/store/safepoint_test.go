@@ -36,6 +36,26 @@ func TestSafePointBounds(t *testing.T) {
 	}
 }
 
+// TestAfterRead: a read below the safe point that found records which contradict each other
+// was too late. Above the safe point, and with any other error, its own error stays.
+func TestAfterRead(t *testing.T) {
+	s := &SafePoint{store: &Store{}}
+	s.View.Store(newSafePointView(100, time.Now()))
+	other := errors.New("other")
+	for _, tt := range []struct {
+		ts        tso.Timestamp
+		err, want error
+	}{
+		{99, nil, format.ErrTooOld}, {100, nil, nil},
+		{99, format.ErrCorrupt, format.ErrTooOld}, {100, format.ErrCorrupt, format.ErrCorrupt},
+		{99, other, other}, {100, other, other},
+	} {
+		if err := s.AfterRead(t.Context(), tt.ts, tt.err); !errors.Is(err, tt.want) || tt.want == nil && err != nil {
+			t.Errorf("a read at %d that ended with %v: %v, want %v", tt.ts, tt.err, err, tt.want)
+		}
+	}
+}
+
 // TestSafePointViewGoesStale: a view goes stale after its time. A wall clock that jumps ahead
 // ends it as well: the machine may have slept while its monotonic clock stood still.
 func TestSafePointViewGoesStale(t *testing.T) {
