@@ -164,3 +164,69 @@ func TestResolveOfOldListing(t *testing.T) {
 		}
 	})
 }
+
+// A resolver that finds a damaged record at the primary does not know the outcome: it
+// leaves the secondary's lock, and reports the damage.
+func TestDamagedPrimaryResolvesNothing(t *testing.T) {
+	for _, family := range []string{format.WriteFamily, format.MarkFamily, format.LockFamily} {
+		t.Run(family, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+				env.CreateTable("a", "f")
+				died := txntest.StepSecondaries
+				if family == format.LockFamily {
+					died = txntest.StepCommit
+				}
+				leaveLocks(t, env, died)
+				at := stored(t, env, "bob")[format.WriteFamily]
+				if family == format.LockFamily {
+					at = stored(t, env, "bob")[format.LockFamily]
+				}
+				damage := bigtable.NewMutation()
+				damage.Set(family, "f:q", at[0].Timestamp, []byte("\xff"))
+				if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", damage); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, _, err := takeSnapshot(t, env.Client).Table("a").Get(ctx, "joe", "f", "q")
+				if !errors.Is(err, txn.ErrCorrupt) {
+					t.Errorf("read: %v", err)
+				}
+				if err := tryUpdate(ctx, env.Client, "1", "joe"); !errors.Is(err, txn.ErrCorrupt) {
+					t.Errorf("write: %v", err)
+				}
+				if ctx.Err() != nil || len(stored(t, env, "joe")[format.LockFamily]) != 1 {
+					t.Errorf("they waited (%v), or resolved the lock", ctx.Err())
+				}
+			})
+		})
+	}
+}
+
+// A client counts the cells that it rolls forward and back for other transactions, the
+// primary included, and the locks whose outcome it had to find out.
+func TestStatsOfAResolver(t *testing.T) {
+	for died, want := range map[txntest.Step]txn.Stats{
+		txntest.StepSecondaries: {LocksMet: 1, RolledForward: 1},
+		txntest.StepCommit:      {LocksMet: 1, RolledBack: 2},
+	} {
+		t.Run(string(died), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				leaveLocks(t, env, died)
+				s := takeSnapshot(t, env.Client)
+				for _, row := range []string{"joe", "bob"} {
+					if _, _, err := s.Table("a").Get(t.Context(), row, "f", "q"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got := env.Client.Stats()
+				if got.LocksMet != want.LocksMet || got.RolledForward != want.RolledForward || got.RolledBack != want.RolledBack {
+					t.Errorf("%d locks, %d forward, %d back; want %d, %d, %d", got.LocksMet, got.RolledForward, got.RolledBack, want.LocksMet, want.RolledForward, want.RolledBack)
+				}
+			})
+		})
+	}
+}
