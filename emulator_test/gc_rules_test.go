@@ -12,6 +12,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -387,6 +389,57 @@ func TestUnconditionalRequestsAreBounded(t *testing.T) {
 		advance(4 * time.Second)
 		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
 			t.Errorf("%d requests after a minute, want one more", n)
+		}
+	})
+}
+
+// A collection that cannot resolve a lock, or cannot remove garbage, says so and goes no
+// further. If it continued, the record of the primary could go before the lock of a secondary,
+// and the committed change of the secondary would be lost.
+func TestRefusedCollection(t *testing.T) {
+	for _, refused := range []txntest.Step{txntest.StepRollForward, txntest.StepCollect} {
+		t.Run(string(refused), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, collector, faults := newFaultyClient(t, txn.Config{}, refuse(step(refused))...)
+				mustSet(t, env.Client, "0", "bob", "joe")
+				leaveLocks(t, env, txntest.StepSecondaries) // bob is committed, joe is locked
+				mustSet(t, env.Client, "10", "bob")
+				advance(3 * time.Hour)
+				for range 2 { // the second run begins anew, or resumes
+					r, err := gc.Run(t.Context(), collector, gc.Config{Retention: time.Hour})
+					if status.Code(err) != codes.PermissionDenied || r.Finished {
+						t.Errorf("%+v, %v; want the refusal", r, err)
+					}
+				}
+				if n := faults.Count()[refused]; n != 2 {
+					t.Errorf("%d requests were refused, want 2", n)
+				}
+				if n := faults.Count()[txntest.StepCollect]; refused == txntest.StepRollForward && n != 0 {
+					t.Errorf("%d removals with an unresolved lock", n)
+				}
+				wantValue(t, takeSnapshot(t, env.Client), "joe", "9")
+			})
+		})
+	}
+}
+
+// A collection waits for a live transaction at most LockWait, and continues when its lock
+// has ended.
+func TestCollectionWaitsForLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 30 * time.Minute})
+		crash := faults.OnStep(txntest.StepCommit, txntest.Crash)
+		ctx, cancel := context.WithCancel(t.Context())
+		owner := commitInBackground(ctx, beginSet(t, victim, "9", "bob", "joe"))
+		<-crash.Fired()
+		faults.Kill()
+		cancel()
+		<-owner
+		advance(11 * time.Minute)
+		began := time.Now()
+		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute, LockWait: time.Hour})
+		if took := time.Since(began); err != nil || !r.Finished || r.Locks.RolledBack != 2 || took < 15*time.Minute || took > 25*time.Minute {
+			t.Errorf("%+v, %v after %v; want it to wait until the locks have expired", r, err, took)
 		}
 	})
 }
