@@ -443,3 +443,27 @@ func TestCollectionWaitsForLock(t *testing.T) {
 		}
 	})
 }
+
+// A collection that finds a damaged lock removes nothing: the lock may be one that has to
+// be resolved first.
+func TestCollectionStopsAtDamagedLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob", "joe")
+		mustSet(t, env.Client, "2", "bob")
+		m := bigtable.NewMutation()
+		m.Set(format.LockFamily, "f:q", stored(t, env, "joe")["f"][0].Timestamp+1000, []byte("\xff"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "joe", m); err != nil {
+			t.Fatal(err)
+		}
+		advance(3 * time.Hour)
+		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: time.Hour})
+		if !errors.Is(err, txn.ErrCorrupt) || r.Finished {
+			t.Errorf("%+v, %v; want the damage", r, err)
+		}
+		if n := len(stored(t, env, "bob")["f"]); n != 2 {
+			t.Errorf("bob has %d versions, want 2", n)
+		}
+	})
+}
