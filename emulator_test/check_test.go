@@ -1,6 +1,8 @@
 package emulator_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,9 +52,11 @@ func TestCheckThatCannotRead(t *testing.T) {
 		}
 		faults.On("schema of b", step(txntest.StepSchema), txntest.DropRequest, 0)
 		failed := 0
-		for v, err := range admin.Check(t.Context(), a, "a", nil) {
-			if err == nil {
-				t.Errorf("violation: %v", v)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for v, err := range admin.Check(ctx, a, "a", nil) {
+			if err == nil || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("violation: %v, error: %v", v, err)
 			}
 			failed++
 		}

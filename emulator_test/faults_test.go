@@ -9,6 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -298,7 +301,7 @@ func (tr *transfer) verify() {
 		if state = "100/0"; s.State == txn.StateCommitted {
 			state = "60/40"
 		}
-	case errors.Is(err, txn.ErrConflict), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, txn.ErrConflict), errors.Is(err, context.DeadlineExceeded), status.Code(err) == codes.DeadlineExceeded:
 		state = "100/0"
 	default:
 		known = false

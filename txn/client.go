@@ -28,10 +28,14 @@ type Client struct {
 	reads       readSharing
 	startsAhead startsAhead
 	metrics     transactionMetrics
-	admission   latch.Admission
+	admission   store.Admission
 	streams     atomic.Int64  // requests of scans under way
 	done        chan struct{} // closed when Close has returned
 }
+
+// commitsPerRequest is how many commits a client runs at a time for each request of
+// Config.Parallelism.
+const commitsPerRequest = 4
 
 // Tables opens tables by name, as *bigtable.Client does. Another implementation may open
 // authorized views, or wrap the tables it opens.
@@ -65,7 +69,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		latches:   latch.New(cfg.LatchWait),
 		recent:    latch.NewRecent(cfg.LatchWait),
 		metrics:   measure,
-		admission: latch.NewAdmission(latch.CommitsPerRequest * s.Config.Parallelism),
+		admission: make(store.Admission, commitsPerRequest*s.Config.Parallelism),
 		reads:     readSharing{counters: &s.Counters, metrics: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
 	}
 	oracle := cfg.Oracle

@@ -47,7 +47,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.releaseLatch()
-	if err := c.client.admission.Admit(ctx); err != nil {
+	if err := c.client.admission.Admit(ctx, "commits"); err != nil {
 		return 0, err
 	}
 	defer c.client.admission.Release()

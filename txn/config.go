@@ -50,6 +50,7 @@ type Config struct {
 	// RPCTimeout bounds every single request to Bigtable. Without it, the Bigtable
 	// client would retry some requests without end. Requests that commit secondaries
 	// take at most one minute, whatever this says: garbage collection relies on it.
+	// After a request that was too slow, a read sends another one until its context ends.
 	// Defaults to 20 seconds.
 	RPCTimeout time.Duration
 

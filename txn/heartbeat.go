@@ -101,7 +101,7 @@ func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *format.Lock)
 		if err != nil || matched || !l.Passable {
 			return err
 		}
-		raw, err := t.ReadRow(ctx, l.Cell.Row, store.LockAt(col, l.StartTS))
+		raw, err := t.TryReadRow(ctx, l.Cell.Row, store.LockAt(col, l.StartTS))
 		if err != nil || len(raw[format.LockFamily]) == 0 {
 			return err
 		}

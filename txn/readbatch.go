@@ -224,7 +224,8 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 	b.shared.counters.Batched.Add(int64(len(batch.members)))
 	b.shared.metrics.batchSent(ctx, b.table.Name, len(batch.members))
 	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
-	err := b.table.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
+	// If it fails, each member tries its own row again.
+	err := b.table.TryReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]
 		for i, w := range members {
 			w.raw = raw

@@ -102,7 +102,7 @@ func (s *scan) request(ctx context.Context) error {
 		return failed == nil && !s.stopped && !endRequest, time.Since(arrived)
 	}, opts...)
 	if err != nil && failed == nil && !s.stopped && !endRequest {
-		if read > 0 && store.RequestTimedOut(ctx, err) {
+		if read > 0 && store.CutShort(ctx, err) {
 			return s.deliverPage(ctx)
 		}
 		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
@@ -216,20 +216,24 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	var failed error
 	filter := bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))
 	for !set.Empty() {
-		request := set.Request(false).(bigtable.RowList)
+		request, last := set.Request(false).(bigtable.RowList), ""
 		err := s.table.ReadRows(ctx, request, func(raw bigtable.Row) bool {
-			r := blocked[raw.Key()]
+			last = raw.Key()
+			r := blocked[last]
 			r.raw = raw
 			r.row, failed = recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, passed)
 			return failed == nil
 		}, filter)
-		if failed != nil {
+		switch {
+		case failed != nil:
 			return failed
-		}
-		if err != nil {
+		case last != "" && store.CutShort(ctx, err):
+			set = set.AfterKey(last, false)
+		case err != nil:
 			return err
+		default:
+			set = set.AfterRequest(request, false)
 		}
-		set = set.AfterRequest(request, false)
 	}
 	return nil
 }

@@ -31,7 +31,8 @@ var (
 
 // A View reads one table at one timestamp. In a transaction it also shows the transaction's
 // own writes. A read of a locked cell waits while the lock's owner is alive, and resolves
-// the lock if the owner is dead.
+// the lock if the owner is dead. If Bigtable does not answer, a read tries again until its
+// context ends. A client has at most 1,000 reads under way; further ones wait.
 //
 // Rows have Bigtable's type: families with their cells in order of the columns, one cell
 // for each column. ReadItem.Timestamp is the commit timestamp, in microseconds since the

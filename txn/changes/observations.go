@@ -83,15 +83,20 @@ func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *
 	}
 	f := bigtable.RowFilter(observedState(s, asOf))
 	for !set.Empty() {
-		request := set.Request(false)
+		request, last := set.Request(false), ""
 		err := t.ReadRows(ctx, request, func(raw bigtable.Row) bool {
-			rows[raw.Key()] = raw
+			last = raw.Key()
+			rows[last] = raw
 			return true
 		}, f)
-		if err != nil {
+		switch {
+		case last != "" && store.CutShort(ctx, err):
+			set = set.AfterKey(last, false)
+		case err != nil:
 			return nil, err
+		default:
+			set = set.AfterRequest(request, false)
 		}
-		set = set.AfterRequest(request, false)
 	}
 	return rows, nil
 }

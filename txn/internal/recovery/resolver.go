@@ -193,7 +193,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		// A primary lock that the caller just read shows the state of its transaction.
 		o := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
 		if !justRead || !l.IsPrimary() {
-			o.Status, err = ReadStatus(ctx, t, l.Primary, l.StartTS)
+			o.Status, err = readStatus(ctx, t.TryReadRow, l.Primary, l.StartTS)
 		}
 		expires := l.ExpiresTS()
 		if err == nil && !o.Final() {
@@ -262,7 +262,7 @@ func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	raw, err := t.ReadRow(ctx, l.Cell.Row, store.Interleave(store.LockAt(l.Cell.Column(), l.StartTS)))
+	raw, err := t.TryReadRow(ctx, l.Cell.Row, store.Interleave(store.LockAt(l.Cell.Column(), l.StartTS)))
 	return err == nil && len(raw[format.LockFamily]) == 0, err
 }
 

@@ -13,7 +13,12 @@ import (
 // commit decides first, then a rollback marker, then the lock; without any of them, the
 // state is unknown (design §4).
 func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
-	raw, err := t.ReadRow(ctx, primary.Row, store.OutcomeCells(primary.Column(), startTS))
+	return readStatus(ctx, t.ReadRow, primary, startTS)
+}
+
+// readStatus is ReadStatus with one try, if read is t.TryReadRow.
+func readStatus(ctx context.Context, read ReadFunc, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
+	raw, err := read(ctx, primary.Row, store.OutcomeCells(primary.Column(), startTS))
 	if err != nil {
 		return format.Status{}, err
 	}

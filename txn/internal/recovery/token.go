@@ -197,6 +197,8 @@ func (t *Token) Publish(ctx context.Context) error {
 
 // removeDeadTokens removes the tokens of clients that died at least staleTokenAge ago.
 func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
+	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL) // the token must be renewed
+	defer cancel()
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
 		if w, ok := DecodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
@@ -236,7 +238,7 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 	if known && now < expires {
 		return false // it was fresh when last read, and must still be
 	}
-	row, err := t.resolver.Metadata.ReadRow(ctx, TokenRowPrefix+owner, store.Interleave(store.ExactColumn(store.DeployFamily, TokenQualifier)))
+	row, err := t.resolver.Metadata.TryReadRow(ctx, TokenRowPrefix+owner, store.Interleave(store.ExactColumn(store.DeployFamily, TokenQualifier)))
 	if err != nil {
 		return false
 	}

@@ -8,8 +8,9 @@
 //   - the safe point, below which nothing may be read (safepoint.go), and the oracle's clock
 //     (clock.go);
 //   - work that no caller waits for (background.go), hints about new notifications (hints.go);
-//   - which errors are final and which are worth a retry (rpc.go), and how long to wait
-//     (backoff.go).
+//   - which errors are final and which are worth a retry (rpc.go), how long to wait
+//     (backoff.go), how reads are tried again (retry.go), and how many commits and reads a
+//     client has under way (admission.go).
 //
 // It knows how a transaction's cells are stored, but nothing about its outcome: that is
 // package recovery. It imports format, telemetry and gctime. recovery, latch, txn and the

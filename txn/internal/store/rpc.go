@@ -38,16 +38,20 @@ func (e *rpcError) ErrorType() string {
 
 // WrapRPC returns the error of a request as one that names the operation and the table. It
 // returns nil if err is nil. ctx is the caller's context, without the request's own deadline.
+// Only if ctx has ended, the result matches a context's error.
 func WrapRPC(ctx context.Context, op, table string, err error) error {
 	if err == nil {
 		return nil
 	}
 	e := &rpcError{op: op, table: table}
+	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		err = status.Error(codes.DeadlineExceeded, err.Error())
+	}
 	switch code := status.Code(err); {
 	case ctx.Err() != nil:
 		e.errs = append(e.errs, contextError(ctx))
 	case code == codes.DeadlineExceeded:
-		e.errs = append(e.errs, context.DeadlineExceeded)
+		e.hint = "the request's own deadline, not the caller's"
 	case code == codes.FailedPrecondition:
 		e.hint = "transactions need an app profile with single-cluster routing and single-row transactions allowed"
 	case code == codes.NotFound:
@@ -125,7 +129,8 @@ func Ended(ctx context.Context, doing string, last error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// RequestTimedOut reports whether a request ended at its own deadline, and not at ctx's.
-func RequestTimedOut(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
+// CutShort reports whether a request for many rows failed in a way that need not happen again:
+// the rows that have arrived count, and another request continues after them.
+func CutShort(ctx context.Context, err error) bool {
+	return err != nil && worthRetrying(ctx, err)
 }

@@ -246,7 +246,7 @@ func (s *SafePoint) splitTooOld(ctx context.Context, muts []RowMutation) (keep, 
 // ReadRecord reads the stored safe point. raw is its stored form. If no garbage was ever
 // collected, record is empty and raw is nil.
 func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint, raw []byte, err error) {
-	row, err := s.store.Metadata.ReadRow(ctx, GCRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
+	row, err := s.store.Metadata.TryReadRow(ctx, GCRowKey, Interleave(ExactColumn(DeployFamily, safePointQualifier)))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -74,6 +74,7 @@ type Store struct {
 	Trace      telemetry.Tracing
 	Metrics    telemetry.Metrics
 
+	reads  Admission
 	mu     sync.Mutex
 	tables map[string]*Table
 	open   int           // transactions, snapshots and calls that have not ended
@@ -93,6 +94,7 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 		Config: cfg,
 		Log:    telemetry.WithTraceIDs(cfg.Logger),
 		tables: map[string]*Table{},
+		reads:  make(Admission, maxReads),
 		idle:   make(chan struct{}),
 		Trace:  telemetry.NewTracing(cfg.TracerProvider, cfg.TraceRowKeys),
 	}

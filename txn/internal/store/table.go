@@ -43,8 +43,50 @@ func (t *Table) Timeout(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, t.store.Config.RPCTimeout)
 }
 
-// ReadRow reads one row. It returns nil if no cell of the row matches.
+// admitRead waits for a place for a read of the table.
+func (t *Table) admitRead(ctx context.Context) error {
+	if t == t.store.Metadata {
+		return nil // every read depends on it
+	}
+	return t.store.reads.Admit(ctx, "reads")
+}
+
+func (t *Table) releaseRead() {
+	if t != t.store.Metadata {
+		t.store.reads.Release()
+	}
+}
+
+func (t *Table) attempts() attempts {
+	return attempts{table: t, pause: t.store.Config.Backoff.Start()}
+}
+
+// ReadRow reads one row. It returns nil if no cell of the row matches. It tries again until
+// ctx ends.
 func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+	for a := t.attempts(); ; {
+		r, err := t.readAdmitted(ctx, row, f)
+		if err != nil {
+			err = a.again(ctx, err)
+			if err == nil {
+				continue
+			}
+		}
+		return r, err
+	}
+}
+
+func (t *Table) readAdmitted(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+	if err := t.admitRead(ctx); err != nil {
+		return nil, err
+	}
+	defer t.releaseRead()
+	return t.TryReadRow(ctx, row, f)
+}
+
+// TryReadRow is one try of ReadRow, for callers that do something else after a failure. It
+// waits for no other read.
+func (t *Table) TryReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
@@ -54,21 +96,23 @@ func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (big
 	return r, err
 }
 
-// ReadRows calls fn for each row until fn returns false. Config.RPCTimeout bounds the whole
-// request, so the caller must bound the number of rows.
+// ReadRows calls fn for each row until fn returns false. Until the first row has arrived, it
+// tries again until ctx ends. Config.RPCTimeout bounds the whole request, so the caller must
+// bound the number of rows.
 func (t *Table) ReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
-	rctx, cancel := t.Timeout(ctx)
-	defer cancel()
-	began := time.Now()
-	err := WrapRPC(ctx, "read", t.Name, t.API.ReadRows(rctx, rows, fn, opts...))
-	t.store.Metrics.Operation(ctx, "ReadRows", t.Name, began, err)
+	return t.StreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts...)
+}
+
+// TryReadRows is one try of ReadRows.
+func (t *Table) TryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
+	_, err := t.tryStreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts)
 	return err
 }
 
 // ReadPage reads one page of a long read: at most that many rows, as long as fn returns true,
-// and for at most half of Config.RPCTimeout. If the request reaches its deadline after some
-// rows, these rows are a page too. cut reports that the page has rows and that more may
-// follow.
+// and for at most half of Config.RPCTimeout. If the request fails after some rows, and another
+// one may succeed, these rows are a page too. cut reports that the page has rows and that more
+// may follow.
 func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
 	began, rowsRead := time.Now(), 0
 	err = t.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
@@ -76,7 +120,7 @@ func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int,
 		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
 		return !cut
 	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(maxRows)))
-	if rowsRead > 0 && RequestTimedOut(ctx, err) {
+	if rowsRead > 0 && CutShort(ctx, err) {
 		return true, nil
 	}
 	return cut || rowsRead == maxRows, err
@@ -86,17 +130,42 @@ func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int,
 // returns how long the caller blocked it, for example in the application's own loop. That time
 // does not count as Bigtable's.
 func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) error {
+	for a := t.attempts(); ; {
+		arrived, err := t.tryStreamRows(ctx, rows, fn, opts)
+		if err != nil && !arrived {
+			err = a.again(ctx, err)
+			if err == nil {
+				continue
+			}
+		}
+		return err
+	}
+}
+
+// tryStreamRows makes one request. It has a place among the client's reads until the first row
+// arrives: from then on the caller may read for the application that consumes the rows.
+func (t *Table) tryStreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (bool, time.Duration), opts []bigtable.ReadOption) (arrived bool, err error) {
+	if err := t.admitRead(ctx); err != nil {
+		return false, err
+	}
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
 	began := time.Now()
-	err := t.API.ReadRows(rctx, rows, func(raw bigtable.Row) bool {
+	err = t.API.ReadRows(rctx, rows, func(raw bigtable.Row) bool {
+		if !arrived {
+			arrived = true
+			t.releaseRead()
+		}
 		goOn, blocked := fn(raw)
 		began = began.Add(blocked)
 		return goOn
 	}, opts...)
+	if !arrived {
+		t.releaseRead()
+	}
 	err = WrapRPC(ctx, "read", t.Name, err)
 	t.store.Metrics.Operation(ctx, "ReadRows", t.Name, began, err)
-	return err
+	return arrived, err
 }
 
 // CheckAndMutate is one CheckAndMutateRow. After an error it is unknown whether Bigtable applied

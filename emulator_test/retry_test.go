@@ -1,0 +1,203 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// everyRead is each way to read row bob of table a.
+var everyRead = map[string]func(context.Context, *txn.Client) (string, error){
+	"get in an update": func(ctx context.Context, c *txn.Client) (got string, err error) {
+		runs := 0
+		_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+			v, _, err := tx.Table("a").Get(ctx, "bob", "f", "q")
+			got = string(v)
+			runs++
+			return err
+		})
+		if err == nil && runs != 1 {
+			err = fmt.Errorf("the function ran %d times", runs)
+		}
+		return got, err
+	},
+	"whole row":       readIn(func(ctx context.Context, v *txn.View) (bigtable.Row, error) { return v.ReadRow(ctx, "bob") }),
+	"list of rows":    readIn(scanOf(bigtable.RowList{"bob", "tom"})),
+	"range of rows":   readIn(scanOf(bigtable.NewRange("b", "c"))),
+	"limited reverse": readIn(scanOf(bigtable.NewRange("b", "c"), txn.Limit(1), txn.Reverse())),
+}
+
+func readIn(read func(context.Context, *txn.View) (bigtable.Row, error)) func(context.Context, *txn.Client) (string, error) {
+	return func(ctx context.Context, c *txn.Client) (string, error) {
+		s, err := c.Snapshot(ctx)
+		if err != nil {
+			return "", err
+		}
+		row, err := read(ctx, s.Table("a"))
+		if len(row["f"]) == 0 {
+			return "", err
+		}
+		return string(row["f"][0].Value), err
+	}
+}
+
+func scanOf(rs bigtable.RowSet, opts ...txn.ReadOption) func(context.Context, *txn.View) (bigtable.Row, error) {
+	return func(ctx context.Context, v *txn.View) (found bigtable.Row, err error) {
+		for row, err := range v.ReadRows(ctx, rs, opts...) {
+			if err != nil {
+				return nil, err
+			}
+			found = row
+		}
+		return found, nil
+	}
+}
+
+// A read is tried again until the caller's context ends, whether requests hang or fail. Before
+// the fix, one request that hung ended the read, and an Update with it, with an error that
+// matched context.DeadlineExceeded although no deadline of the caller had passed.
+func TestReadsAreRetried(t *testing.T) {
+	for name, read := range everyRead {
+		for _, failing := range []txntest.Step{txntest.StepRead, txntest.StepSchema} {
+			for _, action := range []txntest.Action{txntest.Crash, txntest.Delay, txntest.DropRequest} {
+				t.Run(fmt.Sprintf("%s/%s/%s", name, failing, action), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+						mustSet(t, env.Client, "1", "bob")
+						rule := faults.On("read", step(failing), action, 3)
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						defer cancel()
+						if got, err := read(ctx, a); err != nil || got != "1" {
+							t.Errorf("%q, %v", got, err)
+						}
+						rule.Release()
+					})
+				})
+			}
+		}
+	}
+}
+
+// The error of a read whose context ends says how many attempts failed, and the last cause.
+func TestReadsEndWithTheirContext(t *testing.T) {
+	for name, read := range everyRead {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second, Backoff: txn.Backoff{Min: 1, Max: 1}})
+				mustSet(t, env.Client, "1", "bob")
+				faults.On("read", step(txntest.StepRead), txntest.Crash, 0)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 3500*time.Millisecond, errors.New("my cause"))
+				defer cancel()
+				o := <-inBackground(func() error { _, err := read(ctx, a); return err })
+				if !errors.Is(o.err, context.DeadlineExceeded) || o.took != 3500*time.Millisecond {
+					t.Fatalf("%v after %v", o.err, o.took)
+				}
+				for _, says := range []string{`read on table "a"`, "4 attempts failed", "my cause", "DeadlineExceeded", "the request's own deadline"} {
+					if !strings.Contains(o.err.Error(), says) {
+						t.Errorf("the error does not say %q: %v", says, o.err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Requests that reach their own deadline are no deadline of the caller.
+func TestRequestTimeoutIsNotTheCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second, LockTTL: time.Second})
+		faults.On("requests of the row", stepOn(txntest.StepPrewrite, "bob"), txntest.Crash, 0)
+		faults.On("its reads", stepOn(txntest.StepRead, "bob"), txntest.Crash, 0)
+		_, err := beginSet(t, a, "1", "bob").Commit(t.Context())
+		if err == nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			t.Errorf("%v; want an error that matches no context's", err)
+		}
+	})
+}
+
+// A client has at most 1,000 reads under way. A read that waits for a place ends with its
+// context.
+func TestReadsAreAdmitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, _, s, faults := newReads(t)
+		held := faults.On("read", step(txntest.StepRead), txntest.Hold, 1000)
+		var all sync.WaitGroup
+		for range 1100 {
+			all.Go(func() { wantValue(t, s, "bob", "1") })
+		}
+		synctest.Wait()
+		if n := faults.Count()[txntest.StepRead]; n != 1000 {
+			t.Errorf("%d reads are under way, want 1,000", n)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _, err := s.Table("a").Get(ctx, "bob", "f", "q")
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "other reads of this client") {
+			t.Errorf("a read that waits for a place: %v", err)
+		}
+		for row, err := range s.Table("a").ReadRows(ctx, nil) {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a scan that waits for a place: %v, %v", row, err)
+			}
+		}
+		held.Release()
+		all.Wait()
+	})
+}
+
+// The consumer of a scan may read, even if the scan got the last place: it has one only until
+// its first row arrives.
+func TestScanGivesItsPlaceBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, s, faults := newReads(t)
+		rows := make([]string, 300) // more than a page
+		for i := range rows {
+			rows[i] = fmt.Sprintf("row%03d", i)
+		}
+		mustSet(t, env.Client, "2", rows...)
+		held := faults.On("read", step(txntest.StepRead), txntest.Hold, 999)
+		var all sync.WaitGroup
+		for range 999 {
+			all.Go(func() { wantValue(t, s, "bob", "1") })
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		n := 0
+		for _, err := range takeSnapshot(t, a).Table("a").ReadRows(ctx, nil) {
+			if err == nil {
+				_, _, err = s.Table("a").Get(ctx, "bob", "f", "q")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		if n != len(rows)+1 {
+			t.Errorf("%d rows", n)
+		}
+		held.Release()
+		all.Wait()
+	})
+}
+
+// newReads returns a snapshot of a client whose requests the Faults can disturb. Row bob is 1.
+func newReads(t *testing.T) (*txntest.Env, *txn.Client, *txn.Snapshot, *txntest.Faults) {
+	t.Helper()
+	env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+	mustSet(t, env.Client, "1", "bob")
+	s := takeSnapshot(t, a)
+	wantValue(t, s, "bob", "1")
+	faults.Reset()
+	return env, a, s, faults
+}
