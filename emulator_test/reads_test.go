@@ -329,6 +329,8 @@ func TestReadOptions(t *testing.T) {
 		"negative limit":  txn.Limit(-1),
 		"metadata family": txn.Families(format.LockFamily),
 		"no family":       txn.Columns(txn.Column{Qualifier: "q"}),
+		"no columns":      txn.Columns(), // it read whole rows
+		"no families":     txn.Families(),
 	} {
 		if err := rowsError(t, &txn.Table{View: *v}, nil, opt); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("%s: error %v, want ErrInvalid", name, err)
@@ -558,4 +560,57 @@ func readPastCommittedLocks(t *testing.T, at func(start, commit tso.Timestamp) t
 		}
 	}
 	held.Release()
+}
+
+// A read of a family that the table does not have fails, and says which families there are.
+// Before the fix, a mistyped family read as absent. A family that was added since costs one
+// read of the schema.
+func TestReadOfUnknownFamily(t *testing.T) {
+	env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+	s := takeSnapshot(t, a)
+	wantValue(t, s, "bob", "")
+	read := func() (errs []error) {
+		_, _, err := s.Table("a").Get(t.Context(), "bob", "g", "q")
+		_, err2 := s.Table("a").ReadRow(t.Context(), "bob", txn.Columns(txn.Column{Family: "f"}, txn.Column{Family: "g"}))
+		_, err3 := s.Table("a").ReadRow(t.Context(), "bob", txn.Families("g"))
+		var err4 error
+		for _, err4 = range s.Table("a").ReadRows(t.Context(), nil, txn.Families("f", "g")) {
+			break
+		}
+		return []error{err, err2, err3, err4}
+	}
+	for i, err := range read() {
+		if !errors.Is(err, txn.ErrSchema) || !strings.Contains(err.Error(), `table "a" has no family "g", only f.`) {
+			t.Errorf("read %d: %v", i, err)
+		}
+	}
+	env.CreateTable("a", "f", "g")
+	faults.Reset()
+	for i, err := range read() {
+		if err != nil {
+			t.Errorf("read %d after the family was added: %v", i, err)
+		}
+	}
+	if n := faults.Count()[txntest.StepSchema]; n != 1 {
+		t.Errorf("%d reads of the schema, want 1", n)
+	}
+}
+
+// A read of a family sees the lock of a column with any qualifier.
+func TestFamilyReadSeesAnyLock(t *testing.T) {
+	for _, q := range []string{"", "\x00", "q", ":", ";", "\x7f", "\x80", "\xff\xff"} {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		secondaries := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		tx := beginSet(t, a, "1", "primary")
+		tx.Table("a").Set("bob", "f", q, []byte("1"))
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-secondaries.Fired()
+		row, err := takeSnapshot(t, env.Client).Table("a").ReadRow(t.Context(), "bob", txn.Families("f"))
+		if err != nil || len(row["f"]) != 1 {
+			t.Errorf("qualifier %q: a read after the commit sees %v, %v", q, row, err)
+		}
+		secondaries.Release()
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -234,4 +235,24 @@ func TestLockKeepsTheWrite(t *testing.T) {
 		wantValue(t, s, "locked", "2")
 		wantValue(t, s, "deleted", "")
 	})
+}
+
+// A serializable transaction validates a cell that it has read through Observe and Get: the Get
+// makes no request, and locks the cell nevertheless.
+func TestSerializableGetAfterObserve(t *testing.T) {
+	env := txntest.New(t, txntest.Embedded())
+	env.InitTable(observed)
+	mustSet(t, env.Client, "1", "bob")
+	tx := begin(t, env.Client, txn.Serializable())
+	if _, err := changes.Observe(t.Context(), tx, txn.Cell{Table: "a", Row: "bob", Family: "f", Qualifier: "q"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tx.Table("a").Get(t.Context(), "bob", "f", "q"); err != nil {
+		t.Fatal(err)
+	}
+	mustSet(t, env.Client, "2", "bob")
+	tx.Table("a").Set("joe", "f", "z", []byte("because bob is 1"))
+	if _, err := tx.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) {
+		t.Errorf("%v, want a conflict", err)
+	}
 }

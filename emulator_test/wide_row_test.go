@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,4 +206,42 @@ func TestLateWideRow(t *testing.T) {
 	echo.Release()
 	wantNoLocks(t, env.Client)
 	wantWide(t, env.Client, "row", "ours")
+}
+
+// The prewrite of a row whose columns need several predicates locks the columns of every part,
+// and finds a conflict in each.
+func TestWideRowOfManyParts(t *testing.T) {
+	env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+	qualifier := func(i int) string { return fmt.Sprintf("%02d", i) + strings.Repeat("q", 1000) }
+	const columns = 20
+	for _, conflicting := range []int{-1, 0, columns - 1} {
+		row := fmt.Sprint("row", conflicting)
+		tx := begin(t, a)
+		for i := range columns {
+			tx.Table("a").Set(row, "f", qualifier(i), []byte("1"))
+		}
+		// After the start, so that the prewrite has to name the columns.
+		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Set(row, "f", qualifier(conflicting), []byte("2"))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		faults.Reset()
+		_, err := tx.Commit(t.Context())
+		if errors.Is(err, txn.ErrConflict) != (conflicting >= 0) || err != nil && conflicting < 0 {
+			t.Errorf("conflict in column %d: %v", conflicting, err)
+		}
+		if n := faults.Count()[txntest.StepPrewrite]; n < 3 && conflicting != 0 {
+			t.Errorf("%d prewrites; want the whole row, and several parts", n)
+		}
+		read, err := takeSnapshot(t, env.Client).Table("a").ReadRow(t.Context(), row)
+		want := columns + 1
+		if conflicting >= 0 {
+			want = 1
+		}
+		if err != nil || len(read["f"]) != want {
+			t.Errorf("conflict in column %d: %d columns, %v; want %d", conflicting, len(read["f"]), err, want)
+		}
+	}
 }

@@ -183,6 +183,7 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	defer close(c.done)
 	errs := []error{c.resolver.Drain(ctx)}
+	c.resolver.EndClose()
 	c.resolver.SafePoint.Close()
 	c.resolver.Token.Close(ctx)
 	if c.ownOracle != nil {

@@ -37,12 +37,40 @@ func TestDoneAndClosed(t *testing.T) {
 		wantError(t, err, txn.ErrDone)
 	}
 
-	if err := c.Close(ctx); err != nil {
+	snapshot, err := c.Snapshot(ctx)
+	if err != nil {
 		t.Fatal(err)
 	}
+	if _, _, err := snapshot.Table("a").Get(ctx, "r", "f", "q"); err != nil {
+		t.Fatal(err)
+	}
+	open, err := c.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open.Table("a").Set("r", "f", "q", nil)
+	late, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	wantError(t, c.Close(late), context.DeadlineExceeded, "neither committed nor rolled back")
 	if err := c.Close(ctx); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
+	// Before the fix, the snapshot could still be read, and Commit returned the oracle's
+	// error.
+	_, _, err = open.Table("a").Get(ctx, "s", "f", "q")
+	wantError(t, err, txn.ErrClosed)
+	_, err = open.Commit(ctx)
+	wantError(t, err, txn.ErrClosed)
+	_, _, err = snapshot.Table("a").Get(ctx, "r", "f", "q")
+	wantError(t, err, txn.ErrClosed)
+	_, err = snapshot.Table("a").ReadRow(ctx, "r")
+	wantError(t, err, txn.ErrClosed)
+	for _, err := range snapshot.Table("a").ReadRows(ctx, nil) {
+		wantError(t, err, txn.ErrClosed)
+	}
+	_, err = c.Timestamp(ctx)
+	wantError(t, err, txn.ErrClosed)
+	wantError(t, c.CheckTable(ctx, "a"), txn.ErrClosed)
 	_, err = c.Begin(ctx)
 	wantError(t, err, txn.ErrClosed)
 	_, err = c.Snapshot(ctx)

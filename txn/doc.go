@@ -46,7 +46,7 @@
 // [ErrConflict] means that nothing was committed and that the transaction may be tried again,
 // which [Client.Update] does. [ErrUndetermined] means that the outcome is unknown, mostly
 // because the context ended: [Client.Settle] finds it out. Every other error of Commit except
-// [ErrCorrupt] means that nothing was committed. If a context ended,
+// [ErrCorrupt] and [ErrDone] means that nothing was committed. If a context ended,
 // errors.Is with context.Canceled or context.DeadlineExceeded holds.
 //
 // # When clients die

@@ -19,7 +19,7 @@ var (
 	// missing.
 	ErrNotInitialized = format.ErrNotInitialized
 	// ErrSchema: a table's families or garbage-collection policies are wrong, or a
-	// write names a family that the table does not have.
+	// read or write names a family that the table does not have.
 	ErrSchema = format.ErrSchema
 	// ErrFormatVersion: stored data has a later format than this library knows.
 	ErrFormatVersion = format.ErrFormatVersion

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
@@ -65,4 +67,34 @@ func TestWithTraceIDs(t *testing.T) {
 			t.Errorf("the log lacks %s:\n%s", want, out.String())
 		}
 	}
+}
+
+// A transaction that nobody ends holds garbage collection back. After ten minutes the client
+// says so, once; it says nothing of a snapshot that is held on purpose.
+func TestForgottenTransactionIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		env := txntest.New(t, txntest.Embedded())
+		c := env.NewClient(txn.Config{Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		held, err := c.Snapshot(t.Context(), txn.Hold())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Release()
+		tx, err := c.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		<-time.After(9*time.Minute + 50*time.Second)
+		if out.Len() > 0 {
+			t.Errorf("logged before ten minutes: %s", &out)
+		}
+		<-time.After(time.Hour)
+		synctest.Wait()
+		want := fmt.Sprintf("start_ts=%d age=10m", tx.StartTS())
+		if strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "level=WARN") {
+			t.Errorf("the log is %q; want one warning with %s", &out, want)
+		}
+	})
 }

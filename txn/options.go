@@ -41,6 +41,17 @@ type txnOptions struct {
 	becameTooOld bool // set by Update: garbage collection has passed the transaction
 }
 
+// check refuses options that contradict each other, or themselves.
+func (o *txnOptions) check() error {
+	switch {
+	case o.maxAttempts < 0:
+		return format.Invalidf("MaxAttempts(%d); it has to be positive, or 0 for no bound", o.maxAttempts)
+	case o.writeOnly && o.serializable:
+		return format.Invalidf("a transaction that is WriteOnly and Serializable; Serializable protects reads, and this one has none")
+	}
+	return nil
+}
+
 // Named names a kind of transaction, such as "transfer": in errors, logs and telemetry,
 // and for prefetching. A Get also reads the columns of the row that transactions and
 // snapshots of the same name usually ask for next ([Config.PrefetchBytes]), and keeps
@@ -93,16 +104,25 @@ type readOptions struct {
 	sel     store.Selection
 	limit   int
 	reverse bool
+	empty   bool // Columns or Families named nothing
 }
 
-// Columns limits a read to the named columns. Together with [Families], it adds to them.
+// Columns limits a read to the named columns, at least one. Together with [Families], it adds
+// to them.
 func Columns(cols ...Column) ReadOption {
-	return readOption(func(o *readOptions) { o.sel.Columns = append(o.sel.Columns, cols...) })
+	return readOption(func(o *readOptions) {
+		o.sel.Columns = append(o.sel.Columns, cols...)
+		o.empty = o.empty || len(cols) == 0
+	})
 }
 
-// Families limits a read to all columns of the named families.
+// Families limits a read to all columns of the named families, at least one. A read of a
+// family that the table does not have fails with ErrSchema.
 func Families(families ...string) ReadOption {
-	return readOption(func(o *readOptions) { o.sel.Families = append(o.sel.Families, families...) })
+	return readOption(func(o *readOptions) {
+		o.sel.Families = append(o.sel.Families, families...)
+		o.empty = o.empty || len(families) == 0
+	})
 }
 
 // Limit ends a read after n rows that have a visible cell in the chosen
@@ -120,6 +140,9 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	}
 	if o.limit < 0 {
 		return o, format.Invalidf("Limit(%d)", o.limit)
+	}
+	if o.empty {
+		return o, format.Invalidf("Columns or Families without a name; leave the option out to read whole rows")
 	}
 	for _, f := range o.sel.Families {
 		if err := format.CheckColumn(Column{Family: f}); err != nil {

@@ -53,7 +53,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 		s.reads = shared
 	}
 	if o.hold {
-		s.hold = c.resolver.Holds.Add(s.readAt)
+		s.hold = c.resolver.Holds.Add(s.readAt, false)
 		if err := c.resolver.Token.Publish(ctx); err != nil {
 			s.Release()
 			return nil, err

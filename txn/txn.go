@@ -43,22 +43,26 @@ type Txn struct {
 	deferred    *deferredTrace // nil if the trace began with the transaction
 	requests    atomic.Int64   // to Bigtable
 
-	mu    sync.Mutex
-	ended bool
+	mu           sync.Mutex
+	ended        bool
+	commitCalled bool
 	// hops is how many observer runs, one causing the next, led to this transaction.
 	hops int
 }
 
 // begin starts a transaction, which markEnded and release end.
 func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, error) {
-	if err := c.resolver.Enter(); err != nil {
-		return nil, err
-	}
 	// began is taken before the timestamp. So the ttl of the locks, which counts from
 	// start_ts, is never too short.
 	t := &Txn{client: c, attempt: a, began: time.Now()}
 	for _, o := range opts {
 		o.applyTxn(&t.opts)
+	}
+	if err := t.opts.check(); err != nil {
+		return nil, err
+	}
+	if err := c.resolver.Enter(); err != nil {
+		return nil, err
 	}
 	t.beginTrace(ctx, a)
 	if err := t.takeStart(t.withTrace(ctx)); err != nil {
@@ -67,7 +71,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		return nil, err
 	}
 	t.noteStart(t.startTS)
-	t.hold = c.resolver.Holds.Add(t.startTS)
+	t.hold = c.resolver.Holds.Add(t.startTS, true)
 	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
 	c.resolver.Counters.Begun.Add(1)
 	return t, nil
@@ -82,14 +86,15 @@ func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
-// markEnded marks the transaction as ended. From the second call on it fails with ErrDone.
-func (t *Txn) markEnded() error {
+// markEnded marks the transaction as ended, by Commit or Rollback. From the second call on it
+// fails with ErrDone.
+func (t *Txn) markEnded(commit bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
-	t.ended = true
+	t.ended, t.commitCalled = true, commit
 	t.buffer.mu.Lock()
 	t.buffer.sealed = true
 	t.buffer.mu.Unlock()
@@ -106,13 +111,13 @@ func (t *Txn) checkReadable() error {
 	if t.ended {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
-	return nil
+	return t.client.resolver.CheckOpen()
 }
 
 // Rollback drops the transaction's writes. None of them was sent, so it cannot fail. After
 // Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
-	if t.markEnded() == nil {
+	if t.markEnded(false) == nil {
 		t.measureEnd(context.Background(), outcomeRolledBack, 0, nil)
 		t.release()
 	}
@@ -136,16 +141,20 @@ func (t *Txn) release() {
 //     transaction's start timestamp.
 //   - ErrCorrupt: the stored records contradict this commit: they say that the
 //     transaction committed at another timestamp.
+//   - ErrDone: Commit or Rollback was called before. What that call returned counts.
 //   - any other error: rolled back. If locks could not be removed, the next reader
 //     resolves them after Config.LockTTL.
 //
 // A transaction without writes commits without a request and returns its start timestamp.
 // (Paper §2.2, Figure 6.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
-	if err := t.markEnded(); err != nil {
+	if err := t.markEnded(true); err != nil {
 		return 0, err
 	}
 	defer t.release()
+	if err := t.client.resolver.CheckOpen(); err != nil {
+		return 0, err
+	}
 	ctx = t.withTrace(ctx)
 	ts, rows, err := t.commit(ctx)
 	outcome := outcomeFailed

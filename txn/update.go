@@ -65,9 +65,14 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 		}
 	}()
 	var ts tso.Timestamp
-	if err = f(tx.withTrace(ctx), tx); err == nil {
+	err = f(tx.withTrace(ctx), tx)
+	switch {
+	case tx.commitCalled:
+		// Another run could commit the writes twice.
+		return 0, tx.opts, commitInside(err)
+	case err == nil:
 		ts, err = tx.Commit(ctx)
-	} else if errors.Is(err, ErrUndetermined) {
+	case errors.Is(err, ErrUndetermined):
 		err = &functionError{err}
 	}
 	if err == nil {
@@ -77,6 +82,19 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 	var old *TooOldError
 	tx.opts.becameTooOld = errors.As(err, &old) && old.TS == tx.startTS
 	return 0, tx.opts, err
+}
+
+// commitInside is the error of a function that called Commit and returned err. It matches no
+// conflict, because the function must not run again.
+func commitInside(err error) error {
+	const says = "the function given to Update called Commit, which only Update may do; whether the writes are visible, that call has returned"
+	switch {
+	case err == nil:
+		return fmt.Errorf("txn: %w: %s", ErrDone, says)
+	case errors.Is(err, ErrConflict):
+		return fmt.Errorf("txn: %w: %s (%v)", ErrDone, says, err)
+	}
+	return fmt.Errorf("txn: %w: %s (%w)", ErrDone, says, err)
 }
 
 // A functionError wraps the error of a function that ran a transaction of its own, whose

@@ -47,6 +47,36 @@ func TestUpdateStops(t *testing.T) {
 			t.Error("the function never ran")
 		}
 	})
+	// Before the fix, Update returned "transaction has ended", which its documentation called
+	// an error without effects, or ran the function again.
+	for name, returns := range map[string]error{"committed inside": nil, "committed inside, conflict": &format.ConflictError{}, "committed inside, error": errors.New("mine")} {
+		t.Run(name, func(t *testing.T) {
+			runs := 0
+			_, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+				runs++
+				tx.Table("a").Set("r", "f", "q", nil)
+				if _, err := tx.Commit(ctx); err != nil {
+					t.Error(err)
+				}
+				return returns
+			})
+			wantError(t, err, txn.ErrDone, "the function given to Update called Commit")
+			if runs != 1 || errors.Is(err, txn.ErrConflict) {
+				t.Errorf("%d runs, %v", runs, err)
+			}
+			if name == "committed inside, error" {
+				wantError(t, err, returns)
+			}
+		})
+	}
+	t.Run("contradicting options", func(t *testing.T) {
+		for _, opts := range [][]txn.TxnOption{{txn.MaxAttempts(-1)}, {txn.WriteOnly(), txn.Serializable()}} {
+			_, err := env.Client.Update(ctx, func(context.Context, *txn.Txn) error { t.Error("the function ran"); return nil }, opts...)
+			wantError(t, err, txn.ErrInvalid)
+			_, err = env.Client.Begin(ctx, opts...)
+			wantError(t, err, txn.ErrInvalid)
+		}
+	})
 	t.Run("error of the function", func(t *testing.T) {
 		mine := errors.New("mine")
 		_, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {

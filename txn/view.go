@@ -61,6 +61,8 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		if kind, value, ok := v.txn.buffer.get(cell); ok {
 			return value, kind == format.KindPut, nil
 		}
+	} else if err := v.client.resolver.CheckOpen(); err != nil {
+		return nil, false, err
 	}
 	if value, ok, err = v.readCell(ctx, cell); err != nil {
 		return nil, false, err
@@ -91,7 +93,7 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 }
 
 func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable.Row, error) {
-	t, err := v.open(ctx)
+	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +137,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if err := v.promote(set.Keys, o.sel); err != nil {
 		return err
 	}
-	t, err := v.open(ctx)
+	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return err
 	}
@@ -175,14 +177,19 @@ func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
 }
 
-// open returns the table, if the transaction may still read.
-func (v *View) open(ctx context.Context) (*store.Table, error) {
+// open returns the table, if the transaction may still read and the table has the families of
+// sel.
+func (v *View) open(ctx context.Context, sel store.Selection) (*store.Table, error) {
 	if v.txn != nil {
 		if err := v.txn.checkReadable(); err != nil {
 			return nil, err
 		}
 	}
-	return v.client.resolver.Table(ctx, v.name)
+	t, err := v.client.resolver.Table(ctx, v.name)
+	if err == nil {
+		err = t.Schema.CheckRead(ctx, sel)
+	}
+	return t, err
 }
 
 // readCell reads one cell for Get, from the cache or in one request with the columns that the
@@ -221,7 +228,7 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 // readColumns reads the columns of sel in a row, and prefetches the columns ahead into the
 // cache.
 func (v *View) readColumns(ctx context.Context, key string, sel store.Selection, ahead []Column) (bigtable.Row, error) {
-	t, err := v.open(ctx)
+	t, err := v.open(ctx, sel)
 	if err != nil {
 		return nil, err
 	}

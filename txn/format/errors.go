@@ -23,8 +23,8 @@ var (
 	ErrClosed = errors.New("client is closed")
 	// ErrNotInitialized: the metadata table or the schema record of a table is missing.
 	ErrNotInitialized = errors.New("not initialized")
-	// ErrSchema: a table's families or garbage-collection policies are wrong, or a write
-	// names a family that the table does not have.
+	// ErrSchema: a table's families or garbage-collection policies are wrong, or a read or
+	// write names a family that the table does not have.
 	ErrSchema = errors.New("schema mismatch")
 	// ErrFormatVersion: stored data has a later format than this library knows.
 	ErrFormatVersion = errors.New("unknown storage format version")

@@ -27,13 +27,20 @@ type Holds struct {
 type Hold struct {
 	ts    tso.Timestamp
 	begun time.Time
+	// forgettable says that nobody asked for the hold: it is an open transaction's. It becomes
+	// false after the warning.
+	forgettable bool
 }
+
+// longOpen is how long a transaction is open until the client warns: as long as the shortest
+// retention of a garbage collection, so until then it holds nothing back.
+const longOpen = 10 * time.Minute
 
 func newHolds() *Holds { return &Holds{open: map[*Hold]struct{}{}} }
 
-// Add holds ts until Remove.
-func (h *Holds) Add(ts tso.Timestamp) *Hold {
-	hold := &Hold{ts, time.Now()}
+// Add holds ts until Remove. transaction says that it is for an open transaction.
+func (h *Holds) Add(ts tso.Timestamp, transaction bool) *Hold {
+	hold := &Hold{ts, time.Now(), transaction}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.open[hold] = struct{}{}
@@ -66,10 +73,26 @@ func (h *Holds) oldest() (ts tso.Timestamp, since time.Time) {
 	return ts, since
 }
 
-// Announce starts the worker token of a client that has written nothing yet, but has held
+// takeLongOpen returns the transactions that have been open for long, each once.
+func (h *Holds) takeLongOpen() (long []*Hold) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for hold := range h.open {
+		if hold.forgettable && time.Since(hold.begun) >= longOpen {
+			hold.forgettable = false
+			long = append(long, hold)
+		}
+	}
+	return long
+}
+
+// Announce warns of transactions that have been open for long. It also starts the worker token of a client that has written nothing yet, but has held
 // something for a third of the age that a safe point may have. A running token publishes
 // holds whenever it is renewed.
 func (h *Holds) Announce(ctx context.Context, t *Token) {
+	for _, hold := range h.takeLongOpen() {
+		t.resolver.Log.WarnContext(ctx, "a transaction has been open for long and holds garbage collection back; call Commit or Rollback", "start_ts", hold.ts, "age", time.Since(hold.begun).Round(time.Second))
+	}
 	ts, since := h.oldest()
 	if ts != 0 && time.Since(since) >= gctime.SafePointMaxAge()/3 {
 		t.Ensure(ctx)

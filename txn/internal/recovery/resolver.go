@@ -181,6 +181,9 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		return Outcome{Status: status}, nil
 	}
 	unresolved := func(err error) error {
+		if errors.Is(err, format.ErrInvalid) {
+			return format.Corruptf(l.Cell, "the lock at %d names the primary %s: %v", l.StartTS, l.Primary, err)
+		}
 		return fmt.Errorf("percolator: the lock on %s cannot be resolved: its primary is %s: %w", l.Cell, l.Primary, err)
 	}
 	t, err := r.Table(ctx, l.Primary.Table)

@@ -59,6 +59,9 @@ func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked ti
 	ts, err = c.Oracle.Timestamp(sctx)
 	span.EndWith(err)
 	c.store.Metrics.Timestamp(ctx, began, err)
+	if closed := c.store.CheckOpen(); closed != nil {
+		return 0, began, closed // the oracle is closed with the client
+	}
 	if err != nil {
 		return 0, began, fmt.Errorf("percolator: timestamp oracle: %w", err)
 	}

@@ -31,6 +31,9 @@ type attempts struct {
 func (a *attempts) again(ctx context.Context, err error) error {
 	a.failed++
 	if ctx.Err() == nil {
+		if closed := a.table.store.CheckOpen(); closed != nil {
+			return closed
+		}
 		if !worthRetrying(ctx, err) {
 			return err
 		}

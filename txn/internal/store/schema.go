@@ -72,11 +72,49 @@ func (s *Schema) IsObserved(c format.Column) bool {
 	return ok
 }
 
+// noFamily is the error of a read or write of a family that the table does not have.
+func (s *Schema) noFamily(what, table, family string) error {
+	return fmt.Errorf("percolator: %s: %w: table %q has no family %q, only %s. Create the family, and record it with `percctl table init %s` or admin.InitTable", what, format.ErrSchema, table, family, strings.Join(s.DataFamilies(), ", "), table)
+}
+
+// missing returns a family of the selection that the table does not have, or "".
+func (s *Schema) missing(sel Selection) string {
+	for _, f := range sel.Families {
+		if !s.HasFamily(f) {
+			return f
+		}
+	}
+	for i := range sel.Columns {
+		if f := sel.Columns[i].Family; !s.HasFamily(f) {
+			return f
+		}
+	}
+	return ""
+}
+
+// CheckRead returns an error that matches format.ErrSchema if the table does not have the
+// families of the selection. Only then it makes a request: the family may have been added
+// since the schema was read.
+func (src *SchemaSource) CheckRead(ctx context.Context, sel Selection) error {
+	s := src.latest.Load()
+	if s.missing(sel) == "" {
+		return nil
+	}
+	s, err := src.Newer(ctx, s)
+	if err != nil {
+		return err
+	}
+	if f := s.missing(sel); f != "" {
+		return s.noFamily("read", src.table.Name, f)
+	}
+	return nil
+}
+
 // CheckWrite returns an error that matches format.ErrSchema if the table has no such family,
 // or if the column is only for weak notifications.
 func (s *Schema) CheckWrite(table string, w *Write) error {
 	if !s.HasFamily(w.Cell.Family) {
-		return fmt.Errorf("percolator: write of %s: %w: table %q has no family %q, only %s. Create the family, and record it with `percctl table init %s` or admin.InitTable", w.Cell, format.ErrSchema, table, w.Cell.Family, strings.Join(s.DataFamilies(), ", "), table)
+		return s.noFamily("write of "+w.Cell.String(), table, w.Cell.Family)
 	}
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
 		return fmt.Errorf("percolator: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)

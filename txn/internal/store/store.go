@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -75,6 +76,7 @@ type Store struct {
 	Metrics    telemetry.Metrics
 
 	reads  Admission
+	ended  atomic.Bool // EndClose was called: nothing may continue
 	mu     sync.Mutex
 	tables map[string]*Table
 	open   int           // transactions, snapshots and calls that have not ended
@@ -143,6 +145,9 @@ func (s *Store) Table(ctx context.Context, name string) (*Table, error) {
 	s.mu.Lock()
 	t := s.tables[name]
 	s.mu.Unlock()
+	if err := s.CheckOpen(); err != nil {
+		return nil, err
+	}
 	if t != nil {
 		return t, nil
 	}
@@ -207,6 +212,18 @@ func (s *Store) BeginClose() (first bool) {
 	}
 	return true
 }
+
+// CheckOpen returns an error that matches format.ErrClosed after EndClose. Between BeginClose and
+// EndClose, what has begun continues.
+func (s *Store) CheckOpen() error {
+	if s.ended.Load() {
+		return fmt.Errorf("percolator: %w", format.ErrClosed)
+	}
+	return nil
+}
+
+// EndClose makes everything fail that is still open.
+func (s *Store) EndClose() { s.ended.Store(true) }
 
 // Drain waits, after BeginClose, until everything that Enter registered has ended and the
 // background queue is empty. If ctx ends first, the error says what was left.
