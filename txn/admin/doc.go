@@ -20,11 +20,11 @@
 //     [Describe], [BulkLoad].
 //   - Locks and transactions: [Locks], [Resolve], [ResolveTransaction],
 //     [TransactionStatus], [ReadOwner], [Workers].
-//   - Stored cells: [History], [TransactionVersions], [RawWrites].
+//   - Stored cells: [History], [TransactionVersions], [RawWrites], [SampleRows], [Parts].
 //   - Consistency: [Check], [PlanRepairs], [ApplyRepair].
 //
-// The packages below this one build on them: doctor checks a whole deployment, and
-// capacity computes what a workload needs.
+// The packages below this one build on them: doctor checks a whole deployment, capacity
+// computes what a workload needs, and transfer writes tables to files and back.
 //
 // A function that makes or adopts a table takes Bigtable's own clients, because
 // there may be no metadata table yet. Every other function takes a *txn.Client.

@@ -1,6 +1,7 @@
 package format
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"unicode"
@@ -93,6 +94,18 @@ func ParseColumn(s string) (Column, error) {
 
 // EscapeRow returns a row key as [Cell.String] writes it.
 func EscapeRow(row string) string { return escape(row, false) }
+
+// ParseRow reads what [EscapeRow] returns. An empty key is an error.
+func ParseRow(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("empty row key")
+	}
+	row, err := unescape(s)
+	if err != nil {
+		return "", fmt.Errorf("row key %q has an escape that is not of the form %%XX", s)
+	}
+	return row, nil
+}
 
 // escape writes spaces, percent signs and unprintable bytes as %XX, and slashes if slash
 // is set.

@@ -1,3 +1,5 @@
+// Package movecmd is percctl export and import: committed data to and from files of
+// package transfer.
 package movecmd
 
 import (
@@ -5,28 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-)
-
-const (
-	// parallelBatches is how many transactions are under way at a time.
-	parallelBatches = 4
-	// batchBytes bounds a transaction beside --batch.
-	batchBytes = 1 << 20
+	"github.com/percolator-bigtable/percolator/txn/admin/transfer"
 )
 
 type importOptions struct {
@@ -130,8 +122,7 @@ type imported struct {
 	StartTS   tso.Timestamp `json:"start_ts,omitempty"`  // start timestamp of a bulk load, for --resume
 	CommitTS  tso.Timestamp `json:"commit_ts,omitempty"` // commit timestamp of a bulk load, for --resume
 
-	first, last string
-	families    []string
+	summary transfer.Summary
 }
 
 func (r *imported) plan(w io.Writer) error {
@@ -155,10 +146,10 @@ func (r *imported) text(w io.Writer) error {
 
 func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	r := &imported{Project: s.Connect.Project, Instance: s.Connect.Instance, File: o.file, Bulk: o.bulk, DryRun: o.Consent.DryRun}
-	var in *reader
+	var in *transfer.Reader
 	var err error
 	if o.file == "-" {
-		if in, err = newReader("standard input", o.Streams.In); err != nil {
+		if in, err = transfer.NewReader("standard input", o.Streams.In); err != nil {
 			return err
 		}
 		o.use(r, in)
@@ -169,7 +160,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range r.families {
+	for _, f := range r.summary.Families {
 		if !slices.Contains(d.Families, f) {
 			return fmt.Errorf("%s has cells in family %s, which table %s does not have: run percctl table init %s --families %s to add it", o.file, f, r.Table, r.Table, f)
 		}
@@ -192,7 +183,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 			return err
 		}
 		defer func() { _ = file.Close() }()
-		if in, err = newReader(o.file, file); err != nil {
+		if in, err = transfer.NewReader(o.file, file); err != nil {
 			return err
 		}
 	}
@@ -205,15 +196,15 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	r.Rows, r.Cells = in.rows, in.cells
+	r.Rows, r.Cells = in.Rows, in.Cells
 	return o.Print(r, r.text)
 }
 
-func (o *importOptions) use(r *imported, in *reader) {
+func (o *importOptions) use(r *imported, in *transfer.Reader) {
 	if r.Table = o.table; r.Table == "" {
-		r.Table = in.header.Table
+		r.Table = in.Header.Table
 	}
-	r.FileTable, r.FileTS = in.header.Table, in.header.TS
+	r.FileTable, r.FileTS = in.Header.Table, in.Header.TS
 }
 
 // survey reads the file to its end, so that nothing is written of one that is
@@ -224,56 +215,26 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 		return cli.Usagef("%w", err)
 	}
 	defer func() { _ = file.Close() }()
-	in, err := newReader(o.file, file)
+	in, err := transfer.NewReader(o.file, file)
 	if err != nil {
 		return err
 	}
 	o.use(r, in)
-	for ctx.Err() == nil {
-		row, err := in.row()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if errors.Is(err, errCut) {
-			return fmt.Errorf("%w; run percctl export --resume to complete it", err)
-		}
-		if err != nil {
-			return err
-		}
-		if r.first == "" {
-			r.first = row.Row
-		}
-		r.last = row.Row
-		for _, c := range row.Cells {
-			if !slices.Contains(r.families, c.Family) {
-				r.families = append(r.families, c.Family)
-			}
-		}
-		s.Progress.Set("reading %s: %s", o.file, cli.Count(in.rows, "row"))
+	r.summary, err = in.Summarize(ctx, func(rows int) { s.Progress.Set("reading %s: %s", o.file, cli.Count(rows, "row")) })
+	if errors.Is(err, transfer.ErrIncomplete) {
+		return fmt.Errorf("%w; run percctl export --resume to complete it", err)
 	}
-	r.Rows, r.Cells = in.rows, in.cells
-	return ctx.Err()
+	r.Rows, r.Cells = r.summary.Rows, r.summary.Cells
+	return err
 }
 
-// rows iterates over what is left of a file.
-func (r *reader) each() iter.Seq2[admin.BulkRow, error] {
-	return func(yield func(admin.BulkRow, error) bool) {
-		for {
-			row, err := r.row()
-			if errors.Is(err, io.EOF) || !yield(row, err) || err != nil {
-				return
-			}
-		}
-	}
-}
-
-func (o *importOptions) load(ctx context.Context, s *session.Session, r *imported, in *reader) error {
+func (o *importOptions) load(ctx context.Context, s *session.Session, r *imported, in *transfer.Reader) error {
 	if r.Rows == 0 {
 		return nil
 	}
 	resume := ""
-	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, in.each(), admin.BulkConfig{
-		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.first, r.last+"\x00"),
+	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, in.All(), admin.BulkConfig{
+		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.summary.First, r.summary.Last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
 			resume = fmt.Sprintf("; to continue, run the command again with --resume %d,%d", start, commit)
 			fmt.Fprintf(o.Streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
@@ -292,91 +253,13 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 }
 
 // transact writes batches of rows, each in a transaction.
-func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imported, in *reader) error {
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallelBatches)
-	var mu sync.Mutex
-	send := func(batch []admin.BulkRow) {
-		g.Go(func() error {
-			written, err := writeBatch(gctx, s.Client(), r.Table, batch)
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				r.Written += written
-				r.Unchanged += len(batch) - written
-				s.Progress.Set("%s written, %d unchanged", cli.Count(r.Written, "row"), r.Unchanged)
-			}
-			return err
-		})
-	}
-	var batch []admin.BulkRow
-	var failed error
-	bytes := 0
-	for row, err := range in.each() {
-		if err != nil || gctx.Err() != nil {
-			failed = err
-			break
-		}
-		batch = append(batch, row)
-		for _, c := range row.Cells {
-			bytes += len(c.Value) + len(c.Qualifier)
-		}
-		if len(batch) >= o.batch || bytes >= batchBytes {
-			send(batch)
-			batch, bytes = nil, 0
-		}
-	}
-	if failed == nil && gctx.Err() == nil && len(batch) > 0 {
-		send(batch)
-	}
-	if err := g.Wait(); err != nil {
-		failed = err
-	}
-	if failed == nil {
-		failed = ctx.Err()
-	}
-	if failed != nil {
-		return fmt.Errorf("stopped after %s written, %d unchanged; run the command again to continue: %w", cli.Count(r.Written, "row"), r.Unchanged, failed)
+func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imported, in *transfer.Reader) error {
+	done, err := transfer.Import(ctx, s.Client(), r.Table, in.All(), transfer.ImportConfig{Batch: o.batch, Progress: func(done transfer.Imported) {
+		s.Progress.Set("%s written, %d unchanged", cli.Count(done.Written, "row"), done.Unchanged)
+	}})
+	r.Written, r.Unchanged = done.Written, done.Unchanged
+	if err != nil {
+		return fmt.Errorf("stopped after %s written, %d unchanged; run the command again to continue: %w", cli.Count(r.Written, "row"), r.Unchanged, err)
 	}
 	return nil
-}
-
-// writeBatch writes the rows that are not as they should be, and returns how
-// many these were.
-func writeBatch(ctx context.Context, c *txn.Client, table string, batch []admin.BulkRow) (written int, err error) {
-	_, err = c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-		written = 0
-		t := tx.Table(table)
-		keys := make(bigtable.RowList, len(batch))
-		for i, row := range batch {
-			keys[i] = row.Row
-		}
-		there := map[string]bigtable.Row{}
-		for row, err := range t.ReadRows(ctx, keys) {
-			if err != nil {
-				return err
-			}
-			there[row.Key()] = row
-		}
-		for _, row := range batch {
-			changed := false
-			for _, cell := range row.Cells {
-				if !holds(there[row.Row], cell) {
-					t.Set(row.Row, cell.Family, cell.Qualifier, cell.Value)
-					changed = true
-				}
-			}
-			if changed {
-				written++
-			}
-		}
-		return nil
-	})
-	return written, err
-}
-
-func holds(row bigtable.Row, cell admin.BulkCell) bool {
-	return slices.ContainsFunc(row[cell.Family], func(it bigtable.ReadItem) bool {
-		return it.Column == cell.Family+":"+cell.Qualifier && string(it.Value) == string(cell.Value)
-	})
 }

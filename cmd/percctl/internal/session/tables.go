@@ -18,9 +18,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// samplingTimeout bounds a request that only makes later ones smaller.
-const samplingTimeout = 10 * time.Second
-
 // Tables are the tables that a command works on: its arguments, or all.
 type Tables struct {
 	Names []string
@@ -71,7 +68,7 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 // found in much.
 func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(table string, rows bigtable.RowSet) error) error {
 	for _, name := range tables {
-		parts := s.Parts(ctx, name, t.Range.Rows)
+		parts := admin.Parts(ctx, s.Bigtable, name, t.Range.Rows.Start, t.Range.Rows.End)
 		for i, rows := range parts {
 			s.Progress.Set("reading table %s: part %d of %d", name, i+1, len(parts))
 			if err := f(name, rows); err != nil {
@@ -80,26 +77,6 @@ func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(t
 		}
 	}
 	return nil
-}
-
-// Parts cuts a range where Bigtable would, or not at all when it does not say.
-func (s *Session) Parts(ctx context.Context, table string, r Range) []bigtable.RowSet {
-	sctx, cancel := context.WithTimeout(ctx, samplingTimeout)
-	defer cancel()
-	keys, err := s.Bigtable.Open(table).SampleRowKeys(sctx)
-	if err != nil {
-		keys = nil
-	}
-	var parts []bigtable.RowSet
-	start := r.Start
-	slices.Sort(keys)
-	for _, k := range slices.Compact(keys) {
-		if k > start && (r.End == "" || k < r.End) {
-			parts = append(parts, bigtable.NewRange(start, k))
-			start = k
-		}
-	}
-	return append(parts, bigtable.NewRange(start, r.End))
 }
 
 // List splits what a flag was given, once or more often, at commas.
@@ -179,24 +156,11 @@ func successor(prefix string) string {
 	return string(p)
 }
 
-// Row returns a row key as commands take and print it: as in a cell, with %XX
-// for bytes that are not printable.
-func Row(key string) string {
-	cell := txn.Cell{Table: "t", Row: key, Family: "f"}.String()
-	return strings.TrimSuffix(strings.TrimPrefix(cell, "t/"), "/f:")
-}
-
-// ParseRow reads what Row returns.
-func ParseRow(s string) (string, error) {
-	if s == "" {
-		return "", fmt.Errorf("empty row key")
-	}
-	cell, err := format.ParseCell("t/" + s + "/f:")
-	if err != nil {
-		return "", fmt.Errorf("row key %q has an escape that is not of the form %%XX", s)
-	}
-	return cell.Row, nil
-}
+// Row returns a row key as commands take and print it, and ParseRow reads it.
+var (
+	Row      = format.EscapeRow
+	ParseRow = format.ParseRow
+)
 
 // ParseCell reads the argument CELL.
 func ParseCell(s string) (txn.Cell, error) {

@@ -70,7 +70,7 @@ type description struct {
 	AdoptedTime   string              `json:"adopted_time,omitempty"`  // adopted_ts as a time
 	Families      []describedFamily   `json:"families"`                // families of the table
 	Observed      []describedObserved `json:"observed"`                // observed columns
-	Sample        *rowSample          `json:"sample,omitempty"`        // counts of a sample of rows; left out with --sample 0
+	Sample        *admin.RowSample    `json:"sample,omitempty"`        // counts of a sample of rows; left out with --sample 0
 }
 
 // A describedFamily is one family of the table.
@@ -85,21 +85,6 @@ type describedObserved struct {
 	Column    string   `json:"column"`    // family and qualifier
 	Observers []string `json:"observers"` // ids of the registered observers
 	Weak      bool     `json:"weak"`      // whether the column is for weak notifications
-}
-
-// A rowSample counts what a sample of rows holds.
-type rowSample struct {
-	Rows          int  `json:"rows"`           // rows read
-	Whole         bool `json:"all_rows"`       // whether these are all rows of the table
-	Parts         int  `json:"tablets"`        // parts in which Bigtable would split the table
-	Values        int  `json:"values"`         // data cells, all versions
-	Plain         int  `json:"plain_values"`   // data cells written without transactions
-	Bytes         int  `json:"value_bytes"`    // length of the values of data cells
-	Locks         int  `json:"locks"`          // locks
-	Writes        int  `json:"write_records"`  // write records
-	Marks         int  `json:"marks"`          // rollback markers and lock-only commits
-	Notifications int  `json:"notifications"`  // notify cells
-	MetadataBytes int  `json:"metadata_bytes"` // length of the values of locks, records, markers and notify cells
 }
 
 var roles = map[string]string{
@@ -134,7 +119,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 		return out.printTerraform(o.Streams.Out, "init")
 	}
 	if o.sample > 0 {
-		if out.Sample, err = sampleRows(ctx, s, o.table, o.sample); err != nil {
+		if out.Sample, err = admin.SampleRows(ctx, s.Bigtable, o.table, o.sample); err != nil {
 			return err
 		}
 	}
@@ -156,61 +141,6 @@ func describeFamilies(info *bigtable.TableInfo) []describedFamily {
 	}
 	slices.SortFunc(all, func(a, b describedFamily) int { return strings.Compare(a.Name, b.Name) })
 	return all
-}
-
-// sampleRows looks at the first rows of each tablet.
-func sampleRows(ctx context.Context, s *session.Session, table string, n int) (*rowSample, error) {
-	parts := s.Parts(ctx, table, session.Range{})
-	c := &rowSample{Whole: true, Parts: len(parts)}
-	// What transactions decide is not decided here, so no filter is needed that
-	// sees a row in one piece.
-	for i, rows := range parts {
-		most, got := max(1, (n-c.Rows)/(len(parts)-i)), 0
-		if c.Rows >= n {
-			c.Whole = false
-			break
-		}
-		err := s.Bigtable.OpenTable(table).ReadRows(ctx, rows, func(r bigtable.Row) bool {
-			got++
-			c.add(r)
-			return true
-		}, bigtable.LimitRows(int64(most)))
-		if err != nil {
-			return nil, err
-		}
-		c.Whole = c.Whole && got < most
-	}
-	return c, nil
-}
-
-func (c *rowSample) add(r bigtable.Row) {
-	c.Rows++
-	for family, items := range r {
-		bytes := 0
-		for _, it := range items {
-			bytes += len(it.Value)
-		}
-		switch family {
-		case format.LockFamily:
-			c.Locks += len(items)
-		case format.WriteFamily:
-			c.Writes += len(items)
-		case format.MarkFamily:
-			c.Marks += len(items)
-		case format.NotifyFamily:
-			c.Notifications += len(items)
-		default:
-			c.Values += len(items)
-			c.Bytes += bytes
-			for _, it := range items {
-				if it.Timestamp < 1e17 {
-					c.Plain++
-				}
-			}
-			continue
-		}
-		c.MetadataBytes += bytes
-	}
 }
 
 func (d *description) text(w io.Writer) error {
@@ -246,10 +176,10 @@ func (d *description) text(w io.Writer) error {
 	if err := table.Flush(); err != nil || d.Sample == nil {
 		return err
 	}
-	return d.Sample.text(w)
+	return sampleText(w, d.Sample)
 }
 
-func (c *rowSample) text(w io.Writer) error {
+func sampleText(w io.Writer, c *admin.RowSample) error {
 	what := "a sample of " + cli.Count(c.Rows, "row")
 	if c.Whole {
 		what = "all " + cli.Count(c.Rows, "row")

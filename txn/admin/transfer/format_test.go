@@ -1,4 +1,4 @@
-package movecmd
+package transfer
 
 import (
 	"bytes"
@@ -23,12 +23,12 @@ func (e *endless) Read(p []byte) (int, error) {
 // is used up.
 func TestLongLine(t *testing.T) {
 	var file bytes.Buffer
-	w := newWriter(&file)
-	if err := w.line(header{Version: formatVersion, Table: "t"}, true); err != nil || w.out.Flush() != nil {
+	w, err := NewWriter(&file, NewHeader("t", 0, "", ""))
+	if err != nil || w.Flush() != nil {
 		t.Fatal(err)
 	}
 	rest := &endless{}
-	r, err := newReader("f.jsonl", &both{&file, rest})
+	r, err := NewReader("f.jsonl", &both{&file, rest})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestLongLine(t *testing.T) {
 		t.Errorf("lines have up to %d bytes", r.longest)
 	}
 	r.longest = 1 << 20
-	if _, err = r.row(); err == nil || !strings.Contains(err.Error(), "line 2 is longer than 1048576 bytes") {
+	if _, err = r.Next(); err == nil || !strings.Contains(err.Error(), "line 2 is longer than 1048576 bytes") {
 		t.Error(err)
 	}
 	if rest.read > 2<<20 {
@@ -63,8 +63,11 @@ func TestLinesOfControls(t *testing.T) {
 	for _, c := range []string{"\x00", "\x7f", `"`, "\\", "a", "ü", "\u202e", "\u2028"} {
 		value := strings.Repeat(c, 1<<16)
 		var file bytes.Buffer
-		w := newWriter(&file)
-		if err := w.add(bigtable.Row{"f": {{Row: "r", Column: "f:q", Value: []byte(value)}}}); err != nil || w.out.Flush() != nil {
+		w, err := NewWriter(&file, NewHeader("t", 0, "", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.add(bigtable.Row{"f": {{Row: "r", Column: "f:q", Value: []byte(value)}}}); err != nil || w.Flush() != nil {
 			t.Fatal(err)
 		}
 		if most := len(value)*4/3 + 1000; file.Len() > most {
