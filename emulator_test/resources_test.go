@@ -190,14 +190,11 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 			cancel()
 			return <-done
 		},
-		"a worker that cannot register": func(ctx context.Context) error {
+		"a worker that is stopped before it registers": func(ctx context.Context) error {
 			w := observing(t, client, notify.Config{})
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
-			if err := w.Run(ctx); err == nil {
-				t.Error("a worker without a registration ran; want an error")
-			}
-			return nil
+			return w.Run(ctx)
 		},
 		"a client of no oracle": func(ctx context.Context) error {
 			c, err := tso.NewClient(tso.ClientConfig{Addresses: []string{"127.0.0.1:1"}, Timeout: 50 * time.Millisecond})
