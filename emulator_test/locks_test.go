@@ -55,6 +55,10 @@ func TestHostileLocks(t *testing.T) {
 			m := bigtable.NewMutation()
 			m.Set(format.LockFamily, "f:q", l.at.Cell(), record)
 			m.Set("f", "q", l.at.Cell(), []byte("never committed"))
+			if strings.HasSuffix(row, "-table") {
+				// Damage whose repair depends on the primary.
+				m.Set(format.MarkFamily, "f:q", l.at.Cell(), format.EncodeRollback(l.at))
+			}
 			if err := env.Bigtable.Open("a").Apply(t.Context(), row, m); err != nil {
 				t.Fatal(err)
 			}
@@ -70,6 +74,20 @@ func TestHostileLocks(t *testing.T) {
 				t.Error(err)
 			}
 			found[v.Cell.Row] = true
+		}
+		// Before the fix, the first primary that cannot be read ended the plan.
+		plan, err := admin.PlanRepairs(t.Context(), env.Client, "a", nil, admin.RepairConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		undecided := 0
+		for _, r := range plan.Undecided {
+			if strings.HasSuffix(r.Cell.Row, "-table") && strings.Contains(r.Why, "cannot be read") {
+				undecided++
+			}
+		}
+		if undecided != 2 {
+			t.Errorf("%d cells are undecided because of their primaries, want 2: %+v", undecided, plan)
 		}
 		if listed != len(hostile) {
 			t.Errorf("%d of %d locks are listed", listed, len(hostile))

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -306,12 +307,15 @@ func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, 
 		r.Why = "its lock is gone"
 		return false, nil
 	}
+	var s format.Status
 	t, err := c.Table(ctx, known.locked.Primary.Table)
-	if err != nil {
-		return false, err
+	if err == nil {
+		s, err = recovery.ReadStatus(ctx, t, known.locked.Primary, r.StartTS)
 	}
-	s, err := recovery.ReadStatus(ctx, t, known.locked.Primary, r.StartTS)
 	switch {
+	case errors.Is(err, format.ErrInvalid), errors.Is(err, format.ErrNotInitialized), errors.Is(err, format.ErrCorrupt):
+		r.Why = fmt.Sprintf("the primary %s cannot be read: %v", known.locked.Primary, err)
+		return false, nil
 	case err != nil:
 		return false, err
 	case r.CommitTS != 0 && s.State == format.StateCommitted && s.CommitTS == r.CommitTS:
