@@ -17,6 +17,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -241,8 +242,8 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 		late = append(late, f)
 		opts := f.DialOptions()
 		if m.slow {
-			d := &delays{rnd: rand.New(rand.NewPCG(m.seed, uint64(100+i))), longer: 1 << 40}
-			opts = append(opts, d.dialOptions()...)
+			d := workload.NewDelays(m.seed, uint64(100+i), 1<<40, time.Second)
+			opts = append(opts, d.DialOptions()...)
 		}
 		bt, a := m.env.Open(opts...)
 		c, err := txn.NewClient(m.ctx, bt, m.config(i, oracle(), a))

@@ -14,8 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -36,72 +34,6 @@ const (
 	// simulatedRotation is how long the clients of a long history use the same rows.
 	simulatedRotation = time.Minute
 )
-
-// delays lets virtual time pass for the requests of one client: before a request
-// reaches Bigtable, and before its answer returns. This decides the order in which
-// requests are applied.
-type delays struct {
-	mu     sync.Mutex
-	rnd    *rand.Rand
-	longer int // one of this many requests takes longer than a ttl
-}
-
-func (d *delays) next() time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.rnd.IntN(d.longer) == 0 {
-		return time.Duration(d.rnd.Int64N(int64(3 * crashTTL)))
-	}
-	return time.Duration(d.rnd.Int64N(int64(10 * time.Millisecond)))
-}
-
-func (d *delays) wait(ctx context.Context) error {
-	t := time.NewTimer(d.next())
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (d *delays) dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := d.wait(ctx); err != nil {
-				return err
-			}
-			if err := invoke(ctx, method, req, reply, cc, opts...); err != nil {
-				return err
-			}
-			return d.wait(ctx)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			if err := d.wait(ctx); err != nil {
-				return nil, err
-			}
-			return streamer(ctx, desc, cc, method, opts...)
-		}),
-	}
-}
-
-// A distantOracle is an oracle in memory that answers after a delay.
-type distantOracle struct {
-	tso.Oracle
-	*delays
-}
-
-func (o distantOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
-	if err := o.wait(ctx); err != nil {
-		return 0, err
-	}
-	ts, err := o.Oracle.Timestamp(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return ts, o.wait(ctx)
-}
 
 // lateBound is how late a request may be applied (docs/guarantees.md): a prewrite or a
 // commit until its transaction is one retention old, or 90 s after the transaction's last
@@ -229,7 +161,7 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 			}
 			chaos := workload.NewChaos(seed+uint64(i), 0.03, 2*crashTTL)
 			all = append(all, chaos)
-			d := &delays{rnd: rand.New(rand.NewPCG(seed, uint64(200+i))), longer: 100}
+			d := workload.NewDelays(seed, uint64(200+i), 100, 3*crashTTL)
 			faults := txntest.NewFaults(t)
 			opts := append(faults.DialOptions(), chaos.DialOptions()...)
 			if long {
@@ -243,9 +175,9 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 					}
 				}()
 			}
-			opts = append(opts, d.dialOptions()...)
+			opts = append(opts, d.DialOptions()...)
 			if distant {
-				cfg.Oracle = distantOracle{local, d}
+				cfg.Oracle = d.Oracle(local)
 			}
 			client := env.NewClient(cfg, opts...)
 			clients = append(clients, client)

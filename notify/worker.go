@@ -68,7 +68,8 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 }
 
 // Handle adds an observer of a table's column. Call it before Run, which registers the
-// observer in the table's schema record. The id names the observer in the store: it must
+// observer in the table's schema record. A column without qualifier is the one with the
+// empty qualifier, not the whole family. The id names the observer in the store: it must
 // stay the same from one release to the next, and differ from the ids of the table's
 // other observers. It has 1 to 100 bytes, without spaces, slashes, colons and percent
 // signs.
