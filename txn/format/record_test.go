@@ -94,6 +94,8 @@ func TestGoldenStateOfCollection(t *testing.T) {
 		got, want proto.Message
 	}{
 		{"080110641878208094ebdc03", &recordpb.SafePoint{}, &recordpb.SafePoint{FormatVersion: 1, Ts: 100, PublishedTs: 120, RetentionMicros: 1e9}},
+		{"080110641878208094ebdc03" + "285a" + "3032" + "383c" + "4046", &recordpb.SafePoint{},
+			&recordpb.SafePoint{FormatVersion: 1, Ts: 100, PublishedTs: 120, RetentionMicros: 1e9, ResolvedTs: 90, DrainedTs: 50, DrainingTs: 60, DrainingSinceTs: 70}},
 		{"0801106418022203626967" + "2a03726f77" + "30783879" + "42036f776e" + "4801" + "5002" + "5803" + "6004" + "688094ebdc03" + "7001", &recordpb.GarbageRun{},
 			&recordpb.GarbageRun{FormatVersion: 1, SafePoint: 100, Phase: recordpb.GarbageRun_PHASE_COLLECT, Table: "big", Row: []byte("row"), StartedTs: 120, UpdatedTs: 121, Owner: "own", Rows: 1, Versions: 2, Cells: 3, Bytes: 4, RetentionMicros: 1e9, Plain: true}},
 		{"0801" + "107b" + "187a" + "220468" + "6f7374" + "2807" + "3064", &recordpb.WorkerToken{},

@@ -12,8 +12,8 @@ const DefaultRetention = 24 * time.Hour
 
 // Config configures [Run] and [Plan]. The zero value is usable.
 type Config struct {
-	// Retention is how far back reads stay possible, in oracle time. The newest
-	// delete of a column stays for one more retention.
+	// Retention is how far back reads stay possible, in oracle time. It is also how
+	// late a request may arrive (docs/guarantees.md).
 	// Defaults to 24 hours; at least 10 minutes.
 	Retention time.Duration
 

@@ -74,7 +74,7 @@ func ExamplePlan() {
 		fmt.Println(table.Table, table.Versions, "versions,", table.Deletes, "of them the newest of a column")
 	}
 	// Output:
-	// pages 2 versions, 1 of them the newest of a column
+	// pages 1 versions, 0 of them the newest of a column
 }
 
 // clock is a clock that can be set forward.

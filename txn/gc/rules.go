@@ -17,10 +17,11 @@ import (
 // need no condition. Newest deletes are the exception, see conditional.
 type rules struct {
 	safePoint tso.Timestamp
-	// deletesUpTo is one retention before the safe point. A column's newest delete
-	// is garbage only if its commit_ts is at most that.
-	deletesUpTo tso.Timestamp
-	plain       bool // Config.Plain
+	// drained is a safe point that was published at least one retention ago. Until
+	// then a late request may arrive, which a rollback marker stops, or over which a
+	// newest delete lies. So both are garbage only at or below it.
+	drained tso.Timestamp
+	plain   bool // Config.Plain
 }
 
 // filter reads what the rules need to know about a row: all locks and write
@@ -48,8 +49,9 @@ type storedCell struct {
 type columnCells struct {
 	column   format.Column
 	writes   []columnWrite
-	marks    []storedCell // at or below the safe point
-	data     []storedCell // of transactions, at or below the safe point
+	marks    []storedCell    // that may go
+	markers  []tso.Timestamp // rollback markers that stay
+	data     []storedCell    // of transactions, at or below the safe point
 	plain    []storedCell
 	locked   []tso.Timestamp // start timestamps of locks
 	notified bool            // there is a notify cell
@@ -67,9 +69,10 @@ type columnGarbage struct {
 	writesBelow tso.Timestamp // write records in [0, writesBelow)
 	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
 	orphans     []tso.Timestamp
-	marks       bool          // all marks at or below the safe point
-	plain       bool          // all plain data
-	newest      tso.Timestamp // commit_ts of the newest delete, if that is garbage; else 0
+	marks       bool            // all marks at or below the safe point, but not markers
+	markers     []tso.Timestamp // of rollbacks that stay, if marks go; in order
+	plain       bool            // all plain data
+	newest      tso.Timestamp   // commit_ts of the newest delete, if that is garbage; else 0
 }
 
 // rowGarbage is the garbage of a row.
@@ -119,7 +122,12 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			case format.NotifyFamily:
 				h.notified = true
 			case format.MarkFamily:
-				h.marks = append(h.marks, cell)
+				m, err := format.DecodeMark(at, cell.ts, item.Value)
+				if (err != nil || m.Kind == format.KindRollback) && cell.ts > r.drained {
+					h.markers = append(h.markers, cell.ts)
+				} else {
+					h.marks = append(h.marks, cell)
+				}
 			case format.LockFamily:
 				l, err := format.DecodeLock(at, cell.ts, item.Value)
 				if err != nil {
@@ -175,10 +183,13 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 	}
 	all := func(tso.Timestamp) bool { return true }
 
-	// A rollback marker is needed until no prewrite can arrive any more, and the
-	// record of a lock-only write until no transaction is left that it could
-	// conflict with. At or below the safe point both is the case.
-	g.marks = count(h.marks, &n.Marks, all)
+	// The record of a lock-only write is needed until no transaction is left that it
+	// could conflict with, which is so at or below the safe point. A rollback marker
+	// is needed longer.
+	if g.marks = count(h.marks, &n.Marks, all); g.marks {
+		slices.Sort(h.markers)
+		g.markers = h.markers
+	}
 
 	var newest columnWrite
 	named := map[tso.Timestamp]bool{}
@@ -224,7 +235,7 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 	// The newest delete hides plain data, and late roll-forwards of the versions
 	// that it deleted. It also shows observers that have not run yet that the column
 	// changed.
-	if newest.Kind == format.KindDelete && newest.CommitTS <= r.deletesUpTo && !h.notified && (r.plain || len(h.plain) == 0) {
+	if newest.Kind == format.KindDelete && newest.CommitTS <= r.drained && !h.notified && (r.plain || len(h.plain) == 0) {
 		g.newest = newest.CommitTS
 		n.Versions++
 		n.Deletes++
@@ -254,7 +265,13 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 		drop(c.Family, c.Qualifier, ts.Cell(), (ts + 1).Cell())
 	}
 	if g.marks {
-		drop(format.MarkFamily, c.Key(), 0, (r.safePoint + 1).Cell())
+		from := tso.Timestamp(0)
+		for _, end := range append(g.markers, r.safePoint+1) {
+			if from < end {
+				drop(format.MarkFamily, c.Key(), from.Cell(), end.Cell())
+			}
+			from = end + 1
+		}
 	}
 	if g.plain {
 		drop(c.Family, c.Qualifier, 0, format.PlainBefore)

@@ -14,8 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// What goes of one column, with the safe point at 100 and the retention such
-// that newest deletes up to 50 may go.
+// What goes of one column, with the safe point at 100, and with newest deletes and
+// rollback markers up to 50.
 func TestGarbageOfAColumn(t *testing.T) {
 	put := func(start, commit tso.Timestamp) columnWrite {
 		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindPut}, 1}
@@ -59,9 +59,11 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"plain data below a version, to be removed", true, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{plain: true}, 2},
 		{"plain data below a version above the safe point", true, columnCells{writes: []columnWrite{put(101, 102)}, plain: at(1)}, columnGarbage{}, 0},
 		{"marks", false, columnCells{marks: at(10, 20)}, columnGarbage{marks: true}, 2},
+		{"rollback markers alone", false, columnCells{markers: []tso.Timestamp{60}}, columnGarbage{}, 0},
+		{"rollback markers among marks", false, columnCells{marks: at(10, 70), markers: []tso.Timestamp{80, 60}}, columnGarbage{marks: true, markers: []tso.Timestamp{60, 80}}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, n := rules{safePoint: 100, deletesUpTo: 50, plain: tt.plain}.column(&tt.has)
+			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has)
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
@@ -88,7 +90,7 @@ func TestDamagedRowKeepsAll(t *testing.T) {
 		format.WriteFamily: {write(young, young+1), write(old, old+1)},
 		"f":                {cell("f", "q", young, []byte("new")), cell("f", "q", old, []byte("old"))},
 	}
-	r := rules{safePoint: 3e14, deletesUpTo: 1}
+	r := rules{safePoint: 3e14, drained: 1}
 	if g := r.row(&store.Table{Name: "t"}, whole); g.err != nil || g.counts.Cells != 2 {
 		t.Fatalf("%+v, %v; want two cells of garbage", g.counts, g.err)
 	}

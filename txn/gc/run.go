@@ -73,6 +73,7 @@ func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 		return 0, err
 	}
 	r.report.Now, r.report.Previous = now, tso.Timestamp(record.Ts)
+	r.rules.drained = store.Drained(record, now, r.cfg.Retention)
 	retained := now - tso.Timestamp(r.cfg.Retention.Microseconds())
 	p := retained
 	for _, h := range holds {
@@ -84,9 +85,8 @@ func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 	return max(p, r.report.Previous), nil
 }
 
-func (r *run) setSafePoint(p tso.Timestamp, retention time.Duration, plain bool) {
-	r.report.SafePoint = p
-	r.rules = rules{safePoint: p, deletesUpTo: p - tso.Timestamp(retention.Microseconds()), plain: plain}
+func (r *run) setSafePoint(p tso.Timestamp, plain bool) {
+	r.report.SafePoint, r.rules.safePoint, r.rules.plain = p, p, plain
 }
 
 // run does the work of Run.
@@ -106,7 +106,7 @@ func (r *run) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	r.setSafePoint(p, r.cfg.Plain)
 	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart
 	if p <= 0 || done {
 		r.report.Nothing, r.report.Finished = true, true
@@ -116,7 +116,7 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	published := time.Now()
-	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	r.setSafePoint(p, r.cfg.Plain)
 	r.state = &recordpb.GarbageRun{SafePoint: int64(p), StartedTs: int64(r.report.Now), RetentionMicros: r.cfg.Retention.Microseconds(), Plain: r.cfg.Plain}
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
 		return err
@@ -127,7 +127,18 @@ func (r *run) run(ctx context.Context) error {
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
 	}
-	if err := r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.locks.resolveAll(ctx, tables) }); err != nil {
+	// Again: a transaction may have committed to a table that was made before the fence.
+	if tables, err = r.openTables(ctx); err != nil {
+		return err
+	}
+	if err = r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.locks.resolveAll(ctx, tables) }); err != nil {
+		return err
+	}
+	now, err := r.client.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	if r.rules.drained, err = r.client.SafePoint.LocksResolved(ctx, p, now, r.cfg.Retention); err != nil {
 		return err
 	}
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
@@ -150,7 +161,8 @@ func (r *run) resume(ctx context.Context, tables []string, last *recordpb.Garbag
 	}
 	r.state, r.report.Resumed = last, true
 	r.before = &recordpb.GarbageRun{Rows: last.Rows, Versions: last.Versions, Cells: last.Cells, Bytes: last.Bytes}
-	r.setSafePoint(tso.Timestamp(last.SafePoint), time.Duration(last.RetentionMicros)*time.Microsecond, last.Plain)
+	r.setSafePoint(tso.Timestamp(last.SafePoint), last.Plain)
+	r.rules.drained = min(tso.Timestamp(record.DrainedTs), r.rules.safePoint)
 	return r.collectFrom(ctx, tables, last.Table, string(last.Row))
 }
 
@@ -164,7 +176,7 @@ func (r *run) plan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.setSafePoint(p, r.cfg.Retention, r.cfg.Plain)
+	r.setSafePoint(p, r.cfg.Plain)
 	if p <= 0 {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil

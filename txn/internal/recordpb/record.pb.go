@@ -1145,6 +1145,15 @@ type SafePoint struct {
 	PublishedTs int64 `protobuf:"varint,3,opt,name=published_ts,json=publishedTs,proto3" json:"published_ts,omitempty"`
 	// The retention from which the collector computed it.
 	RetentionMicros int64 `protobuf:"varint,4,opt,name=retention_micros,json=retentionMicros,proto3" json:"retention_micros,omitempty"`
+	// Every lock at or below it was resolved. A lock that appears there later comes from a
+	// prewrite that was late, and is removed.
+	ResolvedTs int64 `protobuf:"varint,5,opt,name=resolved_ts,json=resolvedTs,proto3" json:"resolved_ts,omitempty"`
+	// A safe point that was published at least one retention ago. No request of a transaction
+	// at or below it arrives any more.
+	DrainedTs int64 `protobuf:"varint,6,opt,name=drained_ts,json=drainedTs,proto3" json:"drained_ts,omitempty"`
+	// The safe point that becomes drained_ts next, and an oracle time after its publication.
+	DrainingTs      int64 `protobuf:"varint,7,opt,name=draining_ts,json=drainingTs,proto3" json:"draining_ts,omitempty"`
+	DrainingSinceTs int64 `protobuf:"varint,8,opt,name=draining_since_ts,json=drainingSinceTs,proto3" json:"draining_since_ts,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1207,6 +1216,34 @@ func (x *SafePoint) GetRetentionMicros() int64 {
 	return 0
 }
 
+func (x *SafePoint) GetResolvedTs() int64 {
+	if x != nil {
+		return x.ResolvedTs
+	}
+	return 0
+}
+
+func (x *SafePoint) GetDrainedTs() int64 {
+	if x != nil {
+		return x.DrainedTs
+	}
+	return 0
+}
+
+func (x *SafePoint) GetDrainingTs() int64 {
+	if x != nil {
+		return x.DrainingTs
+	}
+	return 0
+}
+
+func (x *SafePoint) GetDrainingSinceTs() int64 {
+	if x != nil {
+		return x.DrainingSinceTs
+	}
+	return 0
+}
+
 // GarbageRun is stored in the same row: the progress of the last garbage collection.
 type GarbageRun struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1224,8 +1261,7 @@ type GarbageRun struct {
 	Versions int64 `protobuf:"varint,10,opt,name=versions,proto3" json:"versions,omitempty"`
 	Cells    int64 `protobuf:"varint,11,opt,name=cells,proto3" json:"cells,omitempty"`
 	Bytes    int64 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// The run removes a delete that is the newest version of its cell only if it is older than
-	// the safe point by this retention.
+	// The retention from which the safe point was computed.
 	RetentionMicros int64 `protobuf:"varint,13,opt,name=retention_micros,json=retentionMicros,proto3" json:"retention_micros,omitempty"`
 	// The run also removes plain values that a committed version hides.
 	Plain         bool `protobuf:"varint,14,opt,name=plain,proto3" json:"plain,omitempty"`
@@ -1455,12 +1491,19 @@ const file_record_proto_rawDesc = "" +
 	"\tparked_ts\x18\t \x01(\x03R\bparkedTs\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12!\n" +
-	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\"\x90\x01\n" +
+	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\"\x9d\x02\n" +
 	"\tSafePoint\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x0e\n" +
 	"\x02ts\x18\x02 \x01(\x03R\x02ts\x12!\n" +
 	"\fpublished_ts\x18\x03 \x01(\x03R\vpublishedTs\x12)\n" +
-	"\x10retention_micros\x18\x04 \x01(\x03R\x0fretentionMicros\"\xf6\x03\n" +
+	"\x10retention_micros\x18\x04 \x01(\x03R\x0fretentionMicros\x12\x1f\n" +
+	"\vresolved_ts\x18\x05 \x01(\x03R\n" +
+	"resolvedTs\x12\x1d\n" +
+	"\n" +
+	"drained_ts\x18\x06 \x01(\x03R\tdrainedTs\x12\x1f\n" +
+	"\vdraining_ts\x18\a \x01(\x03R\n" +
+	"drainingTs\x12*\n" +
+	"\x11draining_since_ts\x18\b \x01(\x03R\x0fdrainingSinceTs\"\xf6\x03\n" +
 	"\n" +
 	"GarbageRun\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +

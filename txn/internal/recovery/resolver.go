@@ -174,9 +174,16 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 // before the call. Only oracle time decides whether a lock has expired. So if the lock is
 // old, the caller's own timestamp saves a request to the oracle.
 //
+// A lock that appeared below the safe point after a collector had resolved all locks there is
+// rolled back, whatever the outcome of its transaction is: this cell was resolved before.
+//
 // The result is final, unless wait refused to wait for a live owner, or the lock does not
 // exist any more.
 func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait waitPolicy) (Outcome, error) {
+	// Before anything else: the outcome does not matter for such a lock.
+	if late, err := r.SafePoint.IsLate(ctx, l.StartTS); late || err != nil {
+		return Outcome{Status: format.Status{State: format.StateRolledBack}}, err
+	}
 	if status, ok := r.Outcomes.get(l.StartTS); ok {
 		return Outcome{Status: status}, nil
 	}

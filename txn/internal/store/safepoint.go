@@ -265,23 +265,82 @@ func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 }
 
 // Publish raises the stored safe point to ts and returns the stored one, which may be higher.
-// It never lowers the safe point. It replaces the record only if its bytes are those that it
-// read. So if two collectors publish at once, the higher safe point stays, in any order. now
-// is the oracle's time.
+// It never lowers the safe point. now is the oracle's time.
 func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
+	asked := time.Now()
+	record, err := s.update(ctx, func(r *recordpb.SafePoint) bool {
+		if r.Ts >= int64(ts) {
+			return false
+		}
+		r.Ts, r.PublishedTs, r.RetentionMicros = int64(ts), int64(now), retention.Microseconds()
+		return true
+	})
+	if err != nil {
+		return 0, err
+	}
+	s.note(tso.Timestamp(record.Ts), asked)
+	return tso.Timestamp(record.Ts), nil
+}
+
+// LocksResolved stores that every lock at or below ts, which was published, is resolved. It
+// returns the drained safe point: no request of a transaction at or below that arrives any
+// more. now is an oracle time after the publication.
+func (s *SafePoint) LocksResolved(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
+	record, err := s.update(ctx, func(r *recordpb.SafePoint) bool { return noteResolved(r, ts, now, retention) })
+	return tso.Timestamp(record.GetDrainedTs()), err
+}
+
+// noteResolved does the work of LocksResolved, and reports whether r has changed.
+func noteResolved(r *recordpb.SafePoint, ts, now tso.Timestamp, retention time.Duration) (changed bool) {
+	if changed = r.ResolvedTs < int64(ts); changed {
+		r.ResolvedTs = int64(ts)
+	}
+	if drained := int64(Drained(r, now, retention)); r.DrainingTs == 0 || drained > r.DrainedTs {
+		r.DrainedTs, r.DrainingTs, r.DrainingSinceTs = drained, int64(ts), int64(now)
+		changed = true
+	}
+	return changed
+}
+
+// Drained returns the drained safe point at oracle time now. Clients check the safe point, and
+// then send a request. Once a safe point is published, they send no more requests of
+// transactions at or below it. A retention later, no such request arrives any more
+// (docs/guarantees.md). The age of a transaction does not show that: while it is open, it
+// holds the safe point back, so its requests may be younger than its start timestamp by any
+// number of retentions.
+func Drained(r *recordpb.SafePoint, now tso.Timestamp, retention time.Duration) tso.Timestamp {
+	if r.DrainingTs > r.DrainedTs && int64(now)-r.DrainingSinceTs >= retention.Microseconds() {
+		return tso.Timestamp(r.DrainingTs)
+	}
+	return tso.Timestamp(r.DrainedTs)
+}
+
+// IsLate reports whether a lock of the transaction that started at ts comes from a prewrite
+// that took effect late: after a collector had resolved every lock up to there. Whatever the
+// transaction's outcome, another client has resolved its lock on this cell before, or the
+// transaction did not commit: it checks the safe point after its last prewrite.
+func (s *SafePoint) IsLate(ctx context.Context, ts tso.Timestamp) (bool, error) {
+	if below, err := s.Forgotten(ctx, ts); !below || err != nil {
+		return false, err
+	}
+	record, _, err := s.ReadRecord(ctx)
+	return err == nil && int64(ts) <= record.ResolvedTs, err
+}
+
+// update changes the stored safe point as change says, and returns what is stored then. change
+// returns false if nothing has to change. update replaces the record only if its bytes are
+// those that it read. So if two collectors change it at once, none of the changes is lost.
+func (s *SafePoint) update(ctx context.Context, change func(*recordpb.SafePoint) bool) (*recordpb.SafePoint, error) {
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
-		asked := time.Now()
 		record, raw, err := s.ReadRecord(ctx)
 		if err == nil {
-			if stored := tso.Timestamp(record.Ts); stored >= ts {
-				s.note(stored, asked)
-				return stored, nil
+			if !change(record) {
+				return record, nil
 			}
+			record.FormatVersion = format.Version
 			m := bigtable.NewMutation()
-			m.Set(DeployFamily, safePointQualifier, 0, format.Marshal(&recordpb.SafePoint{
-				FormatVersion: format.Version, Ts: int64(ts), PublishedTs: int64(now), RetentionMicros: retention.Microseconds(),
-			}))
+			m.Set(DeployFamily, safePointQualifier, 0, format.Marshal(record))
 			column := ExactColumn(DeployFamily, safePointQualifier)
 			if raw == nil {
 				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(column), nil, m)
@@ -292,11 +351,11 @@ func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retentio
 		// The next round reads the result.
 		switch {
 		case Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
-			return 0, err
+			return nil, err
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return 0, Ended(ctx, "percolator: publishing the safe point", last)
+				return nil, Ended(ctx, "percolator: storing the safe point", last)
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
 
 // TestSafePointBounds: readers need S ≥ P and writers S > P. A client that relies on missing
@@ -95,6 +96,21 @@ func TestSafePointOnlyRises(t *testing.T) {
 		s.note(step.ts, step.asked)
 		if got := *s.View.Load(); got != *step.want {
 			t.Errorf("after %d: %v, want %v", step.ts, got, *step.want)
+		}
+	}
+}
+
+// TestSafePointDrains: a safe point is drained one retention after it was stored as
+// resolved. Runs in between do not delay that.
+func TestSafePointDrains(t *testing.T) {
+	const retention = 100 * time.Microsecond
+	r := &recordpb.SafePoint{}
+	for _, run := range []struct{ ts, now, want tso.Timestamp }{
+		{900, 1000, 0}, {950, 1050, 0}, {999, 1099, 0}, {1000, 1100, 900}, {1099, 1199, 900}, {1100, 1200, 1000}, {1300, 1400, 1100},
+	} {
+		before := Drained(r, run.now, retention)
+		if noteResolved(r, run.ts, run.now, retention); tso.Timestamp(r.DrainedTs) != run.want || before != run.want || r.ResolvedTs != int64(run.ts) {
+			t.Errorf("the run at %d: drained up to %d, and %d before it, want %d; %v", run.now, r.DrainedTs, before, run.want, r)
 		}
 	}
 }
