@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -124,4 +127,38 @@ func TestFailureAmongManyPrewrites(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A numberedOracle answers with the given timestamps, one after the other.
+type numberedOracle struct{ answers []tso.Timestamp }
+
+func (o *numberedOracle) Timestamp(context.Context) (tso.Timestamp, error) {
+	ts := o.answers[0]
+	o.answers = o.answers[1:]
+	return ts, nil
+}
+
+// An oracle of the user's own that counts from 1, or that runs out, is refused. Data below
+// tso.Min counts as older than every transaction. So before the fix a snapshot at 1 showed
+// what was committed later.
+func TestTimestampsOutOfRangeAreRefused(t *testing.T) {
+	const good = 1795152600000000
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("a", "f")
+	for _, bad := range []tso.Timestamp{-1, 0, 1, tso.Min - 1, tso.Max + 1, math.MaxInt64} {
+		c := env.NewClient(txn.Config{TokenTTL: -1, Oracle: &numberedOracle{[]tso.Timestamp{bad, bad, good, bad, tso.Min, tso.Max}}})
+		_, snapshot := c.Snapshot(t.Context())
+		_, begun := c.Begin(t.Context())
+		tx := begin(t, c)
+		set(tx, "1", "bob")
+		_, commit := tx.Commit(t.Context())
+		for _, err := range []error{snapshot, begun, commit} {
+			if !errors.Is(err, txn.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("the timestamp oracle answered %d", bad)) {
+				t.Errorf("%d: %v", bad, err)
+			}
+		}
+		// The bounds themselves are right. Nothing was committed.
+		wantValue(t, takeSnapshot(t, c), "bob", "")
+		wantValue(t, takeSnapshot(t, c), "bob", "")
+	}
 }

@@ -28,8 +28,8 @@ const advanceTries = 10
 func Advance(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, to Timestamp) (changed bool, err error) {
 	r := cfg.open(table)
 	switch {
-	case to < minTimestamp:
-		return false, fmt.Errorf("tso: advancing oracle row %q to %d: it is below the smallest possible timestamp, %d", r.Key, to, minTimestamp)
+	case to < Min:
+		return false, fmt.Errorf("tso: advancing oracle row %q to %d: it is below the smallest possible timestamp, %d", r.Key, to, Min)
 	case to >= Max:
 		return false, fmt.Errorf("tso: advancing oracle row %q to %d: no timestamp would be left: %w", r.Key, to, ErrExhausted)
 	}

@@ -266,6 +266,41 @@ func TestClientRefusesToGoBackwards(t *testing.T) {
 	}
 }
 
+// TestClientDoubtsAJump: one wrong answer, far above the one before it or the first of
+// all, does not count. If the next answer confirms it, it does: an operator may have
+// advanced the oracle. Before the fix every later answer was below the wrong one.
+func TestClientDoubtsAJump(t *testing.T) {
+	const at, day = 1795152600000000, 24 * 3600 * 1000000
+	for _, tt := range []struct {
+		name    string
+		answers []int64
+		want    []tso.Timestamp
+	}{
+		{"one wrong answer", []int64{at, int64(tso.Max) - 9, at + 1, at + 2, at + 3}, []tso.Timestamp{at, at + 2, at + 3}},
+		{"the first answer is wrong", []int64{int64(tso.Max), at, at + 1}, []tso.Timestamp{at + 1}},
+		{"the same answer twice", []int64{at, at + 2*day, at + 2*day, at + 1}, []tso.Timestamp{at, at + 1}},
+		{"the oracle was advanced", []int64{at, at + 2*day, at + 2*day + 1, at + 2*day + 2}, []tso.Timestamp{at, at + 2*day + 1, at + 2*day + 2}},
+		{"less than a day", []int64{at, at + day, at + 2*day}, []tso.Timestamp{at, at + day, at + 2*day}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+				c := tsotest.NewCluster(e)
+				var answers []*tsopb.TimestampsResponse
+				for _, first := range tt.answers {
+					answers = append(answers, &tsopb.TimestampsResponse{First: first, Count: 1})
+				}
+				serveScript(c, "a", answers...)
+				client := c.Client(tso.ClientConfig{}, "a")
+				for _, want := range tt.want {
+					if ts, err := client.Timestamp(t.Context()); ts != want || err != nil {
+						t.Errorf("%d, %v, want %d", ts, err, want)
+					}
+				}
+			})
+		})
+	}
+}
+
 // TestClientLeavesServerThatWentBackwards: what answered below is a server of
 // another deployment, which the next request does not meet again.
 func TestClientLeavesServerThatWentBackwards(t *testing.T) {

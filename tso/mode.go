@@ -123,10 +123,10 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		return false, nil
 	case mode == ModeServed:
 		for tries := range switchTries {
-			// Direct mode and servers refuse to count below minTimestamp.
+			// Direct mode and servers refuse to count below Min.
 			// A row in heavy use has another value by the time it is compared.
 			// So after three attempts any value up to a little above matches.
-			state := &tsopb.ServedState{Limit: int64(max(s.Limit, minTimestamp)), Released: true}
+			state := &tsopb.ServedState{Limit: int64(max(s.Limit, Min)), Released: true}
 			if tries > 2 && s.Limit > 0 {
 				state.Limit = min(state.Limit+int64(tries)*switchSlack, int64(Max))
 			}

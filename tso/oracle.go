@@ -11,6 +11,10 @@ import (
 // another caller asked, the other caller's timestamp is larger. Uniqueness alone
 // is not enough: snapshot isolation depends on this order.
 //
+// Timestamps lie between [Min] and [Max]: data from before the adoption of a table has
+// smaller ones, so a transaction at a timestamp below Min would show the future. A
+// client of package txn refuses all others.
+//
 // Implementations are safe for concurrent use.
 type Oracle interface {
 	// Timestamp returns the next timestamp. It fails when ctx ends, and then

@@ -176,12 +176,36 @@ func (r *requester) noteFailure(at int, err error) {
 	r.lastErr.Store(&text)
 }
 
-// attempt is askServer, measured.
+// attempt is askServer, measured. It asks twice if the answer is far above the last
+// one. A single wrong answer just below Max must not count as the largest timestamp:
+// every later answer would be below it.
 func (r *requester) attempt(ctx context.Context, count int64, patience time.Duration) (first Timestamp, hint string, err error) {
 	began := time.Now()
 	first, hint, err = r.askServer(ctx, count, patience)
+	if err == nil && first > r.plausible() {
+		high := first
+		if first, hint, err = r.askServer(ctx, count, patience); err == nil && first <= high {
+			address := r.servers.first().address
+			first, hint, err = 0, "", fmt.Errorf("tso: %s answered %d and then %d; neither is used", address, high, first)
+		}
+	}
+	if err == nil {
+		r.high = first + Timestamp(count) - 1
+		r.timestamps.Add(uint64(count))
+		r.answers.Add(1)
+	}
 	r.tel.Answered(nil, began, count, err)
 	return first, hint, err
+}
+
+// plausible returns the largest answer that needs no second one: a day above the
+// last answer. Before the first answer it is 50 years after this machine's clock,
+// which may be wrong.
+func (r *requester) plausible() Timestamp {
+	if r.high == 0 {
+		return FromTime(time.Now().AddDate(50, 0, 0))
+	}
+	return r.high + Timestamp((24 * time.Hour).Microseconds())
 }
 
 // askServer sends one request to the first server and waits for its answer, as
@@ -216,14 +240,11 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 	}
 	first = Timestamp(s.res.First)
 	switch {
-	case int64(s.res.Count) != count || first < minTimestamp || first > Max-Timestamp(count)+1:
+	case int64(s.res.Count) != count || first < Min || first > Max-Timestamp(count)+1:
 		return 0, "", r.broken(ctx, s, fmt.Errorf("tso: malformed answer: %d timestamps from %d, asked for %d", s.res.Count, first, count))
 	case first <= r.high:
 		return 0, "", &BackwardsError{Address: server.address, Got: first, High: r.high}
 	}
-	r.high = first + Timestamp(count) - 1
-	r.timestamps.Add(uint64(count))
-	r.answers.Add(1)
 	return first, "", nil
 }
 

@@ -84,7 +84,7 @@ func (r *reserver) find(ctx context.Context) error {
 		r.seen, r.known, r.value = true, true, value
 		return nil
 	}
-	floor := max(r.high, minTimestamp)
+	floor := max(r.high, Min)
 	now, err := r.confirmedNow(ctx, floor)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (r *reserver) increment(ctx context.Context, n int64) (Timestamp, error) {
 		return 0, r.diagnose(ctx, err)
 	}
 	before := sum - n
-	if before >= 0 && Timestamp(before) < minTimestamp {
+	if before >= 0 && Timestamp(before) < Min {
 		// It counted from 0: the row was deleted. No caller ever receives
 		// numbers as small as these.
 		r.seen = false

@@ -15,7 +15,7 @@ import (
 // time, but it is an order first: under more than a million requests a second
 // it runs ahead of the clock.
 //
-// Valid timestamps lie between 1 and [Max]; the zero Timestamp means "none".
+// An oracle's timestamps lie between [Min] and [Max]; the zero Timestamp means "none".
 type Timestamp int64
 
 // Max is the largest timestamp, in the year 2262. Bigtable keeps cell
@@ -24,8 +24,8 @@ type Timestamp int64
 // because the half-open range of exactly one cell ends at (Max+1).Cell().
 const Max = Timestamp(format.MaxTimestamp)
 
-// minTimestamp is the smallest timestamp that an oracle hands out.
-const minTimestamp = Timestamp(format.MinTimestamp)
+// Min is the smallest timestamp that an oracle hands out, in March 1973.
+const Min = Timestamp(format.MinTimestamp)
 
 // cellScale is the number of Bigtable timestamp units per Timestamp.
 const cellScale = 1000
@@ -73,7 +73,7 @@ func ParseTimestamp(s string) (Timestamp, error) {
 		switch {
 		case t < 0:
 			return 0, fmt.Errorf("tso: timestamp %q is negative: %s", s, accepted)
-		case t > Max && FromCell(bigtable.Timestamp(v)) >= minTimestamp:
+		case t > Max && FromCell(bigtable.Timestamp(v)) >= Min:
 			return 0, fmt.Errorf("tso: timestamp %q is above the largest one, %d (as a Bigtable cell timestamp it would be %d): %s",
 				s, Max, FromCell(bigtable.Timestamp(v)), accepted)
 		case t > Max:

@@ -23,7 +23,8 @@ type Config struct {
 	// Defaults to "percolator".
 	MetadataTable string
 
-	// Oracle hands out timestamps. The client does not close it.
+	// Oracle hands out timestamps, between tso.Min and tso.Max. The client does not close
+	// it.
 	// Defaults to a tso.Direct on the metadata table, which the client owns.
 	Oracle tso.Oracle
 

@@ -65,6 +65,9 @@ func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked ti
 	if err != nil {
 		return 0, began, fmt.Errorf("percolator: timestamp oracle: %w", err)
 	}
+	if ts < tso.Min || ts > tso.Max {
+		return 0, began, format.Invalidf("the timestamp oracle answered %d; timestamps lie between %d and %d (see tso.Oracle)", ts, tso.Min, tso.Max)
+	}
 	c.ahead.Store(int64(ts) - time.Since(c.created).Microseconds())
 	return ts, began, nil
 }
