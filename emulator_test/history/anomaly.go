@@ -26,7 +26,7 @@ const (
 	StaleRead         Kind = "stale read"               // a read misses a commit at or before its start_ts
 	FutureRead        Kind = "future read"              // a read shows a commit after its start_ts
 	Timestamps        Kind = "impossible timestamps"    // equal ones, or commit_ts not after start_ts
-	RealTime          Kind = "real-time order violated" // a later transaction has a smaller timestamp
+	RealTime          Kind = "real-time order violated" // a later transaction has a smaller timestamp, or must come before
 	Overlap           Kind = "overlapping writers"      // two committed writers of one key at the same time
 
 	// Cycles of dependencies.
@@ -42,7 +42,9 @@ const (
 type Level int
 
 // The levels. Both include real-time order: a transaction sees every commit that
-// was acknowledged before the transaction began.
+// was acknowledged before the transaction began, and what must come before that commit.
+// Every checker looks for violations. CheckTimestamps judges by timestamps; the others
+// judge by what was read, so they see only what some read shows.
 const (
 	SnapshotIsolation Level = iota
 	Serializable

@@ -8,7 +8,8 @@ import (
 // CheckAppend checks the lists of a history without looking at timestamps. The order of
 // a list's elements is the order of its key's versions. The longest list that was read
 // shows all of this order, so the last transactions of a history have to read every
-// key. Operations on registers are ignored.
+// key. The dependencies that follow, and the order in real time, must not form a cycle.
+// Operations on registers are ignored.
 func CheckAppend(records []Record) []Anomaly {
 	r := &report{}
 	ts := pair(records, r)
@@ -18,6 +19,7 @@ func CheckAppend(records []Record) []Anomaly {
 	l.intermediate()
 	l.internal()
 	l.lost()
+	l.stale()
 	l.lostUpdates()
 	l.cycles()
 	return r.found
@@ -188,6 +190,31 @@ func (l *lists) lost() {
 	}
 }
 
+// stale finds reads that miss an append that was acknowledged before they began, and that
+// another read shows.
+func (l *lists) stale() {
+	first := map[string][]*Txn{} // of the elements from each position on: who was acknowledged first
+	for key, order := range l.order {
+		w := make([]*Txn, len(order)+1)
+		for i := len(order) - 1; i >= 0; i-- {
+			w[i] = w[i+1]
+			if t := l.origins[keyValue{key, order[i]}].txn; t != nil && t.Outcome == OK && (w[i] == nil || t.Ended < w[i].Ended) {
+				w[i] = t
+			}
+		}
+		first[key] = w
+	}
+	for _, o := range l.observations() {
+		n := len(l.shared(o))
+		if n >= len(first[o.op.Key]) {
+			continue
+		}
+		if w := first[o.op.Key][n]; w != nil && w != o.txn && w.Ended < o.txn.Begun {
+			l.add(StaleRead, []*Txn{o.txn, w}, "%v misses what was committed before it began", o.op)
+		}
+	}
+}
+
 // base returns which version of a key a transaction read before it appended to it: the
 // number of elements, or -1 if it did not read the key.
 func (l *lists) base(t *Txn, key string) int {
@@ -264,6 +291,7 @@ func (l *lists) cycles() {
 			}
 		}
 	}
+	g.realTime(l.all)
 	for _, c := range g.cycles() {
 		l.add(c.kind, c.txns, "%s", c.describe())
 	}

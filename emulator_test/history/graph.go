@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ const (
 	ww dependency = 1 << iota // the second transaction wrote the next version after the first one's
 	wr                        // the second read what the first wrote
 	rw                        // the second replaced what the first read
+	rt                        // the first was acknowledged before the second began
 )
 
 func (d dependency) String() string {
@@ -21,6 +23,8 @@ func (d dependency) String() string {
 		return "ww"
 	case wr:
 		return "wr"
+	case rt:
+		return "real time"
 	}
 	return "rw"
 }
@@ -56,6 +60,27 @@ func (g *graph) edge(from, to *Txn, dep dependency, key string) {
 	}
 }
 
+// realTime adds the order in real time. It adds no edge that follows from two others: of
+// the transactions that ended before another began, it takes those that were under way
+// when the last of them began.
+func (g *graph) realTime(all []*Txn) {
+	begun := slices.Clone(all)
+	slices.SortStableFunc(begun, byBegin)
+	ended := slices.Clone(all)
+	slices.SortStableFunc(ended, func(a, b *Txn) int { return cmp.Compare(a.Ended, b.Ended) })
+	var last []*Txn
+	for _, t := range begun {
+		for ; len(ended) > 0 && ended[0].Ended < t.Begun; ended = ended[1:] {
+			if e := ended[0]; e.Outcome == OK {
+				last = append(slices.DeleteFunc(last, func(l *Txn) bool { return l.Ended < e.Begun }), e)
+			}
+		}
+		for _, l := range last {
+			g.edge(l, t, rt, "")
+		}
+	}
+}
+
 // A cycle of dependencies; steps[i] leads from txns[i] to the next.
 type cycle struct {
 	kind  Kind
@@ -69,7 +94,11 @@ func (c cycle) describe() string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		fmt.Fprintf(&b, "%d -%s %q-> %d", i+1, s.dep, s.key, (i+1)%len(c.txns)+1)
+		name := s.dep.String()
+		if s.dep != rt {
+			name = fmt.Sprintf("%s %q", s.dep, s.key)
+		}
+		fmt.Fprintf(&b, "%d -%s-> %d", i+1, name, (i+1)%len(c.txns)+1)
 	}
 	return b.String()
 }
@@ -103,8 +132,11 @@ func (g *graph) worst(comp map[*Txn]bool) (cycle, bool) {
 		{G0, ww, ww, false},
 		{G1c, wr, ww | wr, false},
 		{GSingle, rw, ww | wr, false},
+		{RealTime, rt, ww | wr | rt, false},
+		{RealTime, rw, ww | wr | rt, false},
 		{GNonadjacent, rw, ww | wr | rw, true},
-		{G2Item, rw, ww | wr | rw, false},
+		{RealTime, rw, ww | wr | rw | rt, true},
+		{G2Item, rw, ww | wr | rw | rt, false},
 	} {
 		for _, from := range nodes {
 			for _, e := range g.edges[from] {

@@ -216,10 +216,65 @@ func TestAnomalies(t *testing.T) {
 			bad: `ok 1 2 a:x:7
 				ok 5 5 r:x:
 				ok 9 9 r:x:7`,
-			timestamps: StaleRead,
+			timestamps: StaleRead, append: StaleRead,
 			clean: `ok 6 7 a:x:7
 				ok 5 5 r:x:
 				ok 9 9 r:x:7`,
+		}, {
+			name: "stale read of a failed transaction, across real time",
+			bad: `ok 1 2 a:x:7
+				fail 5 0 r:x:
+				ok 9 9 r:x:7`,
+			timestamps: StaleRead, append: StaleRead,
+			clean: `ok 6 7 a:x:7
+				fail 5 0 r:x:
+				ok 9 9 r:x:7`,
+		}, {
+			name: "stale read in the middle of a list",
+			bad: `ok 1 2 a:x:7
+				ok 3 8 a:x:8
+				ok 4 6 r:y: a:z:1
+				ok 9 10 a:x:9
+				ok 11 11 r:x:7
+				ok 20 20 r:x:7,8,9 r:z:1`,
+			timestamps: StaleRead, append: StaleRead,
+			clean: `ok 1 2 a:x:7
+				ok 3 8 a:x:8
+				ok 4 6 r:y: a:z:1
+				ok 9 10 a:x:9
+				ok 5 5 r:x:7
+				ok 20 20 r:x:7,8,9 r:z:1`,
+		}, {
+			name: "appends against real time",
+			bad: `ok 1 2 a:x:7
+				ok 3 4 a:x:8
+				ok 5 5 r:x:8,7`,
+			timestamps: IncompatibleOrder, append: RealTime,
+			clean: `ok 1 2 a:x:7
+				ok 3 4 a:x:8
+				ok 5 5 r:x:7,8`,
+		}, {
+			name: "a read misses what must come before an acknowledged commit",
+			bad: `killed 1 0 a:x:1 a:y:1
+				ok 3 4 r:y:1 a:y:2
+				ok 5 5 r:x:
+				ok 9 9 r:x:1 r:y:1,2`,
+			timestamps: StaleRead, append: RealTime,
+			clean: `killed 1 0 a:x:1 a:y:1
+				ok 3 7 r:y:1 a:y:2
+				ok 2 2 r:x:
+				ok 9 9 r:x:1 r:y:1,2`,
+		}, {
+			name: "two reads against real time, with writers between them",
+			bad: `ok 1 8 a:x:1
+				ok 2 2 r:x:1 @19,25
+				ok 3 3 r:x:
+				ok 9 9 r:x:1`,
+			timestamps: FutureRead, append: RealTime,
+			clean: `ok 2 3 a:x:1 @1,85
+				ok 4 4 r:x:1
+				ok 1 1 r:x:
+				ok 9 9 r:x:1`,
 		}, {
 			name: "commit_ts taken too early: a read at a higher start_ts missed it",
 			bad: `ok 1 4 w:x:7 @5,100

@@ -233,6 +233,7 @@ func (c *registers) cycles() {
 			}
 		}
 	}
+	g.realTime(c.all)
 	for _, found := range g.cycles() {
 		c.add(found.kind, found.txns, "%s", found.describe())
 	}

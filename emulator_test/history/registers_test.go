@@ -65,6 +65,13 @@ func TestRegisterAnomalies(t *testing.T) {
 			ok 5 5 r:x:=1`, `ok 1 2 w:x:1
 			ok 3 6 w:x:2
 			ok 5 5 r:x:=1`, StaleRead},
+		{"a read misses what must come before an acknowledged commit", `killed 1 0 w:x:1 w:y:1
+			ok 3 4 r:y:=1 w:y:2
+			ok 5 5 r:x:
+			ok 9 9 r:x:=1 r:y:=2`, `killed 1 0 w:x:1 w:y:1
+			ok 3 7 r:y:=1 w:y:2
+			ok 2 2 r:x:
+			ok 9 9 r:x:=1 r:y:=2`, RealTime},
 		{"half a commit of a killed client", `killed 1 0 w:x:1 w:y:1
 			ok 5 7 r:x:=1 r:y:`, `killed 1 0 w:x:1 w:y:1
 			ok 5 7 r:x:=1 r:y:=1`, GSingle},
