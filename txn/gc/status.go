@@ -115,7 +115,7 @@ func readHolds(ctx context.Context, c *recovery.Resolver, now tso.Timestamp) ([]
 	return holds, err
 }
 
-// runQualifier is the column of row store.GcRowKey that holds the record of the
+// runQualifier is the column of row store.GCRowKey that holds the record of the
 // last run.
 const runQualifier = "run"
 
