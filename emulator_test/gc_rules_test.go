@@ -514,3 +514,34 @@ func TestTableMadeDuringTheFence(t *testing.T) {
 		closeNow(c)
 	})
 }
+
+// A collection removes data that no record and no lock names, as a prewrite leaves it that
+// was rolled back before it arrived. It removes exactly those cells.
+func TestCollectionRemovesUnnamedData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		first := stored(t, env, "bob")["f"][0].Timestamp
+		m := bigtable.NewMutation()
+		for _, after := range []bigtable.Timestamp{2000, 3000} {
+			m.Set("f", "q", first+after, []byte("unnamed"))
+		}
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
+			t.Fatal(err)
+		}
+		advance(3 * time.Hour)
+		live := beginSet(t, env.Client, "2", "bob")
+		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: time.Hour})
+		if err != nil || r.Total.Data != 2 {
+			t.Errorf("%+v, %v; want two cells of data to be removed", r, err)
+		}
+		if cells := stored(t, env, "bob")["f"]; len(cells) != 1 || cells[0].Timestamp != first {
+			t.Errorf("left: %v", cells)
+		}
+		if _, err := live.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "2")
+	})
+}
