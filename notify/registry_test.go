@@ -3,6 +3,7 @@ package notify_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -227,5 +228,32 @@ func TestRegisteredBesideOrphan(t *testing.T) {
 		if n := effects(t, env.Client)["row"]; n != 1 {
 			t.Errorf("the new observer committed %d times, want 1", n)
 		}
+	})
+}
+
+// TestUnreadableRegistry: a worker that cannot read the registry does not know whether a
+// notification has an observer. It keeps the notification until it has read the registry.
+func TestUnreadableRegistry(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		faults := txntest.NewFaults(t)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{NoHints: true})
+		handle(t, w, "m", middle, observeNothing)
+		start(t, w)
+		pass(time.Minute)
+		register(t, env.Client, input, "old", false)
+		put(t, env.Client, input, "row", "1")
+		if _, err := changes.UnregisterObserver(t.Context(), env.Client, input.table, "old"); err != nil {
+			t.Fatal(err)
+		}
+		var readable atomic.Bool
+		registry := faults.On("registry", func(c txntest.Call) bool {
+			return c.Step == txntest.StepSchema && c.Row == "schema/docs" && !readable.Load()
+		}, txntest.DropRequest, 0)
+		<-registry.Fired()
+		pass(10 * time.Minute)
+		wantLeft(t, env.Client, 1, 0)
+		readable.Store(true)
+		pass(10 * time.Minute)
+		wantLeft(t, env.Client, 0, 0)
 	})
 }

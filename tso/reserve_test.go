@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
@@ -131,6 +134,30 @@ func TestNoOvershootAfterStall(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRefusedInitialization: a process that may not initialize the row gets that error. It
+// does not count in a row that has no value.
+func TestRefusedInitialization(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		d := e.Direct(tso.DirectConfig{})
+		var refused atomic.Bool
+		e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+			if method == tsotest.CheckAndMutate && !refused.Swap(true) {
+				return nil, status.Error(codes.PermissionDenied, "injected: refused")
+			}
+			return call()
+		})
+		if ts, err := d.Timestamp(t.Context()); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%d, %v; want the refusal", ts, err)
+		}
+		e.Expect("ReadRows:2 MutateRow:1 CheckAndMutateRow:1") // read, confirm clock, initialize
+		e.On(nil)
+		h := tsotest.NewHistory(t)
+		if got := h.Ask(t.Context(), d); got < tsotest.Now() {
+			t.Errorf("%d at %d", got, tsotest.Now())
+		}
+	})
 }
 
 func TestInitRace(t *testing.T) {
