@@ -8,6 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -121,4 +124,28 @@ func undetermined(t *testing.T, env *txntest.Env, row string) *txn.UndeterminedE
 		t.Fatalf("update: %v, want an UndeterminedError", err)
 	}
 	return u
+}
+
+// The answer to a commit is lost, and Bigtable refuses the next one. The first one may still
+// take effect, so the outcome is unknown. It would be wrong to report the refusal.
+func TestRefusalAfterALostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent := 0
+		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1}, intercept(func(c txntest.Call) error {
+			if c.Step != txntest.StepCommit {
+				return nil
+			}
+			if sent++; sent == 1 {
+				return status.Error(codes.Unavailable, "injected: lost")
+			}
+			return status.Error(codes.PermissionDenied, "injected: refused")
+		})...)
+		if err := tryUpdate(t.Context(), a, "1", "bob", "joe"); !errors.Is(err, txn.ErrUndetermined) || sent != 2 {
+			t.Errorf("%d commits were sent: %v, want an unknown outcome", sent, err)
+		}
+		advance(time.Minute)
+		s := takeSnapshot(t, env.Client)
+		wantValue(t, s, "bob", "")
+		wantValue(t, s, "joe", "")
+	})
 }
