@@ -295,7 +295,8 @@ func noteResolved(r *recordpb.SafePoint, ts, now tso.Timestamp, retention time.D
 	if changed = r.ResolvedTs < int64(ts); changed {
 		r.ResolvedTs = int64(ts)
 	}
-	if drained := int64(Drained(r, now, retention)); r.DrainingTs == 0 || drained > r.DrainedTs {
+	if drained := int64(Drained(r, now, retention)); drained >= r.DrainingTs {
+		// None drains, so this one begins.
 		r.DrainedTs, r.DrainingTs, r.DrainingSinceTs = drained, int64(ts), int64(now)
 		changed = true
 	}
