@@ -324,7 +324,8 @@ func (s *SafePoint) IsLate(ctx context.Context, ts tso.Timestamp) (bool, error) 
 	if below, err := s.Forgotten(ctx, ts); !below || err != nil {
 		return false, err
 	}
-	record, _, err := s.ReadRecord(ctx)
+	unchanged := func(*recordpb.SafePoint) bool { return false }
+	record, err := s.update(ctx, unchanged) // it reads until it is answered
 	return err == nil && int64(ts) <= record.ResolvedTs, err
 }
 
@@ -356,7 +357,7 @@ func (s *SafePoint) update(ctx context.Context, change func(*recordpb.SafePoint)
 		case err != nil:
 			last = err
 			if pause.Wait(ctx, 0) != nil {
-				return nil, Ended(ctx, "percolator: storing the safe point", last)
+				return nil, Ended(ctx, "percolator: reading and storing the safe point", last)
 			}
 		}
 	}
