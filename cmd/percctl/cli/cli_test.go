@@ -6,6 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"runtime/debug"
@@ -94,8 +98,30 @@ func TestStyle(t *testing.T) {
 	if got := StyleFor(&bytes.Buffer{}).Bad("text"); got != "text" {
 		t.Errorf("%q in a buffer", got)
 	}
-	if got := (Style{on: true}).Good("text"); got != "\x1b[32mtext\x1b[0m" {
+	var out bytes.Buffer
+	_, _ = io.WriteString(Safe(&out), (Style{on: true}).Good("\x1b[5mtext"))
+	if got := out.String(); got != "\x1b[32m\\u001b[5mtext\x1b[0m" {
 		t.Errorf("%q on a terminal", got)
+	}
+}
+
+// TestNothingGoesAround: commands write to their Streams, which are safe.
+func TestNothingGoesAround(t *testing.T) {
+	t.Parallel()
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || path == filepath.Join("..", "cli", "streams.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, around := range []string{"os.Stdout", "os.Stderr", "fmt.Print"} {
+			if bytes.Contains(text, []byte(around)) {
+				t.Errorf("%s uses %s", path, around)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

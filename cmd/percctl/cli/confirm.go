@@ -61,7 +61,7 @@ func Confirm(ctx context.Context, s *Streams, yes bool, question string) error {
 	if !IsTerminal(ask) {
 		ask = in // it is the terminal, and nobody may be reading standard error
 	}
-	if _, err := fmt.Fprintf(ask, "%s Type yes to confirm: ", question); err != nil {
+	if _, err := fmt.Fprintf(Safe(ask), "%s Type yes to confirm: ", question); err != nil {
 		return errNoTerminal
 	}
 	answered := make(chan string, 1)

@@ -148,7 +148,11 @@ func (p *printer) addValue(item any) error {
 func (p *printer) addCSV(header []string, rows [][]string) error {
 	p.startCSV(header)
 	for _, row := range rows {
-		if err := p.csv.Write(row); err != nil {
+		safe := make([]string, len(row))
+		for i, cell := range row {
+			safe[i] = Line(cell)
+		}
+		if err := p.csv.Write(safe); err != nil {
 			return err
 		}
 	}
@@ -212,11 +216,20 @@ func NewTable(out io.Writer) *tabwriter.Writer {
 	return tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 }
 
+// inCell replaces what ends a cell or a line.
+var inCell = strings.NewReplacer("\n", `\n`, "\r", `\r`, "\t", `\t`, "\v", `\v`, "\f", `\f`)
+
 // WriteRow writes a row of a table, without empty cells at its end. An error is kept by the writer and returned
 // by its Flush.
 func WriteRow(w io.Writer, cells ...string) {
 	for len(cells) > 0 && cells[len(cells)-1] == "" {
 		cells = cells[:len(cells)-1]
 	}
-	_, _ = fmt.Fprintln(w, strings.Join(cells, "\t"))
+	for i, cell := range cells {
+		if i > 0 {
+			_, _ = io.WriteString(w, "\t")
+		}
+		_, _ = io.WriteString(w, inCell.Replace(cell))
+	}
+	_, _ = io.WriteString(w, "\n")
 }

@@ -46,7 +46,7 @@ func (p *Progress) Set(format string, args ...any) {
 	}
 	p.next = now.Add(100 * time.Millisecond)
 	p.shown = true
-	fmt.Fprintf(p.w, "\r\x1b[K%s", Shorten(line, Width(p.w)-1))
+	fmt.Fprintf(p.w, "%s%s", Control("\r\x1b[K"), Shorten(line, Width(p.w)-1))
 }
 
 // Event prints a line of its own; the line of Set comes back with the next Set.
@@ -54,7 +54,7 @@ func (p *Progress) Event(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown {
-		fmt.Fprint(p.w, "\r\x1b[K")
+		fmt.Fprint(p.w, Control("\r\x1b[K"))
 		p.shown, p.next = false, time.Time{}
 	}
 	fmt.Fprintln(p.w, Line(fmt.Sprintf(format, args...)))
@@ -65,7 +65,7 @@ func (p *Progress) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.shown {
-		fmt.Fprint(p.w, "\r\x1b[K")
+		fmt.Fprint(p.w, Control("\r\x1b[K"))
 	}
 	p.shown = false
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
 // A Command makes a subcommand of a program.
@@ -31,6 +33,8 @@ func (p Program) Main(args []string, s *Streams) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
+	s = s.safe()
+	defer func() { words.Flush(s.Out); words.Flush(s.Err) }()
 	root := p.Root(s)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -52,6 +56,7 @@ func (p Program) Main(args []string, s *Streams) int {
 
 // Root returns the root command with all others below it.
 func (p Program) Root(s *Streams) *cobra.Command {
+	s = s.safe()
 	root := Group(p.Name, p.Short, p.Long)
 	if p.Name == "percctl" {
 		addVersionFlag(root)

@@ -5,10 +5,12 @@ import (
 	"os"
 
 	"golang.org/x/term"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
 // Streams are where a command reads and writes: data goes to Out, progress and
-// logs go to Err.
+// logs go to Err. Root makes both safe for terminals, see Safe.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
@@ -17,15 +19,25 @@ type Streams struct {
 // System returns the streams of the process.
 func System() *Streams { return &Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr} }
 
+// What a command writes goes through a safe writer: see package words.
+var (
+	Safe    = words.Safe
+	Raw     = words.Raw
+	Control = words.Control
+)
+
+// safe returns the streams with output that cannot steer a terminal.
+func (s *Streams) safe() *Streams { return &Streams{In: s.In, Out: Safe(s.Out), Err: Safe(s.Err)} }
+
 // IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := Raw(w).(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // Width is the number of columns of the terminal w; 80 when it does not say.
 func Width(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f, ok := Raw(w).(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
 			return width
 		}
@@ -35,7 +47,7 @@ func Width(w io.Writer) int {
 
 // Height is the number of lines of the terminal w; 24 when it does not say.
 func Height(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f, ok := Raw(w).(*os.File); ok {
 		if _, height, err := term.GetSize(int(f.Fd())); err == nil && height > 0 {
 			return height
 		}
@@ -65,5 +77,5 @@ func (s Style) wrap(code, text string) string {
 	if !s.on {
 		return text
 	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	return Control("\x1b["+code+"m") + text + Control("\x1b[0m")
 }

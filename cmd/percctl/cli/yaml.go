@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
 // marshalYAML returns v as YAML with the names and the order of its JSON, which is
@@ -16,8 +17,9 @@ func marshalYAML(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	// YAML allows less in a string than JSON.
 	var document yaml.Node
-	if err := yaml.Unmarshal(escaped(text), &document); err != nil {
+	if err := yaml.Unmarshal(words.EscapeYAML(text), &document); err != nil {
 		return nil, err
 	}
 	block(document.Content[0])
@@ -27,7 +29,7 @@ func marshalYAML(v any) ([]byte, error) {
 	if err := errors.Join(enc.Encode(&document), enc.Close()); err != nil {
 		return nil, err
 	}
-	return out.Bytes(), nil
+	return words.EscapeYAML(out.Bytes()), nil
 }
 
 // marshalJSON leaves <, > and & as they are: this is not for web pages.
@@ -37,19 +39,6 @@ func marshalJSON(v any) ([]byte, error) {
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
 	return bytes.TrimSpace(out.Bytes()), err
-}
-
-// escaped replaces the characters that JSON allows in a string and YAML does not.
-func escaped(text []byte) []byte {
-	var b bytes.Buffer
-	for _, r := range string(text) {
-		if r == '\x7f' || r >= 0x80 && r < 0xa0 || r == '\ufeff' || r == '\ufffe' || r == '\uffff' {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.Bytes()
 }
 
 // block makes objects and lists span lines, unless they are empty, and takes the quotes

@@ -10,7 +10,7 @@
 //	result, err := transfer.Import(ctx, client, "copy", r.All(), transfer.ImportConfig{})
 //
 // The file has lines of JSON: a header, a line for each row in ascending order of keys,
-// and a trailer with counts and a checksum. Bytes that are valid UTF-8 stand as strings,
+// and a trailer with counts and a checksum. Bytes that are printable text stand as strings,
 // others in base64 under a name that says so, as do those that escapes would make longer.
 // A file without a trailer is incomplete, and
 // [Resume] continues it. The file has no earlier versions, locks or deletions.

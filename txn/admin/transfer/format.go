@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"unicode"
 	"unicode/utf8"
 
 	"cloud.google.com/go/bigtable"
@@ -57,7 +58,7 @@ func (h Header) rows() (start, end string, err error) {
 
 // A RowLine is a row of an export, or its last line: the trailer with the counts.
 type RowLine struct {
-	Row       *string    `json:"row,omitempty"`        // row key, if it is valid UTF-8
+	Row       *string    `json:"row,omitempty"`        // row key, if it is text
 	RowBase64 []byte     `json:"row_base64,omitempty"` // row key, if it is not
 	Cells     []CellLine `json:"cells,omitempty"`      // cells of the row
 
@@ -70,15 +71,18 @@ type RowLine struct {
 // each.
 type CellLine struct {
 	Family          string        `json:"family"`                     // family
-	Qualifier       *string       `json:"qualifier,omitempty"`        // qualifier, if it is valid UTF-8
+	Qualifier       *string       `json:"qualifier,omitempty"`        // qualifier, if it is text
 	QualifierBase64 []byte        `json:"qualifier_base64,omitempty"` // qualifier, if it is not
-	Value           *string       `json:"value,omitempty"`            // value, if it is valid UTF-8
+	Value           *string       `json:"value,omitempty"`            // value, if it is text
 	ValueBase64     []byte        `json:"value_base64,omitempty"`     // value, if it is not
 	CommitTS        tso.Timestamp `json:"commit_ts"`                  // commit timestamp of the value; import does not keep it
 }
 
 func encode(b []byte) (text *string, base64 []byte) {
-	if utf8.Valid(b) && (len(b) < 1<<10 || 5*controls(b) < len(b)/3) {
+	// JSON does not escape what is not printable beyond ASCII. As text it would steer the
+	// terminal that shows an export, and to escape it there would break the checksum.
+	unsafe := func(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
+	if utf8.Valid(b) && !bytes.ContainsFunc(b, unsafe) && (len(b) < 1<<10 || 5*controls(b) < len(b)/3) {
 		s := string(b)
 		return &s, nil
 	}
@@ -88,11 +92,11 @@ func encode(b []byte) (text *string, base64 []byte) {
 // controls counts the characters that JSON escapes in up to six bytes.
 func controls(b []byte) (n int) {
 	for _, c := range b {
-		if c < ' ' || c == '"' || c == '\\' || c == 0x7f {
+		if c < ' ' || c == '"' || c == '\\' {
 			n++
 		}
 	}
-	return n + bytes.Count(b, []byte("\u2028")) + bytes.Count(b, []byte("\u2029"))
+	return n
 }
 
 func decode(text *string, base64 []byte) ([]byte, bool) {

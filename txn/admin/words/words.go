@@ -1,4 +1,5 @@
-// Package words writes timestamps, durations and counts for people. The findings of
+// Package words writes timestamps, durations and counts for people, and lets nothing stored
+// steer their terminals. The findings of
 // txn/admin and percctl use it, so that an operator sees the same words everywhere. A
 // program reads the values themselves.
 package words

@@ -29,7 +29,7 @@ func PlainText(addresses []string, flag string) string {
 	for _, a := range addresses {
 		host, _, err := net.SplitHostPort(a)
 		if ip, ipErr := netip.ParseAddr(host); err != nil || host != "localhost" && (ipErr != nil || !ip.Unmap().IsLoopback()) {
-			return fmt.Sprintf("warning: asking the oracle at %s in plain text: the network between can forge timestamps, which breaks isolation; %s turns TLS on\n", a, flag)
+			return fmt.Sprintf("warning: asking the oracle at %s in plain text: the network between can forge timestamps, which breaks isolation; %s turns TLS on\n", cli.Line(a), flag)
 		}
 	}
 	return ""

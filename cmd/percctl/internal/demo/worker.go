@@ -52,7 +52,7 @@ func (r *reporter) report(line report) {
 // runWorker runs the observers until its input ends, because the coordinator has
 // nothing left to do or is dead.
 func runWorker(ctx context.Context, at deployment, s *cli.Streams) (err error) {
-	out := &reporter{out: json.NewEncoder(s.Out)}
+	out := &reporter{out: json.NewEncoder(cli.Raw(s.Out))}
 	var client *txn.Client
 	var worker *notify.Worker
 	now := func() stats { return stats{worker.Stats(), client.Stats()} }

@@ -34,7 +34,7 @@ func NewExportCmd(s *cli.Streams) *cobra.Command {
 		Short: "Write the committed data of a table, as of one timestamp, to a file",
 		Long: `Write the committed rows of a table, all as of one timestamp, as lines of JSON: a
 header, one line per row, and a trailer with counts and a checksum. The trailer
-shows percctl import whether the file is complete. Bytes that are valid UTF-8 appear
+shows percctl import whether the file is complete. Bytes that are text appear
 as strings, others in base64. The file has no earlier versions, locks or deletions.
 
 The command writes to standard output, or with --to to a new file. After an

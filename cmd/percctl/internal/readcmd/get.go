@@ -64,7 +64,7 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 		return session.NotFoundf("%s has no value at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
 	}
 	if o.raw {
-		_, err := o.Streams.Out.Write(items[0].Value)
+		_, err := cli.Raw(o.Streams.Out).Write(items[0].Value)
 		return err
 	}
 	v := newValue(o.cell.Table, o.cell.Row, items[0])

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
@@ -43,7 +44,7 @@ func TestHostileFrame(t *testing.T) {
 // fails, and the terminal is given back as it was.
 func TestScreen(t *testing.T) {
 	var out bytes.Buffer
-	s := newScreen(&out, time.Second)
+	s := newScreen(cli.Safe(&out), time.Second)
 	p := hostilePicture()
 	for range 50 {
 		p.Warnings = append(p.Warnings, "more")

@@ -28,12 +28,12 @@ type screen struct {
 }
 
 func newScreen(out io.Writer, interval time.Duration) *screen {
-	_, _ = io.WriteString(out, openScreen) // a terminal that is gone is noticed at the first frame
+	_, _ = io.WriteString(out, cli.Control(openScreen)) // a terminal that is gone is noticed at the first frame
 	return &screen{out: out, interval: interval}
 }
 
 // close gives the terminal back as it was.
-func (s *screen) close() { _, _ = io.WriteString(s.out, closeScreen) }
+func (s *screen) close() { _, _ = io.WriteString(s.out, cli.Control(closeScreen)) }
 
 // show shows a frame, or the last one with why there is no new one.
 func (s *screen) show(p *picture.Picture, err error) error {
@@ -53,14 +53,14 @@ func (s *screen) show(p *picture.Picture, err error) error {
 		lines = append(lines[:max(height-1, 0)], f.cut(fmt.Sprintf("… %s more: use a taller terminal, or --once", cli.Count(len(lines)-height+1, "line")), nil))
 	}
 	var b strings.Builder
-	b.WriteString(home)
+	b.WriteString(cli.Control(home))
 	for i, line := range lines {
 		if i > 0 {
 			b.WriteString("\n")
 		}
-		b.WriteString(line + endOfLine)
+		b.WriteString(line + cli.Control(endOfLine))
 	}
-	b.WriteString(endOfScreen)
+	b.WriteString(cli.Control(endOfScreen))
 	_, werr := io.WriteString(s.out, b.String())
 	return werr
 }

@@ -91,7 +91,7 @@ func (o *rowOptions) read(ctx context.Context, table bigtable.TableAPI) (tso.Row
 
 // planLease says what happens to the last leader.
 func planLease(w io.Writer, state tso.RowState) {
-	fmt.Fprintf(w, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", state.Leader, state.Address, state.Lease)
+	fmt.Fprintf(w, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", cli.Line(state.Leader), cli.Line(state.Address), state.Lease)
 }
 
 // A rowReport is the oracle's row.
