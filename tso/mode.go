@@ -125,13 +125,25 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		for tries := range switchTries {
 			// Direct mode and servers refuse to count below Min.
 			// A row in heavy use has another value by the time it is compared.
-			// So after three attempts any value up to a little above matches.
+			// So after three attempts any value up to a little above matches,
+			// together with the lease of the last served mode. Such a request may
+			// be late, and take effect after other changes of the mode: the value may
+			// match then, but the lease does not, because each served mode
+			// begins with another one, and no bytes of a lease come back. A row
+			// that was never served gets a lease of no meaning for that. The value
+			// alone is enough for the first attempts, because direct mode
+			// continues above it.
 			state := &tsopb.ServedState{Limit: int64(max(s.Limit, Min)), Released: true}
+			var lease format.Lease
 			if tries > 2 && s.Limit > 0 {
-				state.Limit = min(state.Limit+int64(tries)*switchSlack, int64(Max))
+				if lease = s.lease; lease != (format.Lease{}) {
+					state.Limit = min(state.Limit+int64(tries)*switchSlack, int64(Max))
+				} else if err = r.Seed(ctx, format.Lease{Nonce: rand.Uint64()}); err != nil {
+					break
+				}
 			}
 			next.Epoch = s.lease.Epoch + 1
-			if changed, err = r.ToServed(ctx, int64(s.Limit), next, state); changed || err != nil {
+			if changed, err = r.ToServed(ctx, int64(s.Limit), lease, next, state); changed || err != nil {
 				break
 			}
 			if s, err = readState(ctx, r); err != nil || s.Mode == mode {

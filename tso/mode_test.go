@@ -5,9 +5,12 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
@@ -187,4 +190,81 @@ func TestServedGolden(t *testing.T) {
 			t.Errorf("epoch %d", s.Epoch)
 		}
 	})
+}
+
+// lateTable keeps conditional mutations back while it is late, and answers
+// Unavailable. A late request lands when it is called.
+type lateTable struct {
+	bigtable.TableAPI
+	before func() // runs before each mutation
+	late   bool
+	kept   []func() error
+}
+
+func (l *lateTable) Apply(ctx context.Context, row string, m *bigtable.Mutation, opts ...bigtable.ApplyOption) error {
+	l.before()
+	if !l.late {
+		return l.TableAPI.Apply(ctx, row, m, opts...)
+	}
+	l.kept = append(l.kept, func() error { return l.TableAPI.Apply(context.Background(), row, m) })
+	return status.Error(codes.Unavailable, "lost")
+}
+
+// TestLateSwitch: a switch to served mode of a busy row, which matches a range of
+// values, arrives after the row went to served and back to direct mode. It changes
+// nothing, in a row that was served before and in one that was not.
+func TestLateSwitch(t *testing.T) {
+	for _, before := range []int{0, 1} {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			c := tsotest.NewCluster(e)
+			h := tsotest.NewHistory(t)
+			served := func() {
+				e.SetMode(tso.ModeServed)
+				a := c.Start("a", server.Config{Lease: 100 * time.Millisecond})
+				synctest.Wait()
+				h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
+				a.Stop()
+				<-a.Ended
+				a.Ended <- nil
+				e.SetMode(tso.ModeDirect)
+			}
+			busy := e.Direct(tso.DirectConfig{})
+			h.Ask(t.Context(), busy)
+			for range before {
+				served()
+			}
+			n := 0
+			late := &lateTable{TableAPI: e.Table("percolator")}
+			late.before = func() {
+				// The row changes before each attempt with its value alone, and before
+				// the first one with a range. The next one is late.
+				if n++; n <= 5 {
+					for range 3 {
+						h.Ask(t.Context(), busy)
+					}
+				}
+				late.late = n > 5-2*before // without a served mode before, two more go ahead
+			}
+			_, err := tso.SetMode(t.Context(), late, tso.RowConfig{}, tso.ModeServed)
+			if !errors.Is(err, context.DeadlineExceeded) && status.Code(err) != codes.Unavailable || len(late.kept) == 0 {
+				t.Fatalf("%v, with %d requests late", err, len(late.kept))
+			}
+			served()
+			direct := e.Direct(tso.DirectConfig{})
+			for range 5 {
+				h.Ask(t.Context(), direct)
+			}
+			was := e.State()
+			for _, land := range late.kept {
+				if err := land(); err != nil {
+					t.Error(err)
+				}
+			}
+			if is := e.State(); is != was {
+				t.Fatalf("a late switch changed the row from %+v to %+v", was, is)
+			}
+			h.Ask(t.Context(), direct)
+			e.CheckRow(h.Highest())
+		})
+	}
 }

@@ -218,9 +218,18 @@ func (r *Row) Swap(ctx context.Context, old, next format.Lease, state *tsopb.Ser
 	return r.checkAndMutate(ctx, "write lease of", r.servedWith(old), set, nil)
 }
 
+// Seed writes a lease if the row has none.
+func (r *Row) Seed(ctx context.Context, l format.Lease) error {
+	set := bigtable.NewMutation()
+	set.Set(r.family, format.ColumnLease, format.CellServed, l.Encode())
+	_, err := r.checkAndMutate(ctx, "write lease of", r.newest(format.ColumnLease), nil, set)
+	return err
+}
+
 // ToServed puts the row into served mode if direct mode's value is between old
-// and the limit of the state. If old is 0, the row must have no value.
-func (r *Row) ToServed(ctx context.Context, old int64, next format.Lease, state *tsopb.ServedState) (bool, error) {
+// and the limit of the state, and if the lease is as given, unless that is zero.
+// If old is 0, the row must have no value.
+func (r *Row) ToServed(ctx context.Context, old int64, lease, next format.Lease, state *tsopb.ServedState) (bool, error) {
 	set, err := r.setServed(next, state)
 	if err != nil {
 		return false, err
@@ -232,6 +241,9 @@ func (r *Row) ToServed(ctx context.Context, old int64, next format.Lease, state 
 	if old != 0 {
 		within := bigtable.ChainFilters(r.newest(format.ColumnDirect),
 			bigtable.ValueRangeFilter(format.EncodeTimestamp(old), append(format.EncodeTimestamp(state.Limit), 0)))
+		if lease != (format.Lease{}) {
+			within = both(within, r.equals(format.ColumnLease, lease.Encode()))
+		}
 		return r.checkAndMutate(ctx, "switch", within, set, nil)
 	}
 	matched, err := r.checkAndMutate(ctx, "switch", r.initialized(), nil, set)
@@ -264,9 +276,12 @@ func (r *Row) setServed(l format.Lease, state *tsopb.ServedState) (*bigtable.Mut
 // checks the mode, because an operator who puts the row into direct mode by
 // hand leaves the lease as it is.
 func (r *Row) servedWith(l format.Lease) bigtable.Filter {
-	return bigtable.ChainFilters(
-		bigtable.InterleaveFilters(r.equals(format.ColumnDirect, []byte(format.ModeServed)), r.equals(format.ColumnLease, l.Encode())),
-		bigtable.CellsPerRowOffsetFilter(1)) // a cell remains only if both match
+	return both(r.equals(format.ColumnDirect, []byte(format.ModeServed)), r.equals(format.ColumnLease, l.Encode()))
+}
+
+// both matches a row that has a cell for each of two filters with at most one.
+func both(a, b bigtable.Filter) bigtable.Filter {
+	return bigtable.ChainFilters(bigtable.InterleaveFilters(a, b), bigtable.CellsPerRowOffsetFilter(1)) // a cell remains only if both match
 }
 
 // ReadColumn returns the newest value of one column, nil if there is none.
