@@ -31,6 +31,9 @@ type Report struct {
 	Locks LockCounts `json:"locks"`
 	// Tables are the tables that were collected, in order of their names.
 	Tables []Counts `json:"tables"`
+	// Missing are tables that have a schema record and do not exist. A plan leaves
+	// them out; a run refuses.
+	Missing []string `json:"missing_tables,omitempty"`
 	// Total is the sum over the tables.
 	Total Counts `json:"total"`
 	// Elapsed is how long the run took.

@@ -10,6 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -198,16 +200,25 @@ func (r *run) openTables(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	slices.Sort(names)
+	var there []string
 	for _, name := range names {
 		t, err := r.client.Table(ctx, name)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			_, err = t.Schema.Fresh(ctx)
 		}
-		if _, err := t.Schema.Fresh(ctx); err != nil {
+		switch {
+		case status.Code(err) == codes.NotFound && r.report.DryRun:
+			r.report.Missing = append(r.report.Missing, name)
+		case status.Code(err) == codes.NotFound:
+			// If it came back from a backup, its locks would need what this run removes.
+			return nil, fmt.Errorf("gc: table %q has a schema record but does not exist; restore it, or delete row %q of the metadata table if you deleted the table on purpose; nothing was removed: %w", name, store.SchemaRowPrefix+name, err)
+		case err != nil:
 			return nil, err
+		default:
+			there = append(there, name)
 		}
 	}
-	return names, nil
+	return there, nil
 }
 
 // fence waits until no client uses an older safe point. It measures with the

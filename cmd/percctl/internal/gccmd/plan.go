@@ -7,7 +7,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
@@ -54,11 +53,7 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 
 // plan counts what a collection would reclaim.
 func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg gc.Config) (*report, error) {
-	tables, err := admin.Tables(ctx, s.Client())
-	if err != nil {
-		return nil, err
-	}
-	if err := s.Use(ctx, tables...); err != nil {
+	if _, err := s.AllTables(ctx); err != nil {
 		return nil, err
 	}
 	cfg.Progress = progress(s)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
@@ -52,7 +51,7 @@ func Observed(ctx context.Context, s *Session, table string, column txn.Column) 
 func AllObserved(ctx context.Context, s *Session, tables ...string) ([]changes.ObservedColumn, error) {
 	if len(tables) == 0 {
 		var err error
-		if tables, err = admin.Tables(ctx, s.Client()); err != nil {
+		if tables, err = s.AllTables(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -10,6 +10,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -50,7 +52,7 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 	names := t.Names
 	if t.All {
 		var err error
-		if names, err = admin.Tables(ctx, s.Client()); err != nil {
+		if names, err = s.AllTables(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -61,6 +63,28 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 		}
 	}
 	return distinct, s.Use(ctx, distinct...)
+}
+
+// AllTables opens all transactional tables. It leaves out those that were deleted and
+// have a schema record, with a warning for each.
+func (s *Session) AllTables(ctx context.Context) ([]string, error) {
+	names, err := admin.Tables(ctx, s.Client())
+	if err != nil {
+		return nil, err
+	}
+	var there []string
+	for _, name := range names {
+		err := s.Use(ctx, name)
+		switch {
+		case status.Code(err) == codes.NotFound:
+			fmt.Fprintf(s.Streams.Err, "warning: table %s has a schema record but does not exist, so it is left out: run percctl table verify %s\n", cli.Line(name), cli.Line(name))
+		case err != nil:
+			return nil, err
+		default:
+			there = append(there, name)
+		}
+	}
+	return there, nil
 }
 
 // Each calls f for each part of the range in each table. A part is what
