@@ -145,6 +145,7 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 	sum := result{}
 	warm := time.Now().Add(o.Duration / 5)
 	var measuring atomic.Bool
+	first, once := make(chan struct{}), sync.Once{} // closed when a latency was measured
 	for range o.Callers {
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(ctx)
@@ -166,6 +167,7 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 					failed = errors.Join(failed, err)
 					mu.Unlock()
 					stop.Store(true)
+					once.Do(func() { close(first) })
 					return
 				}
 				last = ts
@@ -174,6 +176,7 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 					count++
 					if n%every == 0 {
 						latency[bucketOf(time.Since(start))]++
+						once.Do(func() { close(first) })
 					}
 				}
 			}
@@ -190,6 +193,10 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 	start := time.Now()
 	select {
 	case <-time.After(o.Duration):
+	case <-ctx.Done():
+	}
+	select { // a machine may be so busy that nothing was measured yet
+	case <-first:
 	case <-ctx.Done():
 	}
 	measuring.Store(false)

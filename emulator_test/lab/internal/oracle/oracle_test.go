@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -15,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
 var program = cli.Program{Name: "lab", Commands: []cli.Command{bench.NewCmd, oracle.NewCmd}}
@@ -85,7 +87,7 @@ func TestBenchInterrupted(t *testing.T) {
 }
 
 func TestBench(t *testing.T) {
-	out := expect(t, cli.ExitOK, "timestamps_per_second", "", "--duration", "20ms", "--callers", "20", "--servers", "2", "--clients", "2", "-o", "json")
+	out := expect(t, cli.ExitOK, "timestamps_per_second", "", "--duration", "10ms", "--callers", "20", "--servers", "2", "--clients", "2", "-o", "json")
 	var r struct {
 		Rate  float64 `json:"timestamps_per_second"`
 		Ratio float64 `json:"idle_to_bare"`
@@ -96,5 +98,22 @@ func TestBench(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Rate <= 0 || r.Ratio <= 0 || len(r.Lines) < 6 {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestSlowAnswers: a line takes as long as its first answer needs, so a report has no
+// line without a measurement, and its ratio is a number.
+func TestSlowAnswers(t *testing.T) {
+	for _, callers := range []int{1, 100} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			count, p50, err := oracle.Load(t.Context(), callers, 10*time.Millisecond, func(context.Context) (tso.Timestamp, error) {
+				<-time.After(time.Second)
+				return tso.FromTime(time.Now()), nil
+			})
+			if err != nil || count == 0 || p50 < 1e6*0.9 || time.Since(began) > 2*time.Minute {
+				t.Errorf("%d callers: %d timestamps, p50 %g µs after %s: %v", callers, count, p50, time.Since(began), err)
+			}
+		})
 	}
 }
