@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -50,8 +51,25 @@ func (s *scene) past() {
 	}
 	_, _, _ = s.leaveWith(cfg, txntest.StepCommit, deadRow)
 	_, _, _ = s.leaveWith(cfg, txntest.StepCommit, abortRow)
-	cfg.LockTTL = 20 * 365 * 24 * time.Hour
 	_, _, _ = s.leaveWith(cfg, txntest.StepCommit, aliveRow)
+	s.keepAlive(aliveRow)
+}
+
+// keepAlive extends the lock on a row, as a heartbeat does.
+func (s *scene) keepAlive(row string) {
+	table := s.env.Bigtable.Open("accounts")
+	cells, err := table.ReadRow(s.t.Context(), row)
+	s.must(err)
+	for _, item := range cells[format.LockFamily] {
+		_, cell, err := format.MetadataCell("accounts", row, item)
+		s.must(err)
+		lock, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		s.must(err)
+		lock.TTL = time.Since(lock.StartTS.Time()) + 12*time.Hour
+		m := bigtable.NewMutation()
+		m.Set(format.LockFamily, strings.TrimPrefix(item.Column, format.LockFamily+":"), item.Timestamp, format.EncodeLock(lock))
+		s.must(table.Apply(s.t.Context(), row, m))
+	}
 }
 
 // remove does what an owner that aborts does to its row.
