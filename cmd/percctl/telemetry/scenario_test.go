@@ -14,6 +14,11 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -314,9 +319,33 @@ func (s *scene) servers() {
 		}
 	}
 	s.ask(addresses) // the standby first
+	s.crowd(addresses[0])
 	s.collect()
 	for _, stop := range stops {
 		stop()
+	}
+}
+
+// crowd opens streams on one connection until the server refuses one.
+func (s *scene) crowd(address string) {
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	s.must(err)
+	defer func() { s.must(conn.Close()) }()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error)
+	for range 65 {
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/percolator.tso.v1.Oracle/Timestamps")
+		s.must(err)
+		go func() {
+			select {
+			case ended <- stream.RecvMsg(new(emptypb.Empty)):
+			case <-ctx.Done():
+			}
+		}()
+	}
+	if err := <-ended; status.Code(err) != grpccodes.ResourceExhausted {
+		s.t.Errorf("a server with 65 streams of one client: %v", err)
 	}
 }
 

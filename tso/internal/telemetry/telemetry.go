@@ -84,9 +84,14 @@ func New(role string, tracers trace.TracerProvider, meters metric.MeterProvider,
 	if err := in.Err(); err != nil {
 		log.Warn("tso: making metrics failed", "error", err)
 	}
+	// Prometheus sees no increase when a series begins at 1; from 0 to 1 it does.
 	if role == RoleClient && t.failovers != nil {
-		// Prometheus sees no increase when a series begins at 1; from 0 to 1 it does.
 		t.failovers.Add(context.Background(), 0)
+	}
+	if t.limited != nil {
+		for _, limit := range []string{"connections", "requests", "streams", "locks"} {
+			t.limited.Add(context.Background(), 0, metric.WithAttributes(attrLimit.String(limit)))
+		}
 	}
 	return t
 }
