@@ -162,7 +162,7 @@ func (u *undoer) retire(ctx context.Context, state *adoptionState, prior *record
 		return err
 	}
 	if state.schema != nil {
-		same := store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, store.SchemaQualifier), bigtable.ValueRangeFilter(state.schemaBytes, append(slices.Clone(state.schemaBytes), 0))))
+		same := store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, store.SchemaQualifier), store.ExactValue(state.schemaBytes)))
 		m := bigtable.NewMutation()
 		m.DeleteCellsInColumn(store.DeployFamily, store.SchemaQualifier)
 		matched, err := u.meta.CheckAndMutate(ctx, store.SchemaRowPrefix+u.cfg.Table, same, m, nil)

@@ -312,7 +312,7 @@ func (g *rowGarbage) conditional() []conditionalRemoval {
 	m := bigtable.NewMutation()
 	for _, c := range g.deletes {
 		need := 2*store.FilterCost(c.column.Key()) + store.FilterOverhead
-		if cost > 0 && cost+need > store.FilterBudget {
+		if cost+need > store.FilterBudget { // one column needs less, see format.MaxColumnKey
 			parts = append(parts, conditionalRemoval{store.Interleave(filters...), m})
 			filters, m, cost = nil, bigtable.NewMutation(), 0
 		}

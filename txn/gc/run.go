@@ -58,23 +58,30 @@ func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
 	return r, nil
 }
 
+// begin notes the oracle's time, and returns the published safe point.
+func (r *run) begin(ctx context.Context) (*recordpb.SafePoint, error) {
+	var err error
+	if r.report.Now, err = r.client.Clock.Timestamp(ctx); err != nil {
+		return nil, err
+	}
+	record, _, err := r.client.SafePoint.ReadRecord(ctx)
+	r.report.Previous = tso.Timestamp(record.GetTs())
+	return record, err
+}
+
 // chooseSafePoint returns the safe point of a new run: as late as the retention
 // allows, below every known open transaction and held snapshot, and never below
 // the published one.
 func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
-	now, err := r.client.Clock.Timestamp(ctx)
+	record, err := r.begin(ctx)
 	if err != nil {
 		return 0, err
 	}
-	record, _, err := r.client.SafePoint.ReadRecord(ctx)
-	if err != nil {
-		return 0, err
-	}
+	now := r.report.Now
 	holds, err := readHolds(ctx, r.client, now)
 	if err != nil {
 		return 0, err
 	}
-	r.report.Now, r.report.Previous = now, tso.Timestamp(record.Ts)
 	r.rules.drained = store.Drained(record, now, r.cfg.Retention)
 	retained := now - tso.Timestamp(r.cfg.Retention.Microseconds())
 	p := retained
@@ -153,12 +160,8 @@ func (r *run) run(ctx context.Context) error {
 // already waited for the fence and resolved the locks, and no lock or version can
 // appear at or below its safe point since.
 func (r *run) resume(ctx context.Context, tables []string, last *recordpb.GarbageRun) error {
-	record, _, err := r.client.SafePoint.ReadRecord(ctx)
+	record, err := r.begin(ctx)
 	if err != nil {
-		return err
-	}
-	r.report.Previous = tso.Timestamp(record.Ts)
-	if r.report.Now, err = r.client.Clock.Timestamp(ctx); err != nil {
 		return err
 	}
 	r.state, r.report.Resumed = last, true
@@ -415,9 +418,6 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 		})
 		if err != nil {
 			return Counts{}, err
-		}
-		if len(raw) == 0 {
-			return Counts{}, nil
 		}
 	}
 	return Counts{RowsSkipped: 1}, nil

@@ -43,7 +43,7 @@ func LockWithMin(c format.Column, startTS, from, below tso.Timestamp) bigtable.F
 // late must not undo a heartbeat's extension.
 func lockAsRead(l *format.Lock) bigtable.Filter {
 	return store.Interleave(store.Chain(store.ExactColumn(format.LockFamily, l.Cell.Column().Key()), store.At(l.StartTS),
-		bigtable.ValueRangeFilter([]byte(l.Record), []byte(l.Record+"\x00"))))
+		store.ExactValue([]byte(l.Record))))
 }
 
 // passLock makes sure that the transaction of the live primary lock l commits above ts or

@@ -28,6 +28,11 @@ func WholeFamily(family string) bigtable.Filter {
 	return bigtable.ColumnRangeFilter(family, "", "")
 }
 
+// ExactValue matches the cells with exactly this value.
+func ExactValue(value []byte) bigtable.Filter {
+	return bigtable.ValueRangeFilter(value, append(slices.Clone(value), 0))
+}
+
 // At matches the cells at exactly ts.
 func At(ts tso.Timestamp) bigtable.Filter {
 	return bigtable.TimestampRangeFilterMicros(ts.Cell(), (ts + 1).Cell())

@@ -60,7 +60,7 @@ func TestRowSet(t *testing.T) {
 		{"single row", bigtable.SingleRow("a"), RowSet{Keys: []string{"a"}}},
 		{
 			"ranges are sorted and merged",
-			bigtable.RowRangeList{bigtable.NewRange("m", "p"), bigtable.NewRange("a", "c"), bigtable.NewRange("b", "d"), bigtable.NewRange("d", "e"), bigtable.NewRange("z", "y")},
+			bigtable.RowRangeList{bigtable.NewRange("m", "p"), bigtable.NewRange("a", "c"), bigtable.NewRange("b", "d"), bigtable.NewRange("d", "e"), bigtable.NewRange("z", "y"), bigtable.NewRange("z", "z")},
 			RowSet{Ranges: []KeyRange{{"a", "e"}, {"m", "p"}}},
 		},
 		{"an endless range swallows", bigtable.RowRangeList{bigtable.InfiniteRange("b"), bigtable.NewRange("c", "d"), bigtable.NewRange("a", "b")}, RowSet{Ranges: []KeyRange{{"a", ""}}}},

@@ -347,7 +347,7 @@ func (s *SafePoint) update(ctx context.Context, change func(*recordpb.SafePoint)
 			if raw == nil {
 				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(column), nil, m)
 			} else {
-				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(Chain(column, bigtable.ValueRangeFilter(raw, append(slices.Clone(raw), 0)))), m, nil)
+				_, err = s.store.Metadata.CheckAndMutate(ctx, GCRowKey, Interleave(Chain(column, ExactValue(raw))), m, nil)
 			}
 		}
 		// The next round reads the result.

@@ -384,7 +384,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	m := bigtable.NewMutation()
 	m.Set(DeployFamily, SchemaQualifier, 0, format.Marshal(record))
 	// An existing record must be the same. Otherwise there must still be none.
-	predicate, onMatch, onMiss := Chain(ExactColumn(DeployFamily, SchemaQualifier), bigtable.ValueRangeFilter(old, append(slices.Clone(old), 0))), m, (*bigtable.Mutation)(nil)
+	predicate, onMatch, onMiss := Chain(ExactColumn(DeployFamily, SchemaQualifier), ExactValue(old)), m, (*bigtable.Mutation)(nil)
 	if old == nil {
 		predicate, onMatch, onMiss = ExactColumn(DeployFamily, SchemaQualifier), nil, m
 	}

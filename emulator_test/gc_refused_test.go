@@ -1,0 +1,116 @@
+package emulator_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestCollectionRefusedAtEveryRequest refuses one request of a collection, each in turn.
+// The collection reports it, never says that it has finished, and removes nothing more. The next
+// one completes the work. An error that is ignored is worst before the removals: a lock that
+// was not resolved, or a safe point that was not published.
+func TestCollectionRefusedAtEveryRequest(t *testing.T) {
+	run := func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
+		return gc.Run(ctx, c, gc.Config{Retention: retention})
+	}
+	for _, of := range []struct {
+		name    string
+		resumed bool
+		call    func(context.Context, *txn.Client) (*gc.Report, error)
+	}{
+		{"collection", false, run},
+		{"resumed", true, run},
+		{"plan", false, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
+			return gc.Plan(ctx, c, gc.Config{Retention: retention})
+		}},
+		{"status", false, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
+			_, err := gc.ReadStatus(ctx, c)
+			return nil, err
+		}},
+	} {
+		t.Run(of.name, func(t *testing.T) {
+			k := 1
+			for more := true; more && !t.Failed(); k++ {
+				synctest.Test(t, func(t *testing.T) { more = refusedAt(t, k, of.resumed, of.call) })
+			}
+			if t.Logf("%d requests", k-2); k < 6 {
+				t.Errorf("%d requests are too few", k-2)
+			}
+		})
+	}
+}
+
+// refusedAt refuses the k-th request of a call, and reports whether there was one.
+func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *txn.Client) (*gc.Report, error)) bool {
+	env := newGCEnv(t)
+	stranded(t, env)
+	runGC(t, env.Client, gc.Config{}) // from now on the delete of sue drains
+	advance(time.Minute)
+	leaveLocks(t, env, txntest.StepSecondaries) // bob is committed, joe is locked
+	advance(retention + time.Minute)
+	mustSet(t, env.Client, "10", "bob")
+	if resumed {
+		collect := step(txntest.StepCollectRow)
+		if _, err := gc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}, refuse(collect)...), gc.Config{Retention: retention}); err == nil {
+			t.Fatal("not interrupted")
+		}
+	}
+	var mu sync.Mutex
+	var refused *txntest.Call
+	var began time.Time
+	n, after := 0, 0
+	c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(func(call txntest.Call) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		passed := time.Since(began)
+		if began.IsZero() || call.Row == "lock/gc" && n > 0 || passed > 0 && passed < 2*time.Minute {
+			return false // the lease and the client's view of the safe point, which are tried again
+		}
+		if refused != nil && call.Step == txntest.StepCollect {
+			after++
+		}
+		n++
+		if n == k {
+			refused = &call
+		}
+		return n == k
+	})...)
+	advance(7 * time.Second) // the client's own reads of the safe point come at other times
+	mu.Lock()
+	began = time.Now()
+	mu.Unlock()
+	r, err := call(t.Context(), c)
+	mu.Lock()
+	if refused != nil && (status.Code(err) != codes.PermissionDenied || r != nil && (r.Finished || r.Nothing) || after > 0) {
+		t.Errorf("request %d, %s of row %q in %s, was refused: %v, %+v; %d removals after it", k, refused.Step, refused.Row, refused.Table, err, r, after)
+	}
+	if refused == nil && err != nil {
+		t.Error(err)
+	}
+	mu.Unlock()
+	last, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention})
+	if err != nil || !last.Finished {
+		t.Errorf("the next collection: %+v, %v", last, err)
+	}
+	now := takeSnapshot(t, env.Client)
+	wantValue(t, now, "bob", "10")
+	wantValue(t, now, "joe", "9")
+	wantValue(t, now, "sue", "")
+	for _, g := range garbage(t, env.Client, []string{"bob", "joe", "sue"}, last.SafePoint) {
+		t.Errorf("left: %s", g)
+	}
+	if row := stored(t, env, "sue"); row != nil {
+		t.Errorf("left of a deleted row: %v", row)
+	}
+	return refused != nil
+}
