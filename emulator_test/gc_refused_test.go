@@ -68,12 +68,16 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 	var mu sync.Mutex
 	var refused *txntest.Call
 	var began time.Time
-	n, after := 0, 0
+	n, after, refusing := 0, 0, false
 	c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(func(call txntest.Call) bool {
 		mu.Lock()
 		defer mu.Unlock()
+		if refusing && began.IsZero() && call.Row == "" {
+			advance(3 * time.Second) // the fence does not end when the lease is renewed
+			began = time.Now()
+		}
 		passed := time.Since(began)
-		if began.IsZero() || call.Row == "lock/gc" && n > 0 || passed > 0 && passed < 2*time.Minute {
+		if !refusing || call.Row == "lock/gc" && n > 0 || !began.IsZero() && passed > 0 && passed < 2*time.Minute {
 			return false // the lease and the client's view of the safe point, which are tried again
 		}
 		if refused != nil && call.Step == txntest.StepCollect {
@@ -85,9 +89,9 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 		}
 		return n == k
 	})...)
-	advance(7 * time.Second) // the client's own reads of the safe point come at other times
+	advance(5 * time.Second) // the client's own reads of the safe point come at other times
 	mu.Lock()
-	began = time.Now()
+	refusing = true
 	mu.Unlock()
 	r, err := call(t.Context(), c)
 	mu.Lock()

@@ -229,6 +229,9 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 			if p.Phase == gc.PhaseCollect && p.Total.Rows == 100 {
 				cancel()
 			}
+			if p.Total.Rows%20 != 0 {
+				t.Errorf("a page ends after %d rows, want pages of a second's rows", p.Total.Rows)
+			}
 		}})
 		if !errors.Is(err, context.Canceled) || r == nil || r.Finished || r.Total.Rows != 100 || r.Total.Versions != 100 {
 			t.Errorf("interrupted collection: %+v, %v", r, err)
@@ -251,6 +254,10 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 		st, err = gc.ReadStatus(t.Context(), env.Client)
 		if err != nil || st.Run.Phase != gc.PhaseDone || st.Run.Versions != 300 {
 			t.Errorf("status %+v, %v", st, err)
+		}
+		plan, err := gc.Plan(t.Context(), env.Client, gc.Config{Retention: retention, Rate: 0.5})
+		if err != nil || plan.Total.Rows != 300 || plan.Elapsed != 2*299*time.Second {
+			t.Errorf("300 rows, one every two seconds: %+v, %v", plan, err)
 		}
 		if r = runGC(t, env.Client, gc.Config{Restart: true}); r.Resumed || r.Total.Cells != 0 || r.Total.Rows != 300 {
 			t.Errorf("the next collection has to begin at the first row: %+v", r)
@@ -435,7 +442,7 @@ func TestRefusedCollection(t *testing.T) {
 }
 
 // A collection waits for a live transaction at most LockWait, and continues when its lock
-// has ended.
+// has ended. Meanwhile it reads only the tables again that have live locks.
 func TestCollectionWaitsForLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 30 * time.Minute})
@@ -446,11 +453,25 @@ func TestCollectionWaitsForLock(t *testing.T) {
 		faults.Kill()
 		cancel()
 		<-owner
+		env.CreateTable("b", "f")
 		advance(11 * time.Minute)
+		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute, LockWait: -1})
+		var blocked *gc.BlockedError
+		if !errors.As(err, &blocked) || blocked.Count != 2 || len(blocked.Locks) != 2 || r.Locks.Live != 2 {
+			t.Errorf("%+v, %v; want two live locks", r, err)
+		}
 		began := time.Now()
-		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute, LockWait: time.Hour})
-		if took := time.Since(began); err != nil || !r.Finished || r.Locks.RolledBack != 2 || took < 15*time.Minute || took > 25*time.Minute {
+		looks := map[string]int{}
+		r, err = gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute, LockWait: time.Hour, Progress: func(p gc.Progress) {
+			if p.Phase == gc.PhaseLocks && p.Row == "" {
+				looks[p.Table]++
+			}
+		}})
+		if took := time.Since(began); err != nil || !r.Finished || r.Locks.RolledBack != 2 || r.Locks.Live != 0 || took < 12*time.Minute || took > 25*time.Minute || r.Elapsed != took {
 			t.Errorf("%+v, %v after %v; want it to wait until the locks have expired", r, err, took)
+		}
+		if looks["a"] < 3 || looks["b"] != 1 {
+			t.Errorf("tables read: %v", looks)
 		}
 	})
 }
@@ -533,7 +554,7 @@ func TestCollectionRemovesUnnamedData(t *testing.T) {
 		advance(3 * time.Hour)
 		live := beginSet(t, env.Client, "2", "bob")
 		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: time.Hour})
-		if err != nil || r.Total.Data != 2 {
+		if err != nil || r.Total.Data != 2 || len(r.HeldBy) > 0 { // the open transaction is young
 			t.Errorf("%+v, %v; want two cells of data to be removed", r, err)
 		}
 		if cells := stored(t, env, "bob")["f"]; len(cells) != 1 || cells[0].Timestamp != first {
@@ -543,5 +564,46 @@ func TestCollectionRemovesUnnamedData(t *testing.T) {
 			t.Error(err)
 		}
 		wantValue(t, takeSnapshot(t, env.Client), "bob", "2")
+	})
+}
+
+// A plain write comes after a collector read a deleted row, and before it removes the delete.
+// The collector reads the row again and keeps the delete, which hides the write. If it sent what it
+// had found at first, the plain data would be visible.
+func TestPlainWriteDuringCollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "bob")
+		tx := begin(t, env.Client)
+		tx.Table("a").Delete("bob", "f", "q")
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		advance(retention + time.Minute)
+		runGC(t, env.Client, gc.Config{}) // from now on the delete drains
+		advance(retention + time.Minute)
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		held := faults.OnStep(txntest.StepCollectRow, txntest.Hold)
+		var r *gc.Report
+		collected := inBackground(func() (err error) {
+			r, err = gc.Run(t.Context(), c, gc.Config{Retention: retention})
+			return err
+		})
+		<-held.Fired()
+		m := bigtable.NewMutation()
+		m.Set("f", "q", 1000, []byte("plain"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
+			t.Fatal(err)
+		}
+		held.Release()
+		if o := <-collected; o.err != nil || r.Total.Cells != 0 || r.Total.RowsSkipped != 0 || !r.Finished {
+			t.Errorf("%+v, %v; want nothing to be removed", r, o.err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "")
+		if r := runGC(t, env.Client, gc.Config{Plain: true, Restart: true}); r.Total.Deletes != 1 || r.Total.Plain != 1 || stored(t, env, "bob") != nil {
+			t.Errorf("with Plain: %+v, left: %v", r, stored(t, env, "bob"))
+		}
 	})
 }

@@ -301,6 +301,8 @@ func TestRegistrations(t *testing.T) {
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)
 	}
+	_, err = changes.ObservedColumns(ctx, env.Client, "missing")
+	wantError(t, err, txn.ErrNotInitialized, "missing")
 	wantError(t, changes.Notify(ctx, env.Client, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
 	_, err = env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("t").Set("r", "f", "other", nil)

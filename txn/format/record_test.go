@@ -176,6 +176,21 @@ func TestBadRecords(t *testing.T) {
 	}
 }
 
+// TestKindAndStartAllocateNothing: every read decodes write records.
+func TestKindAndStartAllocateNothing(t *testing.T) {
+	for _, kind := range []Kind{KindPut, KindDelete} {
+		_, record := EncodeCommit(testSecondary, testPrimary, kind, 7)
+		allocs := testing.AllocsPerRun(100, func() {
+			if k, start, err := DecodeKindAndStart(testSecondary, 9, record); k != kind || start != 7 || err != nil {
+				t.Errorf("%v, %d, %v", k, start, err)
+			}
+		})
+		if allocs != 0 {
+			t.Errorf("%v: %v allocations", kind, allocs)
+		}
+	}
+}
+
 // A stored lock may have any ttl. Before the fix, the end of a very long one overflowed, so
 // that the lock had expired when it was written.
 func TestExpiryDoesNotOverflow(t *testing.T) {

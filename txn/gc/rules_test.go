@@ -48,6 +48,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 			columnGarbage{writesBelow: 40, dataBelow: 30}, 2},
 		{"data that nothing names", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10, 30, 40)}, columnGarbage{orphans: []tso.Timestamp{30, 40}}, 2},
 		{"data that a lock names", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10, 30), locked: []tso.Timestamp{30}}, columnGarbage{}, 0},
+		{"data above the safe point", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10, 100, 101)}, columnGarbage{orphans: []tso.Timestamp{100}}, 1},
 		{"data of nobody's column", false, columnCells{data: at(10)}, columnGarbage{}, 0},
 		{"a young delete", false, columnCells{writes: []columnWrite{put(10, 20), del(50, 51)}, data: at(10)}, columnGarbage{writesBelow: 51, dataBelow: 51}, 2},
 		{"an old delete", false, columnCells{writes: []columnWrite{put(10, 20), del(49, 50)}, data: at(10)}, columnGarbage{writesBelow: 50, dataBelow: 50, newest: 50}, 3},

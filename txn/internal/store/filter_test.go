@@ -130,6 +130,22 @@ func manyColumns(family string, n int) (cols []format.Column) {
 	return cols
 }
 
+// TestExactValue: a longer value that begins like the exact one is another record.
+func TestExactValue(t *testing.T) {
+	table := filterTable(t)
+	for i, value := range []string{"a", "ab", "ab\x00", "abc", ""} {
+		m := bigtable.NewMutation()
+		m.Set("f", fmt.Sprint(i), 0, []byte(value))
+		if err := table.Apply(t.Context(), "values", m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	row, err := table.ReadRow(t.Context(), "values", bigtable.RowFilter(ExactValue([]byte("ab"))))
+	if err != nil || len(row["f"]) != 1 || row["f"][0].Column != "f:1" {
+		t.Errorf("%v, %v", row, err)
+	}
+}
+
 // TestColumnFiltersAreBounded: an application may use qualifiers as data, so their number has
 // no bound.
 func TestColumnFiltersAreBounded(t *testing.T) {
