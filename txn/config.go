@@ -168,7 +168,7 @@ func (c Config) withDefaults() (Config, error) {
 	if err != nil {
 		return c, format.Invalidf("%v", err)
 	}
-	if c.LockTTL < time.Millisecond || c.LockTTL > 24*time.Hour {
+	if c.LockTTL < time.Millisecond || c.LockTTL > format.MaxLockTTL {
 		return c, format.Invalidf("Config.LockTTL is %v; it has to be between 1 ms and 24 hours", c.LockTTL)
 	}
 	return c, nil

@@ -23,8 +23,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// Far enough in the past for every ttl to have expired, but one of twenty years. No
-// client writes such a lock: leave stretches it.
+// Far enough in the past for every ttl to have expired, but the long one: leave stretches a
+// lock until 12 hours from now, as heartbeats do.
 var pastBegin = tso.FromTime(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC))
 
 const (
@@ -312,7 +312,7 @@ func (f *fixture) stretch(ctx context.Context, cells []string) error {
 			if err != nil {
 				return err
 			}
-			lock.TTL = longTTL
+			lock.TTL = time.Since(lock.StartTS.Time()) + 12*time.Hour
 			m := bigtable.NewMutation()
 			m.Set(format.LockFamily, strings.TrimPrefix(item.Column, format.LockFamily+":"), item.Timestamp, format.EncodeLock(lock))
 			if err := table.Apply(ctx, at.Row, m); err != nil {

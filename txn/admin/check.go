@@ -136,10 +136,21 @@ type checker struct {
 	// safePoint is at or above that of every collection that began before the page
 	// was read.
 	safePoint tso.Timestamp
-	newest    tso.Timestamp // the newest timestamp of the page
-	at        format.Cell   // the cell that has it
+	newest    cellTime   // the newest timestamp of the page
+	locked    []cellTime // its locks
 	// claims are commits and locks of secondaries, to compare with their primaries.
 	claims []claim
+}
+
+type cellTime struct {
+	cell format.Cell
+	ts   tso.Timestamp
+}
+
+func (n *cellTime) raise(cell format.Cell, ts tso.Timestamp) {
+	if ts > n.ts {
+		*n = cellTime{cell, ts}
+	}
 }
 
 // A claim is what a secondary says about its primary.
@@ -150,12 +161,6 @@ type claim struct {
 
 func (ck *checker) report(rule Rule, cell format.Cell, text string, args ...any) {
 	ck.found = append(ck.found, Violation{rule, cell, fmt.Sprintf(text, args...)})
-}
-
-func (ck *checker) note(cell format.Cell, ts tso.Timestamp) {
-	if ts > ck.newest {
-		ck.newest, ck.at = ts, cell
-	}
 }
 
 // history is everything that is stored in one column of a row.
@@ -206,7 +211,7 @@ func (ck *checker) row(raw bigtable.Row) {
 				ck.report(RuleFormat, cell, "metadata in family %s for a family that the table does not have", family)
 			}
 			ts := tso.FromCell(item.Timestamp)
-			ck.note(cell, ts)
+			ck.newest.raise(cell, ts)
 			h := get(cell)
 			switch family {
 			case format.LockFamily:
@@ -316,6 +321,7 @@ func (ck *checker) locks(h *history) {
 		ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), h.locks[0].StartTS, h.locks[1].StartTS)
 	}
 	for _, l := range h.locks {
+		ck.locked = append(ck.locked, cellTime{h.cell, l.StartTS})
 		if !l.IsPrimary() {
 			ck.claims = append(ck.claims, claim{h.cell, l.Primary, l.StartTS, 0})
 		}
@@ -351,7 +357,7 @@ func (ck *checker) data(h *history) {
 		need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
 	}
 	for _, ts := range h.data {
-		ck.note(h.cell, ts)
+		ck.newest.raise(h.cell, ts)
 		if !owned[ts] {
 			ck.report(RuleOrphanData, h.cell, "data at %d belongs to no write record and no lock", ts)
 		}
@@ -464,15 +470,20 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 
 // clock compares the newest timestamp of a page with the oracle's present time.
 func (ck *checker) clock(ctx context.Context) error {
-	if ck.newest == 0 {
+	if ck.newest.ts == 0 {
 		return nil
 	}
 	now, err := ck.client.Clock.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
-	if ck.newest >= now {
-		ck.report(RuleFuture, ck.at, "stored timestamp %d; the oracle is at %d", ck.newest, now)
+	for _, l := range ck.locked {
+		if l.ts >= now {
+			ck.report(RuleFuture, l.cell, "a lock at %d, which blocks writers; the oracle is at %d", l.ts, now)
+		}
+	}
+	if ck.newest.ts >= now && !slices.Contains(ck.locked, ck.newest) {
+		ck.report(RuleFuture, ck.newest.cell, "stored timestamp %d; the oracle is at %d", ck.newest.ts, now)
 	}
 	return nil
 }

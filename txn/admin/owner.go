@@ -49,7 +49,10 @@ func Owner(client *txn.Client) string { return access.ResolverOf(client).Token.N
 // ReadOwner reads the worker token of a lock's owner (Lock.Owner, which may be empty),
 // and compares it with oracle time now, as [Resolve] does. It changes nothing.
 func ReadOwner(ctx context.Context, client *txn.Client, owner string, now tso.Timestamp) (OwnerStatus, error) {
-	c := access.ResolverOf(client)
+	return readOwner(ctx, access.ResolverOf(client), owner, now)
+}
+
+func readOwner(ctx context.Context, c *recovery.Resolver, owner string, now tso.Timestamp) (OwnerStatus, error) {
 	s := OwnerStatus{State: OwnerMissing}
 	if owner == "" {
 		return s, nil

@@ -37,7 +37,19 @@ const (
 	// RepairOldMarker: an old rollback marker whose transaction has no lock left in
 	// any table. The repair deletes it.
 	RepairOldMarker RepairKind = "old rollback marker"
+	// RepairLockAbove: a lock whose start_ts is more than an hour above the oracle's time.
+	// It blocks all writers of the cell. The oracle hands out no timestamp twice, and none
+	// from the future. So no transaction of this oracle wrote the lock, and none will commit
+	// it. The repair deletes the lock and its data, that of the primary first. It leaves no
+	// rollback marker, which would block the cell as well. The lock stays if something says
+	// that the oracle is behind: a commit above its time in any table, or a worker token of
+	// the owner that is as far ahead. In that case `percctl tso advance` mends the oracle.
+	RepairLockAbove RepairKind = "lock above the oracle"
 )
+
+// aboveBy is how far above the oracle's time a lock must be. Until the oracle gets there, the
+// repair's requests have arrived. A lock that is nearer will soon be an ordinary lock.
+const aboveBy = tso.Timestamp(time.Hour / time.Microsecond)
 
 // A Repair is one damaged cell.
 type Repair struct {
@@ -102,7 +114,7 @@ func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigta
 	var found []Repair
 	err = c.Pages(ctx, table, rs, allVersions, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		for _, raw := range page {
-			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(cfg.MarkerAge.Microseconds()))...)
+			found = append(found, rowRepairs(repairHistories(t, raw), d.AdoptedTS, now, cfg.MarkerAge)...)
 			if len(found) >= cfg.Most {
 				p.More = true
 				return false, nil
@@ -113,12 +125,16 @@ func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigta
 	if err != nil || len(found) == 0 {
 		return p, err
 	}
-	known, err := findEvidence(ctx, c, found)
+	known, newest, err := findEvidence(ctx, c, found, now)
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range found {
-		ok, err := confirmRepair(ctx, c, &r, known[r.StartTS], now)
+		k := known[r.StartTS]
+		if r.Kind == RepairLockAbove && k.committed == 0 && newest.ts > now {
+			k.committed, k.at = newest.ts, newest.cell
+		}
+		ok, err := confirmRepair(ctx, c, &r, k, now)
 		if err != nil {
 			return nil, err
 		}
@@ -178,7 +194,7 @@ func repairHistories(t *store.Table, raw bigtable.Row) []*repairHistory {
 }
 
 // rowRepairs returns the possible repairs of a row.
-func rowRepairs(row []*repairHistory, adopted, markersUpTo tso.Timestamp) (found []Repair) {
+func rowRepairs(row []*repairHistory, adopted, now tso.Timestamp, markerAge time.Duration) (found []Repair) {
 	since := adopted
 	if since == 0 {
 		for _, h := range row {
@@ -190,7 +206,7 @@ func rowRepairs(row []*repairHistory, adopted, markersUpTo tso.Timestamp) (found
 		}
 	}
 	for _, h := range row {
-		for _, r := range h.repairs(markersUpTo) {
+		for _, r := range h.repairs(now, now-tso.Timestamp(markerAge.Microseconds())) {
 			r.since = since
 			found = append(found, r)
 		}
@@ -204,8 +220,9 @@ func (r *Repair) ofTransaction(now tso.Timestamp) bool {
 	return r.since > 0 && r.StartTS > r.since && r.StartTS < now
 }
 
-// repairs returns the possible repairs of a column, with markers up to markersUpTo.
-func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
+// repairs returns the possible repairs of a column at oracle time now, with markers up to
+// markersUpTo.
+func (h *repairHistory) repairs(now, markersUpTo tso.Timestamp) []Repair {
 	var found []Repair
 	for _, ts := range h.data {
 		if _, ok := h.committed[ts]; !ok && !slices.Contains(h.locks, ts) {
@@ -215,6 +232,8 @@ func (h *repairHistory) repairs(markersUpTo tso.Timestamp) []Repair {
 	for _, ts := range h.locks {
 		if commitTS, ok := h.committed[ts]; ok || slices.Contains(h.markers, ts) {
 			found = append(found, Repair{Kind: RepairRedundantLock, Cell: h.cell, StartTS: ts, CommitTS: commitTS})
+		} else if ts-aboveBy > now {
+			found = append(found, Repair{Kind: RepairLockAbove, Cell: h.cell, StartTS: ts})
 		}
 	}
 	for _, ts := range h.markers {
@@ -233,17 +252,18 @@ type evidence struct {
 	locked    *format.Lock  // one of its locks
 }
 
-// findEvidence reads the locks and records of all tables.
-func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[tso.Timestamp]*evidence, error) {
-	known := map[tso.Timestamp]*evidence{}
-	oldest := of[0].StartTS
+// findEvidence reads the locks and records of all tables. newest is the newest commit that it
+// finds.
+func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair, now tso.Timestamp) (known map[tso.Timestamp]*evidence, newest cellTime, err error) {
+	known = map[tso.Timestamp]*evidence{}
+	oldest := now // a commit above it says that the oracle is behind
 	for _, r := range of {
 		known[r.StartTS] = &evidence{}
 		oldest = min(oldest, r.StartTS)
 	}
 	tables, err := c.TableNames(ctx)
 	if err != nil {
-		return nil, err
+		return nil, newest, err
 	}
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(store.Chain(store.AnyOf([]bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily)}), store.From(oldest)))
@@ -254,6 +274,7 @@ func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[t
 				for family, items := range raw {
 					for _, item := range items {
 						v := newVersion(t, raw.Key(), family, item)
+						newest.raise(v.Cell, v.CommitTS)
 						k := known[v.StartTS]
 						switch {
 						case k == nil:
@@ -268,10 +289,10 @@ func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair) (map[t
 			return true, nil
 		})
 		if err != nil {
-			return nil, err
+			return nil, newest, err
 		}
 	}
-	return known, nil
+	return known, newest, nil
 }
 
 // confirmRepair decides whether the evidence allows a repair, and sets its Why.
@@ -298,8 +319,66 @@ func confirmRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *
 		}
 		r.Why = "no lock of its transaction is left"
 		return true, nil
+	case RepairLockAbove:
+		if known.committed != 0 {
+			r.Why = fmt.Sprintf("the commit at %d of %s is above the oracle's time as well: the oracle may be behind; see percctl tso advance", known.committed, known.at)
+			return false, nil
+		}
+		_, ok, err := confirmLockAbove(ctx, c, r, known.locked)
+		return ok, err
 	}
 	return confirmRedundantLock(ctx, c, r, known)
+}
+
+// confirmLockAbove decides whether the lock l allows its repair, and sets r.Why. The timestamp
+// with which it compares is from after the lock was read. primary is the primary lock, if that
+// is another one and has to go first.
+func confirmLockAbove(ctx context.Context, c *recovery.Resolver, r *Repair, l *format.Lock) (primary *Repair, ok bool, err error) {
+	if l == nil || l.StartTS != r.StartTS {
+		r.Why = "its lock is gone"
+		return nil, false, nil
+	}
+	now, err := c.Clock.Timestamp(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	r.Why = ""
+	owner, err := readOwner(ctx, c, l.Owner, now)
+	if err != nil {
+		return nil, false, err
+	}
+	s, err := readPrimary(ctx, c, r, l)
+	switch {
+	case err != nil || r.Why != "":
+		return nil, false, err
+	case l.StartTS-aboveBy <= now:
+		r.Why = fmt.Sprintf("the oracle is at %d, and will soon pass it", now)
+	case owner.ExpiresTS >= l.StartTS:
+		r.Why = fmt.Sprintf("its owner, pid %d on %s, has an oracle that is as far ahead", owner.PID, owner.Host)
+	case s.State == format.StateCommitted:
+		r.Why = fmt.Sprintf("the primary %s is committed at %d", l.Primary, s.CommitTS)
+	default:
+		r.Why = fmt.Sprintf("the oracle is at %d: no transaction of this oracle wrote it", now)
+		if s.Lock != nil && s.Lock.IsPrimary() && !l.IsPrimary() {
+			primary = &Repair{Kind: RepairLockAbove, Cell: l.Primary, StartTS: l.StartTS}
+		}
+		return primary, true, nil
+	}
+	return nil, false, nil
+}
+
+// readPrimary reads the status of the transaction of a lock. If its primary can never be read,
+// it sets r.Why.
+func readPrimary(ctx context.Context, c *recovery.Resolver, r *Repair, l *format.Lock) (s format.Status, err error) {
+	t, err := c.Table(ctx, l.Primary.Table)
+	if err == nil {
+		s, err = recovery.ReadStatus(ctx, t, l.Primary, l.StartTS)
+	}
+	if errors.Is(err, format.ErrInvalid) || errors.Is(err, format.ErrNotInitialized) || errors.Is(err, format.ErrCorrupt) {
+		r.Why = fmt.Sprintf("the primary %s cannot be read: %v", l.Primary, err)
+		return s, nil
+	}
+	return s, err
 }
 
 func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
@@ -307,16 +386,10 @@ func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, 
 		r.Why = "its lock is gone"
 		return false, nil
 	}
-	var s format.Status
-	t, err := c.Table(ctx, known.locked.Primary.Table)
-	if err == nil {
-		s, err = recovery.ReadStatus(ctx, t, known.locked.Primary, r.StartTS)
-	}
+	r.Why = ""
+	s, err := readPrimary(ctx, c, r, known.locked)
 	switch {
-	case errors.Is(err, format.ErrInvalid), errors.Is(err, format.ErrNotInitialized), errors.Is(err, format.ErrCorrupt):
-		r.Why = fmt.Sprintf("the primary %s cannot be read: %v", known.locked.Primary, err)
-		return false, nil
-	case err != nil:
+	case err != nil || r.Why != "":
 		return false, err
 	case r.CommitTS != 0 && s.State == format.StateCommitted && s.CommitTS == r.CommitTS:
 		r.Why = fmt.Sprintf("the cell and the primary %s are committed at %d", known.locked.Primary, r.CommitTS)
@@ -334,7 +407,10 @@ func confirmRedundantLock(ctx context.Context, c *recovery.Resolver, r *Repair, 
 // cell of the transaction has appeared since. done is false if the cell has
 // changed; then ApplyRepair changed nothing. To apply a repair twice is harmless.
 func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, err error) {
-	c := access.ResolverOf(client)
+	return applyRepair(ctx, access.ResolverOf(client), r)
+}
+
+func applyRepair(ctx context.Context, c *recovery.Resolver, r Repair) (done bool, err error) {
 	if err := format.CheckStoredCell(r.Cell); err != nil {
 		return false, err
 	}
@@ -372,6 +448,10 @@ func ApplyRepair(ctx context.Context, client *txn.Client, r Repair) (done bool, 
 			}
 			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock), m, nil)
 			done = matched
+		case RepairLockAbove:
+			store.RemoveLockAndData(m, col, r.StartTS)
+			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock), m, nil)
+			done = matched
 		case RepairOldMarker:
 			store.RemoveCell(m, format.MarkFamily, key, r.StartTS)
 			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock), nil, m)
@@ -403,23 +483,23 @@ func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Rep
 	if err != nil {
 		return false, err
 	}
-	for _, again := range rowRepairs(repairHistories(t, raw), d.AdoptedTS, now-tso.Timestamp(time.Hour.Microseconds())) {
+	for _, again := range rowRepairs(repairHistories(t, raw), d.AdoptedTS, now, time.Hour) {
 		if again.Cell != r.Cell || again.Kind != r.Kind || again.StartTS != r.StartTS || again.CommitTS != r.CommitTS {
 			continue
 		}
 		switch r.Kind {
 		case RepairOrphanData:
 			return again.ofTransaction(now), nil
-		case RepairRedundantLock:
-			return stillRedundant(ctx, c, t, r)
+		case RepairRedundantLock, RepairLockAbove:
+			return stillLocked(ctx, c, t, r)
 		}
 		return true, nil
 	}
 	return false, nil
 }
 
-// stillRedundant reads the lock and its primary again.
-func stillRedundant(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair) (bool, error) {
+// stillLocked reads the lock and its primary again. The primary lock goes first.
+func stillLocked(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair) (bool, error) {
 	raw, err := t.ReadRow(ctx, r.Cell.Row, store.Interleave(store.LockAt(r.Cell.Column(), r.StartTS)))
 	if err != nil || len(raw[format.LockFamily]) == 0 {
 		return false, err
@@ -428,5 +508,12 @@ func stillRedundant(ctx context.Context, c *recovery.Resolver, t *store.Table, r
 	if err != nil {
 		return false, err
 	}
-	return confirmRedundantLock(ctx, c, &r, &evidence{locked: l})
+	if r.Kind == RepairRedundantLock {
+		return confirmRedundantLock(ctx, c, &r, &evidence{locked: l})
+	}
+	primary, ok, err := confirmLockAbove(ctx, c, &r, l)
+	if ok && primary != nil {
+		_, err = applyRepair(ctx, c, *primary)
+	}
+	return ok && err == nil, err
 }

@@ -91,7 +91,7 @@ func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, 
 			continue
 		}
 		l, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
-		if err != nil || !l.Observed || l.ExpiresTS() > c.Clock.Now() {
+		if err != nil || !l.Observed || !l.Expired(c.Clock.Now()) {
 			continue
 		}
 		s, err := c.ResolveLock(ctx, *l)

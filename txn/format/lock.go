@@ -61,6 +61,22 @@ func (l *Lock) ExpiresTS() tso.Timestamp {
 	return l.StartTS + min(ttl, math.MaxInt64-max(l.StartTS, 0))
 }
 
+// MaxLockTTL is the longest Config.LockTTL.
+const MaxLockTTL = 24 * time.Hour
+
+// Endless reports whether the lock has a ttl that no client writes. A ttl counts from
+// start_ts, so nothing bounds that of a long commit. But each time the owner writes the lock,
+// it sets the end to Config.LockTTL from then. So a lock cannot end later than MaxLockTTL
+// after now; twice that is for clients whose clocks are fast. now is a time after the owner
+// last wrote the lock; 0 means that it is not known.
+func (l *Lock) Endless(now tso.Timestamp) bool {
+	return now > 0 && l.ExpiresTS()-now > tso.Timestamp(2*MaxLockTTL.Microseconds())
+}
+
+// Expired reports whether the lock has expired at oracle time now. An endless lock counts
+// as expired: rolling back a transaction that did not commit is always safe.
+func (l *Lock) Expired(now tso.Timestamp) bool { return now >= l.ExpiresTS() || l.Endless(now) }
+
 // Micros returns that many microseconds, between 0 and the longest duration: what is stored
 // or computed may be any number.
 func Micros(n int64) time.Duration {

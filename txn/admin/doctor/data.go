@@ -89,7 +89,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				return fmt.Errorf("table %s: %w", table, err)
 			}
 			seen++
-			if l.ExpiresTS()+grace < now {
+			if l.Expired(now - grace) {
 				stranded++
 				oldest = min(oldest, l.StartTS)
 			}

@@ -159,6 +159,9 @@ func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Sta
 	if err != nil {
 		return format.Status{}, err
 	}
+	if err := checkStart(&l, now); err != nil {
+		return format.Status{}, err
+	}
 	// The list may be old, and the owner may have kept the lock alive since.
 	o, err := r.FindOutcome(ctx, &l, now, false, WaitNever)
 	if err != nil || !o.Final() {
@@ -229,7 +232,10 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 			return Outcome{}, store.Ended(ctx, "percolator: waiting for the lock on "+l.Cell.String(), last)
 		}
 		// Before the next read of the primary: store.Undecided requires that.
-		if asOf, err = r.Clock.Timestamp(ctx); err != nil {
+		if asOf, err = r.Clock.Timestamp(ctx); err == nil {
+			err = checkStart(l, asOf)
+		}
+		if err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -255,8 +261,8 @@ func (r *Resolver) rollBackIfDead(ctx context.Context, t *store.Table, l *format
 			return Outcome{LockGone: gone}, l.ExpiresTS(), err
 		}
 	}
-	if !r.isDead(ctx, deciding, asOf) {
-		return o, deciding.ExpiresTS(), nil
+	if dead, err := r.isDead(ctx, deciding, asOf); err != nil || !dead {
+		return o, deciding.ExpiresTS(), err
 	}
 	r.Metrics.Stranded(deciding, asOf)
 	rolledBack, err := rollBackPrimary(ctx, t, l.Primary, l.StartTS, o.State, asOf)
@@ -277,9 +283,30 @@ func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error)
 }
 
 // isDead reports whether a client may roll the lock back at oracle time now: it has
-// expired, or its owner's worker token is stale.
-func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) bool {
-	return now >= l.ExpiresTS() || r.Token.isStale(ctx, l.Owner, now)
+// expired, or its owner's worker token is stale. now may be long ago, and the lock's owner
+// may have written it since. So isDead asks the oracle before it calls a ttl endless. It also
+// does so before a rollback above now: a rollback marker above the oracle's time would block
+// all writers of the cell.
+func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) (bool, error) {
+	dead := now >= l.ExpiresTS() || r.Token.isStale(ctx, l.Owner, now)
+	if !l.Endless(now) && (!dead || l.StartTS <= now) {
+		return dead, nil
+	}
+	now, err := r.Clock.Timestamp(ctx)
+	if err == nil {
+		err = checkStart(l, now)
+	}
+	return dead || l.Endless(now), err
+}
+
+// checkStart returns an error if a lock has a start_ts above now, which the oracle handed out
+// after the lock was read. No transaction of this oracle has written such a lock. To wait for
+// its end could take centuries, and its rollback marker would block the cell as well.
+func checkStart(l *format.Lock, now tso.Timestamp) error {
+	if l.StartTS <= now {
+		return nil
+	}
+	return format.Corruptf(l.Cell, "the lock is at %d, but the oracle is at %d: no transaction of this oracle wrote it. If the oracle was restored or replaced, run `percctl tso advance`. Otherwise remove the lock with `percctl repair plan %s`", l.StartTS, now, l.Cell.Table)
 }
 
 // rollBackPrimary makes sure that the transaction never commits. It replaces the primary

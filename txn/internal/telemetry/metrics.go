@@ -146,7 +146,7 @@ func (m *Metrics) BackgroundDropped(rows int) {
 // Listed records a lock that an operator has listed. It counts as stranded if it has
 // expired. now is about the oracle's time; 0 means that it is not known.
 func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
-	if m.strandedAge.Enabled(context.Background()) && now >= l.ExpiresTS() {
+	if m.strandedAge.Enabled(context.Background()) && l.Expired(now) {
 		m.oldest.note(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
 	}
 }

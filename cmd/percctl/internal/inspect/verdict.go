@@ -38,31 +38,50 @@ func judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus
 	case s.State == txn.StateRolledBack:
 		return Back, "primary rolled back: safe to roll back"
 	case s.State == format.StateLocked:
-		return judgeLocked(s.Lock.ExpiresTS(), owner, now)
+		return judgeLocked(s.Lock, owner, now)
 	case len(locks) == 0:
 		return Finished, "nothing at the primary: its prewrite may still arrive, its owner may have rolled back, or there was no such transaction"
 	}
 	// Nothing at the primary: the locks' own ttl counts. The first that is
 	// resolved decides for all.
-	expires := locks[0].ExpiresTS()
-	for _, l := range locks {
-		expires = min(expires, l.ExpiresTS())
+	first := &locks[0]
+	for i := range locks {
+		if locks[i].ExpiresTS() < first.ExpiresTS() {
+			first = &locks[i]
+		}
 	}
+	expires := first.ExpiresTS()
 	switch {
+	case first.StartTS > now:
+		return aboveOracle(first)
 	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", cli.Between(owner.ExpiresTS, now))
 	case now >= expires:
 		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", cli.Between(expires, now))
+	case first.Endless(now):
+		return Back, "nothing at the primary, " + endless
 	}
 	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", cli.Between(now, expires))
 }
 
-func judgeLocked(expires tso.Timestamp, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+// endless is what is said of a lock that is Endless.
+const endless = "its ttl is longer than any client writes: will be rolled back"
+
+func aboveOracle(l *format.Lock) (Outcome, string) {
+	return Unknown, "it is above the oracle's time, so no transaction wrote it; percctl repair plan " + cli.Line(l.Cell.Table) + " says what to do"
+}
+
+func judgeLocked(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+	expires := l.ExpiresTS()
 	switch {
+	case l.StartTS > now:
+		return aboveOracle(l)
 	case owner.State == admin.OwnerStale:
 		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", cli.Between(owner.ExpiresTS, now))
 	case now >= expires:
 		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", cli.Between(expires, now))
+	case l.Endless(now):
+		return Back, "not committed, " + endless
 	case owner.State == admin.OwnerFresh:
 		return Alive, fmt.Sprintf("owner alive, ttl %s left", cli.Between(now, expires))
 	}

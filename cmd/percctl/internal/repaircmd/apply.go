@@ -77,7 +77,7 @@ func read(file string) (*plan, []admin.Repair, error) {
 		switch {
 		case err != nil:
 			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
-		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker:
+		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker && r.Kind != admin.RepairLockAbove:
 			return nil, nil, cli.Usagef("%s: repair %d: unknown kind %q", file, i+1, r.Kind)
 		}
 		repairs = append(repairs, admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})

@@ -27,7 +27,7 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	return cli.Group("repair", "Repair what percctl check finds, where that is safe",
 		`Repair what percctl check finds, where that needs no guess: data of transactions of
 which no table has a trace, locks next to the write record of their own transaction,
-and old rollback markers. percctl repair plan writes a file for you to read, and
+locks above the oracle's time, and old rollback markers. percctl repair plan writes a file for you to read, and
 percctl repair apply does what the file says. Other violations are listed and left to
 you: half commits, missing data and unreadable records need a decision, or a backup.`,
 		newPlanCmd(s), newApplyCmd(s))
@@ -89,6 +89,9 @@ percctl check finds as left.
                        the primary agrees
   old rollback marker  older than --markers-older-than, with no lock of its
                        transaction left in any table
+  lock above the oracle
+                       more than an hour above its time, so that it blocks
+                       writers, where nothing says that the oracle is behind
 
 Exit status 4: there is something to repair, or left.`,
 		Example: `  percctl repair plan --all --to plan.json
