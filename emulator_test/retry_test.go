@@ -13,6 +13,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -88,6 +89,52 @@ func TestReadsAreRetried(t *testing.T) {
 	}
 }
 
+// NewClient's read is tried again as others are. Before the fix, one request that failed or
+// hung ended NewClient.
+func TestNewClientIsRetried(t *testing.T) {
+	open := func(ctx context.Context, env *txntest.Env, faults *txntest.Faults) (*txn.Client, error) {
+		bt, _ := env.Open(faults.DialOptions()...)
+		return txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1, RPCTimeout: time.Second, Backoff: txn.Backoff{Min: 1, Max: 1}})
+	}
+	for _, action := range []txntest.Action{txntest.Crash, txntest.Delay, txntest.DropRequest} {
+		t.Run(fmt.Sprint(action), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				faults := txntest.NewFaults(t)
+				rule := faults.On("safe point", step(txntest.StepSafePoint), action, 3)
+				c, err := open(t.Context(), env, faults)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rule.Release()
+				closeNow(c)
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		faults := txntest.NewFaults(t)
+		faults.On("safe point", step(txntest.StepSafePoint), txntest.Crash, 0)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 3500*time.Millisecond, errors.New("my cause"))
+		defer cancel()
+		o := <-inBackground(func() error { _, err := open(ctx, env, faults); return err })
+		wantEnded(t, o, format.DefaultMetadataTable)
+	})
+}
+
+// wantEnded fails the test unless four attempts failed until the context ended after 3.5 s.
+func wantEnded(t *testing.T, o outcome, table string) {
+	t.Helper()
+	if !errors.Is(o.err, context.DeadlineExceeded) || o.took != 3500*time.Millisecond {
+		t.Fatalf("%v after %v", o.err, o.took)
+	}
+	for _, says := range []string{fmt.Sprintf("read on table %q", table), "4 attempts failed", "my cause", "DeadlineExceeded", "the request's own deadline"} {
+		if !strings.Contains(o.err.Error(), says) {
+			t.Errorf("the error does not say %q: %v", says, o.err)
+		}
+	}
+}
+
 // The error of a read whose context ends says how many attempts failed, and the last cause.
 func TestReadsEndWithTheirContext(t *testing.T) {
 	for name, read := range everyRead {
@@ -99,14 +146,7 @@ func TestReadsEndWithTheirContext(t *testing.T) {
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 3500*time.Millisecond, errors.New("my cause"))
 				defer cancel()
 				o := <-inBackground(func() error { _, err := read(ctx, a); return err })
-				if !errors.Is(o.err, context.DeadlineExceeded) || o.took != 3500*time.Millisecond {
-					t.Fatalf("%v after %v", o.err, o.took)
-				}
-				for _, says := range []string{`read on table "a"`, "4 attempts failed", "my cause", "DeadlineExceeded", "the request's own deadline"} {
-					if !strings.Contains(o.err.Error(), says) {
-						t.Errorf("the error does not say %q: %v", says, o.err)
-					}
-				}
+				wantEnded(t, o, "a")
 			})
 		})
 	}

@@ -44,8 +44,8 @@ type Tables interface {
 }
 
 // NewClient returns a client over bt. The caller closes bt, after the Client. NewClient
-// reads the metadata table once: ErrNotInitialized says that it does not exist yet;
-// admin.InitTable creates it.
+// reads the metadata table, and tries again until ctx ends. ErrNotInitialized says that the
+// table does not exist yet; admin.InitTable creates it.
 func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -43,7 +43,7 @@ const (
 	// it. The repair deletes the lock and its data, that of the primary first. It leaves no
 	// rollback marker, which would block the cell as well. The lock stays if something says
 	// that the oracle is behind: a commit above its time in any table, or a worker token of
-	// the owner that is as far ahead. In that case `percctl tso advance` mends the oracle.
+	// the owner that is as far ahead. In that case `percctl tso advance` repairs the oracle.
 	RepairLockAbove RepairKind = "lock above the oracle"
 )
 

@@ -64,14 +64,21 @@ func (v *SafePointView) fresh() bool {
 	return max(time.Since(v.asked), time.Since(v.wall)) <= gctime.SafePointMaxAge()
 }
 
-// newSafePoint reads the safe point, which is the first request of a client.
+// newSafePoint reads the safe point, which is the first request of a client. It tries again
+// as other reads do.
 func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
 	s := &SafePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
 	s.View.Store(&SafePointView{})
-	if err := s.read(ctx); err != nil {
-		return nil, err
+	for a := st.Metadata.attempts(); ; {
+		err := s.read(ctx)
+		if err != nil {
+			if err = a.again(ctx, err); err == nil {
+				continue
+			}
+			return nil, err
+		}
+		return s, nil
 	}
-	return s, nil
 }
 
 // KeepFresh reads the safe point again in the background, three times in

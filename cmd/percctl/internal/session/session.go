@@ -21,6 +21,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
+// connectTimeout bounds the first request, also where --timeout does not.
+const connectTimeout = 20 * time.Second
+
 // closeTimeout bounds the end of a command: locks that its reads
 // have not resolved by then are left to other clients.
 const closeTimeout = 2 * time.Second
@@ -144,6 +147,8 @@ func (f *Flags) explainTimeout(ctx context.Context, err error) error {
 }
 
 func (s *Session) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, fmt.Errorf("the metadata table was not read within %v", connectTimeout))
+	defer cancel()
 	c, err := txn.NewClient(ctx, s.Bigtable, s.config)
 	if err != nil {
 		return err
