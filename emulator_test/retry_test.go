@@ -89,7 +89,7 @@ func TestReadsAreRetried(t *testing.T) {
 	}
 }
 
-// NewClient's read is tried again as others are. Before the fix, one request that failed or
+// NewClient tries its read again, as all reads do. Before the fix, one request that failed or
 // hung ended NewClient.
 func TestNewClientIsRetried(t *testing.T) {
 	open := func(ctx context.Context, env *txntest.Env, faults *txntest.Faults) (*txn.Client, error) {

@@ -35,15 +35,9 @@ const (
 	simulatedRotation = time.Minute
 )
 
-// lateBound is how late a request may be applied (docs/guarantees.md): a prewrite or a
-// commit until its transaction is one retention old, or 90 s after the transaction's last
-// check of the safe point; others one retention.
-func lateBound(c txntest.Call) time.Duration {
-	if c.Step == txntest.StepPrewrite || c.Step == txntest.StepCommit {
-		return max(80*time.Second, time.Until(c.StartTS.Time().Add(retention))) // the check is a few seconds before the request
-	}
-	return retention - time.Minute
-}
+// lateBound is how late a request may be applied: one retention after the client last checked
+// the safe point (docs/guarantees.md), which was up to a minute before the request.
+const lateBound = retention - time.Minute
 
 // A straggler is a part of the network that keeps the writes of one client now and then: for
 // some seconds, each is applied much later, in order. The client gets an error, or the
@@ -74,7 +68,7 @@ func (s *straggler) choose(c txntest.Call) (txntest.Action, time.Duration, bool)
 		s.mode = s.rnd.IntN(3)
 	}
 	s.kept[c.Step]++
-	late := min(s.late, lateBound(c))
+	late := min(s.late, lateBound)
 	// In mode 1 a transaction has prewritten and cannot commit: another client rolls it back.
 	if s.mode == 0 || s.mode == 1 && c.Step == txntest.StepPrewrite {
 		return txntest.Echo, late, true
