@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -99,6 +100,28 @@ func TestReadBatch(t *testing.T) {
 		f.wg.Wait()
 		if got, want := fmt.Sprint(f.requests()), "[1 128 24 1]"; got != want {
 			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+	})
+}
+
+// A read that Bigtable does not answer is tried again alone. Reads of other rows do not wait
+// until its caller gives up.
+func TestReadBatchBesideUnansweredRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFanOut(t, txn.Config{RPCTimeout: time.Second})
+		f.get("row1", "1")
+		f.faults.On("further reads of the first row", stepOn(txntest.StepRead, "row0"), txntest.Crash, 10)
+		began := time.Now()
+		f.get("row2", "2")
+		advance(1500 * time.Millisecond)
+		requests := f.requests()
+		slices.Sort(requests)
+		if got, want := fmt.Sprint(requests), "[1 1 2]"; got != want {
+			t.Errorf("requests of %v rows, want %v", got, want)
+		}
+		f.wg.Wait() // the first row is answered in the end
+		if took := time.Since(began); took < 10*time.Second {
+			t.Errorf("the first row was answered after %v", took)
 		}
 	})
 }

@@ -74,8 +74,12 @@ func (b *readBatcher) read(ctx context.Context, row string, columns []Column, f 
 	if b.running < b.shared.batchReads {
 		b.running++
 		b.mu.Unlock()
-		defer b.sendNext()
-		return b.table.ReadRow(ctx, row, f)
+		raw, err := b.table.ReadRowOnce(ctx, row, f)
+		b.sendNext() // now: the reads of other rows must not wait for this one's further tries
+		if store.CutShort(ctx, err) {
+			return b.table.ReadRow(ctx, row, f)
+		}
+		return raw, err
 	}
 	w := &waitingRead{row: row, columns: columns, span: trace.SpanFromContext(ctx), startBatch: make(chan struct{}), done: make(chan struct{})}
 	b.waiting = append(b.waiting, w)

@@ -65,7 +65,7 @@ func (t *Table) attempts() attempts {
 // ctx ends.
 func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	for a := t.attempts(); ; {
-		r, err := t.readAdmitted(ctx, row, f)
+		r, err := t.ReadRowOnce(ctx, row, f)
 		if err != nil {
 			err = a.again(ctx, err)
 			if err == nil {
@@ -76,7 +76,8 @@ func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (big
 	}
 }
 
-func (t *Table) readAdmitted(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
+// ReadRowOnce is one try of ReadRow.
+func (t *Table) ReadRowOnce(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	if err := t.admitRead(ctx); err != nil {
 		return nil, err
 	}
@@ -84,8 +85,7 @@ func (t *Table) readAdmitted(ctx context.Context, row string, f bigtable.Filter)
 	return t.TryReadRow(ctx, row, f)
 }
 
-// TryReadRow is one try of ReadRow, for callers that do something else after a failure. It
-// waits for no other read.
+// TryReadRow is ReadRowOnce for callers that must not wait for other reads.
 func (t *Table) TryReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
 	rctx, cancel := t.Timeout(ctx)
 	defer cancel()
