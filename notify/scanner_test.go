@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -292,6 +293,57 @@ func TestDeletedTable(t *testing.T) {
 			t.Errorf("%d changes were found in the table once it was there again, want 1", n)
 		}
 	})
+}
+
+// While Bigtable does not answer reads of a part of the data, sweeps find what is in the rest.
+// A lock of a dead client does not stop them either, if its primary is in that part.
+func TestSweepsBesideUnansweredTable(t *testing.T) {
+	for reads, match := range map[string]func(rowKeys [][]byte) bool{
+		"scans":       func(keys [][]byte) bool { return len(keys) == 0 },
+		"the primary": func(keys [][]byte) bool { return len(keys) > 0 },
+	} {
+		t.Run(reads, func(t *testing.T) {
+			virtual(t, func(t *testing.T, env *txntest.Env) {
+				faults, deaths := txntest.NewFaults(t), txntest.NewFaults(t)
+				w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{NoHints: true})
+				var found sync.Map
+				handle(t, w, "o", input, func(_ context.Context, _ *txn.Txn, c txn.Cell) error { found.Store(c.Row, true); return nil })
+				handle(t, w, "e", columnOf("effects", "e", "z"), observeEffect)
+				start(t, w)
+				pass(5 * time.Minute)
+				var over atomic.Bool
+				unanswered := faults.On(reads, func(c txntest.Call) bool {
+					r, ok := c.Request.(*btpb.ReadRowsRequest)
+					return ok && c.Table == "effects" && match(r.GetRows().GetRowKeys()) && !over.Load()
+				}, txntest.Crash, 0)
+				dies := deaths.OnStep(txntest.StepSecondaries, txntest.Hold)
+				_, err := env.NewClient(txn.Config{TokenTTL: -1}, deaths.DialOptions()...).Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("effects").Set("primary", "e", "x", nil)
+					tx.Table(input.table).Set("left", input.Family, input.Qualifier, nil)
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-dies.Fired()
+				deaths.Kill()
+				<-unanswered.Fired()
+				want := func(row string) {
+					t.Helper()
+					pass(5 * time.Minute)
+					if _, ok := found.Load(row); !ok {
+						t.Errorf("the change of %s was not found", row)
+					}
+				}
+				for _, row := range []string{"row1", "row2", "row3"} {
+					put(t, env.Client, input, row, "v")
+					want(row)
+				}
+				over.Store(true)
+				want("left")
+			})
+		})
+	}
 }
 
 // A worker counted the workers of other tables among those that share its sweeps, and its

@@ -47,7 +47,8 @@ func Notifications(ctx context.Context, client *txn.Client, table string, rs big
 // does. It also finds changes without a notification: if a client died after its
 // commit point, only a lock shows the change of a secondary, until another client
 // reads the cell. Sweep resolves the expired locks of observed columns, and yields
-// those changes that it has rolled forward.
+// those changes that it has rolled forward. It does not wait for a part of the data that
+// Bigtable does not answer for: it ends with an error, or leaves a lock as it is.
 func Sweep(ctx context.Context, client *txn.Client, table string, rs bigtable.RowSet) iter.Seq2[Notification, error] {
 	c := access.ResolverOf(client)
 	return eachNotification(ctx, c, table, rs, store.WholeFamily(format.LockFamily), resolveStranded)
@@ -58,7 +59,11 @@ func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs
 		filter := func(*store.Table) bigtable.Filter {
 			return store.Interleave(store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.LatestNFilter(store.MaxNotifyCells)), also)
 		}
-		err := c.Pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		pages := c.Pages
+		if resolve != nil {
+			pages = c.TryPages
+		}
+		err := pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
 				found, err := notificationsOf(t, raw)
 				if err != nil {
@@ -94,7 +99,9 @@ func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, 
 		if err != nil || !l.Observed || !l.Expired(c.Clock.Now()) {
 			continue
 		}
-		s, err := c.ResolveLock(ctx, *l)
+		rctx, cancel := t.Timeout(ctx)
+		s, err := c.ResolveLock(rctx, *l)
+		cancel()
 		switch {
 		case err != nil:
 			c.Log.DebugContext(ctx, "resolving a stranded lock of an observed column failed", "cell", cell, "start_ts", l.StartTS, "error", err)

@@ -238,8 +238,18 @@ func (s *Store) Drain(ctx context.Context) error {
 }
 
 // Pages reads rows of a table as they are stored, and calls fn with them page by page, until fn
-// returns false or an error. filter returns the filter of a page.
+// returns false or an error. filter returns the filter of a page. It tries each page until ctx
+// ends.
 func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
+	return s.pages(ctx, name, rs, (*Table).ReadRows, filter, fn)
+}
+
+// TryPages is Pages with one try of each page, for callers that have something else to read.
+func (s *Store) TryPages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
+	return s.pages(ctx, name, rs, (*Table).TryReadRows, filter, fn)
+}
+
+func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, read readRows, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
 	if err := s.Enter(); err != nil {
 		return err
 	}
@@ -256,7 +266,7 @@ func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filt
 		request := rest.Request(false)
 		var page []bigtable.Row
 		bytes := 0
-		cut, err := t.ReadPage(ctx, request, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
+		cut, err := t.readPage(ctx, read, request, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
 			page = append(page, raw)
 			bytes += RowBytes(raw)
 			return bytes < MaxPageBytes

@@ -114,8 +114,15 @@ func (t *Table) TryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(b
 // one may succeed, these rows are a page too. cut reports that the page has rows and that more
 // may follow.
 func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
+	return t.readPage(ctx, (*Table).ReadRows, rows, maxRows, filter, fn)
+}
+
+// readRows is ReadRows or TryReadRows.
+type readRows func(*Table, context.Context, bigtable.RowSet, func(bigtable.Row) bool, ...bigtable.ReadOption) error
+
+func (t *Table) readPage(ctx context.Context, read readRows, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
 	began, rowsRead := time.Now(), 0
-	err = t.ReadRows(ctx, rows, func(raw bigtable.Row) bool {
+	err = read(t, ctx, rows, func(raw bigtable.Row) bool {
 		rowsRead++
 		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
 		return !cut
