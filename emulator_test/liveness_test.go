@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -77,6 +78,21 @@ func TestHungTokenRenewal(t *testing.T) {
 		mustSet(t, a, "1", "warm") // writes the token
 		synctest.Wait()
 		faults.On("renewal", step(txntest.StepToken), txntest.Hold, 1)
+		advance(6 * time.Second)
+		owner := holdCommit(t, a, faults)
+		owner.wantAlive(env)
+	})
+}
+
+// If the search for stale tokens hangs, the client gives it up in time to renew its own.
+func TestHungSearchForStaleTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{})
+		faults.On("search", func(c txntest.Call) bool {
+			r, ok := c.Request.(*btpb.ReadRowsRequest)
+			return ok && c.Table == format.DefaultMetadataTable && len(r.GetRows().GetRowKeys()) == 0
+		}, txntest.Hold, 1)
+		mustSet(t, a, "1", "warm") // writes the token
 		advance(6 * time.Second)
 		owner := holdCommit(t, a, faults)
 		owner.wantAlive(env)

@@ -197,7 +197,7 @@ func (t *Token) Publish(ctx context.Context) error {
 
 // removeDeadTokens removes the tokens of clients that died at least staleTokenAge ago.
 func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
-	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL) // the token must be renewed
+	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL/3) // as long as a renewal: one is due after that
 	defer cancel()
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
