@@ -392,6 +392,8 @@ func (r *run) cycle(ctx context.Context) string {
 	const shown = 8
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d runs of observers caused each other, more than Config.MaxHops (%d): %s of %s", r.hops(), r.worker.cfg.MaxHops, r.handler.id, r.cell)
+	ctx, cancel := context.WithTimeout(ctx, r.handler.timeout)
+	defer cancel()
 	hops, err := changes.Trail(ctx, r.worker.client, r.seen, shown)
 	for _, h := range hops {
 		fmt.Fprintf(&text, ", caused by %s of %s (committed at %d)", h.Observer, h.Cell, h.CommitTS)

@@ -296,6 +296,30 @@ func TestHopsThroughRollForward(t *testing.T) {
 	})
 }
 
+// A change of a cycle becomes a dead letter, even if Bigtable does not answer for the runs that
+// led to it.
+func TestCycleBesideUnansweredRow(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		faults := txntest.NewFaults(t)
+		register(t, env.Client, input, "hop", false)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{MaxHops: 5})
+		var last atomic.Bool
+		handle(t, w, "hop", input, func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+			n, err := strconv.Atoi(cell.Row)
+			last.Store(n == 5)
+			tx.Table("docs").Set(strconv.Itoa(n+1), "d", "in", []byte("v"))
+			return err
+		}, notify.Timeout(time.Minute))
+		faults.On("reads of an earlier run", func(c txntest.Call) bool { return c.Step == txntest.StepRead && c.Row == "3" && last.Load() }, txntest.Crash, 0)
+		start(t, w)
+		put(t, env.Client, input, "0", "v")
+		pass(5 * time.Minute)
+		if letters := deadLetters(t, env.Client); len(letters) != 1 || !strings.Contains(letters[0].Error, "reading the runs before that failed") {
+			t.Errorf("letters %+v", letters)
+		}
+	})
+}
+
 // TestConflictsAreReported: an observer that conflicts again and again is
 // delayed, with advice, and its change never becomes a dead letter.
 func TestConflictsAreReported(t *testing.T) {
