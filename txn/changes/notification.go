@@ -65,10 +65,7 @@ func eachNotification(ctx context.Context, c *recovery.Resolver, name string, rs
 		}
 		err := pages(ctx, name, rs, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 			for _, raw := range page {
-				found, err := notificationsOf(t, raw)
-				if err != nil {
-					return false, err
-				}
+				found := notificationsOf(t, raw)
 				if resolve != nil {
 					found = append(found, resolve(ctx, c, t, raw)...)
 				}
@@ -113,7 +110,7 @@ func resolveStranded(ctx context.Context, c *recovery.Resolver, t *store.Table, 
 }
 
 // notificationsOf returns the notifications of a row, in order of columns.
-func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
+func notificationsOf(t *store.Table, raw bigtable.Row) (found []Notification) {
 	cells := map[format.Column]*Notification{}
 	get := func(cell format.Cell) *Notification {
 		n := cells[cell.Column()]
@@ -142,7 +139,6 @@ func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 		n := get(cell)
 		n.Triggers = append(n.Triggers, format.DecodeNotifyCell(tso.FromCell(item.Timestamp), item.Value))
 	}
-	var found []Notification
 	for _, n := range cells {
 		slices.Reverse(n.Triggers) // Bigtable returns the newest first
 		found = append(found, *n)
@@ -150,7 +146,7 @@ func notificationsOf(t *store.Table, raw bigtable.Row) ([]Notification, error) {
 	slices.SortFunc(found, func(a, b Notification) int {
 		return strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key())
 	})
-	return found, nil
+	return found
 }
 
 // Notify sets the notify cells of cells in observed columns, without a

@@ -55,10 +55,7 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 			return false, err
 		}
 		for _, raw := range page {
-			found, err := notificationsOf(t, raw)
-			if err != nil {
-				return false, err
-			}
+			found := notificationsOf(t, raw)
 			for _, n := range found {
 				o, err := newObservation(ctx, c, t, schema, n, states[raw.Key()], asOf)
 				if err != nil {
