@@ -47,6 +47,9 @@ func TestBackoffAcrossWorkers(t *testing.T) {
 		if n := len(failed); n < attempts-1 || n > 2*attempts {
 			t.Errorf("%d failed runs of %d attempts", n, attempts)
 		}
+		if len(parked) > 0 && !errors.Is(parked[0].Err, errBroken) {
+			t.Errorf("parked because of %v", parked[0].Err)
+		}
 		// Pauses of 1, 2, 4, 8 and 16 s, of each a half at least.
 		if _, end := ev.of(notify.Parked); len(end) > 0 && end[0].Sub(at[0]) < 15*time.Second {
 			t.Errorf("parked %v after the first run", end[0].Sub(at[0]))

@@ -60,7 +60,7 @@ func (o *orphans) registry(ctx context.Context, table string) (registry, bool) {
 	case <-ctx.Done():
 		return registry{}, false
 	}
-	if r, ok := o.known[table]; ok && time.Since(r.read) < registryMaxAge {
+	if r := o.known[table]; time.Since(r.read) < registryMaxAge {
 		return r, true
 	}
 	asOf, err := o.client.Timestamp(ctx)

@@ -181,11 +181,12 @@ func (r *run) conclude(ctx, runs context.Context, attempt int) (_ result, retry 
 	case Snoozed:
 		var put *snooze
 		errors.As(r.err, &put)
-		res.again = r.fail(runs, 0, put.d, "")
+		res.again = r.fail(runs, r.earlier().Attempts, put.d, "")
 	case Dropped:
 		res.upToDate, res.again = r.drop(runs)
 	case Parked:
-		res.upToDate, res.again = r.park(runs, 0, r.cycle(runs))
+		r.err = r.cycle(runs)
+		res.upToDate, res.again = r.park(runs, r.earlier().Attempts)
 		res.failed = res.upToDate
 	case Failed:
 		res.upToDate, res.again = r.failed(ctx, runs)
@@ -290,7 +291,7 @@ func (r *run) failed(ctx, runs context.Context) (upToDate bool, again time.Durat
 	}
 	w.cfg.Logger.WarnContext(runs, "observer failed", "observer", h.id, "cell", r.cell, "attempt", attempts, "error", r.err, "stack", stack)
 	if attempts >= h.maxAttempts {
-		return r.park(runs, attempts, r.err.Error())
+		return r.park(runs, attempts)
 	}
 	d := w.cfg.Backoff.Max
 	if shift := attempts - 1; shift < 40 && w.cfg.Backoff.Min<<shift < d {
@@ -307,14 +308,11 @@ func (r *run) earlier() format.Failure {
 	return format.Failure{ChangeTS: r.seen.ChangeTS, FirstTS: r.seen.StartTS}
 }
 
-// fail stores that the next run must not start before d has passed. If attempts is 0,
-// their stored number stays.
+// fail stores that the next run must not start before d has passed.
 func (r *run) fail(ctx context.Context, attempts int, d time.Duration, text string) (again time.Duration) {
 	d = max(d, time.Millisecond)
 	f := r.earlier()
-	if attempts > 0 {
-		f.Attempts = attempts
-	}
+	f.Attempts = attempts
 	f.LastTS = r.seen.StartTS
 	f.NotBefore = r.now() + tso.Timestamp(d.Microseconds())
 	f.Error = text
@@ -333,7 +331,7 @@ func (r *run) now() tso.Timestamp {
 func (r *run) conflicts(ctx context.Context, attempt int) (again time.Duration) {
 	text := fmt.Sprintf("%d runs in a row conflicted with other transactions, the last one: %v. If this continues, split the observer in two with a weak notification in between (notify.Weak)", attempt, r.err)
 	r.worker.cfg.Logger.WarnContext(ctx, "observer conflicts", "observer", r.handler.id, "cell", r.cell, "attempts", attempt, "error", r.err, "advice", "split the observer in two with a weak notification in between")
-	return r.fail(ctx, 0, pause.Jitter(2*r.worker.cfg.Backoff.Min), text)
+	return r.fail(ctx, r.earlier().Attempts, pause.Jitter(2*r.worker.cfg.Backoff.Min), text)
 }
 
 // drop acknowledges what the run has seen, without its writes.
@@ -359,14 +357,11 @@ func (r *run) drop(ctx context.Context) (upToDate bool, again time.Duration) {
 	return true, 0
 }
 
-// park makes the change a dead letter. Its notification stays until the dead letter is
-// stored.
-func (r *run) park(ctx context.Context, attempts int, text string) (upToDate bool, again time.Duration) {
-	w, o := r.worker, r.seen
+// park makes the change a dead letter, because of r.err. Its notification stays until the
+// dead letter is stored.
+func (r *run) park(ctx context.Context, attempts int) (upToDate bool, again time.Duration) {
+	w, o, text := r.worker, r.seen, r.err.Error()
 	f := r.earlier()
-	if attempts == 0 {
-		attempts = f.Attempts
-	}
 	d := changes.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text}
 	if n := len(o.Triggers); n > 0 {
 		d.TraceParent = o.Triggers[n-1].TraceParent
@@ -382,13 +377,12 @@ func (r *run) park(ctx context.Context, attempts int, text string) (upToDate boo
 		return false, pause.Jitter(w.cfg.Backoff.Min)
 	}
 	r.outcome = Parked
-	r.err = errors.New(text)
 	w.cfg.Logger.ErrorContext(ctx, "a change became a dead letter; see percctl notify list --dead", "observer", r.handler.id, "cell", r.cell, "attempts", attempts, "error", text)
 	return true, 0
 }
 
 // cycle describes which runs of observers led here, the last few of them.
-func (r *run) cycle(ctx context.Context) string {
+func (r *run) cycle(ctx context.Context) error {
 	const shown = 8
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d runs of observers caused each other, more than Config.MaxHops (%d): %s of %s", r.hops(), r.worker.cfg.MaxHops, r.handler.id, r.cell)
@@ -401,5 +395,5 @@ func (r *run) cycle(ctx context.Context) string {
 	if err != nil {
 		fmt.Fprintf(&text, "; reading the runs before that failed: %v", err)
 	}
-	return text.String()
+	return errors.New(text.String())
 }

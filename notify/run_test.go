@@ -233,7 +233,8 @@ func TestCycle(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, env *txntest.Env) {
-				w := newWorker(t, env.Client, notify.Config{MaxHops: 20})
+				var ev events
+				w := newWorker(t, env.Client, notify.Config{MaxHops: 20, OnEvent: ev.add})
 				for id, cols := range tt.observers {
 					register(t, env.Client, cols[0], id, false)
 					handle(t, w, id, cols[0], bump(cols[1]))
@@ -244,6 +245,9 @@ func TestCycle(t *testing.T) {
 				letters := deadLetters(t, env.Client)
 				if len(letters) != 1 {
 					t.Fatalf("letters %+v", letters)
+				}
+				if parked, _ := ev.of(notify.Parked); len(parked) != 1 || parked[0].Err == nil || parked[0].Err.Error() != letters[0].Error {
+					t.Errorf("the events of the dead letter: %+v", parked)
 				}
 				for _, s := range tt.says {
 					if !strings.Contains(letters[0].Error, s) {
