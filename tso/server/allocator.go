@@ -168,8 +168,9 @@ func (a *allocator) begin(epoch uint64, above tso.Timestamp) {
 }
 
 // newState is the state to write: its limit leaves room above the highest
-// timestamp handed out and above the clock.
-func (a *allocator) newState(high, now tso.Timestamp) (*tsopb.ServedState, error) {
+// timestamp handed out and above the clock. After the largest timestamp there is no
+// room: then this process leads, and callers get ErrExhausted.
+func (a *allocator) newState(high, now tso.Timestamp) *tsopb.ServedState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// Without load the room is one lease: a server that takes over after a crash
@@ -180,16 +181,13 @@ func (a *allocator) newState(high, now tso.Timestamp) (*tsopb.ServedState, error
 	room = max(room, min(tso.Timestamp(2*a.rate*a.cfg.interval().Seconds()), maxReserve))
 	a.reserve = room
 	base := max(high, now)
-	if base >= tso.Max {
-		return nil, tso.ErrExhausted
-	}
 	return &tsopb.ServedState{
 		Limit:     int64(max(a.limit, min(base+room, tso.Max))),
 		LeaseUs:   a.cfg.Lease.Microseconds(),
 		Leader:    a.cfg.Name,
 		Address:   a.cfg.Address,
 		WrittenTs: int64(base),
-	}, nil
+	}
 }
 
 // extend makes a lease and a limit valid that are in the row. confirmed is the

@@ -143,10 +143,7 @@ func (l *leadership) takeOver(ctx context.Context, found row.State) (held, bool,
 	if err != nil {
 		return held{}, false, err
 	}
-	state, err := l.alloc.newState(last, now)
-	if err != nil {
-		return held{}, false, err
-	}
+	state := l.alloc.newState(last, now)
 	next := format.Lease{Epoch: found.Lease.Epoch + 1, Nonce: l.nonce}
 	l.pending.above = last
 	h, outcome, err := l.write(ctx, found.Lease, next, state)
@@ -194,18 +191,11 @@ func (l *leadership) lead(ctx context.Context, h held) {
 		used = l.alloc.handedOut()
 
 		var outcome writeOutcome
-		var state *tsopb.ServedState
 		now, err := l.confirm(ctx, max(l.alloc.high(), l.confirmed))
 		if err == nil {
-			state, err = l.alloc.newState(l.alloc.high(), now)
-		}
-		if err == nil {
-			h, outcome, err = l.write(ctx, cur, l.after(cur), state)
+			h, outcome, err = l.write(ctx, cur, l.after(cur), l.alloc.newState(l.alloc.high(), now))
 		}
 		switch {
-		case errors.Is(err, tso.ErrExhausted):
-			l.alloc.lose(err)
-			return
 		case outcome == writeDone:
 			failures, cur = 0, h.lease
 			l.alloc.extend(h, l.confirmed)

@@ -1,10 +1,12 @@
 package server_test
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
 )
@@ -38,6 +40,46 @@ func TestNothingAboveTheLimit(t *testing.T) {
 		a.Cut.Store(false)
 		if now := c.E.State().Limit; now < limit {
 			t.Errorf("limit %d, was %d", now, limit)
+		}
+	})
+}
+
+// TestLastTimestamp: near the largest timestamp a leader hands out what is left, and then
+// says that nothing is. So does the next leader.
+func TestLastTimestamp(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		e.PutInt(int64(tso.Max - 2))
+		e.SetMode(tso.ModeServed)
+		c := tsotest.NewCluster(e)
+		a := c.Start("a", server.Config{})
+		synctest.Wait()
+		refused := func(name string, count uint32) {
+			t.Helper()
+			r, err := c.One(name, tso.FormatVersion, count)
+			if err != nil || r.NotLeader == nil || r.NotLeader.Trouble != tsopb.Trouble_TROUBLE_EXHAUSTED {
+				t.Errorf("%s, asked for %d: %v, %v", name, count, r, err)
+			}
+			if limit := e.State().Limit; limit != tso.Max {
+				t.Errorf("%s: limit %d", name, limit)
+			}
+		}
+		for left := tso.Timestamp(2); left > 0; left-- {
+			refused("a", uint32(left)+1)
+			r, err := c.One("a", tso.FormatVersion, 1)
+			if err != nil || r.NotLeader != nil || tso.Timestamp(r.First) != tso.Max-left+1 {
+				t.Fatalf("%v, %v; want %d", r, err, tso.Max-left+1)
+			}
+		}
+		refused("a", 1)
+		tsotest.Advance(2 * tsotest.Lease) // renewed
+		refused("a", 1)
+		a.Stop()
+		<-a.Ended
+		b := c.Start("b", server.Config{})
+		synctest.Wait()
+		refused("b", 1)
+		if _, err := c.Client(tso.ClientConfig{}, b.Name).Timestamp(t.Context()); !errors.Is(err, tso.ErrExhausted) {
+			t.Errorf("client: %v", err)
 		}
 	})
 }
