@@ -77,6 +77,33 @@ func TestFallbackLocksLeaveTimeForTheSecond(t *testing.T) {
 	})
 }
 
+// lateLocks take a second to release a lock.
+type lateLocks struct{ *tso.MemoryLocks }
+
+func (l lateLocks) Release(ctx context.Context, name, owner string) error {
+	select {
+	case <-time.After(time.Second):
+		return l.MemoryLocks.Release(ctx, name, owner)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestFallbackLocksWaitForTheFirst: a first that answers late, as during a change of leader,
+// releases its lock.
+func TestFallbackLocksWaitForTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := lateLocks{tso.NewMemoryLocks()}, tso.NewMemoryLocks()
+		locks := tso.FallbackLocks(first, second)
+		if ok, _, err := locks.Acquire(t.Context(), "l", "x", time.Minute); err != nil || !ok || first.Len() != 1 {
+			t.Fatal(ok, err, first.Len())
+		}
+		if err := locks.Release(t.Context(), "l", "x"); err != nil || first.Len() != 0 {
+			t.Errorf("%v, %d locks left", err, first.Len())
+		}
+	})
+}
+
 // TestFallbackLocksReturnToTheFirst once it is back.
 func TestFallbackLocksReturnToTheFirst(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {

@@ -84,6 +84,66 @@ func TestModeSwitchFromDeadLeader(t *testing.T) {
 	})
 }
 
+// TestModeSwitchMayNotRead: a process that may not read the lease any more does not take it,
+// and reports the refusal.
+func TestModeSwitchMayNotRead(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
+		h := tsotest.NewHistory(t)
+		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
+		a.Cut.Store(true)
+		reads := 0
+		c.E.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+			if method == tsotest.ReadRows {
+				if reads++; reads == 2 {
+					return nil, status.Error(codes.PermissionDenied, "injected: refused")
+				}
+			}
+			return call()
+		})
+		changed, err := tso.SetMode(t.Context(), c.E.Table("percolator"), tso.RowConfig{}, tso.ModeDirect)
+		if status.Code(err) != codes.PermissionDenied || changed || reads != 2 {
+			t.Errorf("%t, %v, after %d reads; want the refusal", changed, err, reads)
+		}
+		c.E.On(nil)
+		if s := c.E.State(); s.Mode != tso.ModeServed {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestModeSwitchLosesAnswer: the switch took effect, its answer was lost, and a server leads
+// before SetMode reads the row.
+func TestModeSwitchLosesAnswer(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		h := tsotest.NewHistory(t)
+		h.Ask(t.Context(), e.Direct(tso.DirectConfig{}))
+		g := tsotest.NewGate(tsotest.CheckAndMutate, true)
+		e.On(g.Hook)
+		type result struct {
+			changed bool
+			err     error
+		}
+		switched := make(chan result, 1)
+		table := e.Table("percolator")
+		go func() {
+			changed, err := tso.SetMode(context.Background(), table, tso.RowConfig{RPCTimeout: time.Second}, tso.ModeServed)
+			switched <- result{changed, err}
+		}()
+		<-g.Held
+		e.On(nil)
+		c := tsotest.NewCluster(e)
+		c.Start("a", server.Config{})
+		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
+		if r := <-switched; r.err != nil || !r.changed {
+			t.Errorf("%+v", r)
+		}
+		if s := e.State(); s.Mode != tso.ModeServed || s.Leader != "a" {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // TestModeSwitchUnderDirectLoad: the row changes all the time.
 func TestModeSwitchUnderDirectLoad(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {

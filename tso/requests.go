@@ -119,13 +119,7 @@ func (r *requester) ask(ctx context.Context, count int64, start time.Time, aband
 			r.leave(at, failed)
 			return 0, end
 		}
-		// Follow a server's hint once per round: the hint may be stale.
-		next := s.index(hint)
-		if next < 0 || asked[next] {
-			for next = (at + 1) % len(s.all); asked[next]; {
-				next = (next + 1) % len(s.all)
-			}
-		}
+		next := s.next(asked, hint)
 		r.turnTo(next)
 		patience = min(s.attempt, left)
 		if first, hint, err = r.attempt(ctx, count, patience); err == nil {
@@ -243,7 +237,7 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 	case int64(s.res.Count) != count || first < Min || first > Max-Timestamp(count)+1:
 		return 0, "", r.broken(ctx, s, fmt.Errorf("tso: malformed answer: %d timestamps from %d, asked for %d", s.res.Count, first, count))
 	case first <= r.high:
-		return 0, "", &BackwardsError{Address: server.address, Got: first, High: r.high}
+		return first, "", &BackwardsError{Address: server.address, Got: first, High: r.high}
 	}
 	return first, "", nil
 }

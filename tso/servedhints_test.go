@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/hint"
@@ -308,6 +310,40 @@ func TestHintsUnknownToServer(t *testing.T) {
 		tsotest.Advance(15 * time.Second)
 		if together(s)[tso.Hint{Topic: "x", Key: "at last"}] != 1 {
 			t.Errorf("not with the next server: %+v", client.Stats())
+		}
+	})
+}
+
+// withoutHints is a server of an earlier release. It calls asked when it gets hints.
+type withoutHints struct {
+	tsopb.UnimplementedOracleServer
+	asked func(*tsopb.PublishHintsRequest)
+}
+
+func (s withoutHints) PublishHints(_ context.Context, req *tsopb.PublishHintsRequest) (*tsopb.PublishHintsResponse, error) {
+	s.asked(req)
+	return nil, status.Error(codes.Unimplemented, "unknown method PublishHints")
+}
+
+// TestHintsDroppedWithOldServer: the client drops hints at once if one server does not know
+// them and the other one is down. It sends no empty batch for those that it dropped.
+func TestHintsDroppedWithOldServer(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		client := c.Client(tso.ClientConfig{}, "down", "old")
+		var sizes []int
+		c.ServeAs("old", withoutHints{asked: func(req *tsopb.PublishHintsRequest) {
+			sizes = append(sizes, len(req.Hints))
+			client.PublishHints(tso.Hint{Topic: "x", Key: "meanwhile"})
+		}})
+		client.PublishHints(tso.Hint{Topic: "x", Key: "first"})
+		tsotest.Advance(3 * time.Second)
+		if s := client.Stats(); s.HintsDropped != 2 || s.HintsSent != 0 {
+			t.Errorf("%+v", s)
+		}
+		tsotest.Advance(time.Minute)
+		if len(sizes) != 1 || sizes[0] != 1 {
+			t.Errorf("batches of %v hints", sizes)
 		}
 	})
 }

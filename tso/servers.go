@@ -148,13 +148,20 @@ func (s *servers) round(ctx context.Context, ask func(*remote) (leader string, e
 			return err
 		}
 		failed = append(failed, err)
-		next = s.index(leader)
-		if next < 0 || asked[next] {
-			if next = slices.Index(asked, false); next < 0 {
-				return best(failed)
-			}
+		if next = s.next(asked, leader); next < 0 {
+			return best(failed)
 		}
 	}
+}
+
+// next returns the server to ask after one that named a leader, or nobody: that leader,
+// unless this round asked it before, because the answer may be stale. Then it is any
+// other one, and -1 if there is none.
+func (s *servers) next(asked []bool, leader string) int {
+	if i := s.index(leader); i >= 0 && !asked[i] {
+		return i
+	}
+	return slices.Index(asked, false)
 }
 
 // callLeader makes a call to the lock service, at the first server that answers. It

@@ -1,8 +1,11 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -46,6 +49,22 @@ func TestFailedTakeoverBacksOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTroubleIsLoggedOnce: a candidate warns when trouble begins, not each time that it looks.
+func TestTroubleIsLoggedOnce(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		var log bytes.Buffer
+		c.Start("a", server.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for n, value := range []int64{int64(tsotest.Now()), -1} {
+			e.PutInt(value)
+			tsotest.Advance(time.Minute)
+			if got := strings.Count(log.String(), "cannot lead"); got != n+1 {
+				t.Errorf("%d warnings, want %d:\n%s", got, n+1, &log)
+			}
+		}
+	})
 }
 
 // TestStopDuringTakeover: a lease that was taken while the server was stopped is

@@ -51,6 +51,23 @@ func TestServedBadRequests(t *testing.T) {
 	})
 }
 
+// TestLockRequests: requests that are refused, and not answered with an empty response.
+func TestLockRequests(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
+		synctest.Wait()
+		o := tsopb.NewOracleClient(c.Raw("a"))
+		_, acquire := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: 1, Name: []byte("l"), Owner: []byte("x")})
+		_, release := o.Release(t.Context(), &tsopb.ReleaseRequest{FormatVersion: 1, Name: []byte("l")})
+		_, holder := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: 1})
+		for says, err := range map[string]error{"ttl of 0s": acquire, "owner of 0 bytes": release, "name of 0 bytes": holder} {
+			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
+				t.Errorf("%v; want %q", err, says)
+			}
+		}
+	})
+}
+
 func TestHintRequests(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})

@@ -56,7 +56,7 @@ func Protocol(root string) Suite {
 	return Suite{
 		Root: root,
 		Packages: []string{"./txn", "./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn/changes",
-			"./notify", "./tso", "./tso/internal/hint", "./tso/internal/row", "./tso/server"},
+			"./notify", "./tso", "./tso/internal/hint", "./tso/internal/locktable", "./tso/internal/row", "./tso/server"},
 		Tests: []string{"./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn/changes", "./txn",
 			"./notify", "./tso", "./tso/server", "./emulator_test"},
 		Parallel: 1,

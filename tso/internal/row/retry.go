@@ -31,14 +31,14 @@ func Retryable(err error) bool {
 	switch {
 	case errors.Is(err, ErrVanished):
 		return true
-	case errors.Is(err, format.ErrMode), errors.Is(err, format.ErrCorrupt), errors.Is(err, format.ErrNotInitialized), errors.Is(err, format.ErrExhausted):
+	case errors.Is(err, format.ErrNotInitialized): // whatever the status in it
 		return false
 	case errors.Is(err, context.DeadlineExceeded): // the RPC's own timeout
 		return true
 	}
 	st, ok := status.FromError(err)
 	if !ok {
-		return false // this process refused the request, and will again
+		return false // this process refused the row or the request, and will again
 	}
 	switch st.Code() {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.NotFound, codes.InvalidArgument,
