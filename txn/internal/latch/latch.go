@@ -113,9 +113,9 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 		return l, true, nil
 	case <-ctx.Done():
 		err = store.Ended(ctx, "percolator: waiting for another transaction of this client that writes the same cells", nil)
-		ls.stopWaiting(l, false)
+		ls.stopWaiting(l)
 	case <-timer.C:
-		ls.stopWaiting(l, true)
+		ls.stopWaiting(l)
 	}
 	return nil, true, err
 }
@@ -194,17 +194,17 @@ func (ls *Latches) dequeue(l *Latch) {
 	}
 }
 
-// stopWaiting removes l from the queues. If l waited as long as a transaction may
-// (overdue), it also frees those of its slots that their holders have had for at least
-// that long. So a function that runs long holds up one transaction, and not the next ones.
-func (ls *Latches) stopWaiting(l *Latch, overdue bool) {
+// stopWaiting removes l from the queues. It also frees those of its slots that their holders
+// have had for as long as a transaction may wait. So a function that runs long holds up one
+// transaction, and not the next ones.
+func (ls *Latches) stopWaiting(l *Latch) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.dequeue(l)
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		// l may have got the slot just now.
-		if s.holder == l || overdue && s.holder != nil && time.Since(s.since) >= ls.wait {
+		if s.holder == l || s.holder != nil && time.Since(s.since) >= ls.wait {
 			s.holder = nil
 		}
 	}
