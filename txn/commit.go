@@ -94,7 +94,6 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if commitTS, err = c.commitPrimary(ctx, commitTS); err != nil {
 		return 0, err
 	}
-	c.heartbeat.stop()
 	c.client.recent.Committed(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// If this client finds the lock of a secondary, it need not read the primary.
@@ -143,6 +142,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	}
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit primary", row.Table.Name)
 	err := p.Run(ctx)
+	c.heartbeat.stop()
 	if err == nil && span.Recording() {
 		span.AddEvent("commit point", trace.WithAttributes(telemetry.AttrCommitTS.Int64(int64(p.CommitTS))))
 	}
@@ -150,12 +150,10 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	switch {
 	case Retryable(err):
 		// Another client has rolled the transaction back.
-		c.heartbeat.stop()
 		c.client.resolver.Background.Run(c.cleanUp)
 	case store.Permanent(err) && !errors.Is(err, ErrUndetermined):
 		// Bigtable refused the commit. It would still be wrong to remove locks without a
 		// condition: nothing but a rollback at the primary proves the outcome.
-		c.heartbeat.stop()
 		c.rollBackRefused(ctx, p)
 	}
 	return p.CommitTS, err

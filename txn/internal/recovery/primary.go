@@ -108,7 +108,6 @@ func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		if status.CommitTS != p.CommitTS {
 			return true, format.Corruptf(p.Primary, "the transaction that started at %d is committed at %d instead of %d", p.StartTS, status.CommitTS, p.CommitTS)
 		}
-		p.Resolver.Outcomes.Put(p.StartTS, status)
 		return true, nil
 	case format.StateRolledBack:
 		if forgotten, err := p.Resolver.SafePoint.Forgotten(ctx, p.StartTS); err != nil {
@@ -116,7 +115,6 @@ func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
 		} else if forgotten {
 			return true, p.undetermined(errForgotten)
 		}
-		p.Resolver.Outcomes.Put(p.StartTS, status)
 		return true, &format.ConflictError{Cell: p.Primary, StartTS: p.StartTS, Reason: format.ConflictRolledBack}
 	case format.StateLocked:
 		p.lock = status.Lock
@@ -146,9 +144,6 @@ var errLockPassed = errors.New("a reader has passed the transaction's lock, so t
 func (p *PrimaryCommit) RollBack(ctx context.Context) (done bool, err error) {
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
 		outcome, err := rollBackPrimary(ctx, p.Table, p.Primary, p.StartTS, format.StateLocked, 0)
-		if outcome.Final() && p.lock != nil {
-			p.Resolver.noteResolved(p.lock, outcome)
-		}
 		if err == nil || store.Permanent(err) {
 			return outcome.Final(), err
 		}
