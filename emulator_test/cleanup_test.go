@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -87,6 +88,30 @@ func TestCleanUpDoesNotDelayCommit(t *testing.T) {
 		<-cleanUp.Fired()
 		cleanUp.Release()
 		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// If the context ends while a transaction removes its locks, the client removes them in the
+// background.
+func TestAbortContinuesInBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "3", "bob", "joe")
+		mustSet(t, env.Client, "1", "bob") // tx will conflict
+		conflict := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
+		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
+		ctx, cancel := context.WithCancel(t.Context())
+		owner := commitInBackground(ctx, tx)
+		<-conflict.Fired()
+		synctest.Wait() // joe is locked
+		conflict.Release()
+		<-abort.Fired()
+		cancel()
+		if o := <-owner; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v, want a conflict", o.err)
+		}
+		advance(time.Second)
 		wantNoLocks(t, env.Client)
 	})
 }

@@ -2,6 +2,7 @@ package emulator_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,4 +72,40 @@ func TestContention(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A conflict names the newest of the commits that the prewrite found. The client remembers it,
+// and a transaction that began between the commits conflicts without a request.
+func TestConflictNamesTheNewestCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		old := beginSet(t, c, "1", "bob")
+		mustSet(t, env.Client, "2", "bob")
+		between := begin(t, env.Client).StartTS()
+		mustSet(t, env.Client, "3", "bob")
+		_, err := old.Commit(t.Context())
+		var conflict *txn.ConflictError
+		if !errors.As(err, &conflict) || conflict.ConflictTS <= between {
+			t.Errorf("commit: %v, want a conflict above %d", err, between)
+		}
+	})
+}
+
+// If the context of Update ends while it waits for its next attempt, there is no next attempt.
+func TestUpdateEndsWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+		defer cancel()
+		runs := 0
+		_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			runs++
+			mustSet(t, env.Client, "1", "bob")
+			set(tx, "2", "bob")
+			return nil
+		})
+		if !errors.Is(err, context.DeadlineExceeded) || runs != 1 || c.Stats().Retries != 0 {
+			t.Errorf("%v after %d runs and %d retries; want the deadline after one run", err, runs, c.Stats().Retries)
+		}
+	})
 }

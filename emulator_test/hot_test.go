@@ -376,6 +376,42 @@ func TestLatchIsNotHeldWhileWaitingForALock(t *testing.T) {
 	})
 }
 
+// The same holds for a transaction of Update, which may keep its latches after a conflict.
+func TestUpdateHoldsNoLatchWhileWaitingForALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := newFaultyClient(t, txn.Config{LatchWait: time.Hour, Backoff: txn.Backoff{Max: 10 * time.Millisecond}})
+		otherFaults := txntest.NewFaults(t)
+		other := env.NewClient(txn.Config{}, otherFaults.DialOptions()...)
+		held := otherFaults.OnStep(txntest.StepCommit, txntest.Hold)
+		var done <-chan outcome
+		runs := 0
+		waiting := inBackground(func() error {
+			_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				if runs++; runs == 1 {
+					done = commitInBackground(t.Context(), beginSet(t, other, "2", "hot"))
+					<-held.Fired()
+				}
+				set(tx, "1", "hot", "mine")
+				return nil
+			})
+			return err
+		})
+		advance(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := beginSet(t, c, "3", "hot").Commit(ctx); !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("%v; want a conflict with the lock at once", err)
+		}
+		held.Release()
+		if o := <-waiting; o.err != nil || runs != 2 {
+			t.Errorf("%v after %d runs; want a second run, without a conflict", o.err, runs)
+		}
+		if o := <-done; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}
+
 // A client whose commit request is under way does not take its transaction as committed
 // yet, when another of its goroutines finds the locks.
 func TestOwnOutcome(t *testing.T) {

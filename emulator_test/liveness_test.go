@@ -3,6 +3,7 @@ package emulator_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -177,5 +179,113 @@ func TestMissingToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		owner.wantAlive(env)
+	})
+}
+
+// After the commit point there is no lock to extend, although the commit may still take long.
+func TestNoHeartbeatAfterTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, SyncSecondaries: true})
+		slow := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-slow.Fired()
+		advance(8 * time.Second)
+		slow.Release()
+		if o := <-owner; o.err != nil || o.took != 8*time.Second {
+			t.Errorf("commit: %v after %v, want 8s", o.err, o.took)
+		}
+		if n := faults.Count()[txntest.StepHeartbeat]; n != 0 {
+			t.Errorf("%d heartbeats, want none", n)
+		}
+	})
+}
+
+// If a client cannot write its token, a snapshot with Hold fails until the client tries again
+// and succeeds: nothing would renew the token.
+func TestHoldWithoutAToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, faults := newFaultyClient(t, txn.Config{TokenTTL: 5 * time.Second})
+		faults.OnStep(txntest.StepToken, txntest.Crash)
+		for range 2 {
+			if _, err := c.Snapshot(t.Context(), txn.Hold()); err == nil || !strings.Contains(err.Error(), "try again in 5s") {
+				t.Errorf("a snapshot without a token: %v", err)
+			}
+		}
+		if n := faults.Count()[txntest.StepToken]; n != 1 {
+			t.Errorf("the token was sent %d times, want once", n)
+		}
+		advance(5 * time.Second)
+		takeSnapshot(t, c, txn.Hold()).Release()
+	})
+}
+
+// A worker announces its observers with the first write of the client's token. If that fails,
+// the worker runs nevertheless, and the client tries again later.
+func TestAnnounceWritesTheTokenOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: 5 * time.Second})
+		if err := changes.Announce(t.Context(), c, []string{"o"}); err != nil {
+			t.Fatal(err)
+		}
+		workers, err := admin.Workers(t.Context(), env.Client)
+		if err != nil || len(workers) != 1 || len(workers[0].Observers) != 1 {
+			t.Errorf("workers: %+v, %v; want one with its observer", workers, err)
+		}
+		written := 0
+		for _, call := range faults.Calls() {
+			if call.Step == txntest.StepToken && call.Method == "MutateRows" {
+				written++
+			}
+		}
+		if written != 1 {
+			t.Errorf("the token was written %d times, want once", written)
+		}
+
+		broken := env.NewClient(txn.Config{TokenTTL: 5 * time.Second}, refuse(step(txntest.StepToken))...)
+		if err := changes.Announce(t.Context(), broken, []string{"o"}); err != nil {
+			t.Errorf("a client that cannot write its token: %v", err)
+		}
+	})
+}
+
+// A client removes the tokens of clients that died long ago, all of them, and its own when it
+// closes.
+func TestTokensAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		owners := func() (names []string) {
+			workers, err := admin.Workers(t.Context(), env.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range workers {
+				names = append(names, w.Owner)
+			}
+			return names
+		}
+		for range 3 {
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+			mustSet(t, c, "1", "bob")
+			synctest.Wait()
+			faults.Kill()
+		}
+		if n := len(owners()); n != 3 {
+			t.Errorf("%d tokens, want three", n)
+		}
+		advance(2 * time.Hour)
+		c := env.NewClient(txn.Config{})
+		mustSet(t, c, "2", "bob")
+		synctest.Wait()
+		if got := owners(); len(got) != 1 || got[0] != admin.Owner(c) {
+			t.Errorf("tokens %q, want only %q", got, admin.Owner(c))
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got := owners(); len(got) != 0 {
+			t.Errorf("tokens %q after Close", got)
+		}
 	})
 }

@@ -443,3 +443,82 @@ func TestStatsOfAResolver(t *testing.T) {
 		})
 	}
 }
+
+// A resolver rolls a lock back whose transaction never reached its primary. It counts only
+// that cell: there was no lock at the primary.
+func TestStatsOfALockWithoutAPrimary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		crash := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Crash, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		owner := commitInBackground(ctx, beginSet(t, victim, "9", "bob", "joe"))
+		<-crash.Fired()
+		synctest.Wait() // joe is locked
+		faults.Kill()
+		cancel()
+		<-owner
+		advance(time.Minute)
+		var resolved []string
+		admin.OnResolve(env.Client, func(r format.Resolution) { resolved = append(resolved, r.Lock.Cell.Row) })
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "")
+		if n := env.Client.Stats().RolledBack; n != 1 || len(resolved) != 1 || resolved[0] != "joe" {
+			t.Errorf("%d cells were rolled back, reported: %q; want joe", n, resolved)
+		}
+	})
+}
+
+// A lock has expired, but its owner commits before the resolver's rollback. Resolve looks
+// again and reports the commit, although it does not wait for owners.
+func TestResolveFindsALateCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		faults.On("heartbeat", step(txntest.StepHeartbeat), txntest.DropRequest, 0)
+		commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob"))
+		<-commit.Fired()
+		advance(12 * time.Second)
+		resolverFaults := txntest.NewFaults(t)
+		rollBack := resolverFaults.OnStep(txntest.StepRollPrimary, txntest.Hold)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, resolverFaults.DialOptions()...)
+		for l, err := range admin.Locks(t.Context(), c, "a", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			resolved := inBackground(func() error {
+				s, err := admin.Resolve(t.Context(), c, l)
+				if s.State != txn.StateCommitted {
+					t.Errorf("resolve: %v, want committed", s.State)
+				}
+				return err
+			})
+			<-rollBack.Fired()
+			commit.Release()
+			if o := <-owner; o.err != nil {
+				t.Errorf("commit: %v", o.err)
+			}
+			rollBack.Release()
+			if o := <-resolved; o.err != nil {
+				t.Errorf("resolve: %v", o.err)
+			}
+		}
+	})
+}
+
+// If a reader that waits for a lock gets no timestamp any more, it returns the oracle's error.
+// Without a timestamp it could not decide when the lock expires.
+func TestOracleFailsWhileAReaderWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		owner := holdCommit(t, a, faults)
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := env.NewClient(txn.Config{TokenTTL: -1, Oracle: &numberedOracle{[]tso.Timestamp{now, 0, now + 1, now + 2}}})
+		s := takeSnapshot(t, c)
+		if _, _, err := s.Table("a").Get(t.Context(), "bob", "f", "q"); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("read: %v, want the oracle's error", err)
+		}
+		owner.wantAlive(env)
+	})
+}

@@ -99,6 +99,27 @@ func TestRefusedCommitIsRolledBack(t *testing.T) {
 	}
 }
 
+// If Bigtable refuses the rollback after a refused commit, Commit returns at once. Readers
+// remove the locks after their ttl.
+func TestRefusedRollBackIsNotRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+			return c.Step == txntest.StepCommit || c.Step == txntest.StepRollPrimary
+		})...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		o := <-inBackground(func() error { return tryUpdate(ctx, a, "1", "bob", "joe") })
+		if status.Code(o.err) != codes.PermissionDenied || errors.Is(o.err, txn.ErrUndetermined) || o.took > 0 {
+			t.Errorf("%v after %v; want the refusal, at once", o.err, o.took)
+		}
+		if n := faults.Count(); n[txntest.StepCommit] != 1 || n[txntest.StepRollPrimary] != 1 || n[txntest.StepRollBackCell] != 0 {
+			t.Errorf("requests: %v; want one commit, one rollback of the primary, and none of the other cell", n)
+		}
+		advance(time.Minute)
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "")
+	})
+}
+
 // leaveLocks makes a client die before a step of a transaction that sets bob and joe,
 // and waits until its locks have expired.
 func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {

@@ -149,3 +149,25 @@ func TestRefusalAfterALostAnswer(t *testing.T) {
 		wantValue(t, s, "joe", "")
 	})
 }
+
+// If Bigtable refuses the commit that Settle sends, Settle says so: the lock is still there,
+// and the outcome is open.
+func TestSettleIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		u := undetermined(t, env, "bob")
+		c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(step(txntest.StepCommit))...)
+		if _, err := c.Settle(t.Context(), u); !errors.Is(err, txn.ErrUndetermined) || status.Code(errors.Unwrap(err)) != codes.PermissionDenied {
+			t.Errorf("settle: %v, want an UndeterminedError with the refusal", err)
+		}
+		impossible := *u
+		impossible.CommitTS = u.StartTS
+		if _, err := env.Client.Settle(t.Context(), &impossible); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("settle with a commit_ts that is not above start_ts: %v", err)
+		}
+		if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+			t.Errorf("settle: %v, %v", s.State, err)
+		}
+	})
+}

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // wantIdle fails the test if a slot is held or a Latch waits.
@@ -208,6 +211,24 @@ func TestLatchesPassOn(t *testing.T) {
 		first.Release()
 		ls.wantIdle(t)
 	})
+}
+
+// TestLatchesOfLargeTransactions: a transaction of more than maxLatched cells, in however many
+// rows, takes no latches.
+func TestLatchesOfLargeTransactions(t *testing.T) {
+	ls := New(time.Hour)
+	rows := []*store.RowWrites{{Row: "a"}, {Row: "b"}}
+	for i := range maxLatched {
+		c := format.Cell{Table: "t", Row: rows[i%2].Row, Family: "f", Qualifier: fmt.Sprint(i)}
+		rows[i%2].Writes = append(rows[i%2].Writes, &store.Write{Cell: c})
+	}
+	if len(ls.SlotsOf(rows, nil)) == 0 {
+		t.Errorf("%d cells: no latches", maxLatched)
+	}
+	rows[0].Writes = append(rows[0].Writes, &store.Write{Cell: format.Cell{Table: "t", Row: "a", Family: "f", Qualifier: "one more"}})
+	if slots := ls.SlotsOf(rows, nil); slots != nil {
+		t.Errorf("%d cells: slots %v, want no latches", maxLatched+1, slots)
+	}
 }
 
 // TestLatchQueueIsBounded: if a queue is full, the next transaction continues without.

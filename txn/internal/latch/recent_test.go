@@ -31,3 +31,25 @@ func TestRecentNamesItsCell(t *testing.T) {
 		t.Errorf("another cell in the same slot: %+v, want no conflict", c)
 	}
 }
+
+// A large transaction replaces at most an eighth of what the client remembers.
+func TestRecentIsNotReplacedByOneCommit(t *testing.T) {
+	r := NewRecent(0)
+	const allowed = recentSlots / 8
+	slots := map[uint64]bool{}
+	row := &store.RowWrites{Row: "r"}
+	for i := 0; len(row.Writes) <= allowed; i++ {
+		c := format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: fmt.Sprint(i)}
+		if n := hashCell(&c, r.seed) % recentSlots; !slots[n] { // each cell in a slot of its own
+			slots[n] = true
+			row.Writes = append(row.Writes, &store.Write{Cell: c})
+		}
+	}
+	r.Committed([]*store.RowWrites{row}, 20)
+	for i, w := range row.Writes {
+		known := r.Conflict([]*store.RowWrites{{Row: "r", Writes: []*store.Write{w}}}, 10) != nil
+		if known != (i < allowed) {
+			t.Errorf("cell %d is remembered: %v", i, known)
+		}
+	}
+}
