@@ -1,6 +1,7 @@
 package gccmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,7 +90,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 			return err
 		}
 		if o.Consent.DryRun {
-			return o.print(p)
+			return cmp.Or(o.print(p), verdict(p.Report, nil))
 		}
 		question := fmt.Sprintf("Move the safe point and remove %s in %s?", cli.Count(p.Total.Cells, "cell"), s.Where)
 		if ok, err := o.Ask(ctx, p, p.text, question); !ok {
