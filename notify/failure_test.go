@@ -535,6 +535,32 @@ func TestFailureBeforeAnyTimestamp(t *testing.T) {
 	})
 }
 
+// TestUnknownOutcomeIsSettled: the answer to a run's commit is lost. The worker finds the commit,
+// and counts no failure.
+func TestUnknownOutcomeIsSettled(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		faults := txntest.NewFaults(t)
+		commit := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+		ev := &events{}
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{OnEvent: ev.add})
+		handle(t, w, "o", input, observeEffect, notify.Timeout(5*time.Second))
+		start(t, w)
+		put(t, env.Client, input, "row", "v")
+		<-commit.Fired()
+		wait(t, env.Client)
+		pass(time.Minute)
+		committed, _ := ev.of(notify.Committed)
+		if len(committed) != 1 || committed[0].CommitTS == 0 || ev.count(notify.Failed) > 0 || ev.count(notify.Unknown) > 0 {
+			t.Errorf("committed %+v, %d failed, %d unknown", committed, ev.count(notify.Failed), ev.count(notify.Unknown))
+		}
+		if n := effects(t, env.Client)["row"]; n != 1 {
+			t.Errorf("%d effects", n)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
 // An observer made another transaction with an unknown outcome. Once the worker had settled
 // that one, it counted the observer's run as committed, and the change was lost. Fixed by
 // comparing start timestamps (classify, run.go).

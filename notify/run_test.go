@@ -121,6 +121,33 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 }
 
+// TestDrainOfCancelledObserver: an observer that waits for the application's own context returns
+// its end when the worker stops. That is not the observer's failure.
+func TestDrainOfCancelledObserver(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		var ev events
+		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add})
+		ctx, cancel := context.WithCancel(t.Context())
+		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		put(t, env.Client, input, "row", "v")
+		pass(time.Second)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if n, s := ev.count(notify.Cancelled), w.Stats(); n != 1 || s.Failed != 0 {
+			t.Errorf("%d runs were cancelled, %+v", n, s)
+		}
+		wantLeft(t, env.Client, 1, 0)
+	})
+}
+
 // TestDrainWithStoreDown: a stopping worker does not wait for a store that does not answer.
 func TestDrainWithStoreDown(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
@@ -436,6 +463,40 @@ func TestClosedClient(t *testing.T) {
 			if err := <-done; !errors.Is(err, txn.ErrClosed) || time.Since(begun) > 2*time.Minute {
 				t.Errorf("Run returned %v after %v", err, time.Since(begun))
 			}
+		}
+	})
+}
+
+// TestClientClosedUnderRun: a client is closed while an observer runs and another cell waits
+// for its turn. The worker stops, and does not look for the next notification first.
+func TestClientClosedUnderRun(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		c := env.NewClient(txn.Config{})
+		found := make(offers)
+		w := newWorker(t, c, notify.Config{NoHints: true, Concurrency: 1, Finder: found})
+		release := make(chan struct{})
+		handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error {
+			<-release
+			return nil
+		})
+		put(t, env.Client, input, "row1", "v")
+		put(t, env.Client, input, "row2", "v")
+		done := make(chan error, 1)
+		go func() { done <- w.Run(t.Context()) }()
+		found <- offered("row1")
+		found <- offered("row2")
+		pass(time.Second)
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(t.Context()) }()
+		pass(time.Second)
+		begun := time.Now()
+		close(release)
+		if err := <-done; !errors.Is(err, txn.ErrClosed) || time.Since(begun) > time.Second {
+			t.Errorf("Run returned %v after %v", err, time.Since(begun))
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -143,7 +143,7 @@ func (r *reserver) increment(ctx context.Context, n int64) (Timestamp, error) {
 		r.seen = false // read, and change nothing more, until it is repaired
 		return 0, err
 	}
-	if Timestamp(sum) > Max || sum < 0 {
+	if Timestamp(sum) > Max {
 		return 0, ErrExhausted
 	}
 	if Timestamp(before) < r.high {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -177,6 +178,10 @@ func TestInitRace(t *testing.T) {
 		close(g.Open)
 		wg.Wait()
 		e.On(nil)
+		// Who lost the race does not know the value: it increments, and compares nothing.
+		if got, want := e.Counted(), fmt.Sprintf("CheckAndMutateRow:%d ", processes+1); !strings.Contains(got, want) {
+			t.Errorf("%s; want %s", got, want)
+		}
 		h.Check(processes)
 		if h.Highest() < tsotest.Now() || h.Highest() > tsotest.Now()+2*processes {
 			t.Errorf("highest %d at %d", h.Highest(), tsotest.Now())

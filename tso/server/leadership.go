@@ -276,7 +276,7 @@ func (l *leadership) write(ctx context.Context, from, to format.Lease, state *ts
 	case readErr != nil:
 		return held{}, writeLost, readErr
 	case found.Mode != format.ModeServed:
-		return held{}, writeLost, l.modeError(found)
+		// Whatever the lease: an operator who changes the mode by hand leaves it.
 	case found.Lease == to:
 		// This attempt or an earlier one took effect: assume the first one.
 		return held{to, found.Served, l.pending.sent, l.pending.wall}, writeDone, nil
@@ -348,22 +348,16 @@ func (l *leadership) confirm(ctx context.Context, last tso.Timestamp) (tso.Times
 // sleep waits for the pause, or until ctx ends. A wake makes it shorter, but not
 // shorter than least.
 func (l *leadership) sleep(ctx context.Context, least, pause time.Duration) {
-	wait := func(d time.Duration, wake <-chan struct{}) bool {
-		if d <= 0 {
-			return ctx.Err() == nil
-		}
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case <-t.C:
-			return true
-		case <-wake:
-		case <-ctx.Done():
-		}
-		return false
+	end := time.NewTimer(pause)
+	defer end.Stop()
+	select {
+	case <-time.After(least):
+	case <-ctx.Done():
+		return
 	}
-	least = min(least, pause)
-	if wait(least, nil) {
-		wait(pause-least, l.alloc.wake)
+	select {
+	case <-end.C:
+	case <-l.alloc.wake:
+	case <-ctx.Done():
 	}
 }

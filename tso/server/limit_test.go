@@ -83,3 +83,16 @@ func TestLastTimestamp(t *testing.T) {
 		}
 	})
 }
+
+// TestReservesAheadUnderLoad: a leader under load reserves more than a lease of timestamps, so
+// that callers do not wait for it.
+func TestReservesAheadUnderLoad(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
+		synctest.Wait()
+		high := c.Rush("a", 300)
+		if ahead := c.E.State().Limit - high; ahead < 10e6 {
+			t.Errorf("reserved %d ahead", ahead)
+		}
+	})
+}

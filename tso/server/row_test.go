@@ -41,6 +41,29 @@ func TestRepairFencesLeader(t *testing.T) {
 	})
 }
 
+// TestRepairBehindRenewal: a row is put into direct mode by hand, just after a renewal whose
+// answer is lost. The lease in it is the leader's, and it does not lead.
+func TestRepairBehindRenewal(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{RPCTimeout: tsotest.Lease / 10})
+		h := tsotest.NewHistory(t)
+		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
+		g := tsotest.NewGate(tsotest.CheckAndMutate, true)
+		c.E.On(g.Hook)
+		<-g.Held // the next renewal took effect
+		c.E.On(nil)
+		c.E.PutInt(int64(c.E.State().Limit))
+		tsotest.Advance(tsotest.Lease / 5) // for the timeout, well within the lease
+		if c.Status("a").Leading {
+			t.Error("leads while the row is in direct mode")
+		}
+		if _, err := c.Client(tso.ClientConfig{}, a.Name).Timestamp(t.Context()); !errors.Is(err, tso.ErrMode) {
+			t.Errorf("served in direct mode: %v", err)
+		}
+		h.Ask(t.Context(), c.E.Direct(tso.DirectConfig{}))
+	})
+}
+
 // TestRestoredRow: the row was put back behind the back of servers, which
 // remember more than it says.
 func TestRestoredRow(t *testing.T) {
