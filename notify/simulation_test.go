@@ -75,7 +75,7 @@ type simulation struct {
 	since   map[string]time.Time               // since when an observer is registered without a gap
 	written map[txn.Cell][]tso.Timestamp       // commits that were reported as committed
 	asked   []request                          // notifications by Notify, Backfill and Replay
-	dropped map[promise]tso.Timestamp          // newest change whose dead letter was dropped
+	dropped map[promise]request                // the last dead letter that was dropped
 	drops   map[promise]map[tso.Timestamp]bool // start_ts of runs that dropped their change
 	counts  map[string]int
 	story   []string // what happened, to be printed after a failure
@@ -87,29 +87,31 @@ type burst struct{ from, to time.Time }
 // and some things do not happen at all: many writes, for example, hide lost replays.
 type mix struct {
 	rows             []string
-	writes, operates time.Duration // longest pause between two
-	life             time.Duration // longest life of a client
-	actions          [9]int        // weights of what operators do
-	failing          int           // percent of runs
-	faults           float64       // share of requests
-	slow             int           // one of so many requests
-	repeats          int           // one of so many workers has a repeater
+	writes, operates time.Duration  // longest pause between two
+	life             time.Duration  // longest life of a client
+	actions          [9]int         // weights of what operators do
+	failing          map[string]int // percent of an observer's runs
+	faults           float64        // share of requests
+	repeats          int            // one of so many workers has a repeater
 	collects         bool
 }
 
 func drawMix(rnd *rand.Rand) mix {
 	between := func(least, most time.Duration) time.Duration {
-		for least*2 < most && rnd.IntN(3) > 0 {
-			least *= 2
+		for range rnd.IntN(8) {
+			least = min(2*least, most)
 		}
 		return least
 	}
 	m := mix{
-		writes: between(500*time.Millisecond, 30*time.Second), operates: between(250*time.Millisecond, 4*time.Second), life: between(10*time.Second, time.Hour),
-		failing: rnd.IntN(60), faults: rnd.Float64() / 10, slow: 3 + rnd.IntN(1<<rnd.IntN(6)), repeats: 1 + rnd.IntN(3), collects: rnd.IntN(3) == 0,
+		writes: between(250*time.Millisecond, 16*time.Second), operates: between(250*time.Millisecond, 4*time.Second), life: between(10*time.Second, time.Hour),
+		failing: map[string]int{}, faults: rnd.Float64() / 10, repeats: 1 + rnd.IntN(3), collects: rnd.IntN(3) == 0,
 	}
-	for i := range 1 + rnd.IntN(5) {
+	for i := range 1 + rnd.IntN(10) {
 		m.rows = append(m.rows, fmt.Sprintf("r%d", i))
+	}
+	for _, id := range []string{"a", "b", "m", "w", "o"} {
+		m.failing[id] = max(0, rnd.IntN(160)-80)
 	}
 	for i := range m.actions {
 		m.actions[i] = max(0, rnd.IntN(8)-2)
@@ -167,13 +169,15 @@ func cellIn(c column, row string) txn.Cell {
 // row draws a row.
 func (s *simulation) row() string { return s.mix.rows[s.intn(len(s.mix.rows))] }
 
-// client returns a client with faults, and a function that kills it.
-func (s *simulation) client() (c *txn.Client, die func()) {
+// client returns a client with faults, and a function that kills it. One of at least near
+// requests is slow.
+func (s *simulation) client(near int) (c *txn.Client, die func()) {
 	s.mu.Lock()
+	slow := near + s.rnd.IntN(1<<s.rnd.IntN(6))
 	n := s.clients
 	s.clients++
 	chaos := workload.NewChaos(s.seed+1000*n, s.mix.faults, 2*simulatedTTL)
-	delays := workload.NewDelays(s.seed, 200+n, s.mix.slow, 2*simulatedTTL)
+	delays := workload.NewDelays(s.seed, 200+n, slow, 2*simulatedTTL)
 	s.chaos, s.delays = append(s.chaos, chaos), append(s.delays, delays)
 	s.mu.Unlock()
 	faults := txntest.NewFaults(s.t)
@@ -186,9 +190,10 @@ func (s *simulation) config(o tso.Oracle) txn.Config {
 }
 
 // live makes clients, one after the other, and calls f with each until it dies or closes.
-func (s *simulation) live(ctx context.Context, f func(context.Context, *txn.Client)) {
+// Operators are often far away: near is small for them.
+func (s *simulation) live(ctx context.Context, near int, f func(context.Context, *txn.Client)) {
 	for !s.ended.Load() {
-		c, kill := s.client()
+		c, kill := s.client(near)
 		cctx, cancel := context.WithCancel(ctx)
 		end := time.AfterFunc(s.upTo(s.mix.life), func() {
 			if s.intn(2) == 0 {
@@ -246,7 +251,7 @@ func (s *simulation) write(ctx context.Context, c *txn.Client) {
 				case 0:
 					col = hot
 					tx.Table(hot.table).Notify(row, hot.Family, hot.Qualifier)
-				case 1, 2:
+				case 1:
 					table.Delete(row, col.Family, col.Qualifier)
 				default:
 					table.Set(row, col.Family, col.Qualifier, []byte("v"))
@@ -276,7 +281,7 @@ func (s *simulation) observe(id string) notify.ObserverFunc {
 			return err
 		}
 		if !s.ended.Load() { // later it succeeds
-			if s.intn(100) < s.mix.failing {
+			if s.intn(100) < s.mix.failing[id] {
 				s.count("failed runs")
 				return errBroken
 			}
@@ -340,7 +345,7 @@ func (r *repeater) Find(ctx context.Context, search notify.Search) error {
 
 func (s *simulation) work(ctx context.Context, c *txn.Client) {
 	cfg := notify.Config{
-		MaxAttempts: 1 + s.intn(3), Backoff: txn.Backoff{Min: 100 * time.Millisecond, Max: 3 * time.Second},
+		MaxAttempts: 1 + s.intn(2), Backoff: txn.Backoff{Min: 100 * time.Millisecond, Max: 3 * time.Second},
 		NoHints: s.intn(3) == 0, Timeout: 5 * time.Second, DrainTimeout: 5 * time.Second, ConflictAttempts: 3,
 		OnEvent: s.event,
 	}
@@ -349,7 +354,8 @@ func (s *simulation) work(ctx context.Context, c *txn.Client) {
 	}
 	var ids []string
 	for _, id := range []string{"a", "b", "m", "w", "o"} {
-		if s.intn(4) > 0 && s.exists(watched[id]) {
+		// From here on the observer is owed something. Run registers it too, nobody knows when.
+		if s.intn(4) > 0 && s.exists(watched[id]) && s.register(ctx, id) == nil {
 			ids = append(ids, id)
 		}
 	}
@@ -376,7 +382,7 @@ func (s *simulation) run(ctx context.Context, c *txn.Client, cfg notify.Config, 
 		}
 		if !s.ended.Load() && s.intn(2) == 0 {
 			// Time passes between the reads of one check.
-			opts = append(opts, notify.RateLimit(1, 1))
+			opts = append(opts, notify.RateLimit(0.4, 1))
 		}
 		handle(s.t, w, id, watched[id], s.observe(id), opts...)
 	}
@@ -443,7 +449,7 @@ func (s *simulation) letters(ctx context.Context, c *txn.Client) (all []changes.
 // operate does what operators do.
 func (s *simulation) operate(ctx context.Context, c *txn.Client) {
 	for s.next(ctx, s.mix.operates) {
-		octx, cancel := context.WithTimeout(ctx, simulatedCommit)
+		octx, cancel := context.WithTimeout(ctx, time.Minute)
 		id := []string{"a", "b", "m", "w", "o"}[s.intn(5)]
 		var err error
 		what := ""
@@ -456,7 +462,7 @@ func (s *simulation) operate(ctx context.Context, c *txn.Client) {
 			what, err = "parks", s.park(octx, c, id, cellIn(watched[id], s.row()))
 		case 3:
 			for _, d := range s.letters(octx, c) {
-				if s.intn(4) == 0 {
+				if s.intn(2) == 0 {
 					what, err = "drops", s.drop(octx, c, d)
 				}
 			}
@@ -536,7 +542,7 @@ func (s *simulation) replay(ctx context.Context, c *txn.Client, d changes.DeadLe
 func (s *simulation) drop(ctx context.Context, c *txn.Client, d changes.DeadLetter) error {
 	s.mu.Lock()
 	p := promise{d.Observer, d.Cell}
-	s.dropped[p] = max(s.dropped[p], d.ChangeTS)
+	s.dropped[p] = request{began: time.Now(), change: max(s.dropped[p].change, d.ChangeTS)}
 	s.mu.Unlock()
 	s.tell("dropping %+v", d)
 	return changes.Drop(ctx, c, d)
@@ -581,7 +587,7 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &simulation{
 			t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 100)), oracle: tso.NewLocal(tso.LocalConfig{}),
-			since: map[string]time.Time{}, written: map[txn.Cell][]tso.Timestamp{}, dropped: map[promise]tso.Timestamp{},
+			since: map[string]time.Time{}, written: map[txn.Cell][]tso.Timestamp{}, dropped: map[promise]request{},
 			drops: map[promise]map[tso.Timestamp]bool{}, counts: map[string]int{}, registry: make(chan struct{}, 1),
 		}
 		counts = s.counts
@@ -602,23 +608,25 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 		<-time.After(noticed + time.Second)
 		at := time.Now()
 		for range 1 + s.intn(2) {
-			end := at.Add(5*time.Second + s.upTo(20*time.Second))
+			end := at.Add(10*time.Second + s.upTo(30*time.Second))
 			s.bursts = append(s.bursts, burst{at, end})
 			if at = end.Add(s.upTo(time.Minute)); s.mix.collects {
 				at = end.Add(s.upTo(3 * collection))
 			}
 		}
 		var acting sync.WaitGroup
-		acting.Go(func() { s.live(ctx, s.write) })
+		acting.Go(func() { s.live(ctx, 8, s.write) })
 		for range 2 {
-			acting.Go(func() { s.live(ctx, s.operate) })
-			acting.Go(func() { s.live(ctx, s.work) })
+			acting.Go(func() { s.live(ctx, 8, s.work) })
+		}
+		for range 4 {
+			acting.Go(func() { s.live(ctx, 1, s.operate) })
 		}
 		if s.intn(2) == 0 {
-			acting.Go(func() { s.live(ctx, s.work) })
+			acting.Go(func() { s.live(ctx, 8, s.work) })
 		}
 		if s.mix.collects {
-			acting.Go(func() { s.live(ctx, s.collect) })
+			acting.Go(func() { s.live(ctx, 8, s.collect) })
 		}
 		acting.Wait()
 		for i, c := range s.chaos {
@@ -752,7 +760,7 @@ func (s *simulation) check(ctx context.Context) {
 			if ack > 0 && !runs[p][ack] && !s.drops[p][ack] {
 				s.t.Errorf("observer %s acknowledged %s at %d without a run", id, p.cell, ack)
 			}
-			if want, why := s.owed(p, o); want > max(ack, s.dropped[p]) {
+			if want, why := s.owed(p, o); want > ack {
 				s.t.Errorf("LOST: observer %s has acknowledged %s up to %d, and not the change at %d (%s); the newest that is stored is %d", id, p.cell, ack, want, why, o.ChangeTS)
 			}
 		}
@@ -776,20 +784,22 @@ func (s *simulation) check(ctx context.Context) {
 // owed returns the newest change that an observer must have seen, and why.
 func (s *simulation) owed(p promise, o *changes.Observation) (want tso.Timestamp, why string) {
 	from := s.since[p.observer].Add(noticed)
-	add := func(ts tso.Timestamp, because string) {
-		if ts > want {
+	dropped := s.dropped[p]
+	add := func(ts tso.Timestamp, at time.Time, because string) {
+		// An operator who drops a dead letter gives up what was asked for before.
+		if ts > want && (ts > dropped.change || at.After(dropped.began)) {
 			want, why = ts, because
 		}
 	}
 	newest := o.ChangeTS
 	for _, ts := range s.written[p.cell] {
 		newest = max(newest, ts)
-		if time.UnixMicro(int64(ts)).After(from) {
-			add(ts, "committed")
+		if at := time.UnixMicro(int64(ts)); at.After(from) {
+			add(ts, at, "committed")
 		}
 	}
-	if time.UnixMicro(int64(o.ChangeTS)).After(from) {
-		add(o.ChangeTS, "stored")
+	if at := time.UnixMicro(int64(o.ChangeTS)); at.After(from) {
+		add(o.ChangeTS, at, "stored")
 	}
 	for _, r := range s.asked {
 		if r.began.Before(from) {
@@ -798,15 +808,15 @@ func (s *simulation) owed(p promise, o *changes.Observation) (want tso.Timestamp
 		switch {
 		case r.observer != "":
 			if (promise{r.observer, r.cell}) == p {
-				add(r.change, "replayed")
+				add(r.change, r.began, "replayed")
 			}
 		// Nothing shows that a delete is pending once it is collected. A Backfill
 		// finds values only.
 		case newest > r.ts || newest != o.ChangeTS || !s.present(p.cell):
 		case r.cell == p.cell:
-			add(newest, "notified")
+			add(newest, r.began, "notified")
 		case r.of.table == p.cell.Table && r.of.Column == p.cell.Column():
-			add(newest, "backfilled")
+			add(newest, r.began, "backfilled")
 		}
 	}
 	return want, why
