@@ -120,6 +120,26 @@ func TestRefusedRollBackIsNotRepeated(t *testing.T) {
 	})
 }
 
+// If Bigtable does not answer the rollback of a refused commit either, Commit returns when the
+// locks have expired: from then on any reader rolls back.
+func TestRefusedCommitBesideUnansweredRollback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second, LockTTL: 10 * time.Second}, refuse(step(txntest.StepCommit))...)
+		faults.On("rollback", step(txntest.StepRollPrimary), txntest.Crash, 0)
+		update := inBackground(func() error { return tryUpdate(t.Context(), a, "1", "bob", "joe") })
+		advance(time.Minute)
+		select {
+		case o := <-update:
+			if status.Code(o.err) != codes.PermissionDenied || o.took > 12*time.Second {
+				t.Errorf("%v after %v", o.err, o.took)
+			}
+		default:
+			t.Error("the update has not returned after a minute")
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "")
+	})
+}
+
 // leaveLocks makes a client die before a step of a transaction that sets bob and joe,
 // and waits until its locks have expired.
 func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {

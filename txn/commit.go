@@ -160,8 +160,10 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 }
 
 // rollBackRefused rolls back a transaction whose commit Bigtable refused for good. If it
-// fails, the next reader removes the locks.
+// fails, the next reader removes the locks, which expire meanwhile.
 func (c *commit) rollBackRefused(ctx context.Context, p *recovery.PrimaryCommit) {
+	ctx, cancel := context.WithTimeout(ctx, c.client.cfg.LockTTL)
+	defer cancel()
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
 	done, err := p.RollBack(ctx)
 	if done {
