@@ -297,15 +297,21 @@ func (s *SafePoint) LocksResolved(ctx context.Context, ts, now tso.Timestamp, re
 	return tso.Timestamp(record.GetDrainedTs()), err
 }
 
-// noteResolved does the work of LocksResolved, and reports whether r has changed.
+// noteResolved does the work of LocksResolved, and reports whether r has changed. A second
+// call with the same arguments changes nothing, so update ends.
 func noteResolved(r *recordpb.SafePoint, ts, now tso.Timestamp, retention time.Duration) (changed bool) {
-	if changed = r.ResolvedTs < int64(ts); changed {
-		r.ResolvedTs = int64(ts)
+	set := func(field *int64, ts tso.Timestamp) {
+		changed = changed || *field != int64(ts)
+		*field = int64(ts)
 	}
-	if drained := int64(Drained(r, now, retention)); drained >= r.DrainingTs {
-		// None drains, so this one begins.
-		r.DrainedTs, r.DrainingTs, r.DrainingSinceTs = drained, int64(ts), int64(now)
-		changed = true
+	set(&r.ResolvedTs, max(ts, tso.Timestamp(r.ResolvedTs)))
+	if drained := Drained(r, now, retention); int64(drained) >= r.DrainingTs {
+		// None drains, so this one begins, unless it is drained already.
+		set(&r.DrainedTs, drained)
+		if ts > drained {
+			set(&r.DrainingTs, ts)
+			set(&r.DrainingSinceTs, now)
+		}
 	}
 	return changed
 }

@@ -102,7 +102,7 @@ func TestSafePointOnlyRises(t *testing.T) {
 
 // TestSafePointDrains: a safe point is drained one retention after it was stored as
 // resolved. Runs in between do not delay that, and a run for the drained safe point itself,
-// because a hold kept the next one back, does not end it.
+// because a hold kept the next one back, does not end it. To store a run again changes nothing.
 func TestSafePointDrains(t *testing.T) {
 	const retention = 100 * time.Microsecond
 	r := &recordpb.SafePoint{}
@@ -113,6 +113,9 @@ func TestSafePointDrains(t *testing.T) {
 		before := Drained(r, run.now, retention)
 		if noteResolved(r, run.ts, run.now, retention); tso.Timestamp(r.DrainedTs) != run.want || before != run.want || r.ResolvedTs != int64(run.ts) {
 			t.Errorf("the run at %d: drained up to %d, and %d before it, want %d; %v", run.now, r.DrainedTs, before, run.want, r)
+		}
+		if noteResolved(r, run.ts, run.now, retention) {
+			t.Errorf("the run at %d, stored again, changed %v", run.now, r)
 		}
 	}
 }
