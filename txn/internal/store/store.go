@@ -258,66 +258,21 @@ func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, read
 	if err != nil {
 		return err
 	}
-	rest, err := NewRowSet(rs)
-	if err != nil {
-		return err
-	}
-	for !rest.Empty() {
-		request := rest.Request(false)
-		var page []bigtable.Row
-		bytes := 0
-		cut, err := t.readPage(ctx, read, request, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
-			page = append(page, raw)
-			bytes += RowBytes(raw)
-			return bytes < MaxPageBytes
-		})
-		if err != nil {
-			return err
-		}
-		if goOn, err := fn(t, page); err != nil || !goOn {
-			return err
-		}
-		if cut {
-			rest = rest.AfterKey(page[len(page)-1].Key(), false)
-		} else {
-			rest = rest.AfterRequest(request, false)
-		}
-	}
-	return nil
+	return t.pages(ctx, rs, read, filter, fn)
 }
 
 // MetadataRows calls fn with the rows of the metadata table that begin with prefix, and the
 // value of one of their columns, until fn returns false or an error.
 func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
-	rest, err := NewRowSet(bigtable.PrefixRange(prefix))
-	if err != nil {
-		return err
-	}
-	for !rest.Empty() {
-		request := rest.Request(false)
-		var page []bigtable.Row
-		cut, err := s.Metadata.ReadPage(ctx, request, MaxPageRows, Interleave(ExactColumn(DeployFamily, qualifier)), func(r bigtable.Row) bool {
-			page = append(page, r)
-			return true
-		})
-		if err != nil {
-			return err
-		}
+	column := func(*Table) bigtable.Filter { return Interleave(ExactColumn(DeployFamily, qualifier)) }
+	return s.Metadata.pages(ctx, bigtable.PrefixRange(prefix), (*Table).ReadRows, column, func(_ *Table, page []bigtable.Row) (bool, error) {
 		for _, r := range page {
-			if len(r[DeployFamily]) == 0 {
-				continue
-			}
 			if goOn, err := fn(r, r[DeployFamily][0].Value); err != nil || !goOn {
-				return err
+				return false, err
 			}
 		}
-		if cut {
-			rest = rest.AfterKey(page[len(page)-1].Key(), false)
-		} else {
-			rest = rest.AfterRequest(request, false)
-		}
-	}
-	return nil
+		return true, nil
+	})
 }
 
 // Mutate applies idempotent mutations and waits for the result.

@@ -133,6 +133,36 @@ func (t *Table) readPage(ctx context.Context, read readRows, rows bigtable.RowSe
 	return cut || rowsRead == maxRows, err
 }
 
+// pages reads rows page by page and calls fn with each page, until fn returns false or an error.
+func (t *Table) pages(ctx context.Context, rs bigtable.RowSet, read readRows, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
+	rest, err := NewRowSet(rs)
+	if err != nil {
+		return err
+	}
+	for !rest.Empty() {
+		request := rest.Request(false)
+		var page []bigtable.Row
+		bytes := 0
+		cut, err := t.readPage(ctx, read, request, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
+			page = append(page, raw)
+			bytes += RowBytes(raw)
+			return bytes < MaxPageBytes
+		})
+		if err != nil {
+			return err
+		}
+		if goOn, err := fn(t, page); err != nil || !goOn {
+			return err
+		}
+		if cut {
+			rest = rest.AfterKey(page[len(page)-1].Key(), false)
+		} else {
+			rest = rest.AfterRequest(request, false)
+		}
+	}
+	return nil
+}
+
 // StreamRows is ReadRows for an answer that the caller consumes while it arrives. fn also
 // returns how long the caller blocked it, for example in the application's own loop. That time
 // does not count as Bigtable's.
