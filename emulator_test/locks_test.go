@@ -460,7 +460,11 @@ func TestStatsOfALockWithoutAPrimary(t *testing.T) {
 		advance(time.Minute)
 		var resolved []string
 		admin.OnResolve(env.Client, func(r format.Resolution) { resolved = append(resolved, r.Lock.Cell.Row) })
+		began := time.Now()
 		wantValue(t, takeSnapshot(t, env.Client), "joe", "")
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the read took %v, want it not to wait", took)
+		}
 		if n := env.Client.Stats().RolledBack; n != 1 || len(resolved) != 1 || resolved[0] != "joe" {
 			t.Errorf("%d cells were rolled back, reported: %q; want joe", n, resolved)
 		}

@@ -288,9 +288,6 @@ func (t *Token) Announce(ctx context.Context, observers []string) error {
 	running := t.running
 	t.retryAt = time.Time{}
 	t.mu.Unlock()
-	if t.Name == "" {
-		return nil
-	}
 	if !running {
 		t.Ensure(ctx)
 		return ctx.Err()
