@@ -240,3 +240,61 @@ func TestStalenessBehindABulkLoad(t *testing.T) {
 		}
 	})
 }
+
+// A reader passed the lock of a transaction, so its commit takes another commit_ts. Until
+// that commit is known, no stale snapshot of the same client may show the state of that
+// timestamp: it would not contain the commit.
+func TestStaleSnapshotDuringPassedCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "old", "row")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{PassLocks: true}, faults.DialOptions()...)
+		first := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		tx := begin(t, c)
+		set(tx, "new", "row")
+		var committed tso.Timestamp
+		done := inBackground(func() (err error) { committed, err = tx.Commit(t.Context()); return err })
+		<-first.Fired()
+		reader := env.NewClient(txn.Config{PassLocks: true})
+		if got := valueAt(t, takeSnapshot(t, reader), "row"); got != "old" || reader.Stats().Raises != 1 {
+			t.Fatalf("the reader saw %q and raised the minimum %d times", got, reader.Stats().Raises)
+		}
+		second := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		first.Release()
+		<-second.Fired()
+		stale := takeSnapshot(t, c, txn.MaxStaleness(time.Hour))
+		if got := valueAt(t, stale, "row"); got != "old" {
+			t.Errorf("during the commit, the stale snapshot saw %q", got)
+		}
+		second.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		if stale.ReadTS() >= committed {
+			t.Errorf("the stale snapshot shows the state at %d, without the commit at %d", stale.ReadTS(), committed)
+		}
+		if got := valueAt(t, takeSnapshot(t, c, txn.MaxStaleness(time.Hour)), "row"); got != "new" {
+			t.Errorf("after the commit, a stale snapshot saw %q", got)
+		}
+	})
+}
+
+// No stale snapshot of a client that loads rows shows the state of the load's commit_ts
+// before the load is complete.
+func TestStaleSnapshotDuringBulkLoad(t *testing.T) {
+	t.Parallel()
+	env := newBulk(t)
+	started := false
+	_, err := admin.BulkLoad(t.Context(), env.Client, "a", bulkRows(1), admin.BulkConfig{Started: func(_, commitTS tso.Timestamp) {
+		started = true
+		if s := takeSnapshot(t, env.Client, txn.MaxStaleness(time.Hour)); s.ReadTS() >= commitTS {
+			t.Errorf("a stale snapshot shows the state at %d, and the load commits at %d", s.ReadTS(), commitTS)
+		}
+	}})
+	if err != nil || !started {
+		t.Fatal(err, started)
+	}
+	wantValue(t, takeSnapshot(t, env.Client, txn.MaxStaleness(time.Hour)), "r0000", "value 0")
+}

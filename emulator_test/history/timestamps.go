@@ -291,7 +291,13 @@ func (c *clock) explain(t *Txn, o Op, want State) {
 		case !w.last:
 			c.add(G1b, []*Txn{t, w.txn}, "%v shows %d, which its own transaction replaced; at %d it is %v", o, n, t.StartTS, want)
 		default:
-			c.add(StaleRead, []*Txn{t, w.txn}, "%v, but at %d it is %v", o, t.StartTS, want)
+			txns := []*Txn{t, w.txn}
+			for _, missed := range want.values() {
+				if m := c.origins[keyValue{o.Key, missed}].txn; m != nil && !slices.Contains(o.State.values(), missed) {
+					txns = append(txns, m)
+				}
+			}
+			c.add(StaleRead, txns, "%v, but at %d it is %v", o, t.StartTS, want)
 		}
 		return
 	}

@@ -169,7 +169,7 @@ func (b *bulkLoad) timestamps(ctx context.Context, r *BulkReport) (err error) {
 		if r.StartTS, err = b.client.Clock.Timestamp(ctx); err != nil {
 			return err
 		}
-		if r.CommitTS, err = b.client.Clock.Timestamp(ctx); err != nil {
+		if r.CommitTS, _, err = b.client.Clock.CommitTimestamp(ctx); err != nil {
 			return err
 		}
 	} else {

@@ -174,7 +174,7 @@ func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) err
 	if p.CommitAt == nil {
 		return errLockPassed
 	}
-	ts, err := p.Resolver.Clock.Timestamp(ctx)
+	ts, _, err := p.Resolver.Clock.CommitTimestamp(ctx)
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,8 @@ func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// CommitTimestamp asks the oracle for a commit_ts, at which this client must not read yet.
+// CommitTimestamp asks the oracle for a commit_ts, at which this client must not read yet, nor
+// call a state that of this timestamp: the commit belongs to it.
 // asked is a time before the request.
 func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.store.Counters.Timestamps.Add(1)

@@ -181,10 +181,14 @@ func run(ctx context.Context, o *options, s *cli.Streams) error {
 	ended := o.makeAll(ctx, loads, func(i int, r *result) error {
 		sum.add(r)
 		r.write(s.Err, i+1, o, time.Since(began))
-		if file != nil {
+		switch {
+		case file != nil:
 			if err := write(file, r.records); err != nil {
 				return fmt.Errorf("writing %s: %w", o.history, err)
 			}
+		case len(r.anomalies)+len(r.violations) > 0:
+			// The same seed may not find it again.
+			return keep(s.Err, r)
 		}
 		return nil
 	})
@@ -252,6 +256,20 @@ func plural(n int, one, many string) string {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, many)
+}
+
+// keep writes the history of a finding to a new file, and prints its name to w.
+func keep(w io.Writer, r *result) error {
+	f, err := os.CreateTemp("", fmt.Sprintf("soak-%d-*.jsonl", r.seed))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := write(f, r.records); err != nil {
+		return fmt.Errorf("writing %s: %w", f.Name(), err)
+	}
+	fmt.Fprintf(w, "the history: %s\n", f.Name())
+	return f.Close()
 }
 
 func write(w io.Writer, records []history.Record) error {
