@@ -206,7 +206,7 @@ func lockOf(c *commit, w *store.Write) *format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) (locked bool, err error) {
-	raw, err := row.Table.TryReadRow(ctx, row.Row, store.Conflicts(row.Columns(), c.startTS))
+	raw, err := row.Table.TryReadRow(ctx, row.Row, store.NewestConflicts(row.Columns(), c.startTS))
 	if err != nil {
 		return false, err
 	}

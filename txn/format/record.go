@@ -2,6 +2,7 @@ package format
 
 import (
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -136,6 +137,42 @@ func EncodeRollback(startTS tso.Timestamp) []byte {
 		Kind:          recordpb.Kind_KIND_ROLLBACK,
 		StartTs:       int64(startTS),
 	})
+}
+
+// RecordRanges returns ranges of bytes, each [from, below), that contain every write record
+// and mark of the transaction that started at startTS. They leave out other transactions'
+// records, so that a read of the outcome does not return all later versions of the primary.
+//
+// A record that this library writes begins with format_version, kind and start_ts. Only a
+// record that begins so, with another start_ts, is outside the ranges. Any other record is
+// inside, whatever its start_ts: of another version, with its fields in another order, or
+// damaged. The caller must still decode each record and compare its start_ts.
+func RecordRanges(startTS tso.Timestamp) [][2][]byte {
+	// A varint may be padded: its last byte then has another bit, and more bytes follow. So
+	// the ranges do not depend on that byte.
+	number := protowire.AppendVarint(nil, uint64(startTS))
+	number = number[:len(number)-1]
+	var ranges [][2][]byte
+	var after []byte
+	for k := KindPut; k <= KindRollback; k++ {
+		header := []byte{1 << 3, Version, 2 << 3, byte(k), 3 << 3}
+		own := slices.Concat(header, number)
+		ranges = append(ranges, [2][]byte{after, header}, [2][]byte{own, successor(own)})
+		after = successor(header)
+	}
+	return append(ranges, [2][]byte{after, nil})
+}
+
+// successor returns the smallest string above every string that begins with prefix, which
+// has a byte below 0xff.
+func successor(prefix []byte) []byte {
+	n := len(prefix)
+	for prefix[n-1] == 0xff {
+		n--
+	}
+	next := slices.Clone(prefix[:n])
+	next[n-1]++
+	return next
 }
 
 // DecodeWrite reads the write record of cell that is stored at ts.

@@ -1,13 +1,16 @@
 package format
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -231,6 +234,58 @@ func TestRecordSizes(t *testing.T) {
 	for i, want := range []int{37, 4 + len("bob"), 13, 4 + len("bob")} {
 		if got[i] != want {
 			t.Errorf("size %d is %d, want %d; docs/storage-format.md says so too", i, got[i], want)
+		}
+	}
+}
+
+// TestRecordRanges: the ranges of a transaction contain each of its records, however they are
+// serialized, and no ordinary record of another transaction. The first is what safety rests on.
+func TestRecordRanges(t *testing.T) {
+	inside := func(startTS tso.Timestamp, value []byte) bool {
+		n := 0
+		for _, r := range RecordRanges(startTS) {
+			if bytes.Compare(value, r[0]) >= 0 && (r[1] == nil || bytes.Compare(value, r[1]) < 0) {
+				n++
+			}
+		}
+		if n > 1 {
+			t.Errorf("%x is in %d ranges of %d", value, n, startTS)
+		}
+		return n == 1
+	}
+	starts := []tso.Timestamp{1, 127, 128, 255, 16383, 16384, 1<<50 - 1, 1793000000000000, 1793000000000001, 1793000000000127, 1793000000000128, math.MaxInt64 / 1000}
+	for _, start := range starts {
+		fields := [][]byte{{1 << 3, Version}, {2 << 3, 0}, protowire.AppendVarint([]byte{3 << 3}, uint64(start)), {4<<3 | 2, 0}}
+		for kind := KindPut; kind <= KindRollback; kind++ {
+			fields[1][1] = byte(kind)
+			record := slices.Concat(fields...)
+			for _, other := range starts {
+				const told = 1<<49 - 1 // 17 years apart two numbers are the same to RecordRanges
+				got, want := inside(other, record), start&told == other&told
+				if got != want && (want || min(start, other) > told) {
+					t.Errorf("a %v of %d is among the records of %d: %v", kind, start, other, got)
+				}
+			}
+			padded := slices.Clone(fields[2])
+			padded[len(padded)-1] |= 0x80
+			for name, record := range map[string][]byte{
+				"without its primary": slices.Concat(fields[:3]...),
+				"reordered":           slices.Concat(fields[2], fields[0], fields[1]),
+				"primary first":       slices.Concat(fields[3], fields[0], fields[1], fields[2]),
+				"kind last":           slices.Concat(fields[0], fields[2], fields[1]),
+				"padded":              slices.Concat(fields[0], fields[1], padded, []byte{0}),
+				"padded version":      slices.Concat([]byte{1 << 3, 0x80 | Version, 0}, fields[1], fields[2]),
+				"padded kind":         slices.Concat(fields[0], []byte{2 << 3, 0x80 | byte(kind), 0}, fields[2]),
+				"another version":     slices.Concat([]byte{1 << 3, Version + 1}, fields[1], fields[2]),
+				"another kind":        slices.Concat(fields[0], []byte{2 << 3, 9}, fields[2]),
+				"a field more":        slices.Concat(fields[0], fields[1], []byte{5 << 3, 1}, fields[2]),
+				"damaged":             {0xff},
+				"empty":               {},
+			} {
+				if !inside(start, record) {
+					t.Errorf("%s: the %v of %d, %x, is not among its records", name, kind, start, record)
+				}
+			}
 		}
 	}
 }

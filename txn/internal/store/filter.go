@@ -178,6 +178,13 @@ func AnyConflict(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Conflicts(cols, startTS))
 }
 
+// NewestConflicts matches what explains why a prewrite at startTS failed: the newest cell of
+// each column in Conflicts, and a rollback marker of the transaction itself, which may have
+// any number of later records above it.
+func NewestConflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
+	return Interleave(AnyConflict(cols, startTS), Chain(WholeFamily(format.MarkFamily), At(startTS)))
+}
+
 // AnyConflictInRow is AnyConflict for all columns of the row, without their names.
 func AnyConflictInRow(startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Interleave(
@@ -191,13 +198,17 @@ func AnyConflictInRow(startTS tso.Timestamp) bigtable.Filter {
 func PrewriteCost(c format.Column) int { return 3 * FilterCost(c.Key()) }
 
 // OutcomeCells matches everything at a primary that can decide the outcome of the
-// transaction that started at startTS.
+// transaction that started at startTS. The primary may have any number of later versions, and
+// a read must not return them all (format.RecordRanges).
 func OutcomeCells(primary format.Column, startTS tso.Timestamp) bigtable.Filter {
-	k := primary.Key()
+	f := filters.of(primary)
+	var values []bigtable.Filter
+	for _, r := range format.RecordRanges(startTS) {
+		values = append(values, bigtable.ValueRangeFilter(r[0], r[1]))
+	}
 	return Interleave(
-		Chain(ExactColumn(format.LockFamily, k), At(startTS)),
-		Chain(ExactColumn(format.WriteFamily, k), From(startTS)),
-		Chain(ExactColumn(format.MarkFamily, k), From(startTS)),
+		Chain(f.lock, At(startTS)),
+		Chain(Interleave(f.write, f.mark), From(startTS), Interleave(values...)),
 	)
 }
 
