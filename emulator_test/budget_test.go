@@ -10,6 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -68,6 +69,23 @@ func TestRoundTrips(t *testing.T) {
 			_, _, err = s.Table("a").Get(ctx, "warm", "f", "q")
 			return err
 		}, map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 1}},
+
+		{"snapshot of a timestamp that the client has seen", func(ctx context.Context, c *txn.Client) error {
+			now, err := c.Timestamp(ctx)
+			if err != nil {
+				return err
+			}
+			for _, ts := range []tso.Timestamp{now, now - 1} {
+				s, err := c.Snapshot(ctx, txn.At(ts))
+				if err == nil {
+					_, _, err = s.Table("a").Get(ctx, "warm", "f", "q")
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}, map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 2}},
 
 		{"read a list of 300 rows", func(ctx context.Context, c *txn.Client) error {
 			s, err := c.Snapshot(ctx)

@@ -82,7 +82,8 @@ type snapshotOptions struct {
 }
 
 // At makes a snapshot show the state at ts: every transaction with a commit_ts of at most
-// ts, and no other. ts must be positive and not lie in the future.
+// ts, and no other. ts must be positive and not lie in the future. If this client has seen a
+// later timestamp, the snapshot costs no request.
 func At(ts tso.Timestamp) SnapshotOption {
 	return snapshotOption(func(o *snapshotOptions) { o.past, o.at = true, ts })
 }
@@ -132,6 +133,17 @@ func Limit(n int) ReadOption { return readOption(func(o *readOptions) { o.limit 
 // Reverse returns rows in descending order of their keys. A row range still names its
 // smaller key first.
 func Reverse() ReadOption { return readOption(func(o *readOptions) { o.reverse = true }) }
+
+// PrefixEnd returns the smallest key above all keys that begin with prefix, or "" if there is
+// none. bigtable.NewRange(from, PrefixEnd(prefix)) is the part of a prefix from a key on.
+func PrefixEnd(prefix string) string {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] < 0xff {
+			return prefix[:i] + string([]byte{prefix[i] + 1})
+		}
+	}
+	return ""
+}
 
 func newReadOptions(opts []ReadOption) (readOptions, error) {
 	var o readOptions

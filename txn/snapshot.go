@@ -89,6 +89,9 @@ func (s *Snapshot) Table(name string) *View {
 // snapshotTimestamp returns the timestamp of now, a new one or an earlier one that
 // MaxStaleness allows, and the timestamp at which reads show its state.
 func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (ts, readAt tso.Timestamp, err error) {
+	if seen := c.resolver.Clock.Newest(); o.past && o.staleness == nil && o.at <= seen {
+		return seen, seen, nil // At replaces it
+	}
 	if o.staleness == nil {
 		ts, err = c.Timestamp(ctx)
 		return ts, ts, err

@@ -13,6 +13,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
+func TestPrefixEnd(t *testing.T) {
+	for prefix, want := range map[string]string{"": "", "a": "b", "a\xff": "b", "\xff\xff": "", "ab": "ac", "a\x00": "a\x01", "\xfe": "\xff"} {
+		if got := txn.PrefixEnd(prefix); got != want {
+			t.Errorf("PrefixEnd(%q) = %q, want %q", prefix, got, want)
+		}
+	}
+}
+
 func TestInvalidWritesSendNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())

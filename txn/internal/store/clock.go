@@ -119,6 +119,14 @@ func (c *Clock) AboveCommits(ts tso.Timestamp) bool {
 	return ts > c.committed
 }
 
+// Newest returns a timestamp that the oracle has handed out, or 0. No transaction takes a
+// commit_ts below it any more.
+func (c *Clock) Newest() tso.Timestamp {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.newest
+}
+
 // ReadableWithin returns a timestamp that is less than d old, and the timestamp at which
 // reads show the state of that moment. ok is false if there is none. It compares the wall
 // clock as well, because the monotonic clock stands still while a machine sleeps.
