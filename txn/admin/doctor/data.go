@@ -103,7 +103,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				count = "at least " + count
 			}
 			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
-				"their clients died; the next reader or writer of the cells has to resolve them first, and so has garbage collection", "percctl lock resolve "+table+" --older-than 1m")
+				"their clients died; the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
 		}
 	}
 	r.Detail = words.Count(seen, "lock") + " in " + words.Count(len(d.Tables), "table")

@@ -65,7 +65,7 @@ type backfilled struct {
 }
 
 func (b *backfilled) plan(w io.Writer, what string) error {
-	_, err := fmt.Fprintf(w, "project %s, instance %s: %s of column %s to notify, %s\n", b.Project, b.Instance, what, b.Column, toRun(b.Observers, b.Weak))
+	_, err := fmt.Fprintf(w, "project %s, instance %s: notify %s of column %s, %s\n", b.Project, b.Instance, what, b.Column, toRun(b.Observers, b.Weak))
 	return err
 }
 

@@ -61,7 +61,7 @@ type sentCell struct {
 }
 
 func (r *sent) text(w io.Writer) error {
-	fmt.Fprintf(w, "project %s, instance %s: %s to notify\n", r.Project, r.Instance, cli.Count(len(r.Cells), "cell"))
+	fmt.Fprintf(w, "project %s, instance %s: notify %s\n", r.Project, r.Instance, cli.Count(len(r.Cells), "cell"))
 	for i, c := range r.Cells {
 		if i == shownLetters && len(r.Cells) > shownLetters+1 {
 			fmt.Fprintf(w, "  … and %d more\n", len(r.Cells)-i)
@@ -80,7 +80,7 @@ func toRun(observers []string, weak bool) string {
 	case weak:
 		return "for " + strings.Join(observers, ", ")
 	}
-	return "for those of " + strings.Join(observers, ", ") + " that have not acknowledged the newest change"
+	return "for " + strings.Join(observers, ", ") + ", unless they have acknowledged the newest change"
 }
 
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {

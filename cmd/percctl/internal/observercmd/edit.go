@@ -215,7 +215,7 @@ func removal(e *edited, lastOfTable bool) []string {
 	case e.Pending == 0:
 		plan = append(plan, "it has acknowledged every change")
 	case len(e.Others) > 0:
-		plan = append(plan, pending+"they stay for "+strings.Join(e.Others, ", ")+", and it does not run for them")
+		plan = append(plan, pending+"they stay for "+strings.Join(e.Others, ", ")+"; the removed observer does not run for them")
 	case lastOfTable:
 		plan = append(plan, pending+"they stay without effect, because no worker scans the table; if you register it again, it runs for them")
 	default:
