@@ -12,13 +12,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -119,6 +122,91 @@ func TestCommitsAreAdmitted(t *testing.T) {
 		if n := faults.Count()[txntest.StepPrewrite]; n != cap(results) {
 			t.Errorf("%d prewrites of %d commits", n, cap(results))
 		}
+	})
+}
+
+// Config.Parallelism bounds the requests of one call that are under way: the prewrites of a
+// commit, the removal of its locks after another client rolled it back, and the further reads
+// of a scan.
+func TestParallelism(t *testing.T) {
+	const bound = 3
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		var running, most atomic.Int64
+		during := func(f func() error) error {
+			n := running.Add(1)
+			defer running.Add(-1)
+			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+			}
+			<-time.After(time.Millisecond)
+			return f()
+		}
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1, Parallelism: bound}, append(faults.DialOptions(),
+			grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				return during(func() error { return invoke(ctx, method, req, reply, cc, opts...) })
+			}),
+			grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (s grpc.ClientStream, err error) {
+				err = during(func() (err error) { s, err = streamer(ctx, desc, cc, method, opts...); return err })
+				return s, err
+			}))...)
+		check := func(what string) {
+			t.Helper()
+			if n := most.Swap(0); n != bound {
+				t.Errorf("%s: %d requests at a time, want %d", what, n, bound)
+			}
+		}
+		var rows []string
+		for i := range 4 * bound {
+			rows = append(rows, "r"+strconv.Itoa(i))
+		}
+
+		mustSet(t, env.Client, "old", rows...)
+		tx := beginSet(t, c, "new", rows...)
+		// The data of a transaction that began before the snapshot, and committed after it,
+		// hides the older data.
+		before := takeSnapshot(t, c)
+		held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		committed := commitInBackground(t.Context(), tx)
+		<-held.Fired()
+		check("prewrites")
+		held.Release()
+		if o := <-committed; o.err != nil {
+			t.Fatal(o.err)
+		}
+		advance(time.Second)
+		most.Store(0)
+		n := 0
+		for row, err := range before.Table("a").ReadRows(t.Context(), bigtable.InfiniteRange("")) {
+			if err != nil || string(row["f"][0].Value) != "old" {
+				t.Fatalf("%v: %v", row, err)
+			}
+			n++
+		}
+		if n != len(rows) {
+			t.Errorf("the scan has %d rows", n)
+		}
+		check("scan")
+
+		held = faults.OnStep(txntest.StepCommit, txntest.Hold)
+		tx = beginSet(t, c, "newer", rows...)
+		committed = commitInBackground(t.Context(), tx)
+		<-held.Fired()
+		most.Store(0)
+		m := bigtable.NewMutation()
+		m.DeleteCellsInColumn(format.LockFamily, "f:q")
+		m.DeleteTimestampRange("f", "q", tx.StartTS().Cell(), tx.StartTS().Cell()+1000)
+		m.Set(format.MarkFamily, "f:q", tx.StartTS().Cell(), format.EncodeRollback(tx.StartTS()))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), rows[0], m); err != nil {
+			t.Fatal(err)
+		}
+		held.Release()
+		if o := <-committed; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit after a rollback: %v", o.err)
+		}
+		advance(time.Second)
+		check("clean-up")
 	})
 }
 
