@@ -43,7 +43,6 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 	var last error
 	unknown := false // an earlier request may have been applied
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
-		refused := false
 		if unknown {
 			if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
 				// The collector has resolved the locks, or will.
@@ -51,6 +50,7 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 			}
 		}
 		matched, err := p.Table.CheckAndMutate(ctx, p.Primary.Row, p.predicate(), p.Mutation, nil)
+		refused := store.Permanent(err)
 		switch {
 		case err == nil && matched:
 			return nil
@@ -58,10 +58,9 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 			// An earlier request committed, another client rolled the transaction back,
 			// or a reader raised the minimum.
 			unknown = true
-		case store.Permanent(err) && !unknown:
+		case refused && !unknown:
 			return err
 		default:
-			refused = store.Permanent(err)
 			unknown = true
 			last = err
 		}
