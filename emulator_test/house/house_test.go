@@ -62,6 +62,9 @@ var mayImport = []struct {
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes"}},
 	{"txn/admin/words", []string{"tso"}},
 	{"txn/admin/capacity", nil},
+	{"txn/admin/conformance", []string{"txn/admin/capacity"}},
+	{"txn/internal/front", nil},
+	{"txn/internal/strict", []string{"txn/internal/front"}},
 	{"txn/admin/transfer", []string{"tso", "txn", "txn/format", "txn/admin", "txn/admin/words"}},
 	{"txn/admin/doctor", []string{"tso", "txn", "txn/format", "txn/gc", "txn/changes", "txn/admin", "txn/admin/words"}},
 	{"txn/changes", []string{"tso", "txn", "txn/format", "txn/internal/"}},
@@ -186,7 +189,7 @@ func TestAPI(t *testing.T) {
 }
 
 // errorPrefix is how the text of an error begins that names a package.
-var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|changes|row|page|jobs|notify|tso|server): `)
+var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|conformance|changes|row|page|jobs|notify|tso|server): `)
 
 // TestErrorPrefixes: an error names the package that an application called. Packages below
 // txn do not know which one that is, so they name the project. Everything of tso names tso.

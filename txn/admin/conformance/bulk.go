@@ -1,0 +1,70 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+)
+
+// bulk are assumptions about mutations of many rows (MutateRows).
+var bulk = []Assumption{
+	{
+		ID: "bulk-applied", Group: "Bulk mutations", Class: Required,
+		Title:  "A mutation of many rows applies every entry that it acknowledges.",
+		Used:   "commits of secondaries (`txn/internal/store/background.go`)",
+		Source: dataAPI + "#mutaterowsresponse",
+		Breaks: "Cells of committed transactions stay locked until the next reader.",
+		Advice: otherService,
+		cost:   cost{requests: 2, bytes: 256 << 10},
+		test: func(ctx context.Context, t *trial) error {
+			const n = 200
+			var keys []string
+			var all []*change
+			for i := range n {
+				keys = append(keys, t.row(fmt.Sprintf("k%03d", i)))
+				all = append(all, set("a", 1, "v"))
+			}
+			errs, err := t.applyBulk(ctx, keys, all)
+			if err := firstError(err, errs); err != nil {
+				return err
+			}
+			return t.expectRows(ctx, "a read after a mutation of 200 rows", rowList(keys), keys)
+		},
+	},
+	{
+		ID: "bulk-partial", Group: "Bulk mutations", Class: Required,
+		Title:  "If one entry of a mutation of many rows is refused, the others apply, and the answer says which failed.",
+		Used:   "commits of secondaries of many transactions together (`txn/internal/store/background.go`)",
+		Source: dataAPI + "#mutaterowsresponse",
+		Breaks: "One bad row delays the commits of other transactions, or a failed commit counts as done.",
+		Advice: otherService,
+		cost:   cost{requests: 2, bytes: 16 << 10},
+		test: func(ctx context.Context, t *trial) error {
+			keys := []string{t.row("1"), t.row("2"), t.row("3")}
+			errs, err := t.applyBulk(ctx, keys, []*change{set("a", 1, "v"), changes().set("unknown", "a", 1, "v"), set("a", 1, "v")})
+			if err != nil {
+				return brokenf("the whole request fails: %v", err)
+			}
+			if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil {
+				return brokenf("the second of three entries has an unknown family, and the answers are %v", errs)
+			}
+			return t.expectRows(ctx, "a read of the three rows", rowList(keys), []string{keys[0], keys[2]})
+		},
+	},
+	{
+		ID: "bulk-100000", Group: "Bulk mutations", Class: Required,
+		Title:  "One request may have 100,000 changes.",
+		Used:   "the client fills requests up to that number (`MaxMutations` in `txn/format/limits.go`)",
+		Source: dataAPI + "#mutaterowsrequest",
+		Breaks: "Large transactions fail.",
+		Advice: "Write fewer cells in one transaction.",
+		cost:   cost{requests: 1, bytes: 8 << 20},
+		test: func(ctx context.Context, t *trial) error {
+			if err := t.changesInOneRequest(ctx, maxChanges); err != nil {
+				return brokenf("a request with 100,000 changes fails: %v", err)
+			}
+			return nil
+		},
+	},
+}
+
+const maxChanges = 100_000

@@ -1,0 +1,48 @@
+package conformance
+
+import "time"
+
+// Config says what Run tests, and how much it may send. The zero value tests everything.
+type Config struct {
+	// Only are the ids of the assumptions to test. Defaults to all.
+	Only []string
+	// Table is the name of the scratch table. It must not exist. Defaults to a random name
+	// with [TablePrefix].
+	Table string
+	// Concurrency is how many requests a concurrent test sends at once. Defaults to 8.
+	Concurrency int
+	// Duration is how long a concurrent test repeats. Defaults to 3 s.
+	Duration time.Duration
+	// Requests is the maximum number of requests of one concurrent test. Defaults to 4,000.
+	Requests int
+	// Progress is called before each test. Defaults to nothing.
+	Progress func(done, all int, id string)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Table == "" {
+		c.Table = scratchName()
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 8
+	}
+	if c.Duration == 0 {
+		c.Duration = 3 * time.Second
+	}
+	if c.Requests == 0 {
+		c.Requests = 4000
+	}
+	if c.Progress == nil {
+		c.Progress = func(int, int, string) {}
+	}
+	return c
+}
+
+// costOf returns what a test sends at most.
+func (c Config) costOf(a Assumption) cost {
+	k := a.cost
+	if k.loops {
+		k.requests = c.Requests
+	}
+	return k
+}

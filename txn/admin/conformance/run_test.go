@@ -1,0 +1,194 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// connect starts an emulator and returns clients of it.
+func connect(t *testing.T, opts ...grpc.ServerOption) (*bigtable.Client, *bigtable.AdminClient) {
+	t.Helper()
+	e, err := txntest.StartEmulator("", opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	conn, err := e.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bt, admin, err := txntest.Open(t.Context(), conn, "project", "instance")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+	})
+	return bt, admin
+}
+
+// quick is a run of about two seconds.
+var quick = conformance.Config{Duration: 200 * time.Millisecond, Requests: 500}
+
+// emulatorLimits are what Bigtable's emulator does not keep. It may also tear plain reads.
+var emulatorLimits = []string{
+	"failed-mutation-whole", "unknown-family-code", "empty-condition-refused", "many-changes-refused",
+	"large-filter-refused", "long-row-key-refused", "long-qualifier-refused",
+}
+
+// noTables fails the test if a table is left.
+func noTables(t *testing.T, admin *bigtable.AdminClient) {
+	t.Helper()
+	all, err := admin.Tables(context.WithoutCancel(t.Context()))
+	if err != nil || len(all) > 0 {
+		t.Errorf("tables are left: %v, %v", all, err)
+	}
+}
+
+// TestEmulator: transactions are safe on the emulator, which has known limits.
+func TestEmulator(t *testing.T) {
+	bt, admin := connect(t)
+	r, err := conformance.Run(t.Context(), bt, admin, quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := slices.DeleteFunc(slices.Clone(r.Limits), func(id string) bool { return id == "read-plain-whole" })
+	if r.Verdict != conformance.SafeWithLimits || len(r.Broken)+len(r.Untested) > 0 || !slices.Equal(limits, emulatorLimits) {
+		t.Errorf("%s: broken %v, limits %v, untested %v", r.Verdict, r.Broken, r.Limits, r.Untested)
+		for _, x := range r.Results {
+			if x.State != conformance.Kept {
+				t.Logf("%s %s: %s", x.State, x.ID, x.Detail)
+			}
+		}
+	}
+	e, err := conformance.EstimateFor(quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Requests > e.Requests || r.Bytes > e.Bytes || e.Assumptions != len(r.Results) {
+		t.Errorf("it took %d requests and %d bytes for %d assumptions; the estimate was %+v", r.Requests, r.Bytes, len(r.Results), e)
+	}
+	if len(r.Latencies) < 8 {
+		t.Errorf("latencies: %v", r.Latencies)
+	}
+	noTables(t, admin)
+}
+
+// TestOnly: a test brings those that it needs.
+func TestOnly(t *testing.T) {
+	bt, admin := connect(t)
+	r, err := conformance.Run(t.Context(), bt, admin, conformance.Config{Only: []string{"predicate-chain"}})
+	if err != nil || !slices.Equal(r.Kept, []string{conformance.SingleRow, "predicate-chain"}) || r.Verdict != conformance.Safe {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := conformance.Run(t.Context(), bt, admin, conformance.Config{Only: []string{"nothing"}}); err == nil || !strings.Contains(err.Error(), `no assumption "nothing"`) {
+		t.Error(err)
+	}
+	noTables(t, admin)
+}
+
+// TestInterrupted: the tables are removed at whatever test the context ends.
+func TestInterrupted(t *testing.T) {
+	for _, at := range []string{conformance.SingleRow, "linearizable", "bulk-100000", "policy-reported"} {
+		t.Run(at, func(t *testing.T) {
+			bt, admin := connect(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cfg := quick
+			var reached atomic.Bool
+			cfg.Only = []string{at}
+			cfg.Progress = func(_, _ int, id string) {
+				if id == at {
+					reached.Store(true)
+					cancel()
+				}
+			}
+			r, err := conformance.Run(ctx, bt, admin, cfg)
+			if r != nil || !errors.Is(err, context.Canceled) || !reached.Load() {
+				t.Errorf("%v, %v", r, err)
+			}
+			noTables(t, admin)
+		})
+	}
+}
+
+// TestForeignTables: tables that no conformance test made stay as they are.
+func TestForeignTables(t *testing.T) {
+	bt, admin := connect(t)
+	ctx := t.Context()
+	name := conformance.TablePrefix + "mine"
+	if err := admin.CreateTable(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conformance.Run(ctx, bt, admin, conformance.Config{Table: name}); !errors.Is(err, conformance.ErrForeign) {
+		t.Errorf("running in it: %v", err)
+	}
+	if err := conformance.Remove(ctx, bt, admin, name); !errors.Is(err, conformance.ErrForeign) {
+		t.Errorf("removing it: %v", err)
+	}
+	if all, err := conformance.Remains(ctx, bt, admin); err != nil || len(all) > 0 {
+		t.Errorf("remains: %v, %v", all, err)
+	}
+	if all, err := admin.Tables(ctx); err != nil || !slices.Equal(all, []string{name}) {
+		t.Errorf("tables: %v, %v", all, err)
+	}
+}
+
+// TestRemains: what a killed test leaves is found and removed.
+func TestRemains(t *testing.T) {
+	bt, admin := connect(t)
+	ctx := t.Context()
+	cfg := quick
+	cfg.Only = []string{"rows-in-order"}
+	var during []string
+	cfg.Progress = func(int, int, string) {
+		var err error
+		if during, err = conformance.Remains(ctx, bt, admin); err != nil {
+			t.Error(err)
+		}
+		// As if an operator cleaned up.
+		for _, name := range during {
+			if err := conformance.Remove(ctx, bt, admin, name); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if _, err := conformance.Run(ctx, bt, admin, cfg); err == nil || len(during) != 1 {
+		t.Errorf("%v, %v", during, err)
+	}
+	noTables(t, admin)
+}
+
+func TestJUnit(t *testing.T) {
+	bt, admin := connect(t)
+	r, err := conformance.Run(t.Context(), bt, admin, conformance.Config{Only: []string{"mutation-order", "empty-condition-refused"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := r.JUnit(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`<testsuite name="conformance" tests="3" failures="0" errors="0" skipped="1"`,
+		`<testcase classname="Cells" name="mutation-order"`,
+		`<skipped message="a conditional mutation without any change is accepted">`,
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s is not in\n%s", want, out.String())
+		}
+	}
+}

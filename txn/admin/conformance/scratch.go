@@ -1,0 +1,108 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// TablePrefix is how the names of scratch tables begin.
+const TablePrefix = "percolator-conformance-"
+
+// The cell that a scratch table has and no other table. Only tables that have it are removed.
+const (
+	markRow    = "!percolator-conformance"
+	markColumn = "scratch"
+	markValue  = "a scratch table of conformance tests, which remove it"
+)
+
+// ErrForeign is the error for a table that no conformance test made.
+var ErrForeign = errors.New("conformance: the table was not made by a conformance test")
+
+// cleanTimeout bounds the removal of tables after an interrupt.
+const cleanTimeout = 30 * time.Second
+
+func scratchName() string { return TablePrefix + strings.ToLower(rand.Text()[:8]) }
+
+// createScratch makes a table. Its families have no policy.
+func createScratch(ctx context.Context, admin *bigtable.AdminClient, name string) error {
+	if err := admin.CreateTable(ctx, name); err != nil {
+		if status.Code(err) == codes.AlreadyExists {
+			return fmt.Errorf("%w: %s exists already, choose another name", ErrForeign, name)
+		}
+		return err
+	}
+	for _, f := range []string{family1, family2} {
+		if err := admin.CreateColumnFamily(ctx, name, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func markScratch(ctx context.Context, bt *bigtable.Client, name string) error {
+	return bt.Open(name).Apply(ctx, markRow, set(markColumn, 1, markValue).m)
+}
+
+// isScratch returns [ErrForeign] if a table does not have the mark.
+func isScratch(ctx context.Context, bt *bigtable.Client, name string) error {
+	r, err := bt.Open(name).ReadRow(ctx, markRow)
+	if err != nil {
+		return err
+	}
+	for _, item := range r[family1] {
+		if item.Column == family1+":"+markColumn && string(item.Value) == markValue {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s", ErrForeign, name)
+}
+
+// removeScratch removes a table that has the mark, also if the context has ended.
+func removeScratch(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	if err := isScratch(ctx, bt, name); err != nil {
+		return err
+	}
+	return admin.DeleteTable(ctx, name)
+}
+
+// Remains returns the scratch tables of tests that were killed: tables whose names begin
+// with [TablePrefix] and that a conformance test made. They may also belong to a test that
+// runs now.
+func Remains(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) ([]string, error) {
+	all, err := admin.Tables(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("conformance: listing tables: %w", err)
+	}
+	var found []string
+	for _, name := range all {
+		if !strings.HasPrefix(name, TablePrefix) {
+			continue
+		}
+		switch err := isScratch(ctx, bt, name); {
+		case errors.Is(err, ErrForeign), status.Code(err) == codes.NotFound:
+		case err != nil:
+			return nil, fmt.Errorf("conformance: table %s: %w", name, err)
+		default:
+			found = append(found, name)
+		}
+	}
+	return found, nil
+}
+
+// Remove removes a scratch table. It fails with [ErrForeign] if no conformance test made it.
+func Remove(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, name string) error {
+	if err := removeScratch(ctx, bt, admin, name); err != nil {
+		return fmt.Errorf("conformance: removing table %s: %w", name, err)
+	}
+	return nil
+}

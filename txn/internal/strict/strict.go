@@ -1,0 +1,351 @@
+// Package strict makes Bigtable's emulator refuse what Cloud Bigtable refuses, so that tests
+// find requests that only an emulator accepts.
+package strict
+
+import (
+	"context"
+	"regexp"
+	"sync"
+
+	btapb "cloud.google.com/go/bigtable/admin/apiv2/adminpb"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/front"
+)
+
+// A Rule is something that Cloud Bigtable refuses and the emulator accepts.
+type Rule struct {
+	ID     string
+	Text   string // what is refused
+	Code   codes.Code
+	Source string // a public document, or "assumed" and why
+}
+
+// Public documents.
+const (
+	dataAPI  = "https://cloud.google.com/bigtable/docs/reference/data/rpc/google.bigtable.v2"
+	adminAPI = "https://cloud.google.com/bigtable/docs/reference/admin/rpc/google.bigtable.admin.v2"
+	quotas   = "https://cloud.google.com/bigtable/quotas"
+)
+
+// The ids of the rules.
+const (
+	EmptyCondition = "empty-condition"
+	EmptyMutation  = "empty-mutation"
+	ManyChanges    = "many-changes"
+	RowKey         = "row-key"
+	Qualifier      = "qualifier"
+	Value          = "value"
+	FilterSize     = "filter-size"
+	FilterDepth    = "filter-depth"
+	ReadSize       = "read-size"
+	UnknownFamily  = "unknown-family"
+	FamilyName     = "family-name"
+	TableName      = "table-name"
+	SingleRow      = "single-row"
+)
+
+// Rules are all rules.
+var Rules = []Rule{
+	{EmptyCondition, "a conditional mutation without changes in either branch", codes.InvalidArgument, dataAPI + "#checkandmutaterowrequest"},
+	{EmptyMutation, "a mutation without changes, also as one entry of many; an increment without rules", codes.InvalidArgument, dataAPI + "#mutaterowrequest"},
+	{ManyChanges, "more than 100,000 changes in one request, or in one branch of a condition", codes.InvalidArgument, dataAPI + "#mutaterowsrequest"},
+	{RowKey, "a mutation of a row whose key is empty or longer than 4 KB", codes.InvalidArgument, quotas + "#limits-data-size"},
+	{Qualifier, "a qualifier longer than 16 KB in a change", codes.InvalidArgument, quotas + "#limits-data-size"},
+	{Value, "a value larger than 100 MB", codes.InvalidArgument, quotas + "#limits-data-size"},
+	{FilterSize, "a filter larger than 20,480 bytes", codes.InvalidArgument, dataAPI + "#rowfilter"},
+	{FilterDepth, "filters nested more than 20 deep", codes.InvalidArgument, dataAPI + "#rowfilter"},
+	{ReadSize, "a read request larger than 512 KB", codes.InvalidArgument, "assumed: the client of Google for Java splits larger ones"},
+	{UnknownFamily, "a mutation with an unknown family. None of its changes applies", codes.NotFound, "https://cloud.google.com/bigtable/docs/writes (no partial changes of a row); the code was seen: https://github.com/googleapis/java-bigtable/issues/32"},
+	{FamilyName, "a new family whose name has characters other than letters, digits, -, _ and ., or more than 64", codes.InvalidArgument, dataAPI + "#family; the 64 is assumed"},
+	{TableName, "a new table whose name has such characters, begins with - or ., or has more than 50", codes.InvalidArgument, adminAPI + "#createtablerequest"},
+	{SingleRow, "a conditional mutation or an increment with an app profile that routes to several clusters", codes.FailedPrecondition, "https://cloud.google.com/bigtable/docs/app-profiles; the text was seen: https://github.com/googleapis/google-cloud-python/issues/10018"},
+}
+
+// The limits of the rules.
+const (
+	maxChanges     = 100_000
+	maxKey         = 4 << 10
+	maxQualifier   = 16 << 10
+	maxValue       = 100 << 20
+	maxFilter      = 20_480
+	maxDepth       = 20
+	maxReadRequest = 512 << 10
+	maxFamily      = 64
+	maxTable       = 50
+)
+
+// Config says which rules hold.
+type Config struct {
+	// Without are the ids of rules that do not hold.
+	Without []string
+	// SeveralClusters are app profiles that route to several clusters. All others allow
+	// single-row transactions.
+	SeveralClusters []string
+}
+
+// Front returns the front that enforces the rules.
+func Front(cfg Config) front.Front {
+	s := &server{without: map[string]bool{}, several: map[string]bool{}}
+	for _, id := range cfg.Without {
+		s.without[id] = true
+	}
+	for _, p := range cfg.SeveralClusters {
+		s.several[p] = true
+	}
+	return front.Front{Unary: s.unary, Request: s.request, Answer: s.answer}
+}
+
+type server struct {
+	without, several map[string]bool
+
+	mu       sync.Mutex
+	families map[string]map[string]bool // by table
+}
+
+// refuse returns the error of a rule if it holds and is violated.
+func (s *server) refuse(violated bool, id, format string, args ...any) error {
+	if !violated || s.without[id] {
+		return nil
+	}
+	for _, r := range Rules {
+		if r.ID == id {
+			return status.Errorf(r.Code, format, args...)
+		}
+	}
+	return status.Errorf(codes.Internal, "strict: no rule %s", id)
+}
+
+func first(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *server) unary(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+	if err := s.checkUnary(ctx, c); err != nil {
+		return nil, err
+	}
+	answer, err := next(ctx)
+	switch c.Request.(type) {
+	case *btapb.CreateTableRequest, *btapb.ModifyColumnFamiliesRequest, *btapb.DeleteTableRequest:
+		s.mu.Lock()
+		s.families = nil
+		s.mu.Unlock()
+	}
+	return answer, err
+}
+
+func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
+	switch r := c.Request.(type) {
+	case *btpb.MutateRowRequest:
+		return first(
+			s.checkKey(r.RowKey),
+			s.refuse(len(r.Mutations) == 0, EmptyMutation, "No mutations provided"),
+			s.refuse(len(r.Mutations) > maxChanges, ManyChanges, "Too many mutations: %d, at most %d are allowed", len(r.Mutations), maxChanges),
+			s.checkChanges(ctx, c.Server, r.TableName, r.Mutations),
+		)
+	case *btpb.CheckAndMutateRowRequest:
+		return first(
+			s.checkProfile(r.AppProfileId),
+			s.checkKey(r.RowKey),
+			s.refuse(len(r.TrueMutations)+len(r.FalseMutations) == 0, EmptyCondition, "No mutations provided"),
+			s.refuse(max(len(r.TrueMutations), len(r.FalseMutations)) > maxChanges, ManyChanges, "Too many mutations: at most %d are allowed", maxChanges),
+			s.checkFilter(r.PredicateFilter),
+			s.checkChanges(ctx, c.Server, r.TableName, r.TrueMutations),
+			s.checkChanges(ctx, c.Server, r.TableName, r.FalseMutations),
+		)
+	case *btpb.ReadModifyWriteRowRequest:
+		families := make([]string, len(r.Rules))
+		for i, rule := range r.Rules {
+			families[i] = rule.FamilyName
+		}
+		return first(
+			s.checkProfile(r.AppProfileId),
+			s.checkKey(r.RowKey),
+			s.refuse(len(r.Rules) == 0, EmptyMutation, "No rules provided"),
+			s.checkFamilies(ctx, c.Server, r.TableName, families...),
+		)
+	case *btapb.CreateTableRequest:
+		return s.refuse(!tableName.MatchString(r.TableId) || len(r.TableId) > maxTable, TableName, "Invalid table id %q", r.TableId)
+	case *btapb.ModifyColumnFamiliesRequest:
+		for _, m := range r.Modifications {
+			if err := s.refuse(m.GetCreate() != nil && (!familyName.MatchString(m.Id) || len(m.Id) > maxFamily), FamilyName, "Invalid column family id %q", m.Id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var (
+	tableName  = regexp.MustCompile(`^[_a-zA-Z0-9][-_.a-zA-Z0-9]*$`)
+	familyName = regexp.MustCompile(`^[-_.a-zA-Z0-9]+$`)
+)
+
+func (s *server) request(ctx context.Context, c *front.Call) error {
+	switch r := c.Request.(type) {
+	case *btpb.ReadRowsRequest:
+		return first(
+			s.checkFilter(r.Filter),
+			s.refuse(proto.Size(r) > maxReadRequest, ReadSize, "The request has more than %d bytes", maxReadRequest),
+		)
+	case *btpb.MutateRowsRequest:
+		return s.checkEntries(ctx, c, r)
+	}
+	return nil
+}
+
+// checkEntries refuses the whole request, or takes the changes out of entries that are to be
+// refused. answer then says so.
+func (s *server) checkEntries(ctx context.Context, c *front.Call, r *btpb.MutateRowsRequest) error {
+	n := 0
+	refused := map[int64]error{}
+	for i, e := range r.Entries {
+		n += len(e.Mutations)
+		err := first(
+			s.checkKey(e.RowKey),
+			s.refuse(len(e.Mutations) == 0, EmptyMutation, "No mutations provided"),
+			s.checkChanges(ctx, c.Server, r.TableName, e.Mutations),
+		)
+		if err != nil {
+			refused[int64(i)] = err
+		}
+	}
+	if err := s.refuse(n > maxChanges, ManyChanges, "Too many mutations: %d, at most %d are allowed", n, maxChanges); err != nil || len(refused) == 0 {
+		return err
+	}
+	if len(refused) == len(r.Entries) {
+		for _, err := range refused {
+			if status.Code(err) == codes.InvalidArgument {
+				return err // the emulator refuses a request without any change
+			}
+		}
+	}
+	for i := range refused {
+		// A delete in a family that no table has.
+		e := r.Entries[i]
+		e.Mutations = []*btpb.Mutation{{Mutation: &btpb.Mutation_DeleteFromFamily_{DeleteFromFamily: &btpb.Mutation_DeleteFromFamily{}}}}
+		if len(e.RowKey) == 0 {
+			e.RowKey = []byte("refused")
+		}
+	}
+	c.Note = refused
+	return nil
+}
+
+func (s *server) answer(_ context.Context, c *front.Call, answer proto.Message, send func(proto.Message) error) error {
+	refused, _ := c.Note.(map[int64]error)
+	if a, ok := answer.(*btpb.MutateRowsResponse); ok {
+		for _, e := range a.Entries {
+			if err := refused[e.Index]; err != nil {
+				e.Status = status.Convert(err).Proto()
+			}
+		}
+	}
+	return send(answer)
+}
+
+func (s *server) checkProfile(id string) error {
+	return s.refuse(s.several[id], SingleRow, "Single-row transactions are not allowed by this app profile")
+}
+
+func (s *server) checkKey(key []byte) error {
+	return s.refuse(len(key) == 0 || len(key) > maxKey, RowKey, "Row keys must have 1 to %d bytes, this one has %d", maxKey, len(key))
+}
+
+func (s *server) checkFilter(f *btpb.RowFilter) error {
+	if f == nil {
+		return nil
+	}
+	return first(
+		s.refuse(proto.Size(f) > maxFilter, FilterSize, "Filters may have %d bytes, this one has %d", maxFilter, proto.Size(f)),
+		s.refuse(depth(f) > maxDepth, FilterDepth, "Filters may be nested %d deep", maxDepth),
+	)
+}
+
+func depth(f *btpb.RowFilter) int {
+	n := 0
+	for _, sub := range f.GetChain().GetFilters() {
+		n = max(n, depth(sub))
+	}
+	for _, sub := range f.GetInterleave().GetFilters() {
+		n = max(n, depth(sub))
+	}
+	if c := f.GetCondition(); c != nil {
+		for _, sub := range []*btpb.RowFilter{c.PredicateFilter, c.TrueFilter, c.FalseFilter} {
+			if sub != nil {
+				n = max(n, depth(sub))
+			}
+		}
+	}
+	return n + 1
+}
+
+func (s *server) checkChanges(ctx context.Context, to front.Server, table string, all []*btpb.Mutation) error {
+	last := ""
+	for _, m := range all {
+		family, qualifier, value := "", 0, 0
+		switch m := m.Mutation.(type) {
+		case *btpb.Mutation_SetCell_:
+			family, qualifier, value = m.SetCell.FamilyName, len(m.SetCell.ColumnQualifier), len(m.SetCell.Value)
+		case *btpb.Mutation_DeleteFromColumn_:
+			family, qualifier = m.DeleteFromColumn.FamilyName, len(m.DeleteFromColumn.ColumnQualifier)
+		case *btpb.Mutation_DeleteFromFamily_:
+			family = m.DeleteFromFamily.FamilyName
+		default:
+			continue
+		}
+		if err := first(
+			s.refuse(qualifier > maxQualifier, Qualifier, "Qualifiers may have %d bytes, this one has %d", maxQualifier, qualifier),
+			s.refuse(value > maxValue, Value, "Values may have %d bytes, this one has %d", maxValue, value),
+		); err != nil {
+			return err
+		}
+		if family == last {
+			continue
+		}
+		last = family
+		if err := s.checkFamilies(ctx, to, table, family); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkFamilies asks the emulator for the families of a table, and remembers them until the
+// next change of any table.
+func (s *server) checkFamilies(ctx context.Context, to front.Server, table string, names ...string) error {
+	if s.without[UnknownFamily] {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.families[table]
+	if known == nil {
+		t, err := to.GetTable(ctx, &btapb.GetTableRequest{Name: table})
+		if err != nil {
+			return nil //nolint:nilerr // the emulator refuses the request itself
+		}
+		known = map[string]bool{}
+		for name := range t.ColumnFamilies {
+			known[name] = true
+		}
+		if s.families == nil {
+			s.families = map[string]map[string]bool{}
+		}
+		s.families[table] = known
+	}
+	for _, name := range names {
+		if err := s.refuse(!known[name], UnknownFamily, "Requested column family not found = %s", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
