@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/mutate"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/overhead"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/scale"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/soak"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/traces"
 )
@@ -33,5 +34,5 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 4 something was found, 130 interrupte
   go run ./emulator_test/lab overhead
   go run ./emulator_test/lab traces --images docs/images
   go run ./emulator_test/lab mutate --part --budget 60s`,
-	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, overhead.NewCmd, soak.NewCmd, traces.NewCmd},
+	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, overhead.NewCmd, scale.NewCmd, soak.NewCmd, traces.NewCmd},
 }

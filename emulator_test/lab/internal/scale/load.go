@@ -1,0 +1,148 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
+)
+
+// deployment measures the whole deployment under its load.
+func deployment(r *run) {
+	const nodes = 30
+	w := r.world(nodes, r.Tables, r.Bytes/float64(r.Tables), 50)
+	l := w.load(w.clients(r.Clients, txn.Config{}, false), r.Rate, r.Load)
+	first, second := l.took[0], l.took[len(l.took)-1]
+	sum := w.cluster.Sum(model.All)
+	points, scans := w.cluster.Busy()
+	lasted := r.Load.Seconds()
+	r.atLeast("commits", float64(l.committed)/lasted, 0.95*r.Rate, "1/s", "%d clients, %d tables, %.0f TB, %v; p50 %.0f ms, p99 %.0f ms; %d failed; %.1f requests a commit; %.1f of %d nodes busy", r.Clients, r.Tables, r.Bytes/1e12, r.Load, quantile(second, .5), quantile(second, .99), l.failed, float64(sum.Requests)/float64(l.committed), (points+scans).Seconds()/lasted, nodes)
+	r.atMost("p99", quantile(second, .99), 100, "ms", "")
+	r.atMost("p50 at the end, of that at the begin", quantile(second, .5)/quantile(first, .5), 1.1, "1", "")
+}
+
+// steadyHours measures whether hours at a hundredth of the rate stay as they are, with
+// observers and garbage collection.
+func steadyHours(r *run) {
+	w := r.world(30, 2, 1e9, 10)
+	w.observe(w.env.Client)
+	clients := w.clients(r.Clients/10, txn.Config{}, false)
+	var seen atomic.Int64
+	var stops []func()
+	for i := range r.Workers / 10 {
+		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
+		stops = append(stops, w.work(c, notify.Config{}, func(string) { seen.Add(1) }))
+	}
+	collector := w.client("collector", txn.Config{}, false)
+	ctx, cancel := context.WithCancel(w.Context())
+	collected := make(chan error)
+	var removed int64
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				collected <- nil
+				return
+			case <-time.After(5 * time.Minute):
+			}
+			report, err := gc.Run(ctx, collector, gc.Config{Retention: 10 * time.Minute})
+			if err != nil && ctx.Err() == nil {
+				collected <- err
+				return
+			}
+			if report != nil {
+				removed += report.Total.Versions
+			}
+		}
+	}()
+	time.Sleep(time.Minute) // until clients know the observers
+	heapBefore := heap()
+	l := w.load(clients, r.Rate/100, r.Steady)
+	time.Sleep(time.Minute)
+	for _, stop := range stops {
+		stop()
+	}
+	cancel()
+	if err := <-collected; err != nil {
+		w.Error(err)
+	}
+	second, last := l.took[1], l.took[len(l.took)-1]
+	r.atMost("p50 of the last tenth, of the second", quantile(last, .5)/quantile(second, .5), 1.1, "1", "%v at %.0f commits/s: %.1f ms", r.Steady, r.Rate/100, quantile(last, .5))
+	r.atMost("p99 of the last tenth, of the second", quantile(last, .99)/quantile(second, .99), 1.5, "1", "%.1f ms", quantile(last, .99))
+	r.atMost("requests of the last tenth, of the second", l.requests[len(l.requests)-1]/l.requests[1], 1.2, "1", "%s", w.kinds())
+	r.atLeast("changes observed", float64(seen.Load()), float64(l.committed), "changes", "garbage collection removed %d versions; the heap grew by %.0f MB, with the emulator", removed, (heap()-heapBefore)/1e6)
+}
+
+// A loaded is what a load did; took and requests are of each tenth of the time.
+type loaded struct {
+	mu                sync.Mutex
+	committed, failed int
+	took              [10][]time.Duration
+	requests          [10]float64
+}
+
+// load lets each client write one or two cells of random tables at random times.
+func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *loaded {
+	w.Helper()
+	l := &loaded{}
+	var all sync.WaitGroup
+	pause := float64(len(clients)) / rate // seconds between transactions of a client
+	start := time.Now()
+	for i, c := range clients {
+		all.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(i), 1))
+			var own sync.WaitGroup
+			for {
+				time.Sleep(time.Duration(rnd.ExpFloat64() * pause * float64(time.Second)))
+				at := time.Since(start)
+				if at >= lasts {
+					break
+				}
+				table, row, more := tableName(rnd.IntN(w.tables)), key(rnd.IntN(1<<20)), rnd.IntN(10) == 0
+				own.Go(func() {
+					began := time.Now()
+					_, err := c.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
+						tx.Table(table).Set(row, "f", "q", []byte("value"))
+						if more {
+							tx.Table(table).Set(row+"'", "f", "other", []byte("value"))
+						}
+						return nil
+					})
+					if err != nil && !errors.Is(err, txn.ErrConflict) {
+						w.Error(err)
+					}
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					if err != nil {
+						l.failed++
+						return
+					}
+					l.committed++
+					tenth := int(10 * at / lasts)
+					l.took[tenth] = append(l.took[tenth], time.Since(began))
+				})
+			}
+			own.Wait()
+		})
+	}
+	before := 0.0
+	for i := range l.requests {
+		time.Sleep(lasts / 10)
+		now := float64(w.cluster.Sum(model.All).Requests)
+		l.requests[i], before = now-before, now
+	}
+	all.Wait()
+	for i := range l.took {
+		slices.Sort(l.took[i])
+	}
+	return l
+}

@@ -1,0 +1,235 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
+)
+
+// observer returns an observer that writes another cell, and calls f in each run.
+func observer(f func(row string)) notify.ObserverFunc {
+	return func(_ context.Context, tx *txn.Txn, c txn.Cell) error {
+		tx.Table(c.Table).Set(c.Row, "f", "seen", fmt.Append(nil, tx.StartTS()))
+		f(c.Row)
+		return nil
+	}
+}
+
+// work runs a worker that observes all tables. stop waits until it has stopped.
+func (w *world) work(c *txn.Client, cfg notify.Config, f func(row string)) (stop func()) {
+	w.Helper()
+	worker, err := notify.NewWorker(c, cfg)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for i := range w.tables {
+		if err := worker.Handle("o", tableName(i), observedColumn, observer(f)); err != nil {
+			w.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(w.Context())
+	done := make(chan error)
+	go func() { done <- worker.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("Run: %v", err)
+		}
+	}
+}
+
+// observed runs a worker until it has observed n changes, and returns how long that took.
+func (w *world) observed(ctx context.Context, c *txn.Client, n int, cfg notify.Config) (took time.Duration, err error) {
+	w.Helper()
+	var runs atomic.Int64
+	enough := make(chan struct{})
+	began := time.Now()
+	stop := w.work(c, cfg, func(string) {
+		if runs.Add(1) == int64(n) {
+			close(enough)
+		}
+	})
+	defer stop()
+	select {
+	case <-enough:
+		return time.Since(began), nil
+	case <-ctx.Done():
+		return time.Since(began), errors.New("it found nothing in time")
+	}
+}
+
+// idleFleet measures workers that have nothing to do.
+func idleFleet(r *run) {
+	const rests = 10 * time.Minute
+	rate := func(workers int, bytes float64, tablets int) (requests, passed, start float64) {
+		w := r.world(30, 1, bytes, tablets)
+		w.observe(w.env.Client)
+		var stops []func()
+		for i := range workers {
+			c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
+			stops = append(stops, w.work(c, notify.Config{}, func(string) {}))
+		}
+		time.Sleep(time.Minute)
+		start = w.cluster.Sum(model.All).Bytes
+		time.Sleep(4 * time.Minute) // until the interval between sweeps has grown
+		w.cluster.Reset()
+		time.Sleep(rests)
+		// Tokens are counted with idle clients.
+		sum := w.cluster.Sum(func(k model.Key) bool { return k.Kind != "token" })
+		for _, stop := range stops {
+			stop()
+		}
+		return float64(sum.Requests) / rests.Seconds(), sum.Bytes / rests.Seconds(), start
+	}
+	tablets := 100
+	size := r.Bytes / 100
+	few, fewBytes, _ := rate(max(r.Fleet/4, 1), size, tablets)
+	many, manyBytes, start := rate(r.Fleet, size, tablets)
+	large, largeBytes, _ := rate(r.Fleet, 10*size, 10*tablets)
+	r.atMost("requests of four times as many workers", many/few, 1.2, "1", "%d workers: %.1f/s and %s/s; %d workers: %.1f/s and %s/s", max(r.Fleet/4, 1), few, bytesText(fewBytes), r.Fleet, many, bytesText(manyBytes))
+	r.atMost("requests with a table of ten times the size", large/many, 1.2, "1", "%.1f/s and %s/s", large, bytesText(largeBytes))
+	r.atMost("sweeps in the first minute", start/size, 2, "tables", "%d workers, %s passed", r.Fleet, bytesText(start))
+}
+
+// lostHint measures how long a change waits that no hint announces, and what the search
+// costs.
+func lostHint(r *run) {
+	const nodes, rests = 30, 10 * time.Minute
+	w := r.world(nodes, 1, r.Bytes, 1000)
+	w.observe(w.env.Client)
+	found := make(chan struct{})
+	var stops []func()
+	for i := range 4 {
+		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
+		stops = append(stops, w.work(c, notify.Config{}, func(string) { close(found) }))
+	}
+	time.Sleep(rests)
+	passed := w.cluster.Sum(model.All).Bytes
+	// Another process commits; its hint reaches nobody.
+	writer := w.client("writer", txn.Config{}, false)
+	if err := set(w.Context(), writer, tableName(0), key(1), "changed"); err != nil {
+		w.Fatal(err)
+	}
+	began := time.Now()
+	note := ""
+	select {
+	case <-found:
+	case <-time.After(6 * time.Hour):
+		note = "not found"
+	}
+	took := time.Since(began)
+	for _, stop := range stops {
+		stop()
+	}
+	r.atMost("found after", took.Seconds(), 60, "s", "%.0f TB, %d nodes %s", r.Bytes/1e12, nodes, note)
+	r.atMost("scanned before, of the table", passed/r.Bytes/rests.Hours()*24, 2, "tables/day", "%s in %v without changes", bytesText(passed), rests)
+}
+
+// slowObserver measures how an observer that takes a second delays another one of the same
+// worker.
+func slowObserver(r *run) {
+	const changes, every = 200, 50 * time.Millisecond
+	p50 := func(slow bool) float64 {
+		w := r.world(3, 2, 0, 1)
+		c := w.client("worker", txn.Config{}, false)
+		worker, err := notify.NewWorker(c, notify.Config{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		took := make(chan time.Duration, changes)
+		if err := worker.Handle("fast", tableName(0), observedColumn, observer(func(row string) {
+			var at int64
+			_, _ = fmt.Sscan(row, &at)
+			took <- time.Since(time.Unix(0, at))
+		})); err != nil {
+			w.Fatal(err)
+		}
+		if err := worker.Handle("slow", tableName(1), observedColumn, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+			tx.Table(cell.Table).Set(cell.Row, "f", "seen", nil)
+			return nil
+		})); err != nil {
+			w.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(w.Context())
+		done := make(chan error)
+		go func() { done <- worker.Run(ctx) }()
+		time.Sleep(2 * time.Minute)
+		for i := range changes {
+			go func() {
+				if slow {
+					_ = set(ctx, c, tableName(1), key(i), "v")
+				}
+			}()
+			go func() { _ = set(ctx, c, tableName(0), fmt.Sprint(time.Now().UnixNano()), "v") }()
+			time.Sleep(every)
+		}
+		var all []time.Duration
+		for range changes {
+			select {
+			case d := <-took:
+				all = append(all, d)
+			case <-time.After(5 * time.Minute):
+				all = append(all, 5*time.Minute)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			w.Error(err)
+		}
+		slices.Sort(all)
+		return quantile(all, .5)
+	}
+	alone := p50(false)
+	beside := p50(true)
+	r.atMost("p50 of the fast one beside it", beside/alone, 2, "1", "%.0f ms alone, %.0f ms beside the slow one", alone, beside)
+}
+
+// moreWorkers measures whether a backlog is worked off faster by more workers.
+func moreWorkers(r *run) {
+	const changes = 2000
+	rate := func(workers int) (perSecond, inVain float64) {
+		w := r.world(10, 1, 10e9, 20)
+		w.observe(w.env.Client)
+		w.fill(tableName(0), changes)
+		var runs, looks, taken atomic.Int64
+		enough := make(chan struct{})
+		began := time.Now()
+		var stops []func()
+		for i := range workers {
+			c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
+			stops = append(stops, w.work(c, notify.Config{NoHints: true, OnEvent: func(e notify.Event) {
+				looks.Add(1)
+				if e.Outcome == notify.Committed {
+					taken.Add(1)
+					if runs.Add(1) == changes {
+						close(enough)
+					}
+				}
+			}}, func(string) {}))
+		}
+		select {
+		case <-enough:
+		case <-time.After(10 * time.Minute):
+		}
+		took := time.Since(began).Seconds()
+		for _, stop := range stops {
+			stop()
+		}
+		return float64(runs.Load()) / took, 1 - float64(taken.Load())/float64(max(looks.Load(), 1))
+	}
+	two, vain2 := rate(2)
+	eight, vain8 := rate(8)
+	r.atLeast("rate of 8 workers, of that of 2", eight/two, 1, "1", "%.0f and %.0f changes/s", eight, two)
+	r.atMost("looks of 8 workers that found nothing to do", vain8, 0.1, "of all looks", "2 workers: %.2f", vain2)
+}

@@ -1,0 +1,333 @@
+// Package scale is the command lab scale: it measures on a model of a Bigtable cluster
+// (txn/txntest/model) what a deployment of production size needs, and compares it with
+// goals.
+package scale
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
+)
+
+// A Size is a deployment to measure.
+type Size struct {
+	Clients int           `json:"clients"`            // client processes
+	Tables  int           `json:"tables"`             // transactional tables
+	Workers int           `json:"workers"`            // processes that run observers
+	Fleet   int           `json:"fleet"`              // workers of the idle fleet
+	Bytes   float64       `json:"bytes"`              // nominal size of all tables
+	Rate    float64       `json:"commits_per_second"` // of the deployment under load
+	Load    time.Duration `json:"-"`                  // how long, in virtual time
+	Steady  time.Duration `json:"-"`                  // how long at a hundredth of the rate
+	Each    time.Duration `json:"-"`                  // how long each load of the other measurements lasts
+	Oracle  int           `json:"oracle_processes"`   // busy processes with the direct oracle
+	Locks   int           `json:"locks"`              // of one transaction
+	Busy    int           `json:"busy_goroutines"`    // that want one hot cell
+	Fight   int           `json:"busy_processes"`     // that want ten hot cells
+}
+
+// The deployment that the project must be good for, and a small one for tests.
+var (
+	Full  = Size{Clients: 500, Tables: 200, Workers: 100, Fleet: 48, Bytes: 10e12, Rate: 10_000, Load: time.Minute, Steady: time.Hour, Each: 20 * time.Second, Oracle: 64, Locks: 10_000, Busy: 1000, Fight: 48}
+	Small = Size{Clients: 50, Tables: 20, Workers: 10, Fleet: 12, Bytes: 1e12, Rate: 1000, Load: 5 * time.Second, Steady: 5 * time.Minute, Each: 5 * time.Second, Oracle: 16, Locks: 1000, Busy: 200, Fight: 16}
+)
+
+// A Row is one measured number with its goal.
+type Row struct {
+	Row      string  `json:"row"`      // which measurement, and what of it
+	Measured float64 `json:"measured"` // on the model
+	Goal     float64 `json:"goal"`     // at most; at least if at_least is set
+	AtLeast  bool    `json:"at_least"` // which side of the goal is good
+	Unit     string  `json:"unit"`     // of both
+	Met      bool    `json:"met"`      // whether the goal is met
+	Note     string  `json:"note"`     // what else the measurement found
+}
+
+// A run is one measurement under way.
+type run struct {
+	*testing.T
+	Size
+
+	name string
+	mu   sync.Mutex
+	rows []Row
+}
+
+// atMost notes a number that must not be above its goal.
+func (r *run) atMost(what string, measured, goal float64, unit, note string, args ...any) {
+	r.note(Row{Row: what, Measured: measured, Goal: goal, Unit: unit, Met: measured <= goal, Note: fmt.Sprintf(note, args...)})
+}
+
+// atLeast notes a number that must not be below its goal.
+func (r *run) atLeast(what string, measured, goal float64, unit, note string, args ...any) {
+	r.note(Row{Row: what, Measured: measured, Goal: goal, AtLeast: true, Unit: unit, Met: measured >= goal, Note: fmt.Sprintf(note, args...)})
+}
+
+func (r *run) note(row Row) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	row.Row = r.name + ": " + row.Row
+	row.Measured = math.Round(row.Measured*1000) / 1000
+	r.rows = append(r.rows, row)
+}
+
+// A scenario measures rows that belong together.
+type scenario struct {
+	name    string
+	measure func(r *run)
+}
+
+var scenarios = []scenario{
+	{"empty range", emptyRange},
+	{"direct oracle", directOracle},
+	{"idle clients", idleClients},
+	{"schema checks", schemaChecks},
+	{"stranded locks", strandedLocks},
+	{"outcome", outcomes},
+	{"hot cell", hotCell},
+	{"hot keys", hotKeys},
+	{"idle fleet", idleFleet},
+	{"lost hint", lostHint},
+	{"garbage collection", garbageCollection},
+	{"slow observer", slowObserver},
+	{"more workers", moreWorkers},
+	{"large transaction", largeTransaction},
+	{"deployment", deployment},
+	{"steady hours", steadyHours},
+}
+
+// Measure runs the scenarios whose names match, each in a bubble of virtual time, and
+// returns their rows.
+func Measure(t *testing.T, size Size, only *regexp.Regexp) (rows []Row) {
+	for _, s := range scenarios {
+		if !only.MatchString(s.name) {
+			continue
+		}
+		r := &run{Size: size, name: s.name}
+		began := time.Now()
+		ok := t.Run(s.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r.T = t
+				s.measure(r)
+			})
+		})
+		if !ok {
+			r.rows = append(r.rows, Row{Row: s.name + ": the measurement failed", Measured: 1, Unit: "failures"})
+		}
+		t.Logf("%s: %.1f s of real time", s.name, time.Since(began).Seconds())
+		rows = append(rows, r.rows...)
+	}
+	return rows
+}
+
+// A world is a cluster with tables.
+type world struct {
+	*run
+	tables  int
+	cluster *model.Cluster
+	env     *txntest.Env
+	served  served // without a local oracle, clients use the direct one
+}
+
+// tableName is the name of the n-th table.
+func tableName(n int) string { return fmt.Sprintf("table-%03d", n) }
+
+// world makes a cluster of nodes with n tables with family f, of some bytes each, cut into
+// tablets for keys that begin with hexadecimal digits. Its oracle is a served one.
+func (r *run) world(nodes, n int, bytes float64, tablets int) *world {
+	return r.worldWith(served{tso.NewLocal(tso.LocalConfig{})}, nodes, n, bytes, tablets)
+}
+
+// directWorld makes a world with the direct oracle.
+func (r *run) directWorld(nodes, n int) *world { return r.worldWith(served{}, nodes, n, 0, 1) }
+
+func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int) *world {
+	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}}
+	for i := range n {
+		cfg.Tables[tableName(i)] = model.Table{Bytes: bytes, Splits: model.HexSplits("", tablets)}
+	}
+	w := &world{run: r, tables: n, cluster: model.New(cfg), served: oracle}
+	own := txn.Config{TokenTTL: -1}
+	if oracle.local != nil {
+		own.Oracle = oracle.local
+	}
+	w.env = txntest.New(r.T, txntest.WithoutTransport(), txntest.WithConfig(own))
+	for i := range n {
+		w.env.InitTable(admin.TableSpec{Name: tableName(i), Families: []string{"f"}})
+	}
+	return w
+}
+
+// client makes a client whose requests pass the model. It checks tables with Config.Admin
+// only if check is set.
+func (w *world) client(name string, cfg txn.Config, check bool, opts ...grpc.DialOption) *txn.Client {
+	w.Helper()
+	bt, btAdmin := w.env.Open(append(opts, w.cluster.Client(name)...)...)
+	if check {
+		cfg.Admin = btAdmin
+	}
+	if cfg.Oracle == nil && w.served.local != nil {
+		cfg.Oracle = w.served
+	}
+	c, err := txn.NewClient(w.Context(), bt, cfg)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+	return c
+}
+
+// clients makes n clients.
+func (w *world) clients(n int, cfg txn.Config, check bool) (all []*txn.Client) {
+	for i := range n {
+		all = append(all, w.client(fmt.Sprintf("client-%03d", i), cfg, check))
+	}
+	return all
+}
+
+// served is an oracle in the same process that takes as long as a server in the same zone.
+type served struct{ local *tso.Local }
+
+func (s served) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	time.Sleep(500 * time.Microsecond)
+	ts, err := s.local.Timestamp(ctx)
+	time.Sleep(500 * time.Microsecond)
+	return ts, err
+}
+
+// key is the key of the n-th row: they are spread evenly over a table.
+func key(n int) string { return fmt.Sprintf("%08x", uint32(n)*2654435769) }
+
+// set writes one cell in a transaction of its own.
+func set(ctx context.Context, c *txn.Client, table, row, value string) error {
+	_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table(table).Set(row, "f", "q", []byte(value))
+		return nil
+	})
+	return err
+}
+
+// fill commits n rows of a table without the model.
+func (w *world) fill(table string, n int) {
+	w.Helper()
+	for first := 0; first < n; first += 1000 {
+		if _, err := w.env.Client.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for i := first; i < min(first+1000, n); i++ {
+				tx.Table(table).Set(key(i), "f", "q", []byte("value"))
+			}
+			return nil
+		}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// strand leaves n locks of a transaction whose client is dead, on the rows of a table from
+// the first one on.
+func (w *world) strand(table string, first, n int) {
+	w.Helper()
+	w.strandAt(txntest.StepCommit, func(tx *txn.Txn) {
+		for i := range n {
+			tx.Table(table).Set(key(first+i), "f", "q", []byte("stranded"))
+		}
+	})
+}
+
+// strandAt lets a client die at a step of a transaction.
+func (w *world) strandAt(step txntest.Step, write func(*txn.Txn)) {
+	w.Helper()
+	faults := txntest.NewFaults(w.T)
+	dies := faults.OnStep(step, txntest.Crash)
+	c := w.client("dead", txn.Config{LockTTL: 10 * time.Second}, false, faults.DialOptions()...)
+	ctx, cancel := context.WithCancel(w.Context())
+	done := make(chan error)
+	go func() {
+		_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error { write(tx); return nil })
+		done <- err
+	}()
+	<-dies.Fired()
+	faults.Kill()
+	cancel()
+	<-done
+}
+
+// busy runs f in n goroutines for each client until the time has passed, and returns how often
+// it succeeded for each client, and how long each success took.
+func busy(clients []*txn.Client, n int, d time.Duration, f func(c *txn.Client, rnd *rand.Rand) error) (done []int, took []time.Duration) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	done = make([]int, len(clients))
+	end := time.Now().Add(d)
+	for i, c := range clients {
+		for j := range n {
+			all.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				for time.Now().Before(end) {
+					began := time.Now()
+					err := f(c, rnd)
+					mu.Lock()
+					if now := time.Now(); err == nil && !now.After(end) {
+						done[i]++
+						took = append(took, now.Sub(began))
+					}
+					mu.Unlock()
+				}
+			})
+		}
+	}
+	all.Wait()
+	slices.Sort(took)
+	return done, took
+}
+
+// quantile returns a quantile of sorted durations in milliseconds.
+func quantile(sorted []time.Duration, q float64) float64 {
+	if len(sorted) == 0 {
+		return math.Inf(1)
+	}
+	return ms(sorted[int(q*float64(len(sorted)-1))])
+}
+
+// bytesText is a number of bytes for people.
+func bytesText(b float64) string { return fmt.Sprintf("%.3g GB", b/1e9) }
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func total(done []int) (sum int) {
+	for _, n := range done {
+		sum += n
+	}
+	return sum
+}
+
+// kinds lists how many requests of each kind there were.
+func (w *world) kinds() string {
+	n := map[string]int64{}
+	for k, c := range w.cluster.Counts() {
+		n[k.Kind] += c.Requests
+	}
+	return strings.TrimPrefix(fmt.Sprint(n), "map")
+}
+
+// kind matches requests of a kind.
+func kind(k string) func(model.Key) bool { return func(key model.Key) bool { return key.Kind == k } }

@@ -1,0 +1,40 @@
+package scale
+
+import (
+	"regexp"
+	"testing"
+)
+
+// missed are the goals that the small deployment misses today. Remove a goal from the list
+// when it is met.
+var missed = regexp.MustCompile(`^(` +
+	`empty range: (a user's scan for a rare column|admin\.\w+|gc\.Run|notify\.Wait|notify\.Backfill|doctor)` +
+	`|direct oracle: (behind the clock|requests of a batch)` +
+	`|idle clients: (mutations of the hottest row, direct oracle|requests of an idle client, .*)` +
+	`|schema checks: GetTable` +
+	`|stranded locks: .*` +
+	`|idle fleet: .*` +
+	`|lost hint: .*` +
+	`|garbage collection: .*` +
+	`|slow observer: .*` +
+	`|more workers: .*` +
+	`|large transaction: buffered writes` +
+	`)$`)
+
+// TestScale holds the goals that a small deployment reaches.
+func TestScale(t *testing.T) {
+	held := 0
+	for _, r := range Measure(t, Small, regexp.MustCompile("")) {
+		t.Logf("%s: %.3g %s (goal %.3g, met: %v) %s", r.Row, r.Measured, r.Unit, r.Goal, r.Met, r.Note)
+		switch {
+		case missed.MatchString(r.Row):
+		case !r.Met:
+			t.Errorf("%s: %.3g %s, goal %.3g; %s", r.Row, r.Measured, r.Unit, r.Goal, r.Note)
+		default:
+			held++
+		}
+	}
+	if held < 12 {
+		t.Errorf("only %d goals are held", held)
+	}
+}
