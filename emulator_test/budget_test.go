@@ -70,6 +70,11 @@ func TestRoundTrips(t *testing.T) {
 			return err
 		}, map[txntest.Step]int{txntest.StepOracle: 1, txntest.StepRead: 1}},
 
+		{"read the latest state of one cell", func(ctx context.Context, c *txn.Client) error {
+			_, _, err := c.Latest("a").Get(ctx, "warm", "f", "q")
+			return err
+		}, map[txntest.Step]int{txntest.StepRead: 1}},
+
 		{"snapshot of a timestamp that the client has seen", func(ctx context.Context, c *txn.Client) error {
 			now, err := c.Timestamp(ctx)
 			if err != nil {

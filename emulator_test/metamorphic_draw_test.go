@@ -285,8 +285,9 @@ func TestEveryOptionIsDrawn(t *testing.T) {
 	for of, uses := range map[reflect.Type][]string{
 		reflect.TypeFor[*txn.Table]():    {"Delete", "DeleteRow", "Get", "GetForUpdate", "Lock", "Notify", "ReadRow", "ReadRows", "Set"},
 		reflect.TypeFor[*txn.Snapshot](): {"ReadTS", "Release", "Table"},
+		reflect.TypeFor[*txn.Latest]():   {"Get", "ReadRow"},
 		reflect.TypeFor[*txn.Txn]():      {"Commit", "Rollback", "StartTS", "Table"},
-		reflect.TypeFor[*txn.Client]():   {"Begin", "CheckTable", "Close", "Settle", "Snapshot", "Stats", "Timestamp", "Update"},
+		reflect.TypeFor[*txn.Client]():   {"Begin", "CheckTable", "Close", "Latest", "Settle", "Snapshot", "Stats", "Timestamp", "Update"},
 	} {
 		var has []string
 		for i := range of.NumMethod() {

@@ -372,6 +372,8 @@ func (m *performance) step(s planStep) error {
 		}
 		m.note(-1, ts)
 		return m.agree(ts, s.table, m.clients)
+	case "latest":
+		return m.latest(s)
 	case "bulk":
 		return m.bulk(s)
 	case "collect":
@@ -627,6 +629,45 @@ func (m *performance) query(r reader, s planStep) error {
 		m.validate(r, s.table, list, q.columns)
 	}
 	return compare(fmt.Sprintf("%v at %d", q, r.ts), view.readRows(q), got)
+}
+
+// latest reads a row at its present, whole and cell by cell. Then a stale snapshot of the client
+// shows it again.
+func (m *performance) latest(s planStep) error {
+	c := m.clients[s.client]
+	view, table := modelView{table: m.tables[s.table], at: forever, own: modelTable{}}, c.Latest(crashTables[s.table])
+	row, err := table.ReadRow(m.ctx, s.row, s.query.selection()...)
+	if err == nil {
+		err = compare(fmt.Sprintf("the latest state of row %q, %v", s.row, s.query), []string{view.readRow(s.row, s.query)}, []string{rowText(row)})
+	}
+	if err != nil {
+		return err
+	}
+	for _, column := range s.columns[:min(4, len(s.columns))] {
+		v, ok, err := table.Get(m.ctx, s.row, column.Family, column.Qualifier)
+		want, present := view.cell(s.row, column)
+		if err != nil || ok != present || ok && string(v) != string(want.value) {
+			return fmt.Errorf("the latest state of %v is %q, %v, error %w; want %q, %v", cellAt(s.table, s.row, column), v, ok, err, want.value, present)
+		}
+	}
+	m.counts.add("reads of the latest state", 1)
+	before := c.Stats().ReusedTimestamps
+	shot, err := c.Snapshot(m.ctx, txn.MaxStaleness(time.Hour))
+	if err != nil {
+		return err
+	}
+	if c.Stats().ReusedTimestamps > before {
+		m.counts.add("stale snapshots behind them", 1)
+	}
+	m.note(s.client, shot.ReadTS())
+	if shot.ReadTS() < m.safe {
+		return nil
+	}
+	row, err = shot.Table(crashTables[s.table]).ReadRow(m.ctx, s.row, s.query.selection()...)
+	if err == nil {
+		err = compare(fmt.Sprintf("row %q in a stale snapshot at %d, %v", s.row, shot.ReadTS(), s.query), []string{view.readRow(s.row, s.query)}, []string{rowText(row)})
+	}
+	return err
 }
 
 // validate notes what a serializable transaction has read.

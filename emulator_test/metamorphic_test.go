@@ -71,7 +71,7 @@ func (s planStep) GoString() string {
 		text += fmt.Sprintf(", %+v", s.txn)
 	case "snapshot":
 		text += fmt.Sprintf(", %+v", s.snap)
-	case "read row", "query", "together":
+	case "read row", "query", "together", "latest":
 		text += fmt.Sprintf(", %v, %+v", s.query, s.txn)
 	case "bulk":
 		text += fmt.Sprintf(", %+v", s.bulk)
@@ -92,7 +92,7 @@ var stepKinds = []string{
 	"lock", "delete row", "notify", "gets", "gets", "gets", "get for update", "observe", "observe", "observe",
 	"read row", "read row", "query", "query", "query", "commit", "commit", "commit", "commit", "commit",
 	"commit with deadline", "commit with deadline", "rollback", "update", "update", "together", "together",
-	"snapshot", "snapshot", "release", "agree", "bulk", "collect", "pass time",
+	"snapshot", "snapshot", "release", "latest", "latest", "agree", "bulk", "collect", "pass time",
 }
 
 var planRows = []string{"r", "r.", "\x00", "b\xff"}
@@ -135,7 +135,7 @@ func (p *plan) drawStep(t *rapid.T, kind string) planStep {
 		s.txn = drawTxn(t)
 	case "snapshot":
 		s.snap = drawSnapshot(t)
-	case "read row", "query", "together":
+	case "read row", "query", "together", "latest":
 		s.query = queries(rapid.SampledFrom(planRows), p.columns, modelFamilies, 4).Draw(t, "query")
 		s.txn = drawTxn(t)
 	case "bulk":
@@ -231,7 +231,7 @@ func TestMetamorphic(t *testing.T) {
 	for _, what := range []string{
 		"commits", "conflicts", "too old", "refused", "invalid", "bulk loads", "collections", "versions collected", "settled",
 		"late copies", "secondaries kept", "cells from the cache", "timestamps reused", "timestamps asked ahead", "locks passed", "reads in batches",
-		"locks found", "collections held back", "reruns",
+		"locks found", "collections held back", "reruns", "reads of the latest state", "stale snapshots behind them",
 	} {
 		if counts.n[what] == 0 {
 			t.Errorf("no history had %s", what)

@@ -133,6 +133,12 @@ func (c *Client) Snapshot(ctx context.Context, opts ...SnapshotOption) (*Snapsho
 	return newSnapshot(ctx, c, opts)
 }
 
+// Latest returns a view of the newest committed state of single rows of a table. It sends
+// nothing.
+func (c *Client) Latest(table string) *Latest {
+	return &Latest{View{client: c, name: table}}
+}
+
 // CheckTable reads and checks a table's schema now instead of on first use.
 // ErrNotInitialized, ErrSchema or ErrFormatVersion say what is wrong, and the error's text
 // names the command that repairs it.

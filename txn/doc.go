@@ -69,7 +69,8 @@
 // if it writes. Each read is one request to Bigtable. A write of one row is two conditional
 // mutations. A transaction with a name prefetches the columns that transactions of that
 // name usually read ([Named]). A snapshot that may be a little old need not ask the oracle
-// ([MaxStaleness]); a transaction that reads nothing does not wait for it ([WriteOnly]).
+// ([MaxStaleness]), and a read of one row at its present does not ask at all
+// ([Client.Latest]); a transaction that reads nothing does not wait for it ([WriteOnly]).
 // Reads from many goroutines of one transaction can share requests (Config.BatchReads); a
 // list of rows in one [View.ReadRows] always does.
 //

@@ -31,7 +31,7 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	column := txn.Column{Family: "bal", Qualifier: "usd"}
 	value := make([]byte, 100)
 	stub, err := txntest.StartStub("",
-		txntest.StubTable{Name: "accounts", Columns: []txn.Column{column}, Value: value, CommitTS: 1_800_000_000_000_000, Rows: 1000},
+		txntest.StubTable{Name: "accounts", Columns: []txn.Column{column}, Value: value, CommitTS: 1_700_000_000_000_000, Rows: 1000},
 		txntest.StubTable{Name: "plain", Columns: []txn.Column{column}, Value: value, Rows: 1000})
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +119,17 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			name: "read", units: 1, allocs: 40, requests: 1, bytes: 175,
 			ours: func(ctx context.Context) error {
 				_, _, err := accounts.Get(ctx, "bob", "bal", "usd")
+				return err
+			},
+			raw: func(ctx context.Context) error {
+				_, err := e.plain.ReadRow(ctx, "bob", column("bal", "usd"))
+				return err
+			},
+		},
+		{
+			name: "latest read", units: 1, allocs: 40, requests: 1, bytes: 175,
+			ours: func(ctx context.Context) error {
+				_, _, err := e.client.Latest("accounts").Get(ctx, "bob", "bal", "usd")
 				return err
 			},
 			raw: func(ctx context.Context) error {

@@ -85,6 +85,8 @@ type ReadStats struct {
 	// AheadTimestamps counts transactions for which the client had asked for a start
 	// timestamp before they began ([WriteOnly]).
 	AheadTimestamps int64 `json:"ahead_timestamps"`
+	// LatestReads counts reads of the latest state ([Client.Latest]).
+	LatestReads int64 `json:"latest_reads"`
 }
 
 func readStats(c *store.ReadCounters) ReadStats {
@@ -95,5 +97,6 @@ func readStats(c *store.ReadCounters) ReadStats {
 		BatchedReads:     c.Batched.Load(),
 		ReusedTimestamps: c.Reused.Load(),
 		AheadTimestamps:  c.Asked.Load(),
+		LatestReads:      c.Latest.Load(),
 	}
 }

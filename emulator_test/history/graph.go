@@ -71,12 +71,17 @@ func (g *graph) realTime(all []*Txn) {
 	var last []*Txn
 	for _, t := range begun {
 		for ; len(ended) > 0 && ended[0].Ended < t.Begun; ended = ended[1:] {
-			if e := ended[0]; e.Outcome == OK {
+			switch e := ended[0]; {
+			case e.Outcome == OK && e.Latest: // nothing that ended before it comes before it
+				last = append(last, e)
+			case e.Outcome == OK:
 				last = append(slices.DeleteFunc(last, func(l *Txn) bool { return l.Ended < e.Begun }), e)
 			}
 		}
 		for _, l := range last {
-			g.edge(l, t, rt, "")
+			if !t.Latest { // that may miss what was committed in other rows
+				g.edge(l, t, rt, "")
+			}
 		}
 	}
 }

@@ -52,6 +52,10 @@ type Record struct {
 	StartTS  int64 `json:"start_ts"`
 	CommitTS int64 `json:"commit_ts"`
 	Value    []Op  `json:"value"`
+	// Latest says that the transaction is a read of the latest state of its keys, which are in
+	// one row. Its StartTS is the newest commit_ts that it has seen, or 1. It may miss what
+	// was committed in other rows before it began.
+	Latest bool `json:"latest,omitempty"`
 }
 
 // A Func is the kind of an operation.

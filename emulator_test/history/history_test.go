@@ -18,7 +18,7 @@ import (
 // with operations such as a:x:1 (append 1 to x), w:x:1, l:x (lock), r:x:1,2
 // (the list), r:x:=1 (the register), r:x: (nothing). A transaction is invoked just
 // before its start_ts and ends just after its commit_ts, unless the line ends with
-// its times "@begin,end".
+// its times "@begin,end". The outcome "latest" is a read of the latest state.
 func story(t *testing.T, text string) []Record {
 	t.Helper()
 	var records []Record
@@ -43,7 +43,10 @@ func story(t *testing.T, text string) []Record {
 			}
 			r.Value = append(r.Value, parseOp(t, f))
 		}
-		invoke := Record{Type: Invoke, Process: process, Time: begun, StartTS: r.StartTS}
+		invoke := Record{Type: Invoke, Process: process, Time: begun, StartTS: r.StartTS, Latest: r.Type == "latest"}
+		if invoke.Latest {
+			r.Type = OK
+		}
 		for _, o := range r.Value {
 			if o.F == Read {
 				o.State = State{}
@@ -481,6 +484,47 @@ func TestAnomalies(t *testing.T) {
 					t.Errorf("%s: found in a clean history:\n%s", c.name, describe(found))
 				}
 			}
+		})
+	}
+}
+
+// TestLatestReads proves that the checkers find reads of the latest state that are not
+// linearizable in a key, or not of one timestamp. Those of two rows may disagree about the order
+// of two commits.
+func TestLatestReads(t *testing.T) {
+	// The first transaction has its commit_ts and is late. The snapshot at 13 shows it.
+	const late = `ok 10 12 w:a:1 @99,400
+		ok 11 14 w:b:2 @109,141
+		ok 13 13 r:a:=1 r:b: @129,500
+		`
+	for _, tc := range []struct {
+		name, story           string
+		timestamps, registers Kind
+	}{
+		{"two rows", late + `latest 14 0 r:b:=2 @150,160
+			latest 1 0 r:a: @170,180`, "", ""},
+		{"in the course of a commit", late + `latest 12 0 r:a:=1 @150,160`, "", ""},
+		{"an acknowledged commit is missed", late + `latest 1 0 r:b: @150,160`, StaleRead, StaleRead},
+		{"what was shown before is missed", late + `latest 12 0 r:a:=1 @150,160
+			latest 1 0 r:a: @170,180`, StaleRead, ""},
+		{"what a snapshot has shown is missed", `ok 10 12 w:a:1 @99,400
+			ok 13 13 r:a:=1 @129,140
+			latest 1 0 r:a: @150,160`, StaleRead, ""},
+		{"a row of two timestamps", late + `latest 14 0 r:b:=2 r:a: @150,160`, StaleRead, GNonadjacent},
+		{"uncommitted", `fail 10 0 w:a:1
+			latest 10 0 r:a:=1 @200,210`, G1a, G1a},
+		{"of the future", `latest 12 0 r:a:=1 @50,60
+			ok 10 12 w:a:1 @99,400`, RealTime, RealTime},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := story(t, tc.story)
+			check := func(want Kind, found []Anomaly) {
+				if got := kinds(found); want == "" && len(got) > 0 || want != "" && !got[want] {
+					t.Errorf("want %q, found:\n%s", want, describe(found))
+				}
+			}
+			check(tc.timestamps, CheckTimestamps(h))
+			check(tc.registers, CheckRegisters(h))
 		})
 	}
 }

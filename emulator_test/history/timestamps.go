@@ -15,6 +15,9 @@ import (
 // begins after another one was acknowledged has a larger start_ts than both timestamps
 // of that one. Lists and registers may be mixed, but not in one key.
 //
+// A read of the latest state sees what its keys hold at its start_ts, and at least what any
+// transaction has committed to or seen of them that was acknowledged before the read began.
+//
 // A transaction with an unknown outcome counts as committed if a transaction read from
 // it. If its commit_ts is unknown, the checker takes the latest one that those reads
 // allow.
@@ -28,6 +31,7 @@ func CheckTimestamps(records []Record) []Anomaly {
 	c.overlaps()
 	c.reads()
 	c.realTime()
+	c.latest()
 	return r.found
 }
 
@@ -342,8 +346,58 @@ func (c *clock) realTime() {
 				latest = ended[i]
 			}
 		}
-		if latest != nil && t.StartTS != 0 && t.StartTS <= newest(latest) {
+		if latest != nil && !t.Latest && t.StartTS != 0 && t.StartTS <= newest(latest) {
 			c.add(RealTime, []*Txn{latest, t}, "the second began after the first had ended, with a start_ts that is not larger")
 		}
 	}
+}
+
+// latest checks that reads of the latest state are linearizable in each key.
+func (c *clock) latest() {
+	type sight struct {
+		commit int64
+		txn    *Txn
+	}
+	ended := slices.Clone(c.all)
+	slices.SortStableFunc(ended, func(a, b *Txn) int { return cmp.Compare(a.Ended, b.Ended) })
+	begun := slices.Clone(c.all)
+	slices.SortStableFunc(begun, byBegin)
+	newest := map[string]sight{} // by key, what transactions have shown that have ended
+	i := 0
+	for _, t := range begun {
+		for ; i < len(ended) && ended[i].Ended < t.Begun; i++ {
+			e := ended[i]
+			if e.Outcome != OK {
+				continue
+			}
+			for _, o := range e.Ops {
+				at := 2 * e.StartTS
+				if o.F != Read {
+					at = c.times[e].commit
+				}
+				if shown := c.shown(o.Key, at); shown > newest[o.Key].commit {
+					newest[o.Key] = sight{shown, e}
+				}
+			}
+		}
+		if !t.Latest || t.Outcome != OK {
+			continue
+		}
+		for _, o := range t.Ops {
+			if s := newest[o.Key]; c.shown(o.Key, 2*t.StartTS) < s.commit {
+				c.add(StaleRead, []*Txn{s.txn, t}, "%v is not the latest state: the first transaction had shown a later one before the second began", o)
+			}
+		}
+	}
+}
+
+// shown returns the half timestamp of the newest commit of a key that changed its state, at or
+// below the half timestamp at.
+func (c *clock) shown(key string, at int64) (commit int64) {
+	for _, v := range c.versions[key] {
+		if v.commit <= at && v.op.F != Lock {
+			commit = v.commit
+		}
+	}
+	return commit
 }

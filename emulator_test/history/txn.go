@@ -19,6 +19,8 @@ type Txn struct {
 	// Ops are the operations of the end, with what they read. If the end has none,
 	// they are those of the Invoke.
 	Ops []Op
+	// Latest is that of the Invoke.
+	Latest bool
 	// Seen means that the outcome is unknown, but a read shows that the
 	// transaction committed.
 	Seen bool
@@ -88,7 +90,7 @@ func pair(records []Record, r *report) *transactions {
 				r.add(Malformed, nil, "process %d invokes again at %d, before the end of a transaction or after an unknown one", rec.Process, rec.Time)
 				continue
 			}
-			t = &Txn{Process: rec.Process, Outcome: Info, Begun: rec.Time, Ended: math.MaxInt64, StartTS: rec.StartTS, CommitTS: rec.CommitTS, Ops: rec.Value}
+			t = &Txn{Process: rec.Process, Outcome: Info, Begun: rec.Time, Ended: math.MaxInt64, StartTS: rec.StartTS, CommitTS: rec.CommitTS, Ops: rec.Value, Latest: rec.Latest}
 			open[rec.Process] = t
 			ts.all = append(ts.all, t)
 			continue

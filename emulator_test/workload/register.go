@@ -12,7 +12,7 @@ import (
 // A register is a cell that holds a unique number.
 type register struct{ table, row, family, qualifier string }
 
-func (r register) key() string { return r.table + "/" + r.row }
+func (r register) key() string { return r.table + "/" + r.row + "#" + r.qualifier }
 
 func (r register) get(ctx context.Context, v view) (n int64, ok bool, op history.Op, err error) {
 	op = history.Op{F: history.Read, Key: r.key()}
@@ -38,12 +38,13 @@ func (r register) lock(tx *txn.Txn) history.Op {
 
 const registers = 12
 
-// Register reads and overwrites a few registers in two tables, several in each
-// transaction. It writes some without reading them, and locks some.
+// Register reads and overwrites a few registers in two tables, two in each row, several in
+// each transaction. It writes some without reading them, and locks some. It also reads the
+// latest state of a row.
 func Register() *Workload {
 	tables := []string{"left", "right"}
 	at := func(w *Worker, i int) register {
-		return register{tables[i%2], w.row("r" + strconv.Itoa(i)), "f", "n"}
+		return register{tables[i%2], w.row("r" + strconv.Itoa(i/4)), "f", []string{"n", "m"}[i/2%2]}
 	}
 	readAll := func(ctx context.Context, w *Worker) error {
 		return w.look(ctx, func(ctx context.Context, v view) ([]history.Op, error) {
@@ -61,8 +62,14 @@ func Register() *Workload {
 		Cell:   cellOf("f", "n"),
 		Setup:  func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
-			if w.Rand.IntN(6) == 0 {
+			switch w.Rand.IntN(8) {
+			case 0:
 				return readAll(ctx, w)
+			case 1:
+				return w.latest(ctx, at(w, w.Rand.IntN(registers)))
+			case 2:
+				i := w.Rand.IntN(registers)
+				return w.latest(ctx, at(w, i&^2), at(w, i|2))
 			}
 			type action struct {
 				r    register

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -102,11 +103,15 @@ const elementsOfProcess = 100_000
 // row returns a row key in the worker's space.
 func (w *Worker) row(name string) string { return w.Space + name }
 
-// cellOf returns the cell of keys of the form table/row; tables have no / in their
-// names.
+// cellOf returns the cell of keys of the form table/row or table/row#qualifier; tables have no
+// / in their names, and rows no #.
 func cellOf(family, qualifier string) func(string) txn.Cell {
 	return func(key string) txn.Cell {
 		table, row, _ := strings.Cut(key, "/")
+		qualifier := qualifier
+		if r, q, ok := strings.Cut(row, "#"); ok {
+			row, qualifier = r, q
+		}
 		return txn.Cell{Table: table, Row: row, Family: family, Qualifier: qualifier}
 	}
 }
@@ -164,6 +169,37 @@ func (w *Worker) look(ctx context.Context, body func(context.Context, view) ([]h
 	r.Type, r.Time, r.Value = history.OK, time.Now().UnixNano(), ops
 	if err != nil {
 		r.Type = history.Fail
+	}
+	w.Record(r)
+	return expected(err)
+}
+
+// latest reads registers of one row at its present, and records that as a transaction.
+func (w *Worker) latest(ctx context.Context, registers ...register) error {
+	r := history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano(), Latest: true}
+	var columns []txn.Column
+	ops := make([]history.Op, len(registers))
+	for i, at := range registers {
+		columns = append(columns, txn.Column{Family: at.family, Qualifier: at.qualifier})
+		ops[i] = history.Op{F: history.Read, Key: at.key()}
+	}
+	w.Record(r)
+	row, err := w.Client.Latest(registers[0].table).ReadRow(ctx, registers[0].row, txn.Columns(columns...))
+	r.StartTS = 1 // nothing was committed before
+	for i, c := range columns {
+		for _, item := range row[c.Family] {
+			if item.Column != c.Family+":"+c.Qualifier {
+				continue
+			}
+			n, e := strconv.ParseInt(string(item.Value), 10, 64)
+			err = errors.Join(err, e)
+			ops[i].State = history.Number(n)
+			r.StartTS = max(r.StartTS, int64(item.Timestamp))
+		}
+	}
+	r.Type, r.Time, r.Value = history.OK, time.Now().UnixNano(), ops
+	if err != nil {
+		r.Type, r.StartTS, r.Value = history.Fail, 0, nil
 	}
 	w.Record(r)
 	return expected(err)

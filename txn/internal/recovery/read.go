@@ -169,6 +169,26 @@ func (e *Evaluation) Sort() {
 // ReadExact completes an Evaluation without Locks: it reads the row again for all columns
 // in e.Exact. That is one request, unless their names do not fit into one filter.
 func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) error {
+	missing, err := e.readExact(ctx, t, row)
+	if err != nil {
+		return err
+	}
+	return missingData(t, row, missing)
+}
+
+// missingData returns an error if a write record has no data. Plain data may be missing: the
+// column is absent then.
+func missingData(t *store.Table, row string, missing []ExactRead) error {
+	for _, m := range missing {
+		if m.StartTS != 0 {
+			return format.Corruptf(format.Cell{Table: t.Name, Row: row, Family: m.Column.Family, Qualifier: m.Column.Qualifier}, "the write record at %d names data at %d, which is not there", m.CommitTS, m.StartTS)
+		}
+	}
+	return nil
+}
+
+// readExact is ReadExact, and returns the columns that have no data at their timestamp.
+func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) (missing []ExactRead, err error) {
 	for len(e.Exact) > 0 {
 		n, cost := 0, 0
 		var filters []bigtable.Filter
@@ -179,25 +199,24 @@ func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) 
 		}
 		raw, err := t.ReadRow(ctx, row, store.Interleave(filters...))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, exact := range e.Exact[:n] {
 			items := raw[exact.Column.Family]
 			i, ok := store.ColumnIndex(items, exact.Column.Key())
-			switch {
-			case ok:
-				if exact.StartTS != 0 {
-					items[i].Timestamp = bigtable.Timestamp(exact.CommitTS)
-				}
-				e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], items[i]))
-			case exact.StartTS != 0:
-				return format.Corruptf(format.Cell{Table: t.Name, Row: row, Family: exact.Column.Family, Qualifier: exact.Column.Qualifier}, "the write record at %d names data at %d, which is not there", exact.CommitTS, exact.StartTS)
+			if !ok {
+				missing = append(missing, exact)
+				continue
 			}
+			if exact.StartTS != 0 {
+				items[i].Timestamp = bigtable.Timestamp(exact.CommitTS)
+			}
+			e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], items[i]))
 		}
 		e.Exact = e.Exact[n:]
 	}
 	e.Sort()
-	return nil
+	return missing, nil
 }
 
 // A ReadFunc reads one row, as store.Table.ReadRow does.
@@ -266,12 +285,18 @@ func ResolveInBackground(r *Resolver, stranded []*format.Lock, ts tso.Timestamp)
 // committed above ts to ignored. readAgain says that it removed other locks, so the caller
 // must read the row again.
 func ResolveForRead(ctx context.Context, r *Resolver, locks []*format.Lock, ts tso.Timestamp, ignored Ignored) (readAgain bool, err error) {
+	return resolveEach(ctx, r, locks, ignored, func(ctx context.Context, l *format.Lock) (bool, error) { return r.resolveOneForRead(ctx, l, ts) })
+}
+
+// resolveEach calls resolve for each lock, and adds the transactions of those locks to ignored
+// for which it returns true.
+func resolveEach(ctx context.Context, r *Resolver, locks []*format.Lock, ignored Ignored, resolve func(context.Context, *format.Lock) (ignore bool, err error)) (readAgain bool, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.Store.Config.Parallelism)
 	ignore := make([]bool, len(locks))
 	for i, l := range locks {
 		g.Go(func() (err error) {
-			ignore[i], err = r.resolveOneForRead(gctx, l, ts)
+			ignore[i], err = resolve(gctx, l)
 			return err
 		})
 	}

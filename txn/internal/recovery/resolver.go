@@ -107,6 +107,45 @@ func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso
 	return false, r.ResolveCell(ctx, l, o)
 }
 
+// resolveOneForLatest resolves a lock that a read of the latest state found beside newest, the
+// newest commit. now is the estimated time of the oracle. ignore reports that the transaction
+// was not committed when the row was read, and does not commit at or below newest. The function
+// waits for a live owner only if the transaction may commit below newest.
+func (r *Resolver) resolveOneForLatest(ctx context.Context, l *format.Lock, newest, now tso.Timestamp) (ignore bool, err error) {
+	expired := now >= l.ExpiresTS()
+	if l.IsPrimary() && l.StartTS > newest && !expired {
+		return true, nil
+	}
+	ctx, span := r.Trace.Resolve(ctx, l)
+	began := time.Now()
+	asOf, justRead := newest, true
+	if expired {
+		// newest may be long ago, and only oracle time shows that the owner is dead.
+		justRead = false
+		if asOf, err = r.Clock.Timestamp(ctx); err == nil {
+			err = checkStart(l, asOf)
+		}
+	}
+	var o Outcome
+	if err == nil {
+		o, err = r.FindOutcome(ctx, l, asOf, justRead, func(l *format.Lock, o Outcome) bool {
+			return l.StartTS <= newest && !passLock(ctx, r, o.Lock, newest)
+		})
+	}
+	r.Metrics.LockWait(ctx, l.Cell.Table, began)
+	defer func() {
+		span.Set(telemetry.AttrAction.String(ActionName(o, 0)))
+		span.EndWith(err)
+	}()
+	switch {
+	case err != nil || o.LockGone:
+		return false, err
+	case !o.Final():
+		return true, nil
+	}
+	return false, r.ResolveCell(ctx, l, o)
+}
+
 // ResolveForWrite resolves a lock that the prewrite of the transaction that started at ts
 // found. Transactions that wait while they hold locks could deadlock. So only an older
 // transaction waits, and a younger one fails at once (wait-die): clear is false. The

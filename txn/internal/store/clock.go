@@ -23,9 +23,9 @@ type Clock struct {
 
 	mu sync.Mutex
 	// newest is the largest timestamp that this client may use again for reads, without
-	// asking the oracle: a start timestamp that it was given, or one of its own commit
-	// timestamps. The commit_ts of a commit under way does not count: a reader there would
-	// wait for that commit.
+	// asking the oracle: a start timestamp that it was given, one of its own commit
+	// timestamps, or that of a commit that it has shown as the latest. The commit_ts of a
+	// commit under way does not count: a reader there would wait for that commit.
 	newest tso.Timestamp
 	// isStart says that newest is a start timestamp. Then reads use the one below. No
 	// transaction commits at a start timestamp, so the state is the same, and a lock that the
@@ -110,6 +110,32 @@ func (c *Clock) NoteCommit(ts tso.Timestamp, asked time.Time) {
 	defer c.mu.Unlock()
 	c.raise(ts, false, asked)
 	c.committed = max(c.committed, ts)
+}
+
+// NoteLatest remembers the newest commit that a read of the latest state has shown. From now on,
+// stale snapshots show that state or a later one.
+func (c *Clock) NoteLatest(ts tso.Timestamp) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.raise(ts, false, time.Time{})
+}
+
+// maxUnconfirmed is how far a commit_ts may lie above the estimated time of the oracle before
+// the client asks. The estimate is late by a round trip and by what the clocks differ since
+// the last answer.
+const maxUnconfirmed = tso.Timestamp(time.Second / time.Microsecond)
+
+// Confirm returns an error if the oracle cannot have handed out the commit_ts of a cell. It
+// asks the oracle only if the estimate leaves a doubt.
+func (c *Clock) Confirm(ctx context.Context, cell format.Cell, commitTS tso.Timestamp) error {
+	if commitTS <= c.Now()+maxUnconfirmed {
+		return nil
+	}
+	now, err := c.Timestamp(ctx)
+	if err == nil && commitTS > now {
+		err = format.Corruptf(cell, "the write record is at %d, but the oracle is at %d: no transaction of this oracle wrote it. If the oracle was restored or replaced, run `percctl tso advance`", commitTS, now)
+	}
+	return err
 }
 
 // AboveCommits reports whether ts is above every commit of this client.

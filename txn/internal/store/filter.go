@@ -43,14 +43,16 @@ func At(ts tso.Timestamp) bigtable.Filter {
 type columnFilter struct {
 	key               string          // family:qualifier
 	lock, write, mark bigtable.Filter // its metadata
-	// visible matches all cells of its lock, write and data columns.
-	visible bigtable.Filter
+	// visible matches all cells of its lock, write and data columns, and newest the newest
+	// cell of each.
+	visible, newest bigtable.Filter
 }
 
 func newColumnFilter(c format.Column) *columnFilter {
 	key := c.Key()
 	f := &columnFilter{key: key, lock: ExactColumn(format.LockFamily, key), write: ExactColumn(format.WriteFamily, key), mark: ExactColumn(format.MarkFamily, key)}
 	f.visible = Interleave(f.lock, f.write, ExactColumn(c.Family, c.Qualifier))
+	f.newest = Chain(Latest, f.visible)
 	return f
 }
 
@@ -266,14 +268,26 @@ func (s Selection) Has(c format.Column) bool {
 // gone before. The newest lock of a column is its only lock: a prewrite fails if the column
 // has a lock at any timestamp.
 func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
-	readable := DataUpTo(ts)
+	return Chain(DataUpTo(ts), Latest, s.visible(dataFamilies))
+}
+
+// Newest is VisibleAt the end of time.
+func (s Selection) Newest(dataFamilies []string) bigtable.Filter {
+	if len(s.Families) == 0 && len(s.Columns) == 1 {
+		return filters.of(s.Columns[0]).newest
+	}
+	return Chain(Latest, s.visible(dataFamilies))
+}
+
+// visible matches all locks, write records and data of the selected columns.
+func (s Selection) visible(dataFamilies []string) bigtable.Filter {
 	switch {
 	case s.everything() && dataFamilies == nil:
-		return Chain(readable, Latest, wholeRow)
+		return wholeRow
 	case len(s.Families) == 0 && len(s.Columns) == 1:
-		return Chain(readable, Latest, filters.of(s.Columns[0]).visible)
+		return filters.of(s.Columns[0]).visible
 	}
-	return Chain(readable, Latest, Interleave(s.parts(dataFamilies)...))
+	return Interleave(s.parts(dataFamilies)...)
 }
 
 // parts matches the cells of the selected columns and their metadata.

@@ -153,6 +153,10 @@ func tripsKinds() []tripsKind {
 			_, _, err = s.Table("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
 			return err
 		}},
+		{"latest", "read of the latest state of one cell", func(ctx context.Context, c *txn.Client, n int) error {
+			_, _, err := c.Latest("a").Get(ctx, rig.KeyOf(n), rig.Family, rig.ColumnOf(0))
+			return err
+		}},
 		{"read100", "read of a list of 100 rows", read(func(int) bigtable.RowSet {
 			keys := make(bigtable.RowList, 100)
 			for i := range keys {

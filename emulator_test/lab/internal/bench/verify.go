@@ -81,6 +81,7 @@ type verifiedLatency struct {
 var planned = map[string]capacity.Kind{
 	"read":             {Reads: 1},
 	"read_stale":       {Reads: 1, Stale: true},
+	"latest":           {Reads: 1, Stale: true},
 	"read100":          {Reads: 1, ReadRows: 100},
 	"write":            {Rows: 1},
 	"write10columns":   {Rows: 1, Cells: 10},

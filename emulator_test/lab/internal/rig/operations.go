@@ -25,6 +25,7 @@ var operations = map[string]operation{
 	"get":           get,
 	"get-shared":    getShared,
 	"get-stale":     getStale,
+	"get-latest":    getLatest,
 	"row":           readRow,
 	"row-shared":    readRowShared,
 	"rows":          readRows,
@@ -114,6 +115,10 @@ func getStale(ctx context.Context, w *worker, t *Task, _ int) error {
 		return err
 	}
 	return t.getFrom(ctx, s)
+}
+
+func getLatest(ctx context.Context, w *worker, t *Task, _ int) error {
+	return t.getCell(ctx, w.client.Latest(t.Table))
 }
 
 func readRow(ctx context.Context, w *worker, t *Task, _ int) error {

@@ -93,8 +93,14 @@ func (t *Task) mutation() *bigtable.Mutation {
 func (t *Task) value() []byte { return make([]byte, t.Bytes) }
 
 func (t *Task) getFrom(ctx context.Context, s *txn.Snapshot) error {
+	return t.getCell(ctx, s.Table(t.Table))
+}
+
+func (t *Task) getCell(ctx context.Context, from interface {
+	Get(ctx context.Context, row, family, qualifier string) ([]byte, bool, error)
+}) error {
 	row := t.anyRow()
-	_, ok, err := s.Table(t.Table).Get(ctx, row, Family, ColumnOf(0))
+	_, ok, err := from.Get(ctx, row, Family, ColumnOf(0))
 	if err == nil && !ok {
 		return fmt.Errorf("row %s of %s has no value", row, t.Table)
 	}

@@ -365,6 +365,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		m.Used = map[string]int{
 			usedBatches: int(s.BatchedReads - before.BatchedReads), usedStale: int(s.ReusedTimestamps - before.ReusedTimestamps),
 			usedAhead: int(s.AheadTimestamps - before.AheadTimestamps), usedPasses: int(s.Raises - before.Raises),
+			usedLatest: int(s.LatestReads - before.LatestReads),
 		}
 		before = s
 		send(m)

@@ -18,6 +18,7 @@ const (
 	usedBatches  = "reads in batches"
 	usedStale    = "stale snapshots"
 	usedAhead    = "timestamps asked ahead (WriteOnly)"
+	usedLatest   = "reads of the latest state"
 	usedPasses   = "locks passed"
 	usedReplays  = "dead letters replayed"
 	usedGC       = "garbage collections"
@@ -25,7 +26,7 @@ const (
 	usedMarks    = "marks collected"
 )
 
-var features = []string{usedBatches, usedStale, usedAhead, usedPasses, usedReplays, usedGC, usedVersions, usedMarks}
+var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks}
 
 // missing returns the faults and features that a soak should have had and did not have. A
 // soak with few histories need not have all.
