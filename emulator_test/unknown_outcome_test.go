@@ -171,3 +171,121 @@ func TestSettleIsRefused(t *testing.T) {
 		}
 	})
 }
+
+// TestSettleWithin: with the option, a commit whose context ends gets an outcome all the same.
+func TestSettleWithin(t *testing.T) {
+	// run updates bob and joe with a deadline of a second, and returns after it.
+	run := func(t *testing.T, a *txn.Client, opts ...txn.TxnOption) (runs int, ts tso.Timestamp, err error) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		ts, err = a.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			runs++
+			set(tx, "3", "bob", "joe")
+			return nil
+		}, opts...)
+		return runs, ts, err
+	}
+	for _, action := range []txntest.Action{txntest.HoldResponse, txntest.Crash} {
+		t.Run("commit with "+action.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+				faults.OnStep(txntest.StepCommit, action)
+				runs, ts, err := run(t, a, txn.SettleWithin(time.Minute))
+				if err != nil || runs != 1 || ts == 0 {
+					t.Fatalf("update: %v after %d runs at %d, want success", err, runs, ts)
+				}
+				synctest.Wait()
+				wantNoLocks(t, env.Client) // the secondaries are committed too
+				wantValue(t, takeSnapshot(t, env.Client, txn.At(ts)), "joe", "3")
+				wantValue(t, takeSnapshot(t, env.Client, txn.At(ts-1)), "joe", "")
+				if n := a.Stats().Undetermined; n != 0 {
+					t.Errorf("%d outcomes are counted as unknown", n)
+				}
+			})
+		})
+	}
+	t.Run("without the option", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+			faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
+			if _, _, err := run(t, a); !errors.Is(err, txn.ErrUndetermined) {
+				t.Errorf("update: %v, want an unknown outcome", err)
+			}
+		})
+	})
+	t.Run("not enough time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+			faults.OnStep(txntest.StepCommit, txntest.Crash)
+			faults.OnStep(txntest.StepRead, txntest.Hold)
+			begun := time.Now()
+			_, _, err := run(t, a, txn.SettleWithin(3*time.Second))
+			if !errors.Is(err, txn.ErrUndetermined) || !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 4*time.Second {
+				t.Errorf("update: %v after %v, want an unknown outcome after 4s", err, time.Since(begun))
+			}
+		})
+	})
+	t.Run("rolled back", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+			faults.OnStep(txntest.StepCommit, txntest.Crash)
+			settling := faults.OnStep(txntest.StepRead, txntest.Hold)
+			done := inBackground(func() error {
+				runs, _, err := run(t, a, txn.SettleWithin(time.Minute))
+				if runs != 1 {
+					t.Errorf("%d runs", runs)
+				}
+				return err
+			})
+			<-settling.Fired()
+			mustSet(t, env.Client, "9", "bob", "joe") // rolls the transaction back after its ttl
+			settling.Release()
+			if err := (<-done).err; !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrUndetermined) {
+				t.Errorf("update: %v, want the context's error and a known outcome", err)
+			}
+			wantValue(t, takeSnapshot(t, env.Client), "bob", "9")
+			wantValue(t, takeSnapshot(t, env.Client), "joe", "9")
+		})
+	})
+	t.Run("rolled back, then again", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			reads, refused := 0, 0
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+				if c.Step != txntest.StepRead || refused > 0 {
+					return false
+				}
+				refused++ // the context has not ended, and the outcome is unknown
+				return true
+			})...)
+			faults.OnStep(txntest.StepCommit, txntest.DropRequest)
+			settling := faults.On("read to settle", func(c txntest.Call) bool {
+				if c.Step == txntest.StepRead {
+					reads++
+				}
+				return reads == 2
+			}, txntest.Hold, 1)
+			runs := 0
+			done := inBackground(func() error {
+				_, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					runs++
+					set(tx, "3", "bob", "joe")
+					return nil
+				}, txn.SettleWithin(time.Minute))
+				return err
+			})
+			<-settling.Fired()
+			mustSet(t, env.Client, "9", "bob", "joe")
+			settling.Release()
+			if err := (<-done).err; err != nil || runs != 2 || refused != 1 {
+				t.Errorf("update: %v after %d runs, want success after two", err, runs)
+			}
+			wantValue(t, takeSnapshot(t, env.Client), "joe", "3")
+		})
+	})
+	t.Run("negative", func(t *testing.T) {
+		_, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		if _, _, err := run(t, a, txn.SettleWithin(-1)); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("update: %v, want ErrInvalid", err)
+		}
+	})
+}

@@ -156,7 +156,29 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 		// condition: nothing but a rollback at the primary proves the outcome.
 		c.rollBackRefused(ctx, p)
 	}
+	if err != nil {
+		p.CommitTS, err = c.settle(ctx, err)
+	}
 	return p.CommitTS, err
+}
+
+// settle finds out the outcome of a commit that returned err, if SettleWithin allows it, also
+// after ctx has ended.
+func (c *commit) settle(ctx context.Context, err error) (tso.Timestamp, error) {
+	var unknown *UndeterminedError
+	if c.txn.opts.settleWithin == 0 || !errors.As(err, &unknown) {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.txn.opts.settleWithin)
+	defer cancel()
+	switch status, settleErr := recovery.Settle(ctx, c.client.resolver, unknown); {
+	case settleErr != nil:
+		return 0, err
+	case status.State == StateCommitted:
+		return status.CommitTS, nil
+	}
+	c.client.resolver.Background.Run(c.cleanUp)
+	return 0, &ConflictError{Cell: c.primary, StartTS: c.startTS, Reason: format.ConflictRolledBack}
 }
 
 // rollBackRefused rolls back a transaction whose commit Bigtable refused for good. If it

@@ -45,7 +45,8 @@
 //
 // [ErrConflict] means that nothing was committed and that the transaction may be tried again,
 // which [Client.Update] does. [ErrUndetermined] means that the outcome is unknown, mostly
-// because the context ended: [Client.Settle] finds it out. Every other error of Commit except
+// because the context ended: [Client.Settle] finds it out, and with [SettleWithin] Commit and
+// Update find it out themselves. Every other error of Commit except
 // [ErrCorrupt] and [ErrDone] means that nothing was committed. If a context ended,
 // errors.Is with context.Canceled or context.DeadlineExceeded holds.
 //

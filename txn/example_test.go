@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"strconv"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -171,17 +172,21 @@ func ExampleAt() {
 	// Output: old <nil>
 }
 
-// If the outcome of a commit is unknown, this process or another one settles it later.
+// If the outcome of a commit is unknown, this process or another one settles it later. The
+// deadline of the commit has mostly ended then, so Settle needs a context of its own.
 func ExampleClient_Settle() {
-	ctx := context.Background()
-	client, stop := clientWithTable(ctx, "accounts", "bal")
+	client, stop := clientWithTable(context.Background(), "accounts", "bal")
 	defer stop()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // of a request
+	defer cancel()
 	_, err := client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
 		return nil
 	})
 	var unknown *txn.UndeterminedError
 	if errors.As(err, &unknown) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
 		status, err := client.Settle(ctx, unknown)
 		fmt.Println(status.State, err)
 		return

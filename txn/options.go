@@ -38,6 +38,7 @@ type txnOptions struct {
 	traceLater   func(context.Context) context.Context
 	noPrefetch   bool
 	writeOnly    bool
+	settleWithin time.Duration
 	becameTooOld bool // set by Update: garbage collection has passed the transaction
 }
 
@@ -46,6 +47,8 @@ func (o *txnOptions) check() error {
 	switch {
 	case o.maxAttempts < 0:
 		return format.Invalidf("MaxAttempts(%d); it has to be positive, or 0 for no bound", o.maxAttempts)
+	case o.settleWithin < 0:
+		return format.Invalidf("SettleWithin(%v); it has to be positive, or 0 to leave outcomes unknown", o.settleWithin)
 	case o.writeOnly && o.serializable:
 		return format.Invalidf("a transaction that is WriteOnly and Serializable; Serializable protects reads, and this one has none")
 	}
@@ -185,6 +188,16 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 // The transaction may conflict with a transaction that another client committed up to
 // 100 ms before it began, but never with one of this client.
 func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly = true }) }
+
+// SettleWithin lets [Txn.Commit] and [Client.Update] find out an unknown outcome themselves,
+// for at most d. They do so even after their context has ended, so a call may take up to d
+// longer than its deadline. If they find out that the transaction is committed, they succeed.
+// If it is rolled back, Commit returns a conflict, after which Update runs the function again
+// unless the context has ended. If they cannot find out, the error is ErrUndetermined as
+// without the option. It costs nothing as long as outcomes are known.
+func SettleWithin(d time.Duration) TxnOption {
+	return txnOption(func(o *txnOptions) { o.settleWithin = d })
+}
 
 // NoPrefetch makes a transaction read only what it asks for, and learn nothing for later
 // transactions of its name.

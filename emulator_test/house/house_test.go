@@ -58,6 +58,7 @@ var mayImport = []struct {
 	{"txn/row", []string{"txn", "txn/format"}},
 	{"txn/page", []string{"tso", "txn"}},
 	{"txn/jobs", []string{"tso", "txn", "txn/changes"}},
+	{"txn/idempotency", []string{"tso", "txn"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes"}},
 	{"txn/admin/words", []string{"tso"}},
@@ -189,7 +190,7 @@ func TestAPI(t *testing.T) {
 }
 
 // errorPrefix is how the text of an error begins that names a package.
-var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|conformance|changes|row|page|jobs|notify|tso|server): `)
+var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|conformance|changes|row|page|jobs|idempotency|index|notify|tso|server): `)
 
 // TestErrorPrefixes: an error names the package that an application called. Packages below
 // txn do not know which one that is, so they name the project. Everything of tso names tso.
