@@ -136,6 +136,7 @@ func TestHostileNames(t *testing.T) {
 	cases := map[string]hostileCase{
 		"check":           lines([]string{"--all"}, []string{typed}),
 		"config view":     lines([]string{"--project", typed}),
+		"conformance":     lines([]string{typed}, []string{"--only", typed}, []string{"--dry-run", "--table", typed}),
 		"console":         lines([]string{"--listen", typed}),
 		"delete":          lines([]string{at, "--dry-run"}, []string{typed, "--yes"}),
 		"demo":            lines([]string{typed}),

@@ -8,6 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checkcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/configcmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/conformancecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/doctorcmd"
@@ -43,7 +44,8 @@ Commands find the Bigtable instance by --project and --instance, by environment
 variables, or by ~/.cbtrc: see percctl help environment.
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found a problem
-or work is left, 5 unavailable or timed out, 130 interrupted.`,
+or work is left, 5 unavailable or timed out, 6 transactions
+are not safe on this service, 130 interrupted.`,
 	Example: `  percctl demo                  # an index of real files, built by observers while workers are killed
   percctl demo --limit 500 -o json
   percctl doctor                # is everything in order, and if not, how to fix it?
@@ -51,7 +53,7 @@ or work is left, 5 unavailable or timed out, 130 interrupted.`,
   percctl check --all           # is what is stored consistent?
   percctl history accounts bob  # what happened to a row?`,
 	Commands: append([]cli.Command{
-		checkcmd.NewCmd, configcmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+		checkcmd.NewCmd, configcmd.NewCmd, conformancecmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

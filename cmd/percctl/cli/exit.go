@@ -17,6 +17,7 @@ const (
 	ExitNotFound    = 3
 	ExitFound       = 4 // a check found something, or work is pending
 	ExitUnavailable = 5 // the service cannot be reached, or time ran out
+	ExitUnsafe      = 6 // transactions are not safe on the service
 	ExitInterrupted = 130
 )
 

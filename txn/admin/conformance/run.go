@@ -78,17 +78,11 @@ func Run(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, 
 	if err != nil {
 		return nil, err
 	}
-	if err := createScratch(ctx, admin, cfg.Table); err != nil {
+	if err := createScratch(ctx, bt, admin, cfg.Table); err != nil {
 		if !errors.Is(err, ErrForeign) {
 			err = fmt.Errorf("conformance: making table %s: %w", cfg.Table, err)
 		}
 		return nil, err
-	}
-	if err := markScratch(ctx, bt, cfg.Table); err != nil {
-		// It is empty, and this call made it.
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-		defer cancel()
-		return nil, fmt.Errorf("conformance: writing to table %s: %w", cfg.Table, errors.Join(err, admin.DeleteTable(clean, cfg.Table)))
 	}
 	defer func() {
 		if e := removeScratch(ctx, bt, admin, cfg.Table); e != nil {

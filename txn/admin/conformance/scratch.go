@@ -26,29 +26,44 @@ const (
 // ErrForeign is the error for a table that no conformance test made.
 var ErrForeign = errors.New("conformance: the table was not made by a conformance test")
 
-// cleanTimeout bounds the removal of tables after an interrupt.
-const cleanTimeout = 30 * time.Second
+// setUpTimeout bounds the making of a table, and cleanTimeout its removal, after an interrupt
+// too.
+const (
+	setUpTimeout = time.Minute
+	cleanTimeout = 30 * time.Second
+)
 
 func scratchName() string { return TablePrefix + strings.ToLower(rand.Text()[:8]) }
 
-// createScratch makes a table. Its families have no policy.
-func createScratch(ctx context.Context, admin *bigtable.AdminClient, name string) error {
+// createScratch makes a table with its mark. Its families have no policy. It continues if the
+// context ends meanwhile, so that no table is left half made.
+func createScratch(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), setUpTimeout)
+	defer cancel()
 	if err := admin.CreateTable(ctx, name); err != nil {
 		if status.Code(err) == codes.AlreadyExists {
 			return fmt.Errorf("%w: %s exists already, choose another name", ErrForeign, name)
 		}
 		return err
 	}
-	for _, f := range []string{family1, family2} {
-		if err := admin.CreateColumnFamily(ctx, name, f); err != nil {
-			return err
+	err := func() error {
+		for _, f := range []string{family1, family2} {
+			if err := admin.CreateColumnFamily(ctx, name, f); err != nil {
+				return err
+			}
 		}
+		return bt.Open(name).Apply(ctx, markRow, set(markColumn, 1, markValue).m)
+	}()
+	if err == nil {
+		return nil
 	}
-	return nil
-}
-
-func markScratch(ctx context.Context, bt *bigtable.Client, name string) error {
-	return bt.Open(name).Apply(ctx, markRow, set(markColumn, 1, markValue).m)
+	// It has no mark, but this call made it.
+	clean, cancelClean := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancelClean()
+	return errors.Join(err, admin.DeleteTable(clean, name))
 }
 
 // isScratch returns [ErrForeign] if a table does not have the mark.

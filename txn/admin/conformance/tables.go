@@ -46,7 +46,7 @@ const noPolicy = "<never>"
 // testPolicy uses a table of its own: an emulator that has a policy may lose writes.
 func testPolicy(ctx context.Context, t *trial) (err error) {
 	name := t.name + "-p"
-	if err := t.administer(ctx, func(ctx context.Context) error { return createScratch(ctx, t.admin, name) }); err != nil {
+	if err := t.administer(ctx, func(ctx context.Context) error { return createScratch(ctx, t.bt, t.admin, name) }); err != nil {
 		return err
 	}
 	defer func() {
@@ -54,9 +54,6 @@ func testPolicy(ctx context.Context, t *trial) (err error) {
 			err = fmt.Errorf("removing table %s: %w", name, e)
 		}
 	}()
-	if err := t.request(ctx, "mutate", 64, func(ctx context.Context) error { return markScratch(ctx, t.bt, name) }); err != nil {
-		return err
-	}
 	if err := t.administer(ctx, func(ctx context.Context) error {
 		return t.admin.SetGCPolicy(ctx, name, family2, bigtable.MaxVersionsPolicy(7))
 	}); err != nil {

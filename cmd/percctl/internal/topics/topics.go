@@ -102,6 +102,7 @@ const exitCodes = `  0     ok
   3     not found: the cell, table, transaction, observer or dead letter
   4     a check found a problem, or work is left: violations, locks of live owners
   5     Bigtable or the oracle cannot be reached, or --timeout expired
+  6     transactions are not safe on this Bigtable service: percctl conformance
   130   interrupted; the message says what was done
 
 The output that comes with exit code 4 is complete.

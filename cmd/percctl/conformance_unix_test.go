@@ -1,0 +1,130 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// conformanceOn returns a command against an emulator with these options, and clients of it.
+func conformanceOn(t *testing.T, opts []grpc.ServerOption, args ...string) (*exec.Cmd, *bigtable.Client, *bigtable.AdminClient) {
+	t.Helper()
+	e, err := txntest.StartEmulator("127.0.0.1:0", opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	conn, err := e.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bt, admin, err := txntest.Open(t.Context(), conn, "p", "i")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = bt.Close()
+		_ = admin.Close()
+		_ = conn.Close()
+	})
+	cmd := exec.Command("percctl", append([]string{"conformance", "--yes", "--project", "p", "--instance", "i"}, args...)...)
+	cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+e.Addr())
+	return cmd, bt, admin
+}
+
+func noTables(t *testing.T, admin *bigtable.AdminClient) {
+	t.Helper()
+	if all, err := admin.Tables(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("tables are left: %v, %v", all, err)
+	}
+}
+
+// TestConformanceUnsafe: where the app profile refuses conditional mutations, transactions
+// are not safe, and the report says what to do.
+func TestConformanceUnsafe(t *testing.T) {
+	t.Parallel()
+	cmd, _, admin := conformanceOn(t, txntest.Strict(""), "--only", "predicate-chain", "-o", "json")
+	out, _ := cmd.Output()
+	if code := cmd.ProcessState.ExitCode(); code != 6 {
+		t.Errorf("exit code %d, want 6", code)
+	}
+	var r conformance.Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if r.Verdict != conformance.Unsafe || len(r.Broken) != 1 || r.Broken[0] != conformance.SingleRow || len(r.Untested) != 1 || !strings.Contains(r.Results[0].Advice, "gcloud bigtable app-profiles update") {
+		t.Errorf("%s", out)
+	}
+	noTables(t, admin)
+}
+
+// stopConformance starts a long run, sends it a signal when its table is there, and returns
+// its exit code.
+func stopConformance(t *testing.T, cmd *exec.Cmd, ready func() bool, signal os.Signal) int {
+	t.Helper()
+	cmd.Args = append(cmd.Args, "--only", "linearizable", "--duration", "10m", "--requests", "100000000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	for !ready() {
+		if t.Context().Err() != nil {
+			t.Fatal("no table was made")
+		}
+	}
+	if err := cmd.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	return cmd.ProcessState.ExitCode()
+}
+
+// TestConformanceInterrupted: after Ctrl-C no table is left.
+func TestConformanceInterrupted(t *testing.T) {
+	t.Parallel()
+	cmd, _, admin := conformanceOn(t, nil)
+	code := stopConformance(t, cmd, func() bool {
+		all, err := admin.Tables(t.Context())
+		return err == nil && len(all) > 0
+	}, syscall.SIGINT)
+	if code != 130 {
+		t.Errorf("exit code %d, want 130", code)
+	}
+	noTables(t, admin)
+}
+
+// TestConformanceKilled: --clean removes what a killed run left, and nothing else.
+func TestConformanceKilled(t *testing.T) {
+	t.Parallel()
+	cmd, bt, admin := conformanceOn(t, nil)
+	var left []string
+	stopConformance(t, cmd, func() bool {
+		var err error
+		left, err = conformance.Remains(t.Context(), bt, admin)
+		return err == nil && len(left) > 0
+	}, syscall.SIGKILL)
+	mine := conformance.TablePrefix + "mine"
+	if err := admin.CreateTable(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	clean := exec.Command("percctl", "conformance", "--clean", "--yes", "--project", "p", "--instance", "i", "-o", "json")
+	clean.Env = cmd.Env
+	out, err := clean.Output()
+	if err != nil || len(left) != 1 || !strings.Contains(string(out), left[0]) {
+		t.Errorf("%v, left %v: %s", err, left, out)
+	}
+	if all, err := admin.Tables(t.Context()); err != nil || len(all) != 1 || all[0] != mine {
+		t.Errorf("tables: %v, %v", all, err)
+	}
+}

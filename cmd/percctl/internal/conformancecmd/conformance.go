@@ -1,0 +1,225 @@
+// Package conformancecmd is percctl conformance: does a Bigtable service keep what
+// transactions rely on?
+package conformancecmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
+)
+
+// junit is the output format that CI systems read.
+const junit cli.Format = "junit"
+
+type options struct {
+	session.Options
+	conformance.Config
+	clean bool
+}
+
+// Removed is what --clean removes.
+type Removed struct {
+	Tables []string `json:"tables"` // scratch tables of conformance tests
+}
+
+// NewCmd returns the conformance command.
+func NewCmd(s *cli.Streams) *cobra.Command {
+	o := &options{}
+	cmd := &cobra.Command{
+		Use:   "conformance",
+		Short: "Test whether a Bigtable service keeps what transactions rely on",
+		Long: `Test whether a Bigtable service keeps what transactions rely on: Cloud Bigtable, an
+emulator or another service. docs/assumptions.md lists the assumptions, and what each is
+good for.
+
+The command makes a scratch table, sends requests to it, and removes it, also after an
+interrupt. It touches no other table. First it prints how many requests and bytes it sends
+at most, with an estimate of their price on Cloud Bigtable.
+
+If the command is killed, a table whose name begins with percolator-conformance- may stay.
+--clean removes such tables. It removes only tables that this command made.
+
+For each assumption the report says kept, limit, broken or untested. For all that are not
+kept it says what happened, what that means for transactions, and what to do. -o junit is
+for CI systems.
+
+` + cli.AsksFirst + `
+
+Exit status 0: the service keeps everything. 4: it is safe, with known limits; emulators
+have such limits. 6: transactions are not safe there. 1: something could not be tested.`,
+		Example: `  percctl conformance
+  percctl conformance --dry-run
+  percctl conformance --only linearizable,conditional-atomic --duration 1m --concurrency 32
+  percctl conformance --yes -o json > conformance.json
+  percctl conformance --clean`,
+		Args: cli.NoArgs,
+	}
+	cmd.RunE = o.Runs(session.Bare, o.run)
+	o.Setup(cmd, s, 10*time.Minute)
+	cli.FormatFlag(cmd, &o.Format, append(cli.ObjectFormats, junit)...)
+	cli.Prints(cmd, cli.ObjectOf[conformance.Report](),
+		cli.ObjectOf[conformance.Estimate]().If("with --dry-run"),
+		cli.ObjectOf[Removed]().If("with --clean"))
+	f := cmd.Flags()
+	f.StringSliceVar(&o.Only, "only", nil, "ids of the assumptions to test (default: all)")
+	f.IntVar(&o.Concurrency, "concurrency", 8, "requests that a concurrent test sends at once")
+	f.DurationVar(&o.Duration, "duration", 3*time.Second, "time that a concurrent test takes at most")
+	f.IntVar(&o.Requests, "requests", 4000, "maximum number of requests of one concurrent test")
+	f.StringVar(&o.Table, "table", "", "name of the scratch table, which must not exist (default: a random name)")
+	f.BoolVar(&o.clean, "clean", false, "only remove scratch tables that killed runs left; stop other runs first")
+	o.Consent.Add(cmd)
+	cli.AtLeast(&o.Checks, "concurrency", &o.Concurrency, 2, "at least 2")
+	cli.AtLeast(&o.Checks, "duration", &o.Duration, time.Millisecond, "positive")
+	cli.AtLeast(&o.Checks, "requests", &o.Requests, 100, "at least 100")
+	o.Require(func() error {
+		if _, err := conformance.EstimateFor(o.Config); err != nil {
+			return cli.Usagef("--only: %w; docs/assumptions.md lists them", err)
+		}
+		return nil
+	})
+	var ids []string
+	for _, a := range conformance.All() {
+		ids = append(ids, a.ID)
+	}
+	session.CompleteFlag(cmd, "only", cobra.FixedCompletions(ids, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (o *options) run(ctx context.Context, s *session.Session) error {
+	if o.clean {
+		return o.cleanUp(ctx, s)
+	}
+	e, err := conformance.EstimateFor(o.Config)
+	if err != nil {
+		return err
+	}
+	o.Table = e.Table
+	plan := func(w io.Writer) error { return planText(w, e, s.Where) }
+	if yes, err := o.Ask(ctx, e, plan, "Make the table and test?"); !yes || err != nil {
+		return err
+	}
+	o.Progress = func(done, all int, id string) { s.Progress.Set("%d of %d tests done, now %s", done, all, id) }
+	r, err := conformance.Run(ctx, s.Bigtable, s.Admin, o.Config)
+	s.Progress.End()
+	if r == nil {
+		return err
+	}
+	for i := range r.Results {
+		r.Results[i].Detail = cli.Line(r.Results[i].Detail)
+	}
+	return errors.Join(o.print(r), err, verdict(r, s.Connect.IsEmulator()))
+}
+
+func planText(w io.Writer, e conformance.Estimate, where string) error {
+	_, err := fmt.Fprintf(w, `In %s: test %s in table %s,
+which is made for it and removed again. At most %d requests with %.1f MB of keys and
+cells, in about %s. Cloud Bigtable needs about %.0f s of one node for it,
+which costs $%.4f at list price; you pay for nodes whether they are busy or not.
+`, where, cli.Count(e.Assumptions, "assumption"), e.Table, e.Requests, float64(e.Bytes)/1e6, cli.Duration(time.Duration(e.Seconds*float64(time.Second))+10*time.Second), e.NodeSeconds, e.Dollars)
+	return err
+}
+
+func (o *options) print(r *conformance.Report) error {
+	if o.Format == junit {
+		return r.JUnit(o.Streams.Out)
+	}
+	style := cli.StyleFor(o.Streams.Out)
+	return o.Print(r, func(w io.Writer) error { return reportText(w, r, style) })
+}
+
+func reportText(w io.Writer, r *conformance.Report, style cli.Style) error {
+	t := cli.NewTable(w)
+	for _, x := range r.Results {
+		cli.WriteRow(t, string(x.State), x.ID, x.Title)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, x := range r.Results {
+		if x.State == conformance.Kept {
+			continue
+		}
+		state := string(x.State)
+		if x.State == conformance.Broken {
+			state = style.Bad(state)
+		}
+		fmt.Fprintf(w, "\n%s: %s: %s\n", state, x.ID, x.Detail)
+		if x.State != conformance.Untested {
+			fmt.Fprintf(w, "  means  %s\n  do     %s\n", x.Breaks, x.Advice)
+		}
+	}
+	fmt.Fprintln(w)
+	t = cli.NewTable(w)
+	cli.WriteRow(t, "REQUEST", "COUNT", "P50", "P99")
+	for _, l := range r.Latencies {
+		cli.WriteRow(t, l.Kind, strconv.Itoa(l.Count), cli.Fixed(l.Median, 2)+" ms", cli.Fixed(l.P99, 2)+" ms")
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%d kept, %d limits, %d broken, %d untested; %d requests, %.1f MB, %.1f s\n",
+		len(r.Kept), len(r.Limits), len(r.Broken), len(r.Untested), r.Requests, float64(r.Bytes)/1e6, r.Seconds)
+	return err
+}
+
+// verdict is the error from which the exit code comes.
+func verdict(r *conformance.Report, emulator bool) error {
+	switch r.Verdict {
+	case conformance.Unsafe:
+		return &cli.Error{Code: cli.ExitUnsafe, Err: fmt.Errorf("transactions are not safe on this service: it does not keep %s", cli.Count(len(r.Broken), "required assumption"))}
+	case conformance.Incomplete:
+		return fmt.Errorf("%s could not be tested", cli.Count(len(r.Untested), "assumption"))
+	case conformance.SafeWithLimits:
+		of := "this service"
+		if emulator {
+			of = "this emulator"
+		}
+		return session.Foundf("transactions are safe; %s has %s", of, cli.Count(len(r.Limits), "known limit"))
+	}
+	return nil
+}
+
+func (o *options) cleanUp(ctx context.Context, s *session.Session) error {
+	found, err := conformance.Remains(ctx, s.Bigtable, s.Admin)
+	if err != nil {
+		return err
+	}
+	removed := Removed{Tables: append([]string{}, found...)}
+	text := func(w io.Writer) error {
+		for _, name := range found {
+			if _, err := fmt.Fprintf(w, "remove table %s\n", name); err != nil {
+				return err
+			}
+		}
+		if len(found) == 0 {
+			_, err := fmt.Fprintf(w, "no scratch table is left in %s\n", s.Where)
+			return err
+		}
+		return nil
+	}
+	question := ""
+	if len(found) > 0 {
+		question = "Remove " + cli.Count(len(found), "table") + "?"
+	}
+	if yes, err := o.Ask(ctx, removed, text, question); !yes || err != nil {
+		return err
+	}
+	for _, name := range found {
+		if err := conformance.Remove(ctx, s.Bigtable, s.Admin, name); err != nil {
+			return err
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return o.Print(removed, cli.Textf("removed %s\n", cli.Count(len(found), "table")))
+}
