@@ -88,8 +88,8 @@ func New(w Workload, r Rates) (Plan, error) {
 		p.RowReads += k.Rate * float64(k.Reads*k.ReadRows) * sized(k.ReadBytes)
 		conditional := float64(kp.Prewrites + kp.Commits)
 		p.Conditions += k.Rate * conditional
-		size := sized(float64(k.Cells) * k.Bytes)
-		// The prewrites carry the values; commits only records.
+		// The prewrites carry the values, with their locks; commits only records.
+		size := sized(float64(k.Cells) * (k.Bytes + r.Cell))
 		p.RowWrites += k.Rate * (float64(k.Rows)*size + float64(k.Rows))
 		// A notification is read with its cell by the observer, whose
 		// transactions are a kind of their own, and cleared by a mutation.

@@ -293,11 +293,20 @@ func (c *Cluster) read(n float64) time.Duration { return seconds(n, c.cfg.Rates.
 func (c *Cluster) workOf(req proto.Message) (work, bool) {
 	switch r := req.(type) {
 	case *btpb.MutateRowRequest:
-		return work{row: string(r.RowKey), points: c.write(proto.Size(r)), mutate: true}, true
+		return work{row: string(r.RowKey), points: c.write(size(r.Mutations)), mutate: true}, true
 	case *btpb.CheckAndMutateRowRequest:
-		return work{row: string(r.RowKey), points: c.write(proto.Size(r)) + c.read(c.cfg.Rates.Conditional), mutate: true}, true
+		bytes := max(size(r.TrueMutations), size(r.FalseMutations))
+		return work{row: string(r.RowKey), points: c.write(bytes) + c.read(c.cfg.Rates.Conditional), mutate: true}, true
 	case *btpb.ReadModifyWriteRowRequest:
 		return work{row: string(r.RowKey), points: c.write(proto.Size(r)) + c.read(c.cfg.Rates.Conditional), mutate: true}, true
 	}
 	return work{}, false
+}
+
+// size is the length of mutations in bytes.
+func size(mutations []*btpb.Mutation) (n int) {
+	for _, m := range mutations {
+		n += proto.Size(m)
+	}
+	return n
 }

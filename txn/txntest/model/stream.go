@@ -122,7 +122,7 @@ func (s *stream) mutate(r *btpb.MutateRowsRequest, arrives time.Time, trip time.
 	f, c := s.front, s.front.cluster
 	parts := make([]work, len(r.Entries))
 	for i, e := range r.Entries {
-		parts[i] = work{row: string(e.RowKey), points: c.write(proto.Size(e)), mutate: true}
+		parts[i] = work{row: string(e.RowKey), points: c.write(size(e.Mutations)), mutate: true}
 	}
 	done, refused := c.admit(s.key.Table, arrives, parts)
 	accepted := &btpb.MutateRowsRequest{TableName: r.TableName, AuthorizedViewName: r.AuthorizedViewName, AppProfileId: r.AppProfileId}

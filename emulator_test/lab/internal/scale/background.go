@@ -138,7 +138,7 @@ func (w *world) fillRow(row string) {
 func idleClients(r *run) {
 	const minutes = 5
 	for _, oracle := range []string{"direct", "served"} {
-		w := r.directWorld(3, 1)
+		w := r.directWorld(3, 1, 1)
 		if oracle == "served" {
 			w = r.world(3, 1, 0, 1)
 		}

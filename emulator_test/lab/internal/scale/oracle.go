@@ -17,7 +17,7 @@ import (
 // waits then for the lock of a dead client.
 func directOracle(r *run) {
 	const goroutines = 16
-	w := r.directWorld(10, 1)
+	w := r.directWorld(10, 1, 1)
 	if err := set(w.Context(), w.client("dying", txn.Config{}, false), tableName(0), key(0), "v"); err != nil {
 		w.Fatal(err)
 	}

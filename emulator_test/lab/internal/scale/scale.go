@@ -110,6 +110,7 @@ var scenarios = []scenario{
 	{"large transaction", largeTransaction},
 	{"deployment", deployment},
 	{"steady hours", steadyHours},
+	{"plan", plan},
 }
 
 // Measure runs the scenarios whose names match, each in a bubble of virtual time, and
@@ -155,7 +156,9 @@ func (r *run) world(nodes, n int, bytes float64, tablets int) *world {
 }
 
 // directWorld makes a world with the direct oracle.
-func (r *run) directWorld(nodes, n int) *world { return r.worldWith(served{}, nodes, n, 0, 1) }
+func (r *run) directWorld(nodes, n, tablets int) *world {
+	return r.worldWith(served{}, nodes, n, 0, tablets)
+}
 
 func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int) *world {
 	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}}
