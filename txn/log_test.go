@@ -87,6 +87,7 @@ func TestForgottenTransactionIsLogged(t *testing.T) {
 		}
 		defer tx.Rollback()
 		<-time.After(9*time.Minute + 50*time.Second)
+		synctest.Wait()
 		if out.Len() > 0 {
 			t.Errorf("logged before ten minutes: %s", &out)
 		}

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -198,18 +199,21 @@ func All() []Check {
 const parallelism = 4
 
 // Run runs checks side by side and returns their results in order. It calls progress, which
-// may be nil, after each.
+// may be nil, after each, one call at a time.
 func Run(ctx context.Context, d *Deployment, all []Check, progress func(done int)) []Result {
 	results := make([]Result, len(all))
 	var g errgroup.Group
 	g.SetLimit(parallelism)
-	done := make(chan struct{}, len(all))
+	var mu sync.Mutex
+	done := 0
 	for i, c := range all {
 		g.Go(func() error {
 			results[i] = c.run(ctx, d)
-			done <- struct{}{}
+			mu.Lock()
+			defer mu.Unlock()
+			done++
 			if progress != nil {
-				progress(len(done))
+				progress(done)
 			}
 			return nil
 		})
