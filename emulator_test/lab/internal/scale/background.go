@@ -58,7 +58,7 @@ func emptyRange(r *run) {
 		{"a sweep", func(ctx context.Context, w *world, c *txn.Client) error {
 			// The last row's notification is at the end of the sweep.
 			w.fillRow("ffffffffff")
-			_, err := w.observed(ctx, c, 1, notify.Config{NoHints: true})
+			_, err := w.await(ctx, c, 1, notify.Config{NoHints: true})
 			return err
 		}},
 		{"notify.Backfill", func(ctx context.Context, _ *world, c *txn.Client) error {
@@ -227,10 +227,10 @@ func garbageCollection(r *run) {
 // observedColumn is the column that observers of this package watch.
 var observedColumn = txn.Column{Family: "f", Qualifier: "q"}
 
-// observe registers the observer "o" of all tables.
+// observe registers the observer "o" of all tables with observers.
 func (w *world) observe(c *txn.Client) {
 	w.Helper()
-	for i := range w.tables {
+	for i := range w.observed {
 		if err := changes.RegisterObserver(w.Context(), c, tableName(i), observedColumn, "o", false); err != nil {
 			w.Fatal(err)
 		}

@@ -16,18 +16,45 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
-// deployment measures the whole deployment under its load.
+// deployment measures the whole deployment under its load, with a server of the oracle and
+// workers that observe a hundredth of the changes.
 func deployment(r *run) {
 	const nodes = 30
 	w := r.world(nodes, r.Tables, r.Bytes/float64(r.Tables), 50)
-	l := w.load(w.clients(r.Clients, txn.Config{}, false), r.Rate, r.Load)
-	first, second := l.took[1], l.took[len(l.took)-1] // tables are opened in the first tenth
+	w.observed = max(r.Tables/100, 1)
+	w.observe(w.env.Client)
+	w.serve()
+	clients := w.clients(r.Clients, txn.Config{}, false)
+	var mu sync.Mutex
+	var delays []time.Duration
+	var stops []func()
+	for i := range r.Workers {
+		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
+		stops = append(stops, w.work(c, notify.Config{OnEvent: func(e notify.Event) {
+			if e.Outcome == notify.Committed {
+				mu.Lock()
+				defer mu.Unlock()
+				delays = append(delays, e.CommitTS.Time().Sub(e.ChangeTS.Time()))
+			}
+		}}, func(string) {}))
+	}
+	time.Sleep(2 * time.Minute) // until clients know the observers, and the first sweeps ended
+	w.cluster.Reset()
+	l := w.load(clients, r.Rate, r.Load)
 	sum := w.cluster.Sum(model.All)
 	points, scans := w.cluster.Busy()
+	time.Sleep(time.Minute)
+	for _, stop := range stops {
+		stop()
+	}
+	slices.Sort(delays)
+	first, second := l.took[1], l.took[len(l.took)-1] // tables are opened in the first tenth
 	lasted := r.Load.Seconds()
-	r.atLeast("commits", float64(l.committed)/lasted, 0.95*r.Rate, "1/s", "%d clients, %d tables, %.0f TB, %v; p50 %.0f ms, p99 %.0f ms; %d failed; %.1f requests a commit; %.1f of %d nodes busy", r.Clients, r.Tables, r.Bytes/1e12, r.Load, quantile(second, .5), quantile(second, .99), l.failed, float64(sum.Requests)/float64(l.committed), (points+scans).Seconds()/lasted, nodes)
+	r.atLeast("commits", float64(l.committed)/lasted, 0.95*r.Rate, "1/s", "%d clients, %d workers, %d tables, %.0f TB, %v; p50 %.0f ms; %d failed; %.1f requests a commit", r.Clients, r.Workers, r.Tables, r.Bytes/1e12, r.Load, quantile(second, .5), l.failed, float64(sum.Requests)/float64(l.committed))
 	r.atMost("p99", quantile(second, .99), 100, "ms", "")
 	r.atMost("p50 of the last tenth, of the second", quantile(second, .5)/quantile(first, .5), 1.1, "1", "")
+	r.atLeast("observed changes", float64(len(delays))/float64(max(l.observed, 1)), 0.98, "1", "%d changes; delay p50 %.0f ms, p99 %.0f ms", l.observed, quantile(delays, .5), quantile(delays, .99))
+	r.atMost("nodes busy with scans", scans.Seconds()/lasted, 0.1*nodes, "nodes", "%d nodes; %.1f busy with the rest: %s", nodes, points.Seconds()/lasted, w.kinds())
 }
 
 // steadyHours measures whether hours at a hundredth of the rate stay as they are, with
@@ -35,6 +62,7 @@ func deployment(r *run) {
 func steadyHours(r *run) {
 	w := r.world(30, 2, 1e9, 10)
 	w.observe(w.env.Client)
+	w.serve()
 	clients := w.clients(r.Clients/10, txn.Config{}, false)
 	var seen atomic.Int64
 	var stops []func()
@@ -86,6 +114,7 @@ func steadyHours(r *run) {
 type loaded struct {
 	mu                sync.Mutex
 	committed, failed int
+	observed          int // changes that observers should see, without those of one cell that follow each other
 	took              [10][]time.Duration
 	requests          [10]float64
 }
@@ -107,7 +136,8 @@ func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *
 				if at >= lasts {
 					break
 				}
-				table, row, more := tableName(rnd.IntN(w.tables)), key(rnd.IntN(1<<20)), rnd.IntN(10) == 0
+				n, row, more := rnd.IntN(w.tables), key(rnd.IntN(1<<30)), rnd.IntN(10) == 0
+				table := tableName(n)
 				own.Go(func() {
 					began := time.Now()
 					_, err := c.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
@@ -127,6 +157,9 @@ func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *
 						return
 					}
 					l.committed++
+					if n < w.observed {
+						l.observed++
+					}
 					tenth := int(10 * at / lasts)
 					l.took[tenth] = append(l.took[tenth], time.Since(began))
 				})

@@ -22,14 +22,14 @@ func observer(f func(row string)) notify.ObserverFunc {
 	}
 }
 
-// work runs a worker that observes all tables. stop waits until it has stopped.
+// work runs a worker that observes these tables. stop waits until it has stopped.
 func (w *world) work(c *txn.Client, cfg notify.Config, f func(row string)) (stop func()) {
 	w.Helper()
 	worker, err := notify.NewWorker(c, cfg)
 	if err != nil {
 		w.Fatal(err)
 	}
-	for i := range w.tables {
+	for i := range w.observed {
 		if err := worker.Handle("o", tableName(i), observedColumn, observer(f)); err != nil {
 			w.Fatal(err)
 		}
@@ -45,8 +45,8 @@ func (w *world) work(c *txn.Client, cfg notify.Config, f func(row string)) (stop
 	}
 }
 
-// observed runs a worker until it has observed n changes, and returns how long that took.
-func (w *world) observed(ctx context.Context, c *txn.Client, n int, cfg notify.Config) (took time.Duration, err error) {
+// await runs a worker until it has observed n changes, and returns how long that took.
+func (w *world) await(ctx context.Context, c *txn.Client, n int, cfg notify.Config) (took time.Duration, err error) {
 	w.Helper()
 	var runs atomic.Int64
 	enough := make(chan struct{})
@@ -68,8 +68,9 @@ func (w *world) observed(ctx context.Context, c *txn.Client, n int, cfg notify.C
 // idleFleet measures workers that have nothing to do.
 func idleFleet(r *run) {
 	const rests = 10 * time.Minute
-	rate := func(workers int, bytes float64, tablets int) (requests, passed, start float64) {
-		w := r.world(30, 1, bytes, tablets)
+	const nodes = 30
+	rate := func(workers int, bytes float64, tablets int) (requests, busy, start float64) {
+		w := r.world(nodes, 1, bytes, tablets)
 		w.observe(w.env.Client)
 		var stops []func()
 		for i := range workers {
@@ -83,18 +84,20 @@ func idleFleet(r *run) {
 		time.Sleep(rests)
 		// Tokens are counted with idle clients.
 		sum := w.cluster.Sum(func(k model.Key) bool { return k.Kind != "token" })
+		_, scans := w.cluster.Busy()
 		for _, stop := range stops {
 			stop()
 		}
-		return float64(sum.Requests) / rests.Seconds(), sum.Bytes / rests.Seconds(), start
+		return float64(sum.Requests) / rests.Seconds(), scans.Seconds() / rests.Seconds(), start
 	}
 	tablets := 100
 	size := r.Bytes / 100
-	few, fewBytes, _ := rate(max(r.Fleet/4, 1), size, tablets)
-	many, manyBytes, start := rate(r.Fleet, size, tablets)
-	large, largeBytes, _ := rate(r.Fleet, 10*size, 10*tablets)
-	r.atMost("requests of four times as many workers", many/few, 1.2, "1", "%d workers: %.1f/s and %s/s; %d workers: %.1f/s and %s/s", max(r.Fleet/4, 1), few, bytesText(fewBytes), r.Fleet, many, bytesText(manyBytes))
-	r.atMost("requests with a table of ten times the size", large/many, 1.2, "1", "%.1f/s and %s/s", large, bytesText(largeBytes))
+	few, fewBusy, _ := rate(max(r.Fleet/4, 1), size, tablets)
+	many, manyBusy, start := rate(r.Fleet, size, tablets)
+	large, largeBusy, _ := rate(r.Fleet, 10*size, 10*tablets)
+	r.atMost("requests of four times as many workers", many/few, 1.2, "1", "%d workers: %.1f/s, %d workers: %.1f/s", max(r.Fleet/4, 1), few, r.Fleet, many)
+	r.atMost("requests with a table of ten times the size", large/many, 1.2, "1", "%.1f/s", large)
+	r.atMost("nodes busy with sweeps of the large table", largeBusy, 0.01*nodes, "nodes", "%s; %.2f with a tenth of it, %.2f with a quarter of the workers; %d nodes", bytesText(10*size), manyBusy, fewBusy, nodes)
 	r.atMost("sweeps in the first minute", start/size, 2, "tables", "%d workers, %s passed", r.Fleet, bytesText(start))
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -140,10 +141,12 @@ func Measure(t *testing.T, size Size, only *regexp.Regexp) (rows []Row) {
 // A world is a cluster with tables.
 type world struct {
 	*run
-	tables  int
-	cluster *model.Cluster
-	env     *txntest.Env
-	served  served // without a local oracle, clients use the direct one
+	tables   int
+	observed int // how many of them have observers
+	cluster  *model.Cluster
+	env      *txntest.Env
+	served   served            // without a local oracle, clients use the direct one
+	server   *bufconn.Listener // of the oracle, after serve
 }
 
 // tableName is the name of the n-th table.
@@ -165,7 +168,7 @@ func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int)
 	for i := range n {
 		cfg.Tables[tableName(i)] = model.Table{Bytes: bytes, Splits: model.HexSplits("", tablets)}
 	}
-	w := &world{run: r, tables: n, cluster: model.New(cfg), served: oracle}
+	w := &world{run: r, tables: n, observed: n, cluster: model.New(cfg), served: oracle}
 	own := txn.Config{TokenTTL: -1}
 	if oracle.local != nil {
 		own.Oracle = oracle.local
@@ -185,7 +188,11 @@ func (w *world) client(name string, cfg txn.Config, check bool, opts ...grpc.Dia
 	if check {
 		cfg.Admin = btAdmin
 	}
-	if cfg.Oracle == nil && w.served.local != nil {
+	switch {
+	case cfg.Oracle != nil:
+	case w.server != nil:
+		cfg.Oracle = w.connect()
+	case w.served.local != nil:
 		cfg.Oracle = w.served
 	}
 	c, err := txn.NewClient(w.Context(), bt, cfg)
@@ -206,16 +213,6 @@ func (w *world) clients(n int, cfg txn.Config, check bool) (all []*txn.Client) {
 		all = append(all, w.client(fmt.Sprintf("client-%03d", i), cfg, check))
 	}
 	return all
-}
-
-// served is an oracle in the same process that takes as long as a server in the same zone.
-type served struct{ local *tso.Local }
-
-func (s served) Timestamp(ctx context.Context) (tso.Timestamp, error) {
-	time.Sleep(500 * time.Microsecond)
-	ts, err := s.local.Timestamp(ctx)
-	time.Sleep(500 * time.Microsecond)
-	return ts, err
 }
 
 // key is the key of the n-th row: they are spread evenly over a table.

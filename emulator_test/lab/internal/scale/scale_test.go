@@ -19,6 +19,7 @@ var missed = regexp.MustCompile(`^(` +
 	`|slow observer: .*` +
 	`|more workers: .*` +
 	`|large transaction: buffered writes` +
+	`|deployment: nodes busy with scans` +
 	`|plan: (transfers of 2|writes of 10) processes, direct oracle: p50, .*` +
 	`|plan: (reads of 50 processes, direct oracle|their writes): .*` +
 	`)$`)
