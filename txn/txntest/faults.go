@@ -278,7 +278,7 @@ func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *g
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	again := func(ctx context.Context) error {
-		return invoke(ctx, method, proto.Clone(msg), proto.Clone(reply.(proto.Message)), cc)
+		return invoke(ctx, method, proto.Clone(msg), reply.(proto.Message).ProtoReflect().New().Interface(), cc)
 	}
 	switch r.action {
 	case DropRequest, CutStream, Partial:
