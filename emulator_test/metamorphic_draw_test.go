@@ -87,10 +87,11 @@ type txnChoice struct {
 	Named                               string
 	Serializable, WriteOnly, NoPrefetch bool
 	MaxAttempts                         int
+	SettleWithin                        time.Duration
 }
 
 func drawTxn(t *rapid.T) txnChoice {
-	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true)}
+	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true), SettleWithin: pick(t, "SettleWithin", 0, 0, 10*time.Second)}
 	switch below(6).Draw(t, "kind of transaction") {
 	case 0, 1:
 		c.Serializable = true
@@ -115,6 +116,9 @@ func (c txnChoice) options() (opts []txn.TxnOption) {
 	}
 	if c.MaxAttempts > 0 {
 		opts = append(opts, txn.MaxAttempts(c.MaxAttempts))
+	}
+	if c.SettleWithin > 0 {
+		opts = append(opts, txn.SettleWithin(c.SettleWithin))
 	}
 	return opts
 }
