@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 const appendKeys = 5

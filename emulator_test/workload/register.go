@@ -4,9 +4,9 @@ import (
 	"context"
 	"strconv"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 // A register is a cell that holds a unique number.

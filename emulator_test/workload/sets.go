@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 const setSlots = 60

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 // This file requests more timestamps of a served oracle than transactions do. It

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 // TestBatchOf: consecutive timestamps form runs, and one that appears twice is found.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 // A result is what one history found and counted.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/emulator_test/history"
+	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
 // A summary is the output of a soak.
