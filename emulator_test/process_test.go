@@ -358,7 +358,7 @@ func killClients(t *testing.T, load *workload.Workload) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	addr := os.Getenv("BIGTABLE_EMULATOR_HOST")
 	if addr == "" {
-		emulator, err := txntest.StartEmulator("127.0.0.1:0")
+		emulator, err := txntest.StartEmulator("127.0.0.1:0", txntest.Strict()...)
 		if err != nil {
 			t.Fatal(err)
 		}

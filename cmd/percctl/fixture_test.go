@@ -62,7 +62,7 @@ const (
 
 func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f *fixture, err error) {
 	f = &fixture{t: t, start: map[string]tso.Timestamp{}}
-	if f.emulator, err = txntest.StartEmulator("127.0.0.1:0", opts...); err != nil {
+	if f.emulator, err = txntest.StartEmulator("127.0.0.1:0", append(opts, txntest.Strict()...)...); err != nil {
 		return nil, err
 	}
 	f.closers = append(f.closers, f.emulator.Close)

@@ -25,6 +25,9 @@
 // In a testing/synctest bubble, call New inside the bubble. Time is virtual there, so
 // no test waits until a lock expires. This needs the emulator inside the process: see [Embedded].
 //
+// The emulator inside the process refuses what Cloud Bigtable refuses and the emulator by
+// itself accepts: see [Strict].
+//
 // The package never connects to Cloud Bigtable. docs/testing.md describes the tests
 // of this library.
 package txntest
@@ -70,6 +73,7 @@ type options struct {
 	server   []grpc.ServerOption
 	dial     []grpc.DialOption
 	unsafe   bool
+	lenient  bool
 	shortcut *shortcut // nil without
 }
 
@@ -114,6 +118,9 @@ func New(t testing.TB, opts ...Option) *Env {
 		e.conn = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", host) }
 	} else {
 		server := e.opts.server
+		if !e.opts.lenient {
+			server = append(server, Strict()...)
+		}
 		if e.opts.shortcut != nil {
 			server = append(server, e.opts.shortcut.serverOptions()...)
 		}

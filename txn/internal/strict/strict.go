@@ -43,6 +43,7 @@ const (
 	FilterDepth    = "filter-depth"
 	ReadSize       = "read-size"
 	UnknownFamily  = "unknown-family"
+	FilterFamily   = "filter-family"
 	FamilyName     = "family-name"
 	TableName      = "table-name"
 	SingleRow      = "single-row"
@@ -60,6 +61,7 @@ var Rules = []Rule{
 	{FilterDepth, "filters nested more than 20 deep", codes.InvalidArgument, dataAPI + "#rowfilter"},
 	{ReadSize, "a read request larger than 512 KB", codes.InvalidArgument, "assumed: the client of Google for Java splits larger ones"},
 	{UnknownFamily, "a mutation with an unknown family. None of its changes applies", codes.NotFound, "https://cloud.google.com/bigtable/docs/writes (no partial changes of a row); the code was seen: https://github.com/googleapis/java-bigtable/issues/32"},
+	{FilterFamily, "a filter with a column range in an unknown family", codes.NotFound, "assumed; seen for a filter by the family's name: https://github.com/googleapis/java-bigtable/issues/32"},
 	{FamilyName, "a new family whose name has characters other than letters, digits, -, _ and ., or more than 64", codes.InvalidArgument, dataAPI + "#family; the 64 is assumed"},
 	{TableName, "a new table whose name has such characters, begins with - or ., or has more than 50", codes.InvalidArgument, adminAPI + "#createtablerequest"},
 	{SingleRow, "a conditional mutation or an increment with an app profile that routes to several clusters", codes.FailedPrecondition, "https://cloud.google.com/bigtable/docs/app-profiles; the text was seen: https://github.com/googleapis/google-cloud-python/issues/10018"},
@@ -158,6 +160,7 @@ func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
 			s.refuse(len(r.TrueMutations)+len(r.FalseMutations) == 0, EmptyCondition, "No mutations provided"),
 			s.refuse(max(len(r.TrueMutations), len(r.FalseMutations)) > maxChanges, ManyChanges, "Too many mutations: at most %d are allowed", maxChanges),
 			s.checkFilter(r.PredicateFilter),
+			s.checkFilterFamilies(ctx, c.Server, r.TableName, r.PredicateFilter),
 			s.checkChanges(ctx, c.Server, r.TableName, r.TrueMutations),
 			s.checkChanges(ctx, c.Server, r.TableName, r.FalseMutations),
 		)
@@ -170,7 +173,7 @@ func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
 			s.checkProfile(r.AppProfileId),
 			s.checkKey(r.RowKey),
 			s.refuse(len(r.Rules) == 0, EmptyMutation, "No rules provided"),
-			s.checkFamilies(ctx, c.Server, r.TableName, families...),
+			s.checkFamilies(ctx, c.Server, r.TableName, UnknownFamily, families...),
 		)
 	case *btapb.CreateTableRequest:
 		return s.refuse(!tableName.MatchString(r.TableId) || len(r.TableId) > maxTable, TableName, "Invalid table id %q", r.TableId)
@@ -194,6 +197,7 @@ func (s *server) request(ctx context.Context, c *front.Call) error {
 	case *btpb.ReadRowsRequest:
 		return first(
 			s.checkFilter(r.Filter),
+			s.checkFilterFamilies(ctx, c.Server, r.TableName, r.Filter),
 			s.refuse(proto.Size(r) > maxReadRequest, ReadSize, "The request has more than %d bytes", maxReadRequest),
 		)
 	case *btpb.MutateRowsRequest:
@@ -288,6 +292,21 @@ func depth(f *btpb.RowFilter) int {
 	return n + 1
 }
 
+// checkFilterFamilies refuses column ranges in unknown families.
+func (s *server) checkFilterFamilies(ctx context.Context, to front.Server, table string, f *btpb.RowFilter) error {
+	if r := f.GetColumnRangeFilter(); r != nil {
+		return s.checkFamilies(ctx, to, table, FilterFamily, r.FamilyName)
+	}
+	for _, all := range [][]*btpb.RowFilter{f.GetChain().GetFilters(), f.GetInterleave().GetFilters()} {
+		for _, sub := range all {
+			if err := s.checkFilterFamilies(ctx, to, table, sub); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (s *server) checkChanges(ctx context.Context, to front.Server, table string, all []*btpb.Mutation) error {
 	last := ""
 	for _, m := range all {
@@ -312,7 +331,7 @@ func (s *server) checkChanges(ctx context.Context, to front.Server, table string
 			continue
 		}
 		last = family
-		if err := s.checkFamilies(ctx, to, table, family); err != nil {
+		if err := s.checkFamilies(ctx, to, table, UnknownFamily, family); err != nil {
 			return err
 		}
 	}
@@ -321,8 +340,8 @@ func (s *server) checkChanges(ctx context.Context, to front.Server, table string
 
 // checkFamilies asks the emulator for the families of a table, and remembers them until the
 // next change of any table.
-func (s *server) checkFamilies(ctx context.Context, to front.Server, table string, names ...string) error {
-	if s.without[UnknownFamily] {
+func (s *server) checkFamilies(ctx context.Context, to front.Server, table, rule string, names ...string) error {
+	if s.without[rule] {
 		return nil
 	}
 	s.mu.Lock()
@@ -343,7 +362,7 @@ func (s *server) checkFamilies(ctx context.Context, to front.Server, table strin
 		s.families[table] = known
 	}
 	for _, name := range names {
-		if err := s.refuse(!known[name], UnknownFamily, "Requested column family not found = %s", name); err != nil {
+		if err := s.refuse(!known[name], rule, "Requested column family not found = %s", name); err != nil {
 			return err
 		}
 	}

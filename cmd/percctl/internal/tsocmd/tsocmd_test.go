@@ -86,7 +86,7 @@ func TestDecode(t *testing.T) {
 // deployment is an emulator with a metadata table, which commands find.
 func deployment(t *testing.T) {
 	t.Helper()
-	e, err := txntest.StartEmulator("127.0.0.1:0")
+	e, err := txntest.StartEmulator("127.0.0.1:0", txntest.Strict()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func (f *fleet) start(name string, n int, sp spec) (*child.Process, error) {
 }
 
 func (f *fleet) run(ctx context.Context) (err error) {
-	emulator, err := txntest.StartEmulator("127.0.0.1:0")
+	emulator, err := txntest.StartEmulator("127.0.0.1:0", txntest.Strict()...)
 	if err != nil {
 		return err
 	}

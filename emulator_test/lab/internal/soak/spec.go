@@ -178,7 +178,7 @@ func workerConfig() notify.Config {
 
 // emulator runs an emulator until ctx ends.
 func (sp spec) emulator(ctx context.Context, send func(message)) error {
-	e, err := txntest.StartEmulator(sp.Listen)
+	e, err := txntest.StartEmulator(sp.Listen, txntest.Strict()...)
 	if err != nil {
 		return err
 	}
