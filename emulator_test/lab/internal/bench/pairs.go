@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"io"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -11,10 +12,11 @@ import (
 )
 
 // A pairing compares operations with raw ones. In every round all of them run, one
-// after the other, in an order that rotates, so that other load of the machine affects
+// after the other, in a random order, so that other load of the machine affects
 // all of them alike. A ratio compares rates of the same round.
 type pairing struct {
 	name        string
+	wide        bool // of the table of rows of ten columns
 	members     []member
 	comparisons []comparison
 }
@@ -29,6 +31,8 @@ type member struct {
 type comparison struct {
 	figure    string
 	ours, raw int
+	// floor is the member with the raw requests that the operation needs at least; 0 is none.
+	floor int
 	// halved means that one of our operations needs at least two of the raw ones,
 	// and is compared with half of their rate.
 	halved   bool
@@ -38,42 +42,44 @@ type comparison struct {
 // A figure compares transactions with raw Bigtable. Rates are medians over the rounds.
 // The ratio is the median of the ratios of single rounds.
 type figure struct {
-	Name     string  `json:"name"`               // of the figure
-	What     string  `json:"what"`               // our operation
-	Against  string  `json:"against"`            // the raw operation
-	Ratio    float64 `json:"ratio"`              // median over the rounds of the ratio of rates
-	Low      float64 `json:"ratio_p25"`          // a quarter of the rounds is below
-	High     float64 `json:"ratio_p75"`          // a quarter of the rounds is above
-	CPURatio float64 `json:"cpu_ratio"`          // CPU time of client and emulator for the raw operation, over that of ours
-	Raw      float64 `json:"raw_per_second"`     // operations
-	Ours     float64 `json:"per_second"`         // of ours
-	RawCPU   float64 `json:"raw_client_us"`      // CPU time of the client process for an operation, in microseconds
-	RawEmu   float64 `json:"raw_emulator_us"`    // that of the emulator
-	OursCPU  float64 `json:"client_us"`          // the same of ours
-	OursEmu  float64 `json:"emulator_us"`        // the same of ours
-	RawP50   float64 `json:"raw_p50_us"`         // latency
-	OursP50  float64 `json:"p50_us"`             // of ours
-	Allocs   float64 `json:"allocations"`        // of the client process, for an operation
-	RawAlloc float64 `json:"raw_allocations"`    // of the raw operation
-	Reqs     float64 `json:"requests"`           // to Bigtable, for an operation; in direct mode including the oracle's
-	RawOps   int     `json:"raw_operations"`     // in all rounds
-	Ops      int     `json:"operations"`         // of ours
-	Rounds   int     `json:"rounds"`             // without the first, which warms up
-	Callers  int     `json:"callers"`            // concurrent
-	Rows     int     `json:"rows_per_operation"` // that it reads or writes
-	Columns  int     `json:"columns"`            // of a row
-	Bytes    int     `json:"value_bytes"`        // of a value
-	Versions int     `json:"versions,omitempty"` // of each cell, if there are several
-	Goal     float64 `json:"goal,omitempty"`     // for the ratio
-	Paper    float64 `json:"paper,omitempty"`    // the ratio in the paper
+	Name     string  `json:"name"`                     // of the figure
+	What     string  `json:"what"`                     // our operation
+	Against  string  `json:"against"`                  // the raw operation
+	Ratio    float64 `json:"ratio"`                    // median over the rounds of the ratio of rates
+	Low      float64 `json:"ratio_p25"`                // a quarter of the rounds is below
+	High     float64 `json:"ratio_p75"`                // a quarter of the rounds is above
+	Floor    float64 `json:"floor_ratio,omitempty"`    // the ratio of the raw requests that our operation needs at least, with the same data
+	OfFloor  float64 `json:"of_floor_ratio,omitempty"` // ours over those
+	FloorIs  string  `json:"floor,omitempty"`          // what they are
+	CPURatio float64 `json:"cpu_ratio"`                // CPU time of client and emulator for the raw operation, over that of ours
+	Raw      float64 `json:"raw_per_second"`           // operations
+	Ours     float64 `json:"per_second"`               // of ours
+	RawCPU   float64 `json:"raw_client_us"`            // CPU time of the client process for an operation, in microseconds
+	RawEmu   float64 `json:"raw_emulator_us"`          // that of the emulator
+	OursCPU  float64 `json:"client_us"`                // the same of ours
+	OursEmu  float64 `json:"emulator_us"`              // the same of ours
+	RawP50   float64 `json:"raw_p50_us"`               // latency
+	OursP50  float64 `json:"p50_us"`                   // of ours
+	Allocs   float64 `json:"allocations"`              // of the client process, for an operation
+	RawAlloc float64 `json:"raw_allocations"`          // of the raw operation
+	Reqs     float64 `json:"requests"`                 // to Bigtable, for an operation; in direct mode including the oracle's
+	RawOps   int     `json:"raw_operations"`           // in all rounds
+	Ops      int     `json:"operations"`               // of ours
+	Rounds   int     `json:"rounds"`                   // without the first, which warms up
+	Callers  int     `json:"callers"`                  // concurrent
+	Rows     int     `json:"rows_per_operation"`       // that it reads or writes
+	Columns  int     `json:"columns"`                  // of a row
+	Bytes    int     `json:"value_bytes"`              // of a value
+	Versions int     `json:"versions,omitempty"`       // of each cell, if there are several
+	Goal     float64 `json:"goal,omitempty"`           // for the ratio
+	Paper    float64 `json:"paper,omitempty"`          // the ratio in the paper
 }
 
 // comparePairs measures pairings in rounds of a length.
 func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length time.Duration) ([]figure, error) {
 	all := make([][]rig.Measured, len(p.members))
 	for n := range rounds + 1 {
-		for k := range p.members {
-			i := (k + n) % len(p.members)
+		for _, i := range rand.Perm(len(p.members)) {
 			t := p.members[i].task
 			t.Duration = length
 			for _, m := range all[i] {
@@ -92,6 +98,10 @@ func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length
 	var figures []figure
 	for _, c := range p.comparisons {
 		f := newFigure(c, p.members[c.ours], all[c.ours][1:], all[c.raw][1:])
+		if c.floor > 0 {
+			floor := all[c.floor][1:]
+			f.Floor, f.OfFloor, f.FloorIs = rig.Median(ratios(floor, all[c.raw][1:])), rig.Median(ratios(all[c.ours][1:], floor)), p.members[c.floor].what
+		}
 		f.Against = p.members[c.raw].what
 		if c.halved {
 			f.Against = "half the rate of " + f.Against
@@ -99,6 +109,14 @@ func comparePairs(ctx context.Context, r *rig.Run, p pairing, rounds int, length
 		figures = append(figures, f)
 	}
 	return figures, nil
+}
+
+// ratios returns the ratio of rates for each round.
+func ratios(ours, theirs []rig.Measured) (all []float64) {
+	for i := range ours {
+		all = append(all, ours[i].PerSecond()/theirs[i].PerSecond())
+	}
+	return all
 }
 
 func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
@@ -115,13 +133,13 @@ func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
 		}
 		return n
 	}
-	floor := 1.0
+	floor, rates := 1.0, ratios(ours, theirs)
 	if c.halved {
 		floor = 2
 	}
-	var ratios, cpu []float64
+	var cpu []float64
 	for i := range ours {
-		ratios = append(ratios, floor*ours[i].PerSecond()/theirs[i].PerSecond())
+		rates[i] *= floor
 		if used := ours[i].Micros(ours[i].CPU + ours[i].Emulator); used > 0 {
 			cpu = append(cpu, floor*theirs[i].Micros(theirs[i].CPU+theirs[i].Emulator)/used)
 		}
@@ -129,7 +147,7 @@ func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
 	each := func(n uint64, r rig.Measured) float64 { return float64(n) / float64(max(r.Ops, 1)) }
 	return figure{
 		Name: c.figure, What: m.what, Versions: c.versions,
-		Ratio: rig.Median(ratios), Low: rig.Quantile(.25, ratios), High: rig.Quantile(.75, ratios), CPURatio: rig.Median(cpu),
+		Ratio: rig.Median(rates), Low: rig.Quantile(.25, rates), High: rig.Quantile(.75, rates), CPURatio: rig.Median(cpu),
 		Raw: of(theirs, rig.Measured.PerSecond), Ours: of(ours, rig.Measured.PerSecond),
 		RawCPU:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.CPU) }),
 		RawEmu:  of(theirs, func(r rig.Measured) float64 { return r.Micros(r.Emulator) }),
@@ -147,15 +165,20 @@ func newFigure(c comparison, m member, ours, theirs []rig.Measured) figure {
 // figureTable prints figures as a table.
 func figureTable(w io.Writer, figures []figure) error {
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "FIGURE", "RATIO", "SPREAD", "CPU", "GOAL", "RAW/s", "OURS/s", "CLIENT µs", "EMULATOR µs", "SAMPLES", "WHAT IS COMPARED")
+	cli.WriteRow(t, "FIGURE", "RATIO", "SPREAD", "GOAL", "FLOOR", "OF FLOOR", "CPU", "REQUESTS", "ALLOCS", "RAW/s", "OURS/s", "CLIENT µs", "EMULATOR µs", "SAMPLES", "WHAT IS COMPARED")
 	for _, f := range figures {
-		goal := ""
-		if f.Goal > 0 {
-			goal = cli.Fixed(f.Goal, 2)
-		}
-		cli.WriteRow(t, f.Name, cli.Fixed(f.Ratio, 2), cli.Fixed(f.Low, 2)+"-"+cli.Fixed(f.High, 2), cli.Fixed(f.CPURatio, 2), goal, cli.Fixed(f.Raw, 0), cli.Fixed(f.Ours, 0),
+		cli.WriteRow(t, f.Name, cli.Fixed(f.Ratio, 2), cli.Fixed(f.Low, 2)+"-"+cli.Fixed(f.High, 2), orNone(f.Goal, 2), orNone(f.Floor, 2), orNone(f.OfFloor, 2), cli.Fixed(f.CPURatio, 2),
+			cli.Fixed(f.Reqs, 1), cli.Fixed(f.Allocs, 0), cli.Fixed(f.Raw, 0), cli.Fixed(f.Ours, 0),
 			cli.Fixed(f.RawCPU, 0)+", "+cli.Fixed(f.OursCPU, 0), cli.Fixed(f.RawEmu, 0)+", "+cli.Fixed(f.OursEmu, 0),
 			strconv.Itoa(f.RawOps)+", "+strconv.Itoa(f.Ops), f.What+"; against "+f.Against)
 	}
 	return t.Flush()
+}
+
+// orNone writes nothing for 0.
+func orNone(v float64, digits int) string {
+	if v == 0 {
+		return ""
+	}
+	return cli.Fixed(v, digits)
 }

@@ -148,7 +148,7 @@ func keep[T any](to **T, rep T, err error) error {
 
 var parts = []part{
 	{"compare", func(ctx context.Context, o *reportOptions, r *results) error {
-		c := &compareOptions{shared: o.with(32, 15, 115*time.Millisecond), rows: o.pick(1000, 10_000), size: 100}
+		c := &compareOptions{shared: o.with(32, 9, 400*time.Millisecond), rows: o.pick(1000, 10_000), size: 100}
 		rep, err := c.report(ctx)
 		if err := keep(&r.Compare, rep, err); err != nil {
 			return err

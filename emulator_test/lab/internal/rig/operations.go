@@ -8,6 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // The operations. Those that begin with raw are the best use of Bigtable without
@@ -21,7 +22,14 @@ var operations = map[string]operation{
 	"raw-condition": rawCondition,
 	"raw-writes":    rawWrites,
 	"raw-pair":      rawPair,
-	"raw-ten":       rawTen,
+	"raw-requests":  rawRequests,
+	"raw-bulk":      rawBulk,
+	"raw-change":    rawChange,
+	"raw-changes":   rawChanges,
+	"stored-get":    storedGet,
+	"stored-row":    rawRow,
+	"stored-rows":   rawRows,
+	"stored-scan":   rawScan,
 	"get":           get,
 	"get-shared":    getShared,
 	"get-stale":     getStale,
@@ -33,6 +41,7 @@ var operations = map[string]operation{
 	"write":         write,
 	"writes":        writes,
 	"read-write":    readWrite,
+	"change":        change,
 	"transfer":      transfer,
 	"brokerage":     brokerageStep,
 }
@@ -44,6 +53,19 @@ func rawGet(ctx context.Context, w *worker, t *Task, _ int) error {
 	key := t.anyRow()
 	row, err := w.bt.Open(t.Table).ReadRow(ctx, key, bigtable.RowFilter(bigtable.ChainFilters(
 		bigtable.ColumnRangeFilter(Family, ColumnOf(0), ColumnOf(0)+"\x00"), bigtable.LatestNFilter(1))))
+	if err == nil && len(row[Family]) != 1 {
+		return fmt.Errorf("row %s of %s has %d cells, want 1", key, t.Table, len(row[Family]))
+	}
+	return err
+}
+
+// storedGet reads everything that a transaction needs of a cell: its lock, record and data.
+func storedGet(ctx context.Context, w *worker, t *Task, _ int) error {
+	key, column := t.anyRow(), Family+":"+ColumnOf(0)
+	row, err := w.bt.Open(t.Table).ReadRow(ctx, key, bigtable.RowFilter(bigtable.ChainFilters(bigtable.LatestNFilter(1), bigtable.InterleaveFilters(
+		bigtable.ColumnRangeFilter(format.LockFamily, column, column+"\x00"),
+		bigtable.ColumnRangeFilter(format.WriteFamily, column, column+"\x00"),
+		bigtable.ColumnRangeFilter(Family, ColumnOf(0), ColumnOf(0)+"\x00")))))
 	if err == nil && len(row[Family]) != 1 {
 		return fmt.Errorf("row %s of %s has %d cells, want 1", key, t.Table, len(row[Family]))
 	}
@@ -180,23 +202,86 @@ func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	return nil
 }
 
-// rawTen sends the requests of a transaction of Batch rows: a conditional mutation for
+// rawRequests sends the requests of a transaction of Batch rows: a conditional mutation for
 // each, one more for the first, and one bulk mutation for the other rows.
-func rawTen(ctx context.Context, w *worker, t *Task, i int) error {
-	var rows []string
-	var mutations []*bigtable.Mutation
+func rawRequests(ctx context.Context, w *worker, t *Task, i int) error {
 	for k := range t.Batch {
-		row := t.turnRow(i*t.Batch + k)
-		if err := t.conditional(ctx, w, row); err != nil {
+		if err := t.conditional(ctx, w, t.turnRow(i*t.Batch+k)); err != nil {
 			return err
-		}
-		if k > 0 {
-			rows, mutations = append(rows, row), append(mutations, t.mutation())
 		}
 	}
 	if err := t.conditional(ctx, w, t.turnRow(i*t.Batch)); err != nil {
 		return err
 	}
-	_, err := w.bt.Open(t.Table).ApplyBulk(ctx, rows, mutations)
+	return t.bulk(ctx, w, i)
+}
+
+// rawBulk sends the fewest requests that are known for a transaction of Batch rows: two
+// conditional mutations of the first, and for the other rows two bulk mutations and a read
+// between them.
+func rawBulk(ctx context.Context, w *worker, t *Task, i int) error {
+	first := t.turnRow(i * t.Batch)
+	if err := t.conditional(ctx, w, first); err != nil {
+		return err
+	}
+	if err := t.bulk(ctx, w, i); err != nil {
+		return err
+	}
+	if err := w.bt.Open(t.Table).ReadRows(ctx, t.turnRows(i)[1:], func(bigtable.Row) bool { return true }, newest()); err != nil {
+		return err
+	}
+	if err := t.conditional(ctx, w, first); err != nil {
+		return err
+	}
+	return t.bulk(ctx, w, i)
+}
+
+// rawChange reads Batch rows, or one, and writes each by a conditional mutation. The rows do
+// not change together.
+func rawChange(ctx context.Context, w *worker, t *Task, i int) error {
+	rows := t.turnRows(i)
+	if err := w.bt.Open(t.Table).ReadRows(ctx, rows, func(bigtable.Row) bool { return true }, newest()); err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if err := t.conditional(ctx, w, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rawChanges sends the requests of change.
+func rawChanges(ctx context.Context, w *worker, t *Task, i int) error {
+	if err := rawChange(ctx, w, t, i); err != nil {
+		return err
+	}
+	if err := t.conditional(ctx, w, t.turnRow(i*max(t.Batch, 1))); err != nil || t.Batch < 2 {
+		return err
+	}
+	return t.bulk(ctx, w, i)
+}
+
+// change reads Batch rows, or one, and writes them in one transaction.
+func change(ctx context.Context, w *worker, t *Task, i int) error {
+	rows, value := t.turnRows(i), t.value()
+	_, err := w.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		table := tx.Table(t.Table)
+		if len(rows) == 1 {
+			if _, _, err := table.GetForUpdate(ctx, rows[0], Family, ColumnOf(0)); err != nil {
+				return err
+			}
+		} else {
+			for _, err := range table.ReadRows(ctx, rows) {
+				if err != nil {
+					return err
+				}
+			}
+		}
+		for _, row := range rows {
+			table.Set(row, Family, ColumnOf(0), value)
+		}
+		return nil
+	})
 	return err
 }

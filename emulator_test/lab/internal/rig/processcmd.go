@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,8 @@ func ProcessCmd(use, short string, run func(ctx context.Context) error) *cobra.C
 }
 
 // answerCPU answers each line of input with the CPU time that this process has used.
-// After the line "profile FILE" it writes a CPU profile, until the line "end".
+// After the line "profile FILE" it writes a CPU profile, until the line "end". The line
+// "gc" collects garbage first.
 func answerCPU(s *cli.Streams) error {
 	stop := func() {}
 	defer func() { stop() }()
@@ -44,6 +46,9 @@ func answerCPU(s *cli.Streams) error {
 		if profile || lines.Text() == "end" {
 			stop()
 			stop = func() {}
+		}
+		if lines.Text() == "gc" {
+			runtime.GC()
 		}
 		if profile {
 			var err error

@@ -258,9 +258,10 @@ func (r *Run) StopAll() (Answer, error) {
 }
 
 // Measure makes the i-th worker carry out a task. The result includes the emulator's
-// CPU time.
+// CPU time. Both processes collect garbage before, so that no task pays for the garbage of
+// the one before it.
 func (r *Run) Measure(ctx context.Context, i int, t Task) (Measured, error) {
-	before, err := r.EmulatorCPU()
+	before, err := r.Send("gc")
 	if err != nil {
 		return Measured{}, errors.Join(ctx.Err(), err)
 	}

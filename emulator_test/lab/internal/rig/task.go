@@ -122,6 +122,27 @@ func (t *Task) countRows(ctx context.Context, w *worker, rs bigtable.RowSet) err
 	return t.hasRows(n, nil)
 }
 
+// turnRows returns the rows of the i-th write.
+func (t *Task) turnRows(i int) bigtable.RowList {
+	n := max(t.Batch, 1)
+	rows := make(bigtable.RowList, n)
+	for k := range rows {
+		rows[k] = t.turnRow(i*n + k)
+	}
+	return rows
+}
+
+// bulk writes the rows of the i-th write by one bulk mutation, all but the first.
+func (t *Task) bulk(ctx context.Context, w *worker, i int) error {
+	rows := t.turnRows(i)[1:]
+	mutations := make([]*bigtable.Mutation, len(rows))
+	for k := range rows {
+		mutations[k] = t.mutation()
+	}
+	_, err := w.bt.Open(t.Table).ApplyBulk(ctx, rows, mutations)
+	return err
+}
+
 // update writes rows in one transaction.
 func (t *Task) update(ctx context.Context, w *worker, first, rows int) error {
 	value := t.value()

@@ -324,6 +324,7 @@ func (w *worker) measure(ctx context.Context, t Task) (Measured, error) {
 		return Measured{}, err
 	}
 	defer profiled()
+	runtime.GC()
 	w.rpcs.take()
 	oracle := w.oracleRequests()
 	var memory, after runtime.MemStats
