@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
@@ -34,6 +36,7 @@ type WaitConfig struct {
 // are committed after that timestamp. If an observer fails on a change, Wait waits until
 // the change is acknowledged or a dead letter.
 //
+// Nothing is pending in a table that was deleted, even if it still has a schema record.
 // Writes of other clients to columns without observers do not delay Wait. If clients
 // write observed columns all the time, Wait returns once the workers have caught up for a
 // moment, so give ctx a deadline. Wait fails with ctx's error, or with the error of a
@@ -95,6 +98,9 @@ func (w *waiter) check(ctx context.Context) (asOf tso.Timestamp, left *changes.U
 	weak := false
 	for _, table := range tables {
 		columns, err := changes.ObservedColumns(ctx, w.client, table)
+		if status.Code(err) == codes.NotFound {
+			continue
+		}
 		if err != nil {
 			return 0, nil, err
 		}
@@ -127,6 +133,9 @@ func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp,
 				} else if left != nil {
 					u = *left
 				}
+			}
+			if status.Code(err) == codes.NotFound {
+				break
 			}
 			if err != nil {
 				return nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -483,6 +484,34 @@ func TestWaitSeesWeakRunsInBetween(t *testing.T) {
 		<-waiter.done
 		if waiter.err != nil {
 			t.Error(waiter.err)
+		}
+	})
+}
+
+// TestWaitOfDeletedTable: a table with a pending change was deleted, and its schema record
+// was not. Wait ends for the other tables, whether the client can read the table's
+// description or not.
+func TestWaitOfDeletedTable(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		if err := admin.InitTable(t.Context(), env.Admin, env.Bigtable, "", admin.TableSpec{Name: "gone", Families: []string{"d"}}); err != nil {
+			t.Fatal(err)
+		}
+		gone := columnOf("gone", "d", "in")
+		register(t, env.Client, gone, "o", false)
+		put(t, env.Client, gone, "row", "v")
+		if err := env.Admin.DeleteTable(t.Context(), "gone"); err != nil {
+			t.Fatal(err)
+		}
+		bare, err := txn.NewClient(t.Context(), env.Bigtable, txn.Config{TokenTTL: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = bare.Close(t.Context()) }()
+		for _, client := range []*txn.Client{env.NewClient(txn.Config{}), bare} {
+			if _, err := notify.Wait(t.Context(), client, notify.WaitConfig{}); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -57,7 +57,7 @@ func TestConsole(t *testing.T) {
 			{"", "boom at d4"},
 			{"row?table=documents&row=d1", "notification for the column&#39;s observers"},
 			{"row?table=documents&row=none", "nothing is stored in this row"},
-			{"row?table=nowhere&row=x", "percctl table init nowhere"},
+			{"row?table=nowhere&row=x", `has no table &#34;nowhere&#34;`},
 			{"picture.json", `"observer":"parser"`},
 		} {
 			res, err := http.Get(url + page.path)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +16,7 @@ func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 		Args:  cobra.ArbitraryArgs, // so that RunE words the error
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return Usagef("unknown command %q; run %s --help for the list of commands", args[0], cmd.CommandPath())
+				return unknownCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},
@@ -27,12 +28,20 @@ func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 // ExactArgs is for commands that take certain arguments, which read reads; names is how
 // the usage writes them.
 func ExactArgs(n int, names string, read ...func(args []string) error) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
+	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
-			return Usagef("%s; it takes %s", Count(len(args), "argument"), names)
+			return Usagef("%s; it takes %s%s", Count(len(args), "argument"), names, AsCell(cmd, args))
 		}
 		return first(read, args)
 	}
+}
+
+// AsCell shows how to write the arguments TABLE ROW COLUMN as one CELL.
+func AsCell(cmd *cobra.Command, args []string) string {
+	if len(args) < 3 || !strings.Contains(cmd.Use, " CELL") || strings.Contains(args[0], "/") {
+		return ""
+	}
+	return ": " + strings.Join(append([]string{strings.Join(args[:3], "/")}, args[3:]...), " ")
 }
 
 // AnyArgs is for commands that take any number of arguments.

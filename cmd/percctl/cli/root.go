@@ -66,10 +66,11 @@ func (p Program) Root(s *Streams) *cobra.Command {
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetFlagErrorFunc(flagError)
 	for _, c := range p.Commands {
 		root.AddCommand(c(s))
 	}
+	checkTopics(root)
 	return root
 }
 
@@ -82,10 +83,10 @@ func NoArgs(_ *cobra.Command, args []string) error {
 }
 
 // flagError words the error of a flag: its name, the value and what is allowed.
-func flagError(err error) error {
+func flagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
-		return &Error{ExitUsage, err}
+		return unknownFlag(cmd, err)
 	}
 	f := invalid.GetFlag()
 	var allowed string

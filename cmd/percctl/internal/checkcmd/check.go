@@ -29,7 +29,8 @@ line for each violation. Transactions may run at the same time. The command
 changes nothing. A lock is not a violation, even if its owner is dead: percctl lock
 list shows locks. percctl repair plan says which violations can be repaired.
 
-Exit status 4: there are violations.`,
+Exit status 4: there are violations, or --all names a table that was deleted but still
+has a schema record.`,
 		Example: `  percctl check --all
   percctl check accounts --prefix user/7 -o jsonl`,
 		RunE: o.Runs(session.Looks, o.run),
@@ -88,6 +89,9 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		return session.Foundf("%s in %s", cli.Count(count, "violation"), in)
 	}
 	fmt.Fprintf(o.Streams.Err, "0 violations in %s\n", in)
+	if n := len(s.LeftOut); n > 0 {
+		return session.Foundf("%s not checked, because only the schema record exists: see the warning", cli.Count(n, "table"))
+	}
 	return nil
 }
 

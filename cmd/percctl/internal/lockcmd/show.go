@@ -38,7 +38,7 @@ Exit status 3: the cell is not locked.`,
 }
 
 func (o *showOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.cell.Table); err != nil {
+	if err := s.UseCells(ctx, o.cell); err != nil {
 		return err
 	}
 	// A cell has one lock, unless what is stored is damaged.

@@ -156,7 +156,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 	} else if err := o.survey(ctx, s, r); err != nil {
 		return err
 	}
-	d, err := admin.Describe(ctx, s.Client(), r.Table)
+	d, err := s.Describe(ctx, s.Client(), r.Table)
 	if err != nil {
 		return err
 	}

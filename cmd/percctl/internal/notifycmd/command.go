@@ -5,7 +5,6 @@ package notifycmd
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,14 +74,6 @@ func parseCell(arg string) (txn.Cell, error) {
 // is not there.
 func observedColumn(ctx context.Context, s *session.Session, cell txn.Cell) (changes.ObservedColumn, error) {
 	return session.Observed(ctx, s, cell.Table, cell.Column())
-}
-
-// checkRegistered says when a column has no such observer.
-func checkRegistered(col changes.ObservedColumn, id string) error {
-	if !slices.Contains(col.Observers, id) {
-		return session.NotFoundf("no observer %q is registered for column %s of table %s; the registered ones are %s", id, col.Column, col.Table, strings.Join(col.Observers, ", "))
-	}
-	return nil
 }
 
 // ago is how long before now ts was, for people.

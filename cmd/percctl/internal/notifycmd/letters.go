@@ -65,7 +65,15 @@ func planLetters(ctx context.Context, s *session.Session, c choice, do string) (
 		s.Progress.Set("%s so far", cli.Count(p.Letters, "dead letter"))
 	}
 	s.Progress.End()
+	if c.observer != "" && p.Letters == 0 {
+		if err := s.CheckObserver(ctx, c.observer); err != nil {
+			return nil, err
+		}
+	}
 	if len(missing) > 0 {
+		if err := s.UseCells(ctx, missing[0]); err != nil {
+			return nil, err
+		}
 		of := ""
 		if c.observer != "" {
 			of = " of observer " + c.observer

@@ -99,6 +99,11 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return fmt.Errorf("stopped after %s and %s: %w", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"), err)
 	}
+	if o.observer != "" && l.notifications+l.letters == 0 {
+		if err := s.CheckObserver(ctx, o.observer); err != nil {
+			return err
+		}
+	}
 	fmt.Fprintf(o.Streams.Err, "%s, %s\n", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"))
 	return nil
 }

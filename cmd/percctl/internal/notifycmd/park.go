@@ -69,14 +69,14 @@ func (p *parked) text(w io.Writer) error {
 }
 
 func (o *parkOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.cell.Table); err != nil {
+	if err := s.UseCells(ctx, o.cell); err != nil {
 		return err
 	}
 	col, err := observedColumn(ctx, s, o.cell)
 	if err != nil {
 		return err
 	}
-	if err := checkRegistered(col, o.observer); err != nil {
+	if err := session.CheckObserverOf("column "+o.cell.Table+"/"+col.Column.String(), o.observer, col); err != nil {
 		return err
 	}
 	seen, err := observe(ctx, s, o.cell)

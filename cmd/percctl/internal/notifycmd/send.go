@@ -86,7 +86,7 @@ func toRun(observers []string, weak bool) string {
 func (o *sendOptions) run(ctx context.Context, s *session.Session) error {
 	r := &sent{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Cells: []sentCell{}}
 	for _, cell := range o.cells {
-		if err := s.Use(ctx, cell.Table); err != nil {
+		if err := s.UseCells(ctx, cell); err != nil {
 			return err
 		}
 		col, err := observedColumn(ctx, s, cell)

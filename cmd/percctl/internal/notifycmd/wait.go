@@ -50,6 +50,9 @@ type waited struct {
 
 func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 	last := "no table was read yet"
+	if _, err := s.AllTables(ctx); err != nil { // it warns of those that were deleted
+		return err
+	}
 	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u changes.Unfinished) {
 		last = pendingWords(u)
 		s.Progress.Set("waiting: %s", last)

@@ -2,7 +2,6 @@ package observercmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -96,7 +95,7 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 }
 
 func (o *editOptions) register(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.table); err != nil {
+	if err := s.UseFamilies(ctx, o.table, o.column.Family); err != nil {
 		return err
 	}
 	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.table + "/" + o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}
@@ -126,11 +125,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 		e.Plan = append(e.Plan, "for values that are already there, run percctl notify backfill "+e.Column)
 	}
 	return o.carryOut(ctx, s, e, fmt.Sprintf("Register observer %s", o.id), "registered "+o.id, func() error {
-		err := changes.RegisterObserver(ctx, s.Client(), o.table, o.column, o.id, o.weak)
-		if errors.Is(err, txn.ErrSchema) {
-			return session.NotFoundf("%w", err)
-		}
-		return err
+		return changes.RegisterObserver(ctx, s.Client(), o.table, o.column, o.id, o.weak)
 	})
 }
 
@@ -173,7 +168,7 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 	}
 	i := slices.IndexFunc(observed, func(c changes.ObservedColumn) bool { return slices.Contains(c.Observers, o.id) })
 	if i < 0 {
-		return session.NotFoundf("table %s has no observer %q; percctl observer list %s shows the registered ones", o.table, o.id, o.table)
+		return session.CheckObserverOf("table "+o.table, o.id, observed...)
 	}
 	col := observed[i]
 	e := &edited{

@@ -47,7 +47,7 @@ Exit status 3: the cell has no value.
 }
 
 func (o *getOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.cell.Table); err != nil {
+	if err := s.UseCells(ctx, o.cell); err != nil {
 		return err
 	}
 	snapshot, err := s.Client().Snapshot(ctx, o.at.options...)

@@ -27,7 +27,8 @@ type scanOptions struct {
 	limit    int
 	reverse  bool
 
-	read []txn.ReadOption
+	read  []txn.ReadOption
+	named []string // families
 }
 
 // NewScanCmd returns the scan command.
@@ -71,9 +72,11 @@ func (o *scanOptions) parse() error {
 		if err != nil {
 			return cli.Usagef("--columns %s: %w", name, err)
 		}
+		o.named = append(o.named, c.Family)
 		o.read = append(o.read, txn.Columns(c))
 	}
 	for _, name := range session.List(o.families) {
+		o.named = append(o.named, name)
 		o.read = append(o.read, txn.Families(name))
 	}
 	return nil
@@ -114,7 +117,7 @@ func (r row) table() [][]string {
 }
 
 func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.table); err != nil {
+	if err := s.UseFamilies(ctx, o.table, o.named...); err != nil {
 		return err
 	}
 	snapshot, err := s.Client().Snapshot(ctx, o.at.options...)

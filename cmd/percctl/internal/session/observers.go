@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,7 +42,11 @@ func Observed(ctx context.Context, s *Session, table string, column txn.Column) 
 			return o, nil
 		}
 	}
-	return changes.ObservedColumn{}, NotFoundf("column %s/%s has no observer; percctl observer list shows the registered ones", table, column)
+	if err := s.UseFamilies(ctx, table, column.Family); err != nil {
+		return changes.ObservedColumn{}, err
+	}
+	typed := table + "/" + column.String()
+	return changes.ObservedColumn{}, NotFoundf("column %s has no observer%s", typed, like(typed, columnNames(all)))
 }
 
 // AllObserved returns the observed columns of tables; of all tables of the
@@ -81,15 +84,10 @@ func (f *Flags) CompleteObservers(at int) cobra.CompletionFunc {
 			}
 			tables = args[at-1 : at]
 		}
-		ids := f.quietly(cmd, func(ctx context.Context, s *Session) (ids []string, err error) {
+		return f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) {
 			all, err := AllObserved(ctx, s, tables...)
-			for _, col := range all {
-				ids = append(ids, col.Observers...)
-			}
-			return ids, err
-		})
-		slices.Sort(ids)
-		return slices.Compact(ids), cobra.ShellCompDirectiveNoFileComp
+			return observerIDs(all), err
+		}), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -99,11 +97,8 @@ func (f *Flags) CompleteColumns(cmd *cobra.Command, args []string, _ string) ([]
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return f.quietly(cmd, func(ctx context.Context, s *Session) (names []string, err error) {
+	return f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) {
 		all, err := AllObserved(ctx, s)
-		for _, col := range all {
-			names = append(names, col.Table+"/"+col.Column.String())
-		}
-		return names, err
+		return columnNames(all), err
 	}), cobra.ShellCompDirectiveNoFileComp
 }

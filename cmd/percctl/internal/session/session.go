@@ -48,6 +48,8 @@ type Session struct {
 	Progress *cli.Progress
 	// Where names project and instance, for messages.
 	Where string
+	// LeftOut are tables that AllTables left out.
+	LeftOut []string
 	// Connect says what Bigtable and Admin are connected to.
 	Connect  *connect.Flags
 	Bigtable *bigtable.Client
@@ -194,7 +196,7 @@ func (s *Session) Use(ctx context.Context, tables ...string) error {
 			err = s.client.CheckTable(ctx, t)
 		}
 		if err != nil {
-			return err
+			return s.explainTable(ctx, s.client, t, err)
 		}
 		s.opened[t] = true
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,8 +11,6 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -76,8 +75,9 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 	for _, name := range names {
 		err := s.Use(ctx, name)
 		switch {
-		case status.Code(err) == codes.NotFound:
-			fmt.Fprintf(s.Streams.Err, "warning: table %s has a schema record but does not exist, so it is left out: run percctl table verify %s\n", cli.Line(name), cli.Line(name))
+		case errors.Is(err, errDeleted):
+			fmt.Fprintf(s.Streams.Err, "warning: %s; the command leaves it out\n", cli.Line(err.Error()))
+			s.LeftOut = append(s.LeftOut, name)
 		case err != nil:
 			return nil, err
 		default:

@@ -174,6 +174,9 @@ func (a *adoption) text(w io.Writer) error {
 }
 
 func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
+	if err := s.Exists(ctx, o.table); err != nil {
+		return err
+	}
 	cfg := admin.AdoptConfig{
 		Table: o.table, MetadataTable: s.Connect.MetadataTable, Observed: o.columns, ClearPolicies: o.clearPolicies,
 		WholeScan: o.whole, SampleRows: o.sample, Instance: s.Connect.Resource(),

@@ -93,7 +93,7 @@ var roles = map[string]string{
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
-	d, err := admin.Describe(ctx, s.Client(), o.table)
+	d, err := s.Describe(ctx, s.Client(), o.table)
 	if err != nil && !errors.Is(err, txn.ErrFormatVersion) {
 		return err
 	}

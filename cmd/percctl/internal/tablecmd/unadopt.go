@@ -85,6 +85,9 @@ func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.Consent.DryRun, Wait: o.wait.Seconds()}
 	print := func() error { return o.Print(u, u.text) }
+	if err := s.Exists(ctx, o.table); err != nil {
+		return err
+	}
 	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
 		return o.written(u, err, print)
 	}

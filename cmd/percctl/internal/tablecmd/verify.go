@@ -2,6 +2,7 @@ package tablecmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
@@ -58,6 +61,15 @@ func (o *verifyOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	if o.all {
 		o.names = nil
+	}
+	for _, name := range o.names {
+		// A table without a schema record, or a record without a table, is a finding.
+		_, err := admin.Describe(ctx, d.Client, name)
+		if errors.Is(err, txn.ErrNotInitialized) {
+			if err := s.Exists(ctx, name); err != nil {
+				return err
+			}
+		}
 	}
 	if err := checks.Run(ctx, &o.Options, s, d, doctor.Tables(), o.names); err != nil {
 		return err

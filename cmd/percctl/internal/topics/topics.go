@@ -99,7 +99,7 @@ help cells.`
 const exitCodes = `  0     ok
   1     failed
   2     wrong usage: the message names the flag or argument and what is allowed
-  3     not found: the cell, table, transaction, observer or dead letter
+  3     not found: the cell, table, family, transaction, observer or dead letter
   4     a check found a problem, or work is left: violations, locks of live owners
   5     Bigtable or the oracle cannot be reached, or --timeout expired
   6     transactions are not safe on this Bigtable service: percctl conformance

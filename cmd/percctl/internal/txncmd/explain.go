@@ -69,7 +69,7 @@ type stored struct {
 
 func (o *explainOptions) run(ctx context.Context, s *session.Session) error {
 	tables := &session.Tables{All: true}
-	if err := s.Use(ctx, o.primary.Table); err != nil {
+	if err := s.UseCells(ctx, o.primary); err != nil {
 		return err
 	}
 	names, err := tables.Open(ctx, s)

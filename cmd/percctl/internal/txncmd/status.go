@@ -39,7 +39,7 @@ Exit status 3: the primary has no trace of the transaction.`,
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
-	if err := s.Use(ctx, o.primary.Table); err != nil {
+	if err := s.UseCells(ctx, o.primary); err != nil {
 		return err
 	}
 	t, err := inspect.One(ctx, s, o.primary, o.startTS, nil)

@@ -57,9 +57,9 @@ to write CELL.
 		Example: `  percctl set accounts/bob/bal:usd 10
   percctl set files/logo/data:png --value-file logo.png --yes
   percctl set accounts/bob/info:key --hex 00ff7f --dry-run`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 1 || len(args) > 2 {
-				return cli.Usagef("%s; it takes CELL, and VALUE unless you add --value-file", cli.Count(len(args), "argument"))
+				return cli.Usagef("%s; it takes CELL, and VALUE unless you add --value-file%s", cli.Count(len(args), "argument"), cli.AsCell(cmd, args))
 			}
 			return o.parseSet(args)
 		},
@@ -83,9 +83,9 @@ earlier timestamps still see the deleted values. percctl help cells says how to
 write CELL.
 ` + conflictWords,
 		Example: `  percctl delete accounts/bob/bal:usd accounts/bob/bal:eur`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return cli.Usagef("0 arguments; it takes one CELL or more")
+		Args: func(cmd *cobra.Command, args []string) error {
+			if as := cli.AsCell(cmd, args); len(args) == 0 || as != "" {
+				return cli.Usagef("%s; it takes one CELL or more%s", cli.Count(len(args), "argument"), as)
 			}
 			return o.parseCells(args)
 		},
@@ -209,11 +209,7 @@ func (o *options) read(ctx context.Context, tx *txn.Txn) (*result, error) {
 }
 
 func (o *options) run(ctx context.Context, s *session.Session) error {
-	var tables []string
-	for _, c := range o.cells {
-		tables = append(tables, c.Table)
-	}
-	if err := s.Use(ctx, tables...); err != nil {
+	if err := s.UseCells(ctx, o.cells...); err != nil {
 		return err
 	}
 	for shown := false; ; shown = true {
