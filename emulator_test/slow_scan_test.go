@@ -3,6 +3,8 @@ package emulator_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,8 +15,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -139,4 +144,194 @@ func TestSlowLocks(t *testing.T) {
 			t.Errorf("%d locks, want %d", n, len(keys))
 		}
 	})
+}
+
+// An hourOfRows gives table a an hour's worth of rows, evenly spread over the
+// keys "user:0…" to "user:f…": a request takes the time to pass all rows of its range, also
+// those that its filter drops.
+type hourOfRows struct {
+	tablets int           // that SampleRowKeys returns
+	passed  atomic.Int64  // time that Bigtable worked
+	reads   atomic.Int64  // requests
+	full    time.Duration // what all rows take
+}
+
+// at returns which part of the rows is below a key.
+func (h *hourOfRows) at(key string) float64 {
+	digits, ok := strings.CutPrefix(key, "user:")
+	if !ok && key > "user:" {
+		return 1
+	}
+	sum, unit := 0.0, 1.0
+	for _, d := range []byte(digits) {
+		unit /= 16
+		i := strings.IndexFunc("0123456789abcdef", func(r rune) bool { return rune(d) <= r })
+		if i < 0 {
+			return sum + 16*unit
+		}
+		sum += float64(i) * unit
+		if "0123456789abcdef"[i] != d {
+			break
+		}
+	}
+	return sum
+}
+
+func (h *hourOfRows) of(r *btpb.ReadRowsRequest) time.Duration {
+	part := 0.0
+	for _, rr := range r.GetRows().GetRowRanges() {
+		start := string(rr.GetStartKeyClosed()) + string(rr.GetStartKeyOpen())
+		end := string(rr.GetEndKeyOpen()) + string(rr.GetEndKeyClosed())
+		below := 1.0
+		if end != "" {
+			below = h.at(end)
+		}
+		part += max(0, below-h.at(start))
+	}
+	if r.GetRows() == nil {
+		part = 1
+	}
+	return time.Duration(part * float64(h.full))
+}
+
+func (h *hourOfRows) dialOption() grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := streamer(ctx, desc, cc, method, opts...)
+		return &hourStream{ClientStream: s, ctx: ctx, hour: h}, err
+	})
+}
+
+type hourStream struct {
+	grpc.ClientStream
+	ctx   context.Context
+	hour  *hourOfRows
+	takes time.Duration
+	keys  []string // the answer to SampleRowKeys
+}
+
+func (s *hourStream) SendMsg(m any) error {
+	switch r := m.(type) {
+	case *btpb.ReadRowsRequest:
+		if strings.HasSuffix(r.TableName, "/a") {
+			s.hour.reads.Add(1)
+			s.takes = s.hour.of(r)
+		}
+	case *btpb.SampleRowKeysRequest:
+		s.keys = []string{}
+		for i := 1; i < s.hour.tablets; i++ {
+			s.keys = append(s.keys, fmt.Sprintf("user:%08x", i*(1<<32/s.hour.tablets)))
+		}
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *hourStream) RecvMsg(m any) error {
+	if r, ok := m.(*btpb.SampleRowKeysResponse); ok && s.keys != nil {
+		if len(s.keys) == 0 {
+			return io.EOF
+		}
+		r.RowKey, s.keys = []byte(s.keys[0]), s.keys[1:]
+		return nil
+	}
+	began := time.Now()
+	select {
+	case <-time.After(s.takes):
+		s.hour.passed.Add(int64(s.takes))
+		s.takes = 0
+	case <-s.ctx.Done():
+		s.hour.passed.Add(int64(time.Since(began)))
+		return status.FromContextError(s.ctx.Err()).Err()
+	}
+	return s.ClientStream.RecvMsg(m)
+}
+
+// Every scan gets through a range whose rows its filter drops for an hour, and passes little
+// more than these rows if Bigtable says where tablets end. Before the fix, a request that reached its deadline without a row
+// started over, so none of these scans ended.
+func TestScansThatFindNothing(t *testing.T) {
+	rare := txn.Columns(txn.Column{Family: "f", Qualifier: "rare"})
+	users := bigtable.PrefixRange("user:")
+	scan := func(ctx context.Context, c *txn.Client, rs bigtable.RowSet, opts ...txn.ReadOption) error {
+		s, err := c.Snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, err := range s.Table("a").ReadRows(ctx, rs, append(opts, rare)...) {
+			if err != nil {
+				return err
+			}
+			n++
+		}
+		if n != 1 {
+			return fmt.Errorf("%d rows, want the last one", n)
+		}
+		return nil
+	}
+	passes := map[string]int{"a collection": 2} // locks, then garbage
+	for name, do := range map[string]func(context.Context, *txn.Client) error{
+		"a user's scan":             func(ctx context.Context, c *txn.Client) error { return scan(ctx, c, nil) },
+		"a user's scan of a prefix": func(ctx context.Context, c *txn.Client) error { return scan(ctx, c, users) },
+		"a user's scan in reverse":  func(ctx context.Context, c *txn.Client) error { return scan(ctx, c, nil, txn.Reverse()) },
+		"a prefix in reverse":       func(ctx context.Context, c *txn.Client) error { return scan(ctx, c, users, txn.Reverse()) },
+		"a collection":              func(ctx context.Context, c *txn.Client) error { _, err := gc.Run(ctx, c, gc.Config{}); return err },
+		"a repair plan": func(ctx context.Context, c *txn.Client) error {
+			_, err := admin.PlanRepairs(ctx, c, "a", nil, admin.RepairConfig{})
+			return err
+		},
+		"a list of locks": func(ctx context.Context, c *txn.Client) error {
+			for _, err := range admin.Locks(ctx, c, "a", nil) {
+				return err
+			}
+			return nil
+		},
+		"the proof of a bulk load": func(ctx context.Context, c *txn.Client) error {
+			rows := func(func(admin.BulkRow, error) bool) {}
+			_, err := admin.BulkLoad(ctx, c, "a", rows, admin.BulkConfig{Rows: bigtable.NewRange("user:0", "user:ff")})
+			return err
+		},
+		"a wait for observers": func(ctx context.Context, c *txn.Client) error {
+			_, err := notify.Wait(ctx, c, notify.WaitConfig{})
+			return err
+		},
+		"a backfill": func(ctx context.Context, c *txn.Client) error {
+			n, err := notify.Backfill(ctx, c, "a", txn.Column{Family: "f", Qualifier: "rare"}, nil, nil)
+			if n != 1 {
+				return fmt.Errorf("%d cells: %w", n, err)
+			}
+			return err
+		},
+	} {
+		// Hexadecimal digits in one tablet are far from even, and cost requests without success.
+		for tablets, most := range map[int]time.Duration{1: 4 * time.Hour, 200: 66 * time.Minute, 1000: 66 * time.Minute} {
+			t.Run(fmt.Sprintf("%s, %d tablets", name, tablets), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+					env.CreateTable("a", "f")
+					_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+						tx.Table("a").Set("user:ffffffff", "f", "rare", []byte("v"))
+						return nil
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := changes.RegisterObserver(t.Context(), env.Client, "a", txn.Column{Family: "f", Qualifier: "rare"}, "o", false); err != nil {
+						t.Fatal(err)
+					}
+					hour := &hourOfRows{tablets: tablets, full: time.Hour}
+					c := env.NewClient(txn.Config{TokenTTL: -1}, hour.dialOption())
+					ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+					defer cancel()
+					if err := do(ctx, c); err != nil {
+						t.Fatal(err)
+					}
+					passed, n := time.Duration(hour.passed.Load()), max(passes[name], 1)
+					t.Logf("passed %v of rows in %d requests", passed, hour.reads.Load())
+					if passed < time.Duration(n)*58*time.Minute || passed > time.Duration(n)*most {
+						t.Errorf("passed %v of rows in %d passes, want at most %v each", passed, n, most)
+					}
+				})
+			})
+		}
+	}
 }

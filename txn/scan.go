@@ -37,6 +37,7 @@ type scan struct {
 	yield   func(bigtable.Row, error) bool
 	overlay *overlay     // nil in a snapshot
 	rest    store.RowSet // rows that were not yielded yet
+	pieces  store.Pieces
 	page    []pageRow
 	bytes   int  // size of page
 	yielded int  // number of rows
@@ -63,9 +64,7 @@ func (s *scan) run(ctx context.Context) error {
 
 // request makes one request, yields the rows of its answer, and removes them from rest.
 func (s *scan) request(ctx context.Context) error {
-	set := s.rest
-	request := set.Request(s.options.reverse)
-	opts := []bigtable.ReadOption{bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))}
+	filter := bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))
 	limit := 0
 	streams := &s.view.client.streams
 	onePage := streams.Add(1) > maxStreams
@@ -79,16 +78,10 @@ func (s *scan) request(ctx context.Context) error {
 			limit = n
 		}
 	}
-	if limit > 0 {
-		opts = append(opts, bigtable.LimitRows(int64(limit)))
-	}
-	if s.options.reverse {
-		opts = append(opts, bigtable.ReverseScan())
-	}
 	began, read, endRequest := time.Now(), 0, false
 	late := func() bool { return time.Since(began) > s.view.client.resolver.Store.Config.RPCTimeout/2 }
 	var failed error
-	err := s.table.StreamRows(ctx, request, func(raw bigtable.Row) (more bool, blocked time.Duration) {
+	left, err := s.table.StreamSet(ctx, &s.pieces, s.rest, s.options.reverse, limit, func(raw bigtable.Row) (more bool, blocked time.Duration) {
 		read++
 		if failed = s.addRow(ctx, raw); failed != nil {
 			return false, 0
@@ -100,7 +93,7 @@ func (s *scan) request(ctx context.Context) error {
 		failed = s.deliverPage(ctx)
 		endRequest = onePage || late()
 		return failed == nil && !s.stopped && !endRequest, time.Since(arrived)
-	}, opts...)
+	}, filter)
 	if err != nil && failed == nil && !s.stopped && !endRequest {
 		if read > 0 && store.CutShort(ctx, err) {
 			return s.deliverPage(ctx)
@@ -114,7 +107,7 @@ func (s *scan) request(ctx context.Context) error {
 		return err
 	}
 	if limit == 0 || read < limit {
-		s.rest = set.AfterRequest(request, s.options.reverse)
+		s.rest = left
 	}
 	return nil
 }

@@ -98,30 +98,28 @@ func (s *cellScan) part(ctx context.Context, part store.KeyRange, most int) (fou
 		filters = append(filters, store.Chain(store.WholeFamily(f), first))
 	}
 	rest := store.RowSet{Ranges: []store.KeyRange{part}}
+	var pieces store.Pieces
 	for seen := 0; !rest.Empty(); {
 		page := store.MaxPageRows
 		if most > 0 {
 			page = min(page, most-seen)
 		}
-		n, last := 0, ""
-		cut, err := s.table.ReadPage(ctx, rest.Request(false), page, store.Interleave(filters...), func(row bigtable.Row) bool {
+		n := 0
+		var err error
+		rest, err = s.table.ReadPage(ctx, &pieces, rest, page, store.Interleave(filters...), func(row bigtable.Row) bool {
 			n++
-			last = row.Key()
 			found = s.cell(row)
 			return found == nil
 		})
 		s.rows += n
 		seen += n
-		switch {
-		case found != nil || err != nil:
+		if found != nil || err != nil || rest.Empty() {
 			return found, err
-		case !cut:
-			return nil, nil
 		}
 		if s.progress != nil {
 			s.progress(s.rows)
 		}
-		if rest = rest.AfterKey(last, false); most > 0 && seen >= most {
+		if most > 0 && seen >= most {
 			s.whole = false
 			return nil, nil
 		}

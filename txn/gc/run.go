@@ -274,12 +274,14 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 	filter := r.rules.filter(s.Families)
 	r.report.Tables = append(r.report.Tables, Counts{Table: name})
 	counts := &r.report.Tables[len(r.report.Tables)-1]
-	for more := true; more; {
+	var pieces store.Pieces
+	for rest := store.AllAfter(after); !rest.Empty(); {
 		var page []bigtable.Row
+		var left store.RowSet
 		bytes := 0
 		err := r.retry(ctx, func() (err error) {
 			page, bytes = nil, 0
-			more, err = t.ReadPage(ctx, bigtable.InfiniteRange(after+"\x00"), r.page, filter, func(raw bigtable.Row) bool {
+			left, err = t.ReadPage(ctx, &pieces, rest, r.page, filter, func(raw bigtable.Row) bool {
 				page = append(page, raw)
 				bytes += store.RowBytes(raw)
 				return bytes < store.MaxPageBytes
@@ -289,7 +291,7 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		if err != nil {
 			return err
 		}
-		if len(page) == 0 {
+		if rest = left; len(page) == 0 && rest.Empty() {
 			break
 		}
 		if err := r.limiter.WaitN(ctx, len(page)); err != nil {
@@ -299,13 +301,17 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 			return store.Ended(ctx, "gc: collecting garbage", err)
 		}
 		done := Counts{Rows: int64(len(page))}
-		if err := do(ctx, t, page, &done); err != nil {
-			return err
+		if len(page) > 0 {
+			after = page[len(page)-1].Key()
+			if err := do(ctx, t, page, &done); err != nil {
+				return err
+			}
+		} else {
+			after = rest.Before()
 		}
 		if !r.report.DryRun {
 			r.measure.page(ctx, name, done)
 		}
-		after = page[len(page)-1].Key()
 		counts.add(done)
 		r.report.Total.add(done)
 		r.cfg.Progress(Progress{Phase: PhaseCollect, Table: name, Row: after, Total: r.report.Total})

@@ -166,6 +166,24 @@ func after(key string, excluded bool) string {
 	return key
 }
 
+// AllAfter returns all rows after key; an empty key is before all rows.
+func AllAfter(key string) RowSet {
+	return RowSet{Ranges: []KeyRange{{Start: after(key, true)}}}
+}
+
+// Before returns a key below the first row of the set's ranges, close to it.
+func (s RowSet) Before() string {
+	key := s.Ranges[0].Start
+	switch n := len(key) - 1; {
+	case n < 0:
+		return ""
+	case key[n] == 0:
+		return key[:n]
+	default:
+		return key[:n] + string([]byte{key[n] - 1, 0xff, 0xff, 0xff, 0xff})
+	}
+}
+
 // Empty reports whether the set has no rows.
 func (s RowSet) Empty() bool { return len(s.Keys) == 0 && len(s.Ranges) == 0 }
 
@@ -261,4 +279,28 @@ func (s RowSet) AfterKey(key string, reverse bool) RowSet {
 		}
 	}
 	return RowSet{Ranges: rest}
+}
+
+// join returns the rows of s and of later, which come after them in the direction of the scan.
+func (s RowSet) join(later RowSet, reverse bool) RowSet {
+	switch {
+	case len(later.Ranges) == 0:
+		return s
+	case reverse:
+		return RowSet{Ranges: slices.Concat(later.Ranges, s.Ranges)}
+	}
+	return RowSet{Ranges: slices.Concat(s.Ranges, later.Ranges)}
+}
+
+// less reports whether s, which begins with the same row as the range set other, has fewer
+// rows.
+func (s RowSet) less(other RowSet, reverse bool) bool {
+	if len(s.Ranges) != len(other.Ranges) {
+		return len(s.Ranges) < len(other.Ranges)
+	}
+	a, b := s.rangeAt(len(s.Ranges)-1, reverse), other.rangeAt(len(other.Ranges)-1, reverse)
+	if reverse {
+		return a.Start > b.Start
+	}
+	return a.End != b.End && (b.End == "" || a.End != "" && a.End < b.End)
 }

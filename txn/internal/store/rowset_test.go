@@ -107,3 +107,20 @@ func TestRowSetBeyond(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyBefore: a collection stores a key below the rows that are left as its position. No row
+// of them may be at or below it.
+func TestKeyBefore(t *testing.T) {
+	for first, want := range map[string]string{"": "", "a": "`\xff\xff\xff\xff", "ab": "aa\xff\xff\xff\xff", "a\x00": "a", "\x00": ""} {
+		got := AllAfter(first).Before()
+		if first != "" {
+			got = RowSet{Ranges: []KeyRange{{Start: first}}}.Before()
+		}
+		if got != want || (first != "" && got >= first) {
+			t.Errorf("before %q is %q, want %q", first, got, want)
+		}
+		if rest := AllAfter(got); !rest.Contains(max(first, "\x00")) {
+			t.Errorf("%q is not after %q", first, got)
+		}
+	}
+}

@@ -241,15 +241,15 @@ func (s *Store) Drain(ctx context.Context) error {
 // returns false or an error. filter returns the filter of a page. It tries each page until ctx
 // ends.
 func (s *Store) Pages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
-	return s.pages(ctx, name, rs, (*Table).ReadRows, filter, fn)
+	return s.pages(ctx, name, rs, false, filter, fn)
 }
 
 // TryPages is Pages with one try of each page, for callers that have something else to read.
 func (s *Store) TryPages(ctx context.Context, name string, rs bigtable.RowSet, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
-	return s.pages(ctx, name, rs, (*Table).TryReadRows, filter, fn)
+	return s.pages(ctx, name, rs, true, filter, fn)
 }
 
-func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, read readRows, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
+func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, once bool, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
 	if err := s.Enter(); err != nil {
 		return err
 	}
@@ -258,14 +258,14 @@ func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, read
 	if err != nil {
 		return err
 	}
-	return t.pages(ctx, rs, read, filter, fn)
+	return t.pages(ctx, rs, once, filter, fn)
 }
 
 // MetadataRows calls fn with the rows of the metadata table that begin with prefix, and the
 // value of one of their columns, until fn returns false or an error.
 func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
 	column := func(*Table) bigtable.Filter { return Interleave(ExactColumn(DeployFamily, qualifier)) }
-	return s.Metadata.pages(ctx, bigtable.PrefixRange(prefix), (*Table).ReadRows, column, func(_ *Table, page []bigtable.Row) (bool, error) {
+	return s.Metadata.pages(ctx, bigtable.PrefixRange(prefix), false, column, func(_ *Table, page []bigtable.Row) (bool, error) {
 		for _, r := range page {
 			if goOn, err := fn(r, r[DeployFamily][0].Value); err != nil || !goOn {
 				return false, err

@@ -22,10 +22,11 @@ const (
 // A Table makes the requests of one table, each with a deadline and with errors that name the
 // table, and holds its schema.
 type Table struct {
-	Name   string
-	API    bigtable.TableAPI
-	store  *Store
-	Schema SchemaSource
+	Name    string
+	API     bigtable.TableAPI
+	store   *Store
+	Schema  SchemaSource
+	tablets tablets
 }
 
 func newTable(s *Store, name string) *Table {
@@ -98,77 +99,10 @@ func (t *Table) TryReadRow(ctx context.Context, row string, f bigtable.Filter) (
 
 // ReadRows calls fn for each row until fn returns false. Until the first row has arrived, it
 // tries again until ctx ends. Config.RPCTimeout bounds the whole request, so the caller must
-// bound the number of rows.
+// bound the number of rows. Of a range in which few rows match, read pages.
 func (t *Table) ReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
-	return t.StreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts...)
-}
-
-// TryReadRows is one try of ReadRows.
-func (t *Table) TryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
-	_, err := t.tryStreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts)
-	return err
-}
-
-// ReadPage reads one page of a long read: at most that many rows, as long as fn returns true,
-// and for at most half of Config.RPCTimeout. If the request fails after some rows, and another
-// one may succeed, these rows are a page too. cut reports that the page has rows and that more
-// may follow.
-func (t *Table) ReadPage(ctx context.Context, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
-	return t.readPage(ctx, (*Table).ReadRows, rows, maxRows, filter, fn)
-}
-
-// readRows is ReadRows or TryReadRows.
-type readRows func(*Table, context.Context, bigtable.RowSet, func(bigtable.Row) bool, ...bigtable.ReadOption) error
-
-func (t *Table) readPage(ctx context.Context, read readRows, rows bigtable.RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (cut bool, err error) {
-	began, rowsRead := time.Now(), 0
-	err = read(t, ctx, rows, func(raw bigtable.Row) bool {
-		rowsRead++
-		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
-		return !cut
-	}, bigtable.RowFilter(filter), bigtable.LimitRows(int64(maxRows)))
-	if rowsRead > 0 && CutShort(ctx, err) {
-		return true, nil
-	}
-	return cut || rowsRead == maxRows, err
-}
-
-// pages reads rows page by page and calls fn with each page, until fn returns false or an error.
-func (t *Table) pages(ctx context.Context, rs bigtable.RowSet, read readRows, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
-	rest, err := NewRowSet(rs)
-	if err != nil {
-		return err
-	}
-	for !rest.Empty() {
-		request := rest.Request(false)
-		var page []bigtable.Row
-		bytes := 0
-		cut, err := t.readPage(ctx, read, request, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
-			page = append(page, raw)
-			bytes += RowBytes(raw)
-			return bytes < MaxPageBytes
-		})
-		if err != nil {
-			return err
-		}
-		if goOn, err := fn(t, page); err != nil || !goOn {
-			return err
-		}
-		if cut {
-			rest = rest.AfterKey(page[len(page)-1].Key(), false)
-		} else {
-			rest = rest.AfterRequest(request, false)
-		}
-	}
-	return nil
-}
-
-// StreamRows is ReadRows for an answer that the caller consumes while it arrives. fn also
-// returns how long the caller blocked it, for example in the application's own loop. That time
-// does not count as Bigtable's.
-func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) error {
 	for a := t.attempts(); ; {
-		arrived, err := t.tryStreamRows(ctx, rows, fn, opts)
+		arrived, err := t.tryReadRows(ctx, rows, fn, opts)
 		if err != nil && !arrived {
 			err = a.again(ctx, err)
 			if err == nil {
@@ -179,8 +113,148 @@ func (t *Table) StreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bi
 	}
 }
 
+// TryReadRows is one try of ReadRows.
+func (t *Table) TryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
+	_, err := t.tryReadRows(ctx, rows, fn, opts)
+	return err
+}
+
+func (t *Table) tryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) bool, opts []bigtable.ReadOption) (arrived bool, err error) {
+	return t.tryStreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts)
+}
+
+// ReadPage reads one page of a long read: at most that many rows of rest, as long as fn returns
+// true, and for at most half of Config.RPCTimeout. A page may have no rows. If the request
+// fails after some rows, and another one may succeed, these rows are a page too. left are the
+// rows of rest after the page.
+func (t *Table) ReadPage(ctx context.Context, p *Pieces, rest RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (left RowSet, err error) {
+	return t.readPage(ctx, p, false, rest, maxRows, filter, fn)
+}
+
+// readPage is ReadPage. once is that of streamSet.
+func (t *Table) readPage(ctx context.Context, p *Pieces, once bool, rest RowSet, maxRows int, filter bigtable.Filter, fn func(bigtable.Row) bool) (left RowSet, err error) {
+	began, rowsRead, last, cut := time.Now(), 0, "", false
+	left, err = t.streamSet(ctx, p, rest, false, maxRows, once, func(raw bigtable.Row) (bool, time.Duration) {
+		rowsRead++
+		last = raw.Key()
+		cut = !fn(raw) || time.Since(began) > t.store.Config.RPCTimeout/2
+		return !cut, 0
+	}, []bigtable.ReadOption{bigtable.RowFilter(filter)})
+	if rowsRead > 0 && CutShort(ctx, err) {
+		cut, err = true, nil
+	}
+	if cut || rowsRead == maxRows {
+		return rest.AfterKey(last, false), err
+	}
+	return left, err
+}
+
+// pages reads rows page by page and calls fn with each page, until fn returns false or an error.
+func (t *Table) pages(ctx context.Context, rs bigtable.RowSet, once bool, filter func(*Table) bigtable.Filter, fn func(*Table, []bigtable.Row) (bool, error)) error {
+	rest, err := NewRowSet(rs)
+	if err != nil {
+		return err
+	}
+	var pieces Pieces
+	for !rest.Empty() {
+		var page []bigtable.Row
+		bytes := 0
+		rest, err = t.readPage(ctx, &pieces, once, rest, MaxPageRows, filter(t), func(raw bigtable.Row) bool {
+			page = append(page, raw)
+			bytes += RowBytes(raw)
+			return bytes < MaxPageBytes
+		})
+		if err != nil {
+			return err
+		}
+		if goOn, err := fn(t, page); err != nil || !goOn {
+			return err
+		}
+	}
+	return nil
+}
+
+// StreamSet reads the next rows of a scan, in one request that is answered, and calls fn with
+// each row until fn returns false. limit is the most rows of the request; 0 is no limit. left
+// are the rows of rest that the request did not ask for. It is meaningful if there was no error
+// and neither fn nor limit ended the request. fn also returns how long the caller blocked it,
+// for example in the application's own loop.
+//
+// It tries again until ctx ends, or until the first row has arrived. A request that reaches its
+// deadline without a row is repeated for fewer rows, so that the scan makes progress however few rows
+// match.
+func (t *Table) StreamSet(ctx context.Context, p *Pieces, rest RowSet, reverse bool, limit int, fn func(bigtable.Row) (goOn bool, blocked time.Duration), opts ...bigtable.ReadOption) (left RowSet, err error) {
+	return t.streamSet(ctx, p, rest, reverse, limit, false, fn, opts)
+}
+
+// streamSet is StreamSet. If once is set, it tries again only while smaller pieces may help.
+func (t *Table) streamSet(ctx context.Context, p *Pieces, rest RowSet, reverse bool, limit int, once bool, fn func(bigtable.Row) (bool, time.Duration), opts []bigtable.ReadOption) (left RowSet, err error) {
+	if reverse {
+		opts = append(opts, bigtable.ReverseScan())
+	}
+	if limit > 0 {
+		opts = append(opts, bigtable.LimitRows(int64(limit)))
+	}
+	for a := t.attempts(); ; {
+		piece, later := p.next(&t.tablets, rest, reverse)
+		request := piece.Request(reverse)
+		rows, stopped := 0, false
+		began := time.Now()
+		arrived, err := t.tryStreamRows(ctx, request, func(raw bigtable.Row) (bool, time.Duration) {
+			rows++
+			goOn, blocked := fn(raw)
+			began = began.Add(blocked)
+			stopped = !goOn || rows == limit
+			return goOn, blocked
+		}, opts)
+		switch {
+		case err == nil:
+			if !stopped {
+				p.answered(&t.tablets, time.Since(began), t.store.Config.RPCTimeout)
+			}
+			return piece.AfterRequest(request, reverse).join(later, reverse), nil
+		case arrived:
+			return RowSet{}, err
+		}
+		smaller := false
+		if ownDeadline(ctx, err) {
+			t.tabletBounds(ctx)
+			smaller = p.tooSlow(&t.tablets, rest, piece, reverse)
+		}
+		if once && (!smaller || a.failed+1 >= maxSlowTries) {
+			return RowSet{}, err
+		}
+		if err := a.again(ctx, err); err != nil {
+			return RowSet{}, err
+		}
+	}
+}
+
+// tabletBounds asks where Bigtable divides the table, if that was long ago.
+func (t *Table) tabletBounds(ctx context.Context) {
+	t.tablets.mu.Lock()
+	fresh := time.Since(t.tablets.asked) < boundsMaxAge
+	t.tablets.mu.Unlock()
+	if fresh {
+		return
+	}
+	rctx, cancel := t.Timeout(ctx)
+	defer cancel()
+	began := time.Now()
+	keys, err := t.API.SampleRowKeys(rctx)
+	err = WrapRPC(ctx, "sample of row keys", t.Name, err)
+	t.store.Metrics.Operation(ctx, "SampleRowKeys", t.Name, began, err)
+	t.tablets.mu.Lock()
+	defer t.tablets.mu.Unlock()
+	if t.tablets.asked = time.Now(); err == nil {
+		slices.Sort(keys)
+		t.tablets.bounds = slices.DeleteFunc(slices.Compact(keys), func(k string) bool { return k == "" })
+	}
+}
+
 // tryStreamRows makes one request. It has a place among the client's reads until the first row
-// arrives: from then on the caller may read for the application that consumes the rows.
+// arrives: from then on the caller may read for the application that consumes the rows. fn also
+// returns how long the caller blocked it, which does not count as Bigtable's time.
 func (t *Table) tryStreamRows(ctx context.Context, rows bigtable.RowSet, fn func(bigtable.Row) (bool, time.Duration), opts []bigtable.ReadOption) (arrived bool, err error) {
 	if err := t.admitRead(ctx); err != nil {
 		return false, err

@@ -1,0 +1,151 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// hexRows returns which part of rows that are spread evenly over "user:0…" to "user:f…" is
+// below a key.
+func hexRows(key string) float64 {
+	digits, ok := strings.CutPrefix(key, "user:")
+	if !ok && key > "user:" {
+		return 1
+	}
+	sum, unit := 0.0, 1.0
+	for _, d := range []byte(digits) {
+		unit /= 16
+		i := strings.IndexFunc("0123456789abcdef", func(r rune) bool { return rune(d) <= r })
+		if i < 0 {
+			return sum + 16*unit
+		}
+		sum += float64(i) * unit
+		if "0123456789abcdef"[i] != d {
+			break
+		}
+	}
+	return sum
+}
+
+// binaryRows is hexRows for rows that are spread evenly over all keys.
+func binaryRows(key string) float64 { return float64(number(key)) / (1 << 64) }
+
+// A scan of an hour's worth of rows, none of which arrives, asks for all of them, one piece
+// after the other. Hardly any request is without success if a tablet takes less than a request may, or
+// if keys are spread evenly. Otherwise Bigtable works two and a half times as long.
+func TestPieces(t *testing.T) {
+	hexKey := func(part float64) string { return fmt.Sprintf("user:%08x", uint32(part*(1<<32))) }
+	binaryKey := func(part float64) string {
+		return string(binary.BigEndian.AppendUint64(nil, uint64(part*(1<<63))<<1))
+	}
+	for _, tt := range []struct {
+		name  string
+		below func(string) float64
+		key   func(float64) string
+	}{
+		{"numbers", binaryRows, binaryKey},
+		{"hexadecimal digits", hexRows, hexKey},
+	} {
+		for _, n := range []int{1, 10, 100, 200, 10000} {
+			for _, reverse := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %d tablets, reverse %v", tt.name, n, reverse), func(t *testing.T) {
+					p, table := &Pieces{on: true}, &tablets{}
+					for i := 1; i < n; i++ {
+						table.bounds = append(table.bounds, tt.key(float64(i)/float64(n)))
+					}
+					gap := KeyRange{tt.key(0.5), tt.key(0.5) + "\x00"}
+					rest := RowSet{Ranges: []KeyRange{{"", gap.Start}, {gap.End, ""}}}
+					most := 70 * time.Minute
+					if n == 1 || n <= 100 && tt.name != "numbers" {
+						most = 150 * time.Minute
+					}
+					const timeout = 20 * time.Second
+					took, requests, edge := time.Duration(0), 0, ""
+					for !rest.Empty() {
+						piece, later := p.next(table, rest, reverse)
+						r := piece.Ranges[0]
+						from, to := r.Start, r.End
+						if reverse {
+							from, to = to, from
+						}
+						if edge == gap.Start && from == gap.End || edge == gap.End && from == gap.Start {
+							edge = from
+						}
+						if len(piece.Ranges) != 1 || r.empty() || from != edge {
+							t.Fatalf("after %q comes %q", edge, piece.Ranges)
+						}
+						above := 1.0
+						if r.End != "" {
+							above = tt.below(r.End)
+						}
+						d := 5*time.Millisecond + time.Duration((above-tt.below(r.Start))*float64(time.Hour))
+						requests++
+						if d > timeout {
+							took += timeout
+							if !p.tooSlow(table, rest, piece, reverse) {
+								t.Fatalf("%q takes %v and is not divided", r, d)
+							}
+							continue
+						}
+						took += d
+						p.answered(table, d, timeout)
+						rest, edge = later, to
+					}
+					if edge != "" || took < time.Hour || took > most || requests > 30000 {
+						t.Errorf("took %v, want at most %v; %d requests", took, most, requests)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A piece that is not divisible stays whole, and so do the pieces of later scans.
+func TestIndivisiblePiece(t *testing.T) {
+	p, table := &Pieces{}, &tablets{}
+	for _, whole := range []RowSet{{Ranges: []KeyRange{{"row", "row\x00"}}}, {Keys: []string{"a", "b"}}} {
+		for range 3 {
+			piece, later := p.next(table, whole, false)
+			if !later.Empty() || p.tooSlow(table, whole, piece, false) || p.on || table.slow {
+				t.Errorf("%v became %v and %v", whole, piece, later)
+			}
+		}
+	}
+}
+
+// Short scans, and scans of ranges without data, run beside one that needs small pieces. They do
+// not change its pieces: otherwise, each of its requests would be too slow.
+func TestPiecesOfOneScan(t *testing.T) {
+	const timeout = 20 * time.Second
+	table := &tablets{}
+	for i := range 100 {
+		table.bounds = append(table.bounds, fmt.Sprintf("b%02d", i))
+	}
+	rest := RowSet{Ranges: []KeyRange{{"", ""}}}
+	p := &Pieces{}
+	for range 4 {
+		piece, _ := p.next(table, rest, false)
+		if !p.tooSlow(table, rest, piece, false) {
+			t.Fatalf("%v is not divided", piece)
+		}
+	}
+	want, _ := p.next(table, rest, false)
+	p.answered(table, timeout/2, timeout)
+	for range 100 {
+		short, fast := &Pieces{}, RowSet{Ranges: []KeyRange{{"a", "c"}}}
+		for !fast.Empty() {
+			_, fast = short.next(table, fast, false)
+			short.answered(table, time.Millisecond, timeout)
+		}
+	}
+	if got, _ := p.next(table, rest, false); got.Ranges[0] != want.Ranges[0] {
+		t.Errorf("other scans changed the piece %q to %q", want.Ranges, got.Ranges)
+	}
+	first := &Pieces{}
+	if got, _ := first.next(table, RowSet{Ranges: []KeyRange{{"a1", "a2"}, {"a3", ""}}}, false); len(got.Ranges) != 2 {
+		t.Errorf("a scan that begins with a short range asks first for %q", got.Ranges)
+	}
+}
