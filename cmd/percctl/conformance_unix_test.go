@@ -3,16 +3,21 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/conformancecmd"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -100,6 +105,58 @@ func TestConformanceInterrupted(t *testing.T) {
 	}, syscall.SIGINT)
 	if code != 130 {
 		t.Errorf("exit code %d, want 130", code)
+	}
+	noTables(t, admin)
+}
+
+// TestConformanceSoakInterrupted: an interrupt while transactions run leaves no table either.
+func TestConformanceSoakInterrupted(t *testing.T) {
+	t.Parallel()
+	cmd, _, admin := conformanceOn(t, txntest.Strict(), "--only", "soak", "--soak", "10m")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	for {
+		// The scratch table of the first stage, and three of the second one.
+		all, err := admin.Tables(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) == 3 {
+			break
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("exit code %d, want 130", code)
+	}
+	noTables(t, admin)
+}
+
+// TestConformanceAnomalies: what transactions must not see makes a service unsafe.
+func TestConformanceAnomalies(t *testing.T) {
+	t.Parallel()
+	var n atomic.Int64
+	// Some writes of data are acknowledged and lost.
+	lose := grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		r, ok := req.(*btpb.CheckAndMutateRowRequest)
+		if ok && strings.HasPrefix(string(r.RowKey), "list") && n.Add(1)%5 == 0 && len(r.TrueMutations) == 0 {
+			return &btpb.CheckAndMutateRowResponse{}, nil
+		}
+		return handle(ctx, req)
+	})
+	cmd, _, admin := conformanceOn(t, []grpc.ServerOption{lose}, "--only", "soak", "--soak", "2s", "-o", "json")
+	out, _ := cmd.Output()
+	var r conformancecmd.Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 6 || r.Verdict != conformance.Unsafe || !slices.Equal(r.Broken, []string{"soak"}) || r.Soak == nil || r.Soak.Safe || len(r.Soak.Anomalies) == 0 {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 	noTables(t, admin)
 }

@@ -64,6 +64,8 @@ var mayImport = []struct {
 	{"txn/admin/words", []string{"tso"}},
 	{"txn/admin/capacity", nil},
 	{"txn/admin/conformance", []string{"txn/admin/capacity"}},
+	{"txn/admin/conformance/soak", []string{"tso", "txn", "txn/format", "txn/changes", "txn/admin", "txn/admin/conformance", "txn/txntest", "txn/txntest/history", "notify"}},
+	{"txn/txntest/history", nil},
 	{"txn/internal/front", nil},
 	{"txn/internal/strict", []string{"txn/internal/front"}},
 	{"txn/admin/transfer", []string{"tso", "txn", "txn/format", "txn/admin", "txn/admin/words"}},
@@ -190,7 +192,7 @@ func TestAPI(t *testing.T) {
 }
 
 // errorPrefix is how the text of an error begins that names a package.
-var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|conformance|changes|row|page|jobs|idempotency|index|notify|tso|server): `)
+var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|conformance|soak|changes|row|page|jobs|idempotency|index|notify|tso|server): `)
 
 // TestErrorPrefixes: an error names the package that an application called. Packages below
 // txn do not know which one that is, so they name the project. Everything of tso names tso.

@@ -21,7 +21,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
-		c.Table = scratchName()
+		c.Table = ScratchName()
 	}
 	if c.Concurrency == 0 {
 		c.Concurrency = 8

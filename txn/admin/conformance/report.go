@@ -73,7 +73,8 @@ func newReport(table string) *Report {
 	return &Report{Table: table, Verdict: Safe, Kept: []string{}, Limits: []string{}, Broken: []string{}, Untested: []string{}, Results: []Result{}}
 }
 
-func (r *Report) add(result Result) {
+// Add adds the result of another test.
+func (r *Report) Add(result Result) {
 	r.Results = append(r.Results, result)
 	r.Requests += result.Requests
 	r.Bytes += result.Bytes

@@ -59,11 +59,27 @@ func EstimateFor(c Config) (Estimate, error) {
 		}
 		e.Seconds += float64(k.waits) * c.Duration.Seconds()
 	}
-	r := capacity.DefaultRates
-	// As if each request were a conditional mutation: one read and one write.
-	e.NodeSeconds = float64(e.Requests)*(r.Conditional/r.Reads+1/r.Writes) + float64(e.Bytes)/1024/r.Writes
-	e.Dollars = e.NodeSeconds / 3600 * r.Node
+	e.NodeSeconds, e.Dollars = Price(e.Requests, e.Bytes)
 	return e, nil
+}
+
+// Plus returns the estimate of two parts that follow each other.
+func (e Estimate) Plus(other Estimate) Estimate {
+	e.Assumptions += other.Assumptions
+	e.Requests += other.Requests
+	e.Bytes += other.Bytes
+	e.Seconds += other.Seconds
+	e.NodeSeconds += other.NodeSeconds
+	e.Dollars += other.Dollars
+	return e
+}
+
+// Price returns how long requests keep a node of Cloud Bigtable busy, and the price of that
+// time, as if each request were a conditional mutation: one read and one write.
+func Price(requests int, bytes int64) (nodeSeconds, dollars float64) {
+	r := capacity.DefaultRates
+	nodeSeconds = float64(requests)*(r.Conditional/r.Reads+1/r.Writes) + float64(bytes)/1024/r.Writes
+	return nodeSeconds, nodeSeconds / 3600 * r.Node
 }
 
 // setUpRequests is how many requests make and remove the scratch table.
@@ -78,10 +94,7 @@ func Run(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, 
 	if err != nil {
 		return nil, err
 	}
-	if err := createScratch(ctx, bt, admin, cfg.Table); err != nil {
-		if !errors.Is(err, ErrForeign) {
-			err = fmt.Errorf("conformance: making table %s: %w", cfg.Table, err)
-		}
+	if err := Create(ctx, bt, admin, cfg.Table); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -98,7 +111,7 @@ func Run(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, 
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("conformance: %d of %d assumptions tested: %w", i, len(all), context.Cause(ctx))
 		}
-		r.add(result)
+		r.Add(result)
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	r.Latencies = times.summary()

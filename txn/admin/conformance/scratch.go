@@ -33,7 +33,17 @@ const (
 	cleanTimeout = 30 * time.Second
 )
 
-func scratchName() string { return TablePrefix + strings.ToLower(rand.Text()[:8]) }
+// ScratchName returns a new random name for a scratch table.
+func ScratchName() string { return TablePrefix + strings.ToLower(rand.Text()[:8]) }
+
+// Create makes a scratch table, which [Remove] removes, and [Remains] finds if nobody does. It
+// has the family [Family]. Create continues if the context ends meanwhile.
+func Create(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient, name string) error {
+	if err := createScratch(ctx, bt, admin, name); err != nil {
+		return fmt.Errorf("conformance: making table %s: %w", name, err)
+	}
+	return nil
+}
 
 // createScratch makes a table with its mark. Its families have no policy. It continues if the
 // context ends meanwhile, so that no table is left half made.

@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// Family is a family of data that scratch tables have.
+const Family = family1
+
 // Families of the scratch table.
 const (
 	family1 = "f"

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance/soak"
 )
 
 // junit is the output format that CI systems read.
@@ -23,7 +25,14 @@ const junit cli.Format = "junit"
 type options struct {
 	session.Options
 	conformance.Config
+	soak  time.Duration
 	clean bool
+}
+
+// A Report is what both stages found.
+type Report struct {
+	conformance.Report
+	Soak *soak.Report `json:"soak"` // the second stage; null if it did not run
 }
 
 // Removed is what --clean removes.
@@ -41,11 +50,16 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 emulator or another service. docs/assumptions.md lists the assumptions, and what each is
 good for.
 
-The command makes a scratch table, sends requests to it, and removes it, also after an
+The first stage sends single requests. The second one, named soak, runs transactions and an
+observer while their clients fail: requests are lost, late or doubled, clients die or stand
+still. Then it checks what transactions saw, and measures transactions against raw requests
+of the service. It does not run if the first stage finds the service unsafe.
+
+The command makes scratch tables, sends requests to them, and removes them, also after an
 interrupt. It touches no other table. First it prints how many requests and bytes it sends
 at most, with an estimate of their price on Cloud Bigtable.
 
-If the command is killed, a table whose name begins with percolator-conformance- may stay.
+If the command is killed, tables whose names begin with percolator-conformance- may stay.
 --clean removes such tables. It removes only tables that this command made.
 
 For each assumption the report says kept, limit, broken or untested. For all that are not
@@ -59,6 +73,7 @@ have such limits. 6: transactions are not safe there. 1: something could not be 
 		Example: `  percctl conformance
   percctl conformance --dry-run
   percctl conformance --only linearizable,conditional-atomic --duration 1m --concurrency 32
+  percctl conformance --only soak --soak 10m
   percctl conformance --yes -o json > conformance.json
   percctl conformance --clean`,
 		Args: cli.NoArgs,
@@ -66,32 +81,48 @@ have such limits. 6: transactions are not safe there. 1: something could not be 
 	cmd.RunE = o.Runs(session.Bare, o.run)
 	o.Setup(cmd, s, 10*time.Minute)
 	cli.FormatFlag(cmd, &o.Format, append(cli.ObjectFormats, junit)...)
-	cli.Prints(cmd, cli.ObjectOf[conformance.Report](),
+	cli.Prints(cmd, cli.ObjectOf[Report](),
 		cli.ObjectOf[conformance.Estimate]().If("with --dry-run"),
 		cli.ObjectOf[Removed]().If("with --clean"))
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Only, "only", nil, "ids of the assumptions to test (default: all)")
+	f.StringSliceVar(&o.Only, "only", nil, "ids of the assumptions to test, and soak for the second stage (default: all)")
 	f.IntVar(&o.Concurrency, "concurrency", 8, "requests that a concurrent test sends at once")
 	f.DurationVar(&o.Duration, "duration", 3*time.Second, "time that a concurrent test takes at most")
+	f.DurationVar(&o.soak, "soak", 20*time.Second, "how long transactions run under faults in the second stage (0: not at all)")
 	f.IntVar(&o.Requests, "requests", 4000, "maximum number of requests of one concurrent test")
-	f.StringVar(&o.Table, "table", "", "name of the scratch table, which must not exist (default: a random name)")
+	f.StringVar(&o.Table, "table", "", "name of the scratch table, and prefix of the other scratch tables; they must not exist (default: a random name)")
 	f.BoolVar(&o.clean, "clean", false, "only remove scratch tables that killed runs left; stop other runs first")
 	o.Consent.Add(cmd)
 	cli.AtLeast(&o.Checks, "concurrency", &o.Concurrency, 2, "at least 2")
 	cli.AtLeast(&o.Checks, "duration", &o.Duration, time.Millisecond, "positive")
 	cli.AtLeast(&o.Checks, "requests", &o.Requests, 100, "at least 100")
 	o.Require(func() error {
+		o.choose()
 		if _, err := conformance.EstimateFor(o.Config); err != nil {
 			return cli.Usagef("--only: %w; docs/assumptions.md lists them", err)
 		}
 		return nil
 	})
-	var ids []string
+	cli.AtLeast(&o.Checks, "soak", &o.soak, 0, "positive, or 0")
+	ids := []string{soak.Assumption.ID}
 	for _, a := range conformance.All() {
 		ids = append(ids, a.ID)
 	}
 	session.CompleteFlag(cmd, "only", cobra.FixedCompletions(ids, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// choose turns the second stage off if --only does not name it. What it needs of the first
+// stage is always tested.
+func (o *options) choose() {
+	if len(o.Only) == 0 {
+		return
+	}
+	if i := slices.Index(o.Only, soak.Assumption.ID); i >= 0 {
+		o.Only[i] = conformance.SingleRow
+	} else {
+		o.soak = 0
+	}
 }
 
 func (o *options) run(ctx context.Context, s *session.Session) error {
@@ -103,32 +134,61 @@ func (o *options) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	o.Table = e.Table
+	if o.soak > 0 {
+		e = e.Plus(soak.EstimateFor(soak.Config{Prefix: o.Table, Duration: o.soak}))
+	}
 	plan := func(w io.Writer) error { return planText(w, e, s.Where) }
-	if yes, err := o.Ask(ctx, e, plan, "Make the table and test?"); !yes || err != nil {
+	if yes, err := o.Ask(ctx, e, plan, "Make the tables and test?"); !yes || err != nil {
 		return err
 	}
 	o.Progress = func(done, all int, id string) { s.Progress.Set("%d of %d tests done, now %s", done, all, id) }
-	r, err := conformance.Run(ctx, s.Bigtable, s.Admin, o.Config)
-	s.Progress.End()
-	if r == nil {
+	first, err := conformance.Run(ctx, s.Bigtable, s.Admin, o.Config)
+	if first == nil {
 		return err
 	}
+	r := &Report{Report: *first}
+	if o.soak > 0 && r.Verdict != conformance.Unsafe && err == nil {
+		err = o.soakOn(ctx, s, r)
+		if ctx.Err() != nil {
+			return err
+		}
+	}
+	s.Progress.End()
 	for i := range r.Results {
 		r.Results[i].Detail = cli.Line(r.Results[i].Detail)
 	}
-	return errors.Join(o.print(r), err, verdict(r, s.Connect.IsEmulator()))
+	return errors.Join(o.print(r), err, verdict(&r.Report, s.Connect.IsEmulator()))
+}
+
+// soakOn adds what the second stage finds.
+func (o *options) soakOn(ctx context.Context, s *session.Session, r *Report) (err error) {
+	r.Soak, err = soak.Run(ctx, s.Connect.Dial, soak.Config{
+		Prefix: o.Table, Duration: o.soak, Progress: func(part string) { s.Progress.Set("soak: %s", part) },
+	})
+	result := conformance.Result{Assumption: soak.Assumption, State: conformance.Untested}
+	switch {
+	case r.Soak != nil:
+		result = r.Soak.Result()
+	case ctx.Err() != nil:
+		return err
+	default:
+		result.Detail, err = err.Error(), nil
+	}
+	r.Add(result)
+	r.Seconds += result.Seconds
+	return err
 }
 
 func planText(w io.Writer, e conformance.Estimate, where string) error {
-	_, err := fmt.Fprintf(w, `In %s: test %s in table %s,
-which is made for it and removed again. At most %d requests with %.1f MB of keys and
-cells, in about %s. Cloud Bigtable needs about %.0f s of one node for it,
-which costs $%.4f at list price; you pay for nodes whether they are busy or not.
+	_, err := fmt.Fprintf(w, `In %s: test %s in table %s
+and tables with names that begin so, which are made for it and removed again. At most %d
+requests with %.1f MB of keys and cells, in about %s. Cloud Bigtable needs about %.0f s of
+one node for it, which costs $%.4f at list price; you pay for nodes whether they are busy or not.
 `, where, cli.Count(e.Assumptions, "assumption"), e.Table, e.Requests, float64(e.Bytes)/1e6, cli.Duration(time.Duration(e.Seconds*float64(time.Second))+10*time.Second), e.NodeSeconds, e.Dollars)
 	return err
 }
 
-func (o *options) print(r *conformance.Report) error {
+func (o *options) print(r *Report) error {
 	if o.Format == junit {
 		return r.JUnit(o.Streams.Out)
 	}
@@ -136,7 +196,7 @@ func (o *options) print(r *conformance.Report) error {
 	return o.Print(r, func(w io.Writer) error { return reportText(w, r, style) })
 }
 
-func reportText(w io.Writer, r *conformance.Report, style cli.Style) error {
+func reportText(w io.Writer, r *Report, style cli.Style) error {
 	t := cli.NewTable(w)
 	for _, x := range r.Results {
 		cli.WriteRow(t, string(x.State), x.ID, x.Title)
@@ -166,9 +226,29 @@ func reportText(w io.Writer, r *conformance.Report, style cli.Style) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if r.Soak != nil {
+		if err := soakText(w, r.Soak); err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(w, "\n%d kept, %d limits, %d broken, %d untested; %d requests, %.1f MB, %.1f s\n",
 		len(r.Kept), len(r.Limits), len(r.Broken), len(r.Untested), r.Requests, float64(r.Bytes)/1e6, r.Seconds)
 	return err
+}
+
+func soakText(w io.Writer, r *soak.Report) error {
+	faults := 0
+	for _, n := range r.Faults {
+		faults += n
+	}
+	fmt.Fprintf(w, "\nsoak: %s under %s: %d committed, %d failed, %d with an unknown outcome; the observer ran %s\n\n",
+		cli.Count(r.Transactions, "transaction"), cli.Count(faults, "fault"), r.Committed, r.Failed, r.Unknown, cli.Count(int(r.Observed), "time"))
+	t := cli.NewTable(w)
+	cli.WriteRow(t, "TRANSACTION", "RAW", "RATE", "RAW RATE", "RATIO", "P50", "RAW P50", "SLOWDOWN")
+	for _, x := range r.Ratios {
+		cli.WriteRow(t, x.Name, x.Raw, cli.Fixed(x.Rate, 0)+"/s", cli.Fixed(x.RawRate, 0)+"/s", cli.Fixed(x.Ratio, 2), cli.Fixed(x.P50, 2)+" ms", cli.Fixed(x.RawP50, 2)+" ms", cli.Fixed(x.Slowdown, 1))
+	}
+	return t.Flush()
 }
 
 // verdict is the error from which the exit code comes.

@@ -16,10 +16,12 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/pflag"
 	"google.golang.org/api/option"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // Flags say where Bigtable is. A flag comes before its environment variable,
@@ -35,6 +37,8 @@ type Flags struct {
 
 	// Without a flag.
 	creds, endpoint, adminEndpoint, emulator string
+
+	embedded *embedded.Deployment // set by Open
 }
 
 // Add adds the flags to a command.
@@ -186,34 +190,58 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	if err := f.Resolve(); err != nil {
 		return nil, nil, nil, err
 	}
-	if f.Embedded {
-		bt, admin, closeAll, err := embedded.Start(ctx, f.MetadataTable)
-		if err != nil {
-			return nil, nil, nil, f.failed(err)
-		}
-		return bt, admin, closeAll, nil
+	if !f.Embedded {
+		return f.Dial(ctx)
 	}
-	bt, err := f.newClient(ctx)
+	var err error
+	if f.embedded, err = embedded.Start(ctx, f.MetadataTable); err != nil {
+		return nil, nil, nil, f.failed(err)
+	}
+	bt, admin, _, err := f.Dial(ctx)
+	return bt, admin, f.embedded.Close, err
+}
+
+// Dial opens clients over connections of their own, with these options. Call it after Open,
+// and the function it returns when done.
+func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable.Client, admin *bigtable.AdminClient, end func(), err error) {
+	end = func() {}
+	switch {
+	case f.embedded != nil:
+		bt, admin, err = f.embedded.Open(ctx, opts...)
+	case f.emulator != "" && len(opts) > 0:
+		// Bigtable's client passes no options to an emulator.
+		var conn *grpc.ClientConn
+		if conn, err = txntest.Dial(f.emulator, opts...); err == nil {
+			bt, admin, err = txntest.Open(ctx, conn, f.Project, f.Instance)
+			end = func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }
+		}
+	default:
+		var all []option.ClientOption
+		for _, o := range opts {
+			all = append(all, option.WithGRPCDialOption(o))
+		}
+		if bt, err = f.newClient(ctx, all...); err != nil {
+			break
+		}
+		if admin, err = bigtable.NewAdminClient(ctx, f.Project, f.Instance, append(f.options(f.adminEndpoint), all...)...); err != nil {
+			err = errors.Join(err, bt.Close())
+			break
+		}
+		end = func() { _, _ = bt.Close(), admin.Close() }
+	}
 	if err != nil {
 		return nil, nil, nil, f.failed(err)
 	}
-	admin, err := bigtable.NewAdminClient(ctx, f.Project, f.Instance, f.options(f.adminEndpoint)...)
-	if err != nil {
-		return nil, nil, nil, f.failed(errors.Join(err, bt.Close()))
-	}
-	return bt, admin, func() {
-		_ = bt.Close()
-		_ = admin.Close()
-	}, nil
+	return bt, admin, end, nil
 }
 
 // newClient connects to the data service.
-func (f *Flags) newClient(ctx context.Context) (*bigtable.Client, error) {
+func (f *Flags) newClient(ctx context.Context, opts ...option.ClientOption) (*bigtable.Client, error) {
 	return bigtable.NewClientWithConfig(ctx, f.Project, f.Instance, bigtable.ClientConfig{
 		AppProfile:      f.AppProfile,
 		MetricsProvider: bigtable.NoopMetricsProvider{},
 		DisableSession:  true,
-	}, f.options(f.endpoint)...)
+	}, append(f.options(f.endpoint), opts...)...)
 }
 
 // OpenMetadata connects to the metadata table alone, which needs fewer permissions than

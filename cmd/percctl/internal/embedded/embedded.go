@@ -30,39 +30,41 @@ const (
 const Contents = `transactional tables accounts and journal, locks of two clients that died in the
 middle of a commit, and a table legacy that is not transactional`
 
-// Start starts the emulator and fills it. Call the function it returns when
-// done.
-func Start(ctx context.Context, metadataTable string) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+// Start starts the emulator and fills it. Close it when done.
+func Start(ctx context.Context, metadataTable string) (*Deployment, error) {
 	emulator, err := txntest.StartEmulator("")
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
-	e := &deployment{emulator: emulator, metadataTable: metadataTable, closers: []func(){emulator.Close}}
-	bt, adminClient, err := e.open(ctx)
+	d := &Deployment{emulator: emulator, metadataTable: metadataTable, closers: []func(){emulator.Close}}
+	bt, adminClient, err := d.Open(ctx)
 	if err == nil {
-		err = e.fill(ctx, bt, adminClient)
+		err = d.fill(ctx, bt, adminClient)
 	}
 	if err != nil {
-		e.close()
-		return nil, nil, nil, fmt.Errorf("filling the embedded emulator: %w", err)
+		d.Close()
+		return nil, fmt.Errorf("filling the embedded emulator: %w", err)
 	}
-	return bt, adminClient, e.close, nil
+	return d, nil
 }
 
-type deployment struct {
+// A Deployment is a started emulator.
+type Deployment struct {
 	emulator      *txntest.Emulator
 	metadataTable string
 	closers       []func()
 	clock         past
 }
 
-func (d *deployment) close() {
+// Close closes all clients and the emulator.
+func (d *Deployment) Close() {
 	for i := len(d.closers) - 1; i >= 0; i-- {
 		d.closers[i]()
 	}
 }
 
-func (d *deployment) open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
+// Open opens clients over a connection of their own. Close closes them.
+func (d *Deployment) Open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
 	conn, err := d.emulator.Dial(opts...)
 	if err != nil {
 		return nil, nil, err
@@ -87,7 +89,7 @@ func (p *past) Timestamp(context.Context) (tso.Timestamp, error) {
 	return tso.FromTime(time.Now().Add(-time.Hour).Truncate(time.Second)) + tso.Timestamp(p.n.Add(1)*1_000_000), nil
 }
 
-func (d *deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+func (d *Deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 	if err := legacy(ctx, bt, adminClient); err != nil {
 		return err
 	}
@@ -135,11 +137,11 @@ func legacy(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.Admi
 
 // write commits cells, written cell=value, in one transaction; its client dies
 // before the step diesAt, "" for never.
-func (d *deployment) write(ctx context.Context, diesAt txntest.Step, cells []string) error {
+func (d *Deployment) write(ctx context.Context, diesAt txntest.Step, cells []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	life := &life{diesAt: diesAt, died: cancel}
-	bt, _, err := d.open(ctx, txntest.ChooseFaults(life.choose).DialOptions()...)
+	bt, _, err := d.Open(ctx, txntest.ChooseFaults(life.choose).DialOptions()...)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,131 @@
+package soak_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance/soak"
+	"github.com/percolator-bigtable/percolator/txn/internal/front"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// connect starts a strict server behind a front.
+func connect(t *testing.T, fault front.Front) soak.Connect {
+	t.Helper()
+	e, err := txntest.StartEmulator("", append(front.Options(fault), txntest.Strict()...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return func(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+		conn, err := e.Dial(opts...)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		bt, admin, err := txntest.Open(ctx, conn, "p", "i")
+		return bt, admin, func() {
+			_ = bt.Close()
+			_ = admin.Close()
+			_ = conn.Close()
+		}, err
+	}
+}
+
+func noTables(t *testing.T, c soak.Connect) {
+	t.Helper()
+	_, admin, end, err := c(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	if all, err := admin.Tables(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("tables are left: %v, %v", all, err)
+	}
+}
+
+// TestSafe: nothing impossible happens on a service that keeps what we rely on, although
+// clients die and requests are lost.
+func TestSafe(t *testing.T) {
+	c := connect(t, front.Front{})
+	cfg := soak.Config{Duration: 4 * time.Second}
+	r, err := soak.Run(t.Context(), c, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Safe || len(r.Anomalies) > 0 {
+		t.Errorf("anomalies: %s", strings.Join(r.Anomalies, "\n"))
+	}
+	if r.Transactions < 50 || r.Committed < 20 || r.Observed == 0 {
+		t.Errorf("too little happened: %+v", r)
+	}
+	if r.Faults["kill"] == 0 || r.Faults["pause"] == 0 || len(r.Faults) < 6 {
+		t.Errorf("too few faults: %v", r.Faults)
+	}
+	if e := soak.EstimateFor(cfg); r.Requests > e.Requests || r.Bytes > e.Bytes || r.Bytes == 0 {
+		t.Errorf("%d requests and %d bytes, %d and %d were announced", r.Requests, r.Bytes, e.Requests, e.Bytes)
+	}
+	for _, x := range r.Ratios {
+		if x.Count < 10 || x.Ratio <= 0 || x.Slowdown < 0.5 || x.P99 < x.P50 {
+			t.Errorf("%+v", x)
+		}
+	}
+	if len(r.Ratios) != 5 {
+		t.Errorf("%d ratios", len(r.Ratios))
+	}
+	noTables(t, c)
+}
+
+// TestUnsafe: on a service that sometimes ignores the predicates of conditional mutations, the
+// soak finds what transactions then see.
+func TestUnsafe(t *testing.T) {
+	var n atomic.Int64
+	c := connect(t, front.Front{Unary: func(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+		r, ok := c.Request.(*btpb.CheckAndMutateRowRequest)
+		if !ok || len(r.FalseMutations) == 0 || n.Add(1)%7 != 0 || !strings.Contains(r.TableName, "-lists") && !strings.Contains(r.TableName, "-docs") {
+			return next(ctx)
+		}
+		// The prewrite's condition is that nothing conflicts.
+		_, err := c.Server.MutateRow(ctx, &btpb.MutateRowRequest{TableName: r.TableName, RowKey: r.RowKey, Mutations: r.FalseMutations})
+		return &btpb.CheckAndMutateRowResponse{}, err
+	}})
+	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 3 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Safe || len(r.Anomalies) == 0 {
+		t.Errorf("nothing was found: %+v", r)
+	}
+	noTables(t, c)
+}
+
+// TestInterrupted: no table is left, whenever the context ends.
+func TestInterrupted(t *testing.T) {
+	for _, part := range []string{"transactions under faults", "checking the history", "measuring"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			c := connect(t, front.Front{})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			reached := false
+			_, err := soak.Run(ctx, c, soak.Config{Duration: 200 * time.Millisecond, Progress: func(now string) {
+				if now == part {
+					reached = true
+					cancel()
+				}
+			}})
+			if !errors.Is(err, context.Canceled) || !reached {
+				t.Errorf("%v", err)
+			}
+			noTables(t, c)
+		})
+	}
+}
