@@ -95,6 +95,7 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 	mu.Unlock()
 	r, err := call(t.Context(), c)
 	mu.Lock()
+	refusing = false
 	if refused != nil && (status.Code(err) != codes.PermissionDenied || r != nil && (r.Finished || r.Nothing) || after > 0) {
 		t.Errorf("request %d, %s of row %q in %s, was refused: %v, %+v; %d removals after it", k, refused.Step, refused.Row, refused.Table, err, r, after)
 	}
