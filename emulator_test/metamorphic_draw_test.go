@@ -290,8 +290,8 @@ func TestEveryOptionIsDrawn(t *testing.T) {
 		reflect.TypeFor[*txn.Table]():    {"Delete", "DeleteRow", "Get", "GetForUpdate", "Lock", "Notify", "ReadRow", "ReadRows", "Set"},
 		reflect.TypeFor[*txn.Snapshot](): {"ReadTS", "Release", "Table"},
 		reflect.TypeFor[*txn.Latest]():   {"Get", "ReadRow"},
-		reflect.TypeFor[*txn.Txn]():      {"Commit", "Rollback", "StartTS", "Table"},
-		reflect.TypeFor[*txn.Client]():   {"Begin", "CheckTable", "Close", "Latest", "Settle", "Snapshot", "Stats", "Timestamp", "Update"},
+		reflect.TypeFor[*txn.Txn]():      {"Client", "Commit", "CommitBefore", "Rollback", "StartTS", "Table", "Writes"},
+		reflect.TypeFor[*txn.Client]():   {"BeforeCommit", "Begin", "CheckTable", "Close", "Latest", "Settle", "Snapshot", "Stats", "Timestamp", "Update"},
 	} {
 		var has []string
 		for i := range of.NumMethod() {

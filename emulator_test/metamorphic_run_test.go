@@ -250,6 +250,17 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 		if err != nil {
 			m.t.Fatal(err)
 		}
+		if i%2 == 1 {
+			// Transactions that write and are slow conflict with their own bound.
+			c.BeforeCommit(func(_ context.Context, tx *txn.Txn) error {
+				for range tx.Writes() {
+					if tx.Client() == c {
+						tx.CommitBefore(tx.StartTS() + 10e6)
+					}
+				}
+				return nil
+			})
+		}
 		m.clients = append(m.clients, c)
 		m.t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -840,8 +851,8 @@ func (m *performance) ended(x *playedTxn, ts tso.Timestamp, err error, mayConfli
 	switch {
 	case errors.As(err, &why):
 		m.counts.add("conflicts", 1)
-		// A late copy of a request may have left a lock.
-		if !conflict && !mayConflict && !(m.late > 0 && why.Reason == format.ConflictLock) {
+		// A late copy of a request may have left a lock. A bound is a reason of its own.
+		if !conflict && !mayConflict && why.Reason != format.ConflictBound && !(m.late > 0 && why.Reason == format.ConflictLock) {
 			return fmt.Errorf("the transaction that began at %d wrote %q and failed without a reason: %w", start, writes, err)
 		}
 	case errors.Is(err, txn.ErrTooOld) && start <= m.safe && len(writes) > 0:

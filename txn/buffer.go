@@ -97,6 +97,30 @@ func (b *buffer) row(table, row string) map[Column]*store.Write {
 	return cols
 }
 
+// writes calls yield with the puts and deletes, as of now; a delete's value is nil.
+func (b *buffer) writes(yield func(Cell, []byte) bool) {
+	var all []store.Write
+	b.mu.Lock()
+	for _, rows := range b.rows {
+		for _, cols := range rows {
+			for _, w := range cols {
+				if w.Kind != format.KindLock {
+					all = append(all, *w)
+				}
+			}
+		}
+	}
+	b.mu.Unlock()
+	for _, w := range all {
+		if w.Kind != format.KindDelete && w.Value == nil {
+			w.Value = []byte{}
+		}
+		if !yield(w.Cell, w.Value) {
+			return
+		}
+	}
+}
+
 // get returns the put or delete that the transaction buffered for a cell. ok is false if it
 // buffered none, or only a lock.
 func (b *buffer) get(cell Cell) (kind format.Kind, value []byte, ok bool) {

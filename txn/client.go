@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 
 	"cloud.google.com/go/bigtable"
@@ -31,6 +32,8 @@ type Client struct {
 	admission   store.Admission
 	streams     atomic.Int64  // requests of scans under way
 	done        chan struct{} // closed when Close has returned
+
+	beforeCommit atomic.Pointer[[]func(context.Context, *Txn) error]
 }
 
 // commitsPerRequest is how many commits a client runs at a time for each request of
@@ -124,6 +127,23 @@ func (c *Client) Update(ctx context.Context, f func(ctx context.Context, tx *Txn
 // if the client is closed (ErrClosed), or if the oracle does not answer before ctx ends.
 func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	return begin(ctx, c, &attempt{number: 1}, opts)
+}
+
+// BeforeCommit registers a function that runs at the beginning of each Commit of a transaction
+// that has written. It may read, and write more. If it fails, Commit rolls the transaction
+// back and returns the error. Package index keeps indexes in this way. Register functions
+// before the first transaction begins. They run in the order of their registration.
+func (c *Client) BeforeCommit(f func(ctx context.Context, tx *Txn) error) {
+	for {
+		old := c.beforeCommit.Load()
+		all := []func(context.Context, *Txn) error{f}
+		if old != nil {
+			all = append(slices.Clone(*old), f)
+		}
+		if c.beforeCommit.CompareAndSwap(old, &all) {
+			return
+		}
+	}
 }
 
 // Snapshot returns the state as of now or, with [At], as of an earlier timestamp. It shows

@@ -75,6 +75,10 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		c.abort(ctx)
 		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
 	}
+	if err := c.checkBound(commitTS); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
 	// Only after the prewrites: a garbage collection that begins from now on finds the
 	// locks. If an earlier one may have removed a conflicting record, this check fails
 	// (docs/gc.md).
@@ -135,6 +139,9 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
+			if err := c.checkBound(ts); err != nil {
+				return nil, err
+			}
 			m := bigtable.NewMutation()
 			c.addRowCommit(m, row, ts)
 			return m, c.sendNotifications(ctx, ts)
@@ -162,14 +169,27 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	return p.CommitTS, err
 }
 
+// checkBound fails if commitTS is not below the bound of CommitBefore.
+func (c *commit) checkBound(commitTS tso.Timestamp) error {
+	if bound := c.txn.commitBound; bound != 0 && commitTS >= bound {
+		return &ConflictError{Cell: c.primary, StartTS: c.startTS, ConflictTS: bound, Reason: format.ConflictBound}
+	}
+	return nil
+}
+
 // settle finds out the outcome of a commit that returned err, if SettleWithin allows it, also
-// after ctx has ended.
+// after ctx has ended. If a reader has passed a commit that is too late to take a new
+// commit_ts, it can only be rolled back.
 func (c *commit) settle(ctx context.Context, err error) (tso.Timestamp, error) {
 	var unknown *UndeterminedError
-	if c.txn.opts.settleWithin == 0 || !errors.As(err, &unknown) {
+	within := c.txn.opts.settleWithin
+	if errors.Is(err, ErrConflict) {
+		within = max(within, c.client.cfg.LockTTL)
+	}
+	if within == 0 || !errors.As(err, &unknown) {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.txn.opts.settleWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	switch status, settleErr := recovery.Settle(ctx, c.client.resolver, unknown); {
 	case settleErr != nil:

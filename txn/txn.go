@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +47,7 @@ type Txn struct {
 	mu           sync.Mutex
 	ended        bool
 	commitCalled bool
+	commitBound  tso.Timestamp // 0 if there is none
 	// hops is how many observer runs, one causing the next, led to this transaction.
 	hops int
 }
@@ -148,6 +150,10 @@ func (t *Txn) release() {
 // A transaction without writes commits without a request and returns its start timestamp.
 // (Paper §2.2, Figure 6.)
 func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
+	if err := t.beforeCommit(ctx); err != nil {
+		t.Rollback()
+		return 0, err
+	}
 	if err := t.markEnded(true); err != nil {
 		return 0, err
 	}
@@ -180,6 +186,43 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
 	}
 	return ts, err
+}
+
+// beforeCommit runs the functions of Client.BeforeCommit.
+func (t *Txn) beforeCommit(ctx context.Context) error {
+	all := t.client.beforeCommit.Load()
+	if all == nil {
+		return nil
+	}
+	t.buffer.mu.Lock()
+	skip := t.buffer.sealed || t.buffer.err != nil || len(t.buffer.rows) == 0
+	t.buffer.mu.Unlock()
+	if skip {
+		return nil
+	}
+	for _, f := range *all {
+		if err := f(t.withTrace(ctx), t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Writes returns what the transaction has written so far, for Client.BeforeCommit. The value
+// of a delete is nil, and no value must be changed. Locks and notifications are left out.
+func (t *Txn) Writes() iter.Seq2[Cell, []byte] { return t.buffer.writes }
+
+// Client returns the transaction's client.
+func (t *Txn) Client() *Client { return t.client }
+
+// CommitBefore makes Commit fail with a conflict if its commit_ts is not below ts. Of several
+// calls the smallest ts counts. So the transaction can rely on what holds until ts.
+func (t *Txn) CommitBefore(ts tso.Timestamp) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.commitBound == 0 || ts < t.commitBound {
+		t.commitBound = ts
+	}
 }
 
 // measureEnd ends the transaction's span and records its metrics.

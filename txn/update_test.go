@@ -3,9 +3,12 @@ package txn_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -104,5 +107,97 @@ func TestUpdateStops(t *testing.T) {
 	}
 	if _, ok, err := s.Table("a").Get(ctx, "untouched", "f", "q"); ok || err != nil {
 		t.Errorf("the write of a failed function is there: %v, error %v", ok, err)
+	}
+}
+
+// TestBeforeCommit: the hook of a client runs before each commit of a transaction that has
+// written. It sees the writes, may add more, and its error undoes the transaction.
+func TestBeforeCommit(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	runs := 0
+	var fail error
+	c := env.NewClient(txn.Config{})
+	c.BeforeCommit(func(_ context.Context, tx *txn.Txn) error {
+		runs++
+		for cell, value := range tx.Writes() {
+			if (cell.Row == "deleted") != (value == nil) || cell.Row == "locked" {
+				t.Errorf("write of %s: %q", cell, value)
+			}
+			tx.Table("a").Set("copy of "+cell.Row, "f", "q", value)
+		}
+		if tx.Client() == nil {
+			t.Error("a transaction without a client")
+		}
+		return fail
+	})
+	update := func() error {
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Set("put", "f", "q", nil) // an empty value
+			tx.Table("a").Delete("deleted", "f", "q")
+			tx.Table("a").Lock("locked", "f", "q")
+			return nil
+		}, txn.MaxAttempts(3))
+		return err
+	}
+	read := func() (all []string) {
+		s, err := c.Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row, err := range s.Table("a").ReadRows(t.Context(), nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, row.Key())
+		}
+		return all
+	}
+	fail = errors.New("refused")
+	if err := update(); !errors.Is(err, fail) || runs != 1 || read() != nil {
+		t.Errorf("error %v after %d runs, rows %q", err, runs, read())
+	}
+	fail = fmt.Errorf("again: %w", txn.ErrConflict)
+	if err := update(); !errors.Is(err, fail) || runs != 4 || read() != nil {
+		t.Errorf("error %v after %d runs, rows %q", err, runs, read())
+	}
+	fail = nil
+	if err := update(); err != nil || runs != 5 || strings.Join(read(), ", ") != "copy of deleted, copy of put, put" {
+		t.Errorf("error %v after %d runs, rows %q", err, runs, read())
+	}
+	tx, err := c.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Commit(t.Context()); err != nil || runs != 5 {
+		t.Errorf("a transaction without writes: %v after %d runs", err, runs)
+	}
+	if _, err := tx.Commit(t.Context()); !errors.Is(err, txn.ErrDone) || runs != 5 {
+		t.Errorf("a second commit: %v after %d runs", err, runs)
+	}
+}
+
+// TestCommitBefore: a commit at or after its bound fails with a conflict, and leaves nothing.
+func TestCommitBefore(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("a", "f")
+	for _, tt := range []struct {
+		bounds []time.Duration
+		fails  bool
+	}{{nil, false}, {[]time.Duration{time.Hour}, false}, {[]time.Duration{0}, true}, {[]time.Duration{time.Hour, 0, time.Hour}, true}} {
+		tx, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Table("a").Set("r", "f", "q", []byte("v"))
+		tx.Table("a").Set("s", "f", "q", []byte("v"))
+		for _, b := range tt.bounds {
+			tx.CommitBefore(tx.StartTS() + 1 + tso.Timestamp(b.Microseconds()))
+		}
+		_, err = tx.Commit(t.Context())
+		var conflict *txn.ConflictError
+		if errors.As(err, &conflict) != tt.fails || tt.fails && !strings.Contains(err.Error(), "too late") {
+			t.Errorf("bounds %v: %v", tt.bounds, err)
+		}
 	}
 }

@@ -61,6 +61,9 @@ const (
 	// because a lock had expired or the worker token was stale, and rolled the
 	// transaction back. ConflictTS is zero.
 	ConflictRolledBack ConflictReason = "rolled back"
+	// ConflictBound: the commit_ts was not below ConflictTS, the bound that the
+	// transaction has set itself (CommitBefore).
+	ConflictBound ConflictReason = "bound"
 )
 
 // A ConflictError names the cell on which a transaction failed, and the transaction that
@@ -80,6 +83,8 @@ func (e *ConflictError) Error() string {
 	switch e.Reason {
 	case ConflictRolledBack:
 		return fmt.Sprintf("percolator: %v: another client rolled back the transaction that started at %d, because its lock on %s had expired or its worker token was stale", ErrConflict, e.StartTS, e.Cell)
+	case ConflictBound:
+		return fmt.Sprintf("percolator: %v: the transaction that started at %d had to commit before %d, and was too late", ErrConflict, e.StartTS, e.ConflictTS)
 	case ConflictLock:
 		return fmt.Sprintf("percolator: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	case ConflictMarker:

@@ -118,6 +118,18 @@ func (j *Job) partKeys(n int) bigtable.RowList {
 // what other transactions committed stays. Run again to continue. Several processes may run
 // the job at the same time.
 func (j *Job) Run(ctx context.Context, client *txn.Client, f func(ctx context.Context, tx *txn.Txn, row bigtable.Row) error) (Status, error) {
+	return j.RunBatches(ctx, client, func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error {
+		for _, row := range rows {
+			if err := f(ctx, tx, row); err != nil {
+				return fmt.Errorf("row %q: %w", row.Key(), err)
+			}
+		}
+		return nil
+	})
+}
+
+// RunBatches is Run with a function for all rows of a transaction, at least one.
+func (j *Job) RunBatches(ctx context.Context, client *txn.Client, f func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error) (Status, error) {
 	job, err := j.withDefaults()
 	if err != nil {
 		return Status{}, err
@@ -259,7 +271,7 @@ func (j *Job) readPlan(stored []byte) ([]Range, error) {
 type run struct {
 	job    Job
 	client *txn.Client
-	f      func(context.Context, *txn.Txn, bigtable.Row) error
+	f      func(context.Context, *txn.Txn, []bigtable.Row) error
 	limit  *rate.Limiter // nil without a bound
 
 	mu     sync.Mutex
@@ -327,12 +339,10 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 			after.Next = []byte(batch[len(batch)-1].Key() + "\x00")
 		}
 		cells.Set(key, family, "position", after.encode()) // the first write: the primary
-		for _, row := range batch {
-			if err := r.f(ctx, tx, row); err != nil {
-				return fmt.Errorf("row %q: %w", row.Key(), err)
-			}
+		if len(batch) == 0 {
+			return nil
 		}
-		return nil
+		return r.f(ctx, tx, batch)
 	}, txn.Named("job"), txn.NoPrefetch())
 	return before, after, err
 }

@@ -1,0 +1,185 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/page"
+)
+
+// A Reader reads indexes at one timestamp. It reads the state of the index in the same
+// request, so it never returns a part of an index that is being built or dropped: the error
+// is [ErrState] then.
+type Reader struct {
+	x    *Indexes
+	view txn.Reader
+}
+
+// A Query is a range of an index.
+type Query struct {
+	// Prefix, if not empty, are the first parts of the keys.
+	Prefix Key
+	// PartPrefix, if not empty, is how the part after Prefix begins.
+	PartPrefix string
+	// From and To, if not empty, bound the keys: From ≤ key < To. They may have fewer parts
+	// than the keys.
+	From, To Key
+	Reverse  bool
+	Limit    int // 0 is no limit
+}
+
+// bounds returns the range of the rows of entries.
+func (q Query) bounds(i *Index) (start, end string) {
+	start = i.base() + q.Prefix.encode() + escape(q.PartPrefix)
+	end = txn.PrefixEnd(start)
+	if len(q.From) > 0 {
+		start = max(start, i.base()+q.From.encode())
+	}
+	if len(q.To) > 0 {
+		end = min(end, i.base()+q.To.encode())
+	}
+	return start, end
+}
+
+// Get returns the row with a key of a unique index.
+func (r Reader) Get(ctx context.Context, name string, key ...string) (row string, ok bool, err error) {
+	i, err := r.x.find(name)
+	if err != nil {
+		return "", false, err
+	}
+	if !i.Unique {
+		return "", false, fmt.Errorf("index: %s: %w: Get needs a unique index; use Scan", name, txn.ErrInvalid)
+	}
+	at := i.base() + Key(key).encode()
+	ready := false
+	for found, err := range r.view.ReadRows(ctx, bigtable.RowList{statePrefix + name, at}, txn.Columns(r.x.rowColumn(), r.x.stateColumn())) {
+		switch {
+		case err != nil:
+			return "", false, err
+		case found.Key() == at:
+			row, ok = string(found[r.x.family][0].Value), true
+		default:
+			if ready, err = r.x.ready(i, found); err != nil {
+				return "", false, err
+			}
+		}
+	}
+	if !ready {
+		return "", false, notReady(i, Absent)
+	}
+	return row, ok, nil
+}
+
+// Scan returns the entries of a range in order of their keys.
+func (r Reader) Scan(ctx context.Context, name string, q Query) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := r.scan(ctx, name, q, yield); err != nil {
+			yield(Entry{}, err)
+		}
+	}
+}
+
+func (r Reader) scan(ctx context.Context, name string, q Query, yield func(Entry, error) bool) error {
+	i, err := r.x.find(name)
+	if err != nil {
+		return err
+	}
+	if q.Limit < 0 {
+		return fmt.Errorf("index: %s: %w: Limit is %d", name, txn.ErrInvalid, q.Limit)
+	}
+	start, end := q.bounds(i)
+	ranges := bigtable.RowRangeList{bigtable.NewRange(statePrefix+name, statePrefix+name+"\x00")}
+	if start < end {
+		ranges = append(ranges, bigtable.NewRange(start, end))
+	}
+	opts := []txn.ReadOption{txn.Columns(r.x.rowColumn(), r.x.stateColumn())}
+	ready := false
+	if q.Reverse { // the state would come last
+		row, err := r.view.ReadRow(ctx, statePrefix+name, opts...)
+		if err == nil {
+			ready, err = r.x.ready(i, row)
+		}
+		if err != nil || start >= end {
+			return err
+		}
+		ranges, opts = ranges[1:], append(opts, txn.Reverse())
+	}
+	n := q.Limit
+	if n > 0 {
+		if !q.Reverse {
+			n++
+		}
+		opts = append(opts, txn.Limit(n))
+	}
+	for row, err := range r.view.ReadRows(ctx, ranges, opts...) {
+		if err != nil {
+			return err
+		}
+		if !ready {
+			if ready, err = r.x.ready(i, row); err != nil {
+				return err
+			}
+			continue
+		}
+		e, err := i.decodeEntry(row.Key(), string(row[r.x.family][0].Value))
+		if err != nil {
+			return err
+		}
+		if !yield(e, nil) {
+			return nil
+		}
+	}
+	if !ready {
+		return notReady(i, Absent)
+	}
+	return nil
+}
+
+func notReady(i *Index, s State) error {
+	if s == Absent {
+		return fmt.Errorf("index: %s: %w: it does not exist at this timestamp; Create builds it", i.Name, ErrState)
+	}
+	return fmt.Errorf("index: %s: %w: it is %s", i.Name, ErrState, s)
+}
+
+// readPage does the work of Indexes.Page.
+func readPage(ctx context.Context, x *Indexes, client *txn.Client, pages *page.Pages, name string, q Query, scope string, size int, token string) (entries []Entry, next string, err error) {
+	i, err := x.find(name)
+	if err != nil {
+		return nil, "", err
+	}
+	start, end := q.bounds(i)
+	if start >= end {
+		return nil, "", nil
+	}
+	list, err := pages.Read(ctx, page.Query{Table: x.table, Start: start, End: end, Reverse: q.Reverse, Scope: scope, Options: []txn.ReadOption{txn.Columns(x.rowColumn())}}, size, token)
+	if err != nil {
+		return nil, "", err
+	}
+	snapshot, err := client.Snapshot(ctx, txn.At(list.ReadTS))
+	if err != nil {
+		return nil, "", err
+	}
+	record, err := snapshot.Table(x.table).ReadRow(ctx, statePrefix+name, txn.Columns(x.stateColumn()))
+	if err == nil {
+		_, err = x.ready(i, record)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	for _, row := range list.Rows {
+		e, err := i.decodeEntry(row.Key(), string(row[x.family][0].Value))
+		if err != nil {
+			return nil, "", err
+		}
+		entries = append(entries, e)
+	}
+	return entries, list.Next, nil
+}
+
+// prefix is the range of the keys that begin with a prefix.
+func prefix(p string) bigtable.RowRange { return bigtable.NewRange(p, txn.PrefixEnd(p)) }
