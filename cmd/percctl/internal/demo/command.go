@@ -294,28 +294,23 @@ func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2
 }
 
 // spare waits until all kills have happened. Until then it deletes and restores
-// documents, so that workers have runs in which they can be killed. It waits for the
-// workers each time: observers that see a document only when it is restored do nothing.
+// documents, so that workers have runs in which they can be killed.
 func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names []string, sum *summary) error {
 	d.fleet.hurry.Store(true)
-	deleted := func(yield func(index.Document, error) bool) {
-		for _, name := range names {
-			if !yield(index.Document{Name: name, Deleted: true}, nil) {
-				return
-			}
-		}
-	}
-	for {
+	for i := 0; ; i++ {
 		select {
 		case <-d.fleet.spared:
 			return nil
-		default:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(reporting):
 		}
-		for _, documents := range []iter.Seq2[index.Document, error]{deleted, c.documents(names)} {
-			if err := d.load(ctx, client, documents, sum); err != nil {
-				return err
-			}
-			if _, err := notify.Wait(ctx, client, notify.WaitConfig{}); err != nil {
+		doc, err := c.read(names[i%len(names)])
+		if err != nil {
+			return err
+		}
+		for _, doc := range []index.Document{{Name: doc.Name, Deleted: true}, doc} {
+			if err := d.load(ctx, client, func(yield func(index.Document, error) bool) { yield(doc, nil) }, sum); err != nil {
 				return err
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
 type reportOptions struct {
@@ -284,7 +285,7 @@ func (o *reportOptions) rewrite(all *results) error {
 		placed, missing := false, error(nil)
 		place := func(name, table string) {
 			for file, page := range pages {
-				changed, err := replaceMeasured(page, name, table)
+				changed, err := rig.ReplaceMeasured(page, name, table)
 				if err != nil {
 					missing = cmp.Or(missing, err)
 					continue
@@ -306,15 +307,4 @@ func (o *reportOptions) rewrite(all *results) error {
 		}
 	}
 	return nil
-}
-
-// replaceMeasured replaces the text between the marks of a part.
-func replaceMeasured(page, name, text string) (string, error) {
-	begin := "<!-- measured: " + name + " -->\n"
-	head, rest, ok := strings.Cut(page, begin)
-	_, tail, ended := strings.Cut(rest, "<!-- end -->\n")
-	if !ok || !ended {
-		return "", fmt.Errorf("the page has no lines %q and %q", strings.TrimSpace(begin), "<!-- end -->")
-	}
-	return head + begin + "\n" + strings.TrimSpace(text) + "\n\n<!-- end -->\n" + tail, nil
 }

@@ -3,12 +3,16 @@ package scale
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math/rand/v2"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -222,6 +226,47 @@ func garbageCollection(r *run) {
 	r.atMost("node time for 1,000 overwritten rows", (points + scans).Seconds(), overwritten/10, "s", "%.1f TB, removed %d versions, %d requests, passed %s %s", r.Bytes/1e12, n, w.cluster.Sum(model.All).Requests, bytesText(w.cluster.Sum(model.All).Bytes), note)
 	r.atMost("time of a pass by one collector", took.Hours(), 24, "h", "%d nodes", nodes)
 	r.atLeast("versions removed", float64(n), overwritten, "versions", "")
+	r.collectors(1)
+	r.collectors(4)
+}
+
+// collectors measures how fast collectors remove versions of a table whose rows were all
+// overwritten.
+func (r *run) collectors(collectors int) {
+	rows := 2 * r.Locks
+	w := r.world(30, 1, 1000*float64(rows), 30)
+	w.fill(tableName(0), rows)
+	w.fill(tableName(0), rows)
+	time.Sleep(20 * time.Minute)
+	var all errgroup.Group
+	var removed atomic.Int64
+	var mu sync.Mutex
+	var fenced time.Time // since then no collector waits for clients
+	for i := range collectors {
+		c := w.client(fmt.Sprintf("collector-%d", i), txn.Config{TokenTTL: time.Hour}, false)
+		all.Go(func() error {
+			report, err := gc.Run(w.Context(), c, gc.Config{Retention: 10 * time.Minute, Progress: func(p gc.Progress) {
+				mu.Lock()
+				defer mu.Unlock()
+				if p.Phase == gc.PhaseFence {
+					fenced = time.Now()
+				}
+			}})
+			if report != nil {
+				removed.Add(report.Total.Versions)
+			}
+			if busy := (*gc.BusyError)(nil); errors.As(err, &busy) {
+				return nil // another collector works
+			}
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		w.Error(err)
+	}
+	took := time.Since(fenced)
+	// Each commit overwrites a version.
+	r.atLeast(fmt.Sprintf("versions removed by %d collectors, of commits", collectors), float64(removed.Load())/took.Seconds(), 10_000/4*float64(collectors), "1/s", "%d versions in %.1f s after the wait for clients", removed.Load(), took.Seconds())
 }
 
 // observedColumn is the column that observers of this package watch.

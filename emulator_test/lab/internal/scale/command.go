@@ -20,6 +20,7 @@ type options struct {
 	streams *cli.Streams
 	only    string
 	small   bool
+	docs    string
 	format  cli.Format
 }
 
@@ -34,15 +35,21 @@ workers on a model of a Bigtable cluster, in virtual time: what the model is, an
 its numbers are assumed, is in docs/design/2026-11-21-model.md. The command compares each
 number with its goal.
 
+With --docs, the command also writes DIR/scale.json, the tables of DIR/performance.md
+between the marks "measured: growth", and the plots. What --only leaves out stays as it is.
+The file keeps the first value of each row, which the tables show as the one before.
+
 Exit status 4: a goal is missed.`,
 		Example: `  lab scale
-  lab scale --small --only 'oracle|idle'`,
+  lab scale --small --only 'oracle|idle'
+  lab scale --docs docs`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.only, "only", "", "regular expression of the measurements to make (default: all)")
 	f.BoolVar(&o.small, "small", false, "measure 1 TB, 20 tables, 50 clients, 1,000 commits a second")
+	f.StringVar(&o.docs, "docs", "", "write the tables and plots of performance.md, which is in this folder")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }
@@ -51,7 +58,7 @@ Exit status 4: a goal is missed.`,
 type report struct {
 	Machine rig.Machine `json:"machine"` // where and when
 	Size    Size        `json:"size"`    // of the deployment
-	Rows    []Row       `json:"rows"`    // what was measured
+	Results
 }
 
 func (o *options) run(ctx context.Context) error {
@@ -63,18 +70,26 @@ func (o *options) run(ctx context.Context) error {
 	if o.small {
 		rep.Size = Small
 	}
-	rows := make(chan []Row)
+	if o.docs != "" && o.small {
+		return cli.Usagef("--docs shows the whole deployment; leave --small out")
+	}
+	results := make(chan Results)
 	out := os.Stdout
 	os.Stdout = os.Stderr // for what package testing prints
-	go inTest(func(t *testing.T) { rows <- Measure(t, rep.Size, only) })
+	go inTest(func(t *testing.T) { results <- Measure(t, rep.Size, only) })
 	select {
-	case rep.Rows = <-rows:
+	case rep.Results = <-results:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	os.Stdout = out
 	if err := cli.Print(o.streams.Out, o.format, rep, rep.text); err != nil {
 		return err
+	}
+	if o.docs != "" {
+		if err := rep.write(o.docs); err != nil {
+			return err
+		}
 	}
 	missed := 0
 	for _, r := range rep.Rows {
@@ -117,6 +132,10 @@ func (r report) text(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", r.Machine)
+	virtual, cpu := 0.0, 0.0
+	for _, ran := range r.Ran {
+		virtual, cpu = virtual+ran.Virtual, cpu+ran.CPU
+	}
+	_, err := fmt.Fprintf(w, "\n%d measurements: %.1f h of virtual time, %.1f min of processor time. %s\n", len(r.Ran), virtual/3600, cpu/60, r.Machine)
 	return err
 }

@@ -49,7 +49,7 @@ func hotKeys(r *run) {
 	const goroutines = 4
 	best, last, fair := 0.0, 0.0, 0.0
 	note := ""
-	for _, n := range []int{4, r.Fight / 4, r.Fight} {
+	for _, n := range []int{1, 4, r.Fight / 4, r.Fight} {
 		w := r.world(3, 1, 0, 1)
 		ctx, cancel := context.WithTimeout(w.Context(), r.Each+time.Minute)
 		done, took := busy(w.clients(n, txn.Config{}, false), goroutines, r.Each, func(c *txn.Client, rnd *rand.Rand) error {
@@ -58,6 +58,7 @@ func hotKeys(r *run) {
 		cancel()
 		last = float64(total(done)) / r.Each.Seconds()
 		best = max(best, last)
+		r.point("growth-hot", "ten cells", float64(n), last)
 		fair = float64(slices.Min(done)) / float64(max(slices.Max(done), 1))
 		note += fmt.Sprintf("%d processes: %.0f/s, p50 %.0f ms; ", n, last, quantile(took, .5))
 	}

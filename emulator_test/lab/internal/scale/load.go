@@ -63,10 +63,10 @@ func steadyHours(r *run) {
 	w := r.world(30, 2, 1e9, 10)
 	w.observe(w.env.Client)
 	w.serve()
-	clients := w.clients(r.Clients/10, txn.Config{}, false)
+	clients := w.clients(r.Clients, txn.Config{}, false)
 	var seen atomic.Int64
 	var stops []func()
-	for i := range r.Workers / 10 {
+	for i := range r.Workers {
 		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
 		stops = append(stops, w.work(c, notify.Config{}, func(string) { seen.Add(1) }))
 	}
@@ -110,10 +110,46 @@ func steadyHours(r *run) {
 	r.atLeast("changes observed", float64(seen.Load()), float64(l.committed), "changes", "garbage collection removed %d versions; the heap grew by %.0f MB, with the emulator", removed, (heap()-heapBefore)/1e6)
 }
 
+// outage measures a minute without one tablet, and ten seconds in which the cluster refuses
+// every request.
+func outage(r *run) {
+	const away, throttled = time.Minute, 10 * time.Second
+	w := r.world(10, 2, 1e9, 10)
+	w.serve()
+	clients := w.clients(10, txn.Config{}, false)
+	for i, c := range clients {
+		for n := range w.tables {
+			if err := set(w.Context(), c, tableName(n), key(i), "v"); err != nil {
+				w.Fatal(err)
+			}
+		}
+	}
+	w.cluster.Unavailable(tableName(0), "80000000", away)
+	began := time.Now()
+	l := w.loadWithout(clients, 100, away, func(table int, row string) bool { return table == 0 && "80000000" <= row && row < "99999999" })
+	over := time.Since(began) - away
+	took := slices.Concat(l.took[:]...)
+	slices.Sort(took)
+	// Every tenth tablet of every second table: 5 % of the transactions.
+	r.atMost("p90 while a tablet is unavailable", quantile(took, .9), 30, "ms", "%d commits, p99 %.0f ms", l.committed, quantile(took, .99))
+	r.atMost("failed transactions of other tablets", float64(l.failed), 0, "transactions", "%d of the tablet failed with an error after Config.LockTTL", l.lost)
+	r.atMost("until the last transaction of the tablet has ended", over.Seconds(), 10, "s", "after the tablet is back")
+	w.cluster.Reset()
+	w.cluster.Throttle(throttled, 3*time.Second)
+	began = time.Now()
+	l = w.load(clients, 100, throttled)
+	over = time.Since(began) - throttled
+	sum := w.cluster.Sum(model.All)
+	r.atMost("until the last throttled transaction has ended", over.Seconds(), 10, "s", "after the throttling; %d of %d failed", l.failed, l.failed+l.committed)
+	// Each transaction asks again after 3 s.
+	r.atMost("refused requests of a throttled transaction", float64(sum.Refused)/float64(l.committed+l.failed), 5, "requests", "")
+}
+
 // A loaded is what a load did; took and requests are of each tenth of the time.
 type loaded struct {
 	mu                sync.Mutex
 	committed, failed int
+	lost              int // transactions that failed in an outage
 	observed          int // changes that observers should see, without those of one cell that follow each other
 	took              [10][]time.Duration
 	requests          [10]float64
@@ -121,6 +157,12 @@ type loaded struct {
 
 // load lets each client write one or two cells of random tables at random times.
 func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *loaded {
+	w.Helper()
+	return w.loadWithout(clients, rate, lasts, func(int, string) bool { return false })
+}
+
+// loadWithout is load while rows for which out is true may be unavailable.
+func (w *world) loadWithout(clients []*txn.Client, rate float64, lasts time.Duration, out func(table int, row string) bool) *loaded {
 	w.Helper()
 	l := &loaded{}
 	var all sync.WaitGroup
@@ -147,12 +189,16 @@ func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *
 						}
 						return nil
 					})
-					if err != nil && !errors.Is(err, txn.ErrConflict) {
+					if err != nil && !errors.Is(err, txn.ErrConflict) && !out(n, row) {
 						w.Error(err)
 					}
 					l.mu.Lock()
 					defer l.mu.Unlock()
-					if err != nil {
+					switch {
+					case err != nil && out(n, row):
+						l.lost++
+						return
+					case err != nil:
 						l.failed++
 						return
 					}

@@ -13,6 +13,30 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
+// oracles measures how the latency of commits grows with busy processes, for both oracles.
+func oracles(r *run) {
+	const goroutines = 16
+	for _, n := range []int{r.Oracle / 16, r.Oracle / 4, r.Oracle} {
+		for _, oracle := range []string{"direct", "served"} {
+			w := r.directWorld(10, 1, 50)
+			if oracle == "served" {
+				w = r.world(10, 1, 0, 50)
+			}
+			clients := w.clients(n, txn.Config{}, false)
+			var row atomic.Int64
+			write := func(c *txn.Client, _ *rand.Rand) error {
+				return set(w.Context(), c, tableName(0), key(int(row.Add(1))), "v")
+			}
+			busy(clients, goroutines, 2*time.Second, write)
+			done, took := busy(clients, goroutines, r.Each/4, write)
+			p50, rate := quantile(took, .5), float64(total(done))/(r.Each/4).Seconds()
+			r.point("growth-oracle", oracle, float64(n), p50)
+			// Each client has as many commits under way as goroutines.
+			r.atMost(fmt.Sprintf("p50 of %d processes, %s oracle", n, oracle), p50, 50, "ms", "%.0f commits/s", rate)
+		}
+	}
+}
+
 // directOracle measures the direct oracle with many busy processes, and how long a reader
 // waits then for the lock of a dead client.
 func directOracle(r *run) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -60,6 +61,28 @@ type Row struct {
 	Note     string  `json:"note"`     // what else the measurement found
 }
 
+// A Point is one value of a plot.
+type Point struct {
+	Plot  string  `json:"plot"`  // which plot
+	Line  string  `json:"line"`  // which line of it
+	At    float64 `json:"at"`    // on the X axis
+	Value float64 `json:"value"` // on the Y axis
+}
+
+// A Ran is a measurement that was run.
+type Ran struct {
+	Name    string  `json:"name"`            // of the measurement
+	Virtual float64 `json:"virtual_seconds"` // how long it lasted in virtual time
+	CPU     float64 `json:"cpu_seconds"`     // processor time that it took
+}
+
+// Results are what Measure returns.
+type Results struct {
+	Ran    []Ran   `json:"ran"`    // which measurements were run
+	Rows   []Row   `json:"rows"`   // what was measured
+	Points []Point `json:"points"` // of plots
+}
+
 // A run is one measurement under way.
 type run struct {
 	*testing.T
@@ -67,7 +90,7 @@ type run struct {
 
 	name string
 	mu   sync.Mutex
-	rows []Row
+	Results
 }
 
 // atMost notes a number that must not be above its goal.
@@ -84,8 +107,13 @@ func (r *run) note(row Row) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	row.Row = r.name + ": " + row.Row
-	row.Measured = math.Round(row.Measured*1000) / 1000
-	r.rows = append(r.rows, row)
+	row.Measured, row.Goal = math.Round(row.Measured*1000)/1000, math.Round(row.Goal*1000)/1000
+	r.Rows = append(r.Rows, row)
+}
+
+// point notes a value of a plot.
+func (r *run) point(plot, line string, at, value float64) {
+	r.Points = append(r.Points, Point{plot, line, at, value})
 }
 
 // A scenario measures rows that belong together.
@@ -97,6 +125,7 @@ type scenario struct {
 var scenarios = []scenario{
 	{"empty range", emptyRange},
 	{"direct oracle", directOracle},
+	{"busy processes", oracles},
 	{"idle clients", idleClients},
 	{"schema checks", schemaChecks},
 	{"stranded locks", strandedLocks},
@@ -110,32 +139,36 @@ var scenarios = []scenario{
 	{"more workers", moreWorkers},
 	{"large transaction", largeTransaction},
 	{"deployment", deployment},
+	{"outage", outage},
 	{"steady hours", steadyHours},
 	{"plan", plan},
 }
 
-// Measure runs the scenarios whose names match, each in a bubble of virtual time, and
-// returns their rows.
-func Measure(t *testing.T, size Size, only *regexp.Regexp) (rows []Row) {
+// Measure runs the scenarios whose names match, each in a bubble of virtual time.
+func Measure(t *testing.T, size Size, only *regexp.Regexp) (all Results) {
 	for _, s := range scenarios {
 		if !only.MatchString(s.name) {
 			continue
 		}
 		r := &run{Size: size, name: s.name}
-		began := time.Now()
+		used := cputime.Used()
+		var virtual time.Duration
 		ok := t.Run(s.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r.T = t
+				began := time.Now()
 				s.measure(r)
+				virtual = time.Since(began)
 			})
 		})
 		if !ok {
-			r.rows = append(r.rows, Row{Row: s.name + ": the measurement failed", Measured: 1, Unit: "failures"})
+			r.Rows = append(r.Rows, Row{Row: s.name + ": the measurement failed", Measured: 1, Unit: "failures"})
 		}
-		t.Logf("%s: %.1f s of real time", s.name, time.Since(began).Seconds())
-		rows = append(rows, r.rows...)
+		ran := Ran{s.name, virtual.Seconds(), (cputime.Used() - used).Seconds()}
+		t.Logf("%s: %.0f s of virtual time, %.1f s of processor time", ran.Name, ran.Virtual, ran.CPU)
+		all.Ran, all.Rows, all.Points = append(all.Ran, ran), append(all.Rows, r.Rows...), append(all.Points, r.Points...)
 	}
-	return rows
+	return all
 }
 
 // A world is a cluster with tables.
