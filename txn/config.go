@@ -29,7 +29,8 @@ type Config struct {
 	Oracle tso.Oracle
 
 	// Admin, if set, lets the client check families and garbage-collection policies
-	// against the table itself whenever it opens a table.
+	// against the table itself when it opens a table. After that, all clients with Admin
+	// together check each table once in SchemaMaxAge, and share the result.
 	// Defaults to nil: the client takes the families from the schema record that
 	// admin.InitTable wrote, and checks no policy.
 	Admin *bigtable.AdminClient

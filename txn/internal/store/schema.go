@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	crand "crypto/rand"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -25,6 +27,9 @@ const (
 	DeployFamily    = "meta"    // everything else
 	SchemaRowPrefix = "schema/" // followed by the table's name
 	SchemaQualifier = "schema"
+
+	FamiliesRowPrefix = "families/" // followed by the table's name
+	FamiliesQualifier = "families"
 )
 
 // A Schema is what a client knows about a table.
@@ -36,9 +41,13 @@ type Schema struct {
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
-	// loaded: the schema contains every change that was made before this time, also those
-	// of the families and their policies.
+	// loaded: the schema contains every change of the record that was made before this time.
 	loaded time.Time
+	// reloadAge is from when on Current reloads the schema. It is up to a tenth below
+	// Config.SchemaMaxAge, so clients that started together do not stay in step.
+	reloadAge time.Duration
+	// check is the stored result of the last check of the families, as this client knows it.
+	check string
 }
 
 // A Registration says which observers an observed column has. A weak column can be notified,
@@ -130,17 +139,16 @@ func (s *Schema) merge(old *Schema, verified bool) *Schema {
 	if old == nil {
 		return s
 	}
-	newer, families := *s, s.Families
+	newer, checked := *s, s
 	if old.readNumber > s.readNumber {
 		newer = *old
 	}
 	if old.loaded.After(s.loaded) {
-		newer.loaded, families = old.loaded, old.Families
-	} else {
-		newer.loaded = s.loaded
+		checked = old
 	}
+	newer.loaded, newer.reloadAge, newer.check = checked.loaded, checked.reloadAge, checked.check
 	if verified {
-		newer.Families = families
+		newer.Families = checked.Families
 	}
 	return &newer
 }
@@ -156,20 +164,75 @@ type SchemaSource struct {
 
 // Reload reads the schema record. If Config.Admin is set, it also verifies the families of the
 // table and their policies.
-func (src *SchemaSource) Reload(ctx context.Context) error {
+func (src *SchemaSource) Reload(ctx context.Context) error { return src.reload(ctx, false) }
+
+// reload is Reload. If shared is set, the check of another client counts.
+func (src *SchemaSource) reload(ctx context.Context, shared bool) error {
 	began := time.Now()
 	s, err := src.readSchema(ctx)
+	if err == nil && src.table.store.Config.Admin != nil {
+		err = src.verify(ctx, s, shared)
+	}
 	if err != nil {
 		return err
 	}
-	if admin := src.table.store.Config.Admin; admin != nil {
-		if s.Families, err = VerifyFamilies(ctx, admin, src.table.Name, src.table.store.Log); err != nil {
-			return err
-		}
-	}
-	s.loaded = began
+	maxAge := src.table.store.Config.SchemaMaxAge
+	s.loaded, s.reloadAge = began, maxAge-rand.N(maxAge/10+1)
 	src.replace(s)
 	return nil
+}
+
+// verify sets the families of a schema that was just read, and checks their policies.
+//
+// All clients of a deployment share one check in each Config.SchemaMaxAge. A client reads the
+// stored result of the last check together with the record. If the client has not seen this
+// result before, it uses it. Otherwise it asks the admin service, and stores the result. So no
+// clocks are compared. A client stores its result only if the stored one is still the one that
+// it read before its check. So each stored result is newer than the one before it, and at most
+// twice Config.SchemaMaxAge old when a client begins to use it. A client whose check fails
+// stores nothing, so each client gets the error.
+func (src *SchemaSource) verify(ctx context.Context, s *Schema, shared bool) error {
+	st := src.table.store
+	if old := src.latest.Load(); shared && old != nil && s.check != old.check {
+		if families, ok := checkedFamilies(s.check); ok {
+			s.Families = families
+			return nil
+		}
+	}
+	families, err := VerifyFamilies(ctx, st.Config.Admin, src.table.Name, st.Log)
+	if err != nil {
+		return err
+	}
+	s.Families = families
+	if stored, ok := checkedFamilies(s.check); !shared && (!ok || slices.Equal(stored, families)) {
+		return nil // the next shared check stores them
+	}
+	next := strings.Join(append([]string{"1", crand.Text()}, families...), " ")
+	m := bigtable.NewMutation()
+	m.Set(DeployFamily, FamiliesQualifier, 0, []byte(next))
+	predicate, onMatch, onMiss := Chain(ExactColumn(DeployFamily, FamiliesQualifier), ExactValue([]byte(s.check))), m, (*bigtable.Mutation)(nil)
+	if s.check == "" {
+		predicate, onMatch, onMiss = ExactColumn(DeployFamily, FamiliesQualifier), nil, m
+	}
+	matched, err := st.Metadata.CheckAndMutate(ctx, FamiliesRowPrefix+src.table.Name, Interleave(predicate), onMatch, onMiss)
+	switch {
+	case err != nil:
+		// The next reload reads what is stored. If that is unchanged, it checks again.
+		st.Log.DebugContext(ctx, "storing the families of a table failed", "table", src.table.Name, "error", err)
+	case matched == (s.check != ""):
+		s.check = next
+	}
+	return nil
+}
+
+// checkedFamilies reads the stored result of a check: the format's version, a random number,
+// and the families.
+func checkedFamilies(check string) (families []string, ok bool) {
+	parts := strings.Split(check, " ")
+	if len(parts) < 3 || parts[0] != "1" {
+		return nil, false
+	}
+	return parts[2:], true
 }
 
 // replace merges s with the current schema. An answer may arrive late, and must not undo what
@@ -194,7 +257,7 @@ func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 	if src.table.store.Config.Admin != nil {
 		s.Families = old.Families
 	}
-	s.loaded = old.loaded
+	s.loaded, s.reloadAge, s.check = old.loaded, old.reloadAge, old.check
 	src.replace(s)
 	return s, nil
 }
@@ -202,25 +265,37 @@ func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	meta := src.table.store.Metadata
 	number := src.reads.Add(1)
-	row, err := meta.ReadRow(ctx, SchemaRowPrefix+src.table.Name, Interleave(ExactColumn(DeployFamily, SchemaQualifier)))
-	if err != nil {
+	rows := bigtable.RowList{SchemaRowPrefix + src.table.Name}
+	columns := []bigtable.Filter{ExactColumn(DeployFamily, SchemaQualifier)}
+	if src.table.store.Config.Admin != nil {
+		rows = append(rows, FamiliesRowPrefix+src.table.Name)
+		columns = append(columns, ExactColumn(DeployFamily, FamiliesQualifier))
+	}
+	found := map[string][]byte{}
+	if err := meta.ReadRows(ctx, rows, func(r bigtable.Row) bool {
+		for _, item := range r[DeployFamily] {
+			found[r.Key()] = item.Value
+		}
+		return true
+	}, bigtable.RowFilter(Interleave(columns...))); err != nil {
 		return nil, err
 	}
-	if len(row[DeployFamily]) == 0 {
+	record, ok := found[rows[0]]
+	if !ok {
 		return nil, fmt.Errorf("percolator: table %q: %w: it has no schema record in metadata table %q; run `percctl table init %s` or admin.InitTable", src.table.Name, format.ErrNotInitialized, meta.Name, src.table.Name)
 	}
-	s, err := DecodeSchema(src.table.Name, row[DeployFamily][0].Value)
+	s, err := DecodeSchema(src.table.Name, record)
 	if err == nil {
-		s.readNumber = number
+		s.readNumber, s.check = number, string(found[FamiliesRowPrefix+src.table.Name])
 	}
 	return s, err
 }
 
-// Current returns the schema for a read. If the schema is older than Config.SchemaMaxAge, the
-// background reloads it.
+// Current returns the schema for a read. If the schema is almost as old as
+// Config.SchemaMaxAge, the background reloads it.
 func (src *SchemaSource) Current() *Schema {
 	s := src.latest.Load()
-	if time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
+	if time.Since(s.loaded) <= s.reloadAge {
 		return s
 	}
 	select {
@@ -230,7 +305,7 @@ func (src *SchemaSource) Current() *Schema {
 	}
 	started := src.table.store.Background.Run(func(ctx context.Context) {
 		defer func() { <-src.reloading }()
-		if err := src.Reload(ctx); err != nil {
+		if err := src.reload(ctx, true); err != nil {
 			src.table.store.Log.WarnContext(ctx, "reading the schema again failed", "table", src.table.Name, "error", err)
 			// Otherwise every read would start another reload.
 			if err := Sleep(ctx, time.Second); err != nil {
@@ -247,14 +322,19 @@ func (src *SchemaSource) Current() *Schema {
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
-	if s := src.latest.Load(); time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
+	s := src.latest.Load()
+	if time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
 		return s, nil
 	}
-	return src.Newer(ctx, src.latest.Load())
+	return src.newer(ctx, s, true)
 }
 
-// Newer returns a schema that was read after old.
+// Newer returns a schema that was read, and verified, after old.
 func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error) {
+	return src.newer(ctx, old, false)
+}
+
+func (src *SchemaSource) newer(ctx context.Context, old *Schema, shared bool) (*Schema, error) {
 	select {
 	case src.reloading <- struct{}{}:
 		defer func() { <-src.reloading }()
@@ -264,7 +344,7 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 	if s := src.latest.Load(); s.loaded.After(old.loaded) {
 		return s, nil // another call has just read it
 	}
-	if err := src.Reload(ctx); err != nil {
+	if err := src.reload(ctx, shared); err != nil {
 		return nil, err
 	}
 	return src.latest.Load(), nil

@@ -133,7 +133,7 @@ func (s *stored) table() string {
 
 // plots are the plots of points, without the lines.
 var plots = []charts.Chart{
-	{File: "growth-oracle", Title: "Commits of busy processes, by kind of oracle", X: "processes with 16 goroutines each", Y: "p50 of a commit in ms", LogY: true},
+	{File: "growth-oracle", Title: "Commits of busy processes, by kind of oracle", X: "processes with 4 goroutines each", Y: "p50 of a commit in ms", LogY: true},
 	{File: "growth-hot", Title: "Transactions that all write the same cells", X: "processes with 4 goroutines each", Y: "commits per second"},
 }
 

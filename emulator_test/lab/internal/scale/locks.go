@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"fmt"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,7 +36,7 @@ func strandedLocks(r *run) {
 		if err != nil || locks != n {
 			w.Errorf("%d of %d locks: %v", locks, n, err)
 		}
-		r.atMost("ResolveTransaction", time.Since(began).Seconds(), 60*float64(n)/1e5, "s", "%d locks, %d requests", n, w.cluster.Sum(model.All).Requests)
+		r.atMost(fmt.Sprintf("ResolveTransaction of %d locks", n), time.Since(began).Seconds(), 60*float64(n)/1e5, "s", "%d locks, %d requests", n, w.cluster.Sum(model.All).Requests)
 	}
 	// As percctl lock resolve does: it reads the locks and resolves them concurrently.
 	w := r.world(10, 1, 1e8, 10)

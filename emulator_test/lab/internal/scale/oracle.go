@@ -15,7 +15,7 @@ import (
 
 // oracles measures how the latency of commits grows with busy processes, for both oracles.
 func oracles(r *run) {
-	const goroutines = 16
+	const goroutines = 4
 	for _, n := range []int{r.Oracle / 16, r.Oracle / 4, r.Oracle} {
 		for _, oracle := range []string{"direct", "served"} {
 			w := r.directWorld(10, 1, 50)
