@@ -26,6 +26,7 @@ type Client struct {
 
 	latches     *latch.Latches
 	recent      *latch.Recent
+	crowded     *store.Crowded
 	reads       readSharing
 	startsAhead startsAhead
 	metrics     transactionMetrics
@@ -71,6 +72,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		done:      make(chan struct{}),
 		latches:   latch.New(cfg.LatchWait),
 		recent:    latch.NewRecent(cfg.LatchWait),
+		crowded:   store.NewCrowded(),
 		metrics:   measure,
 		admission: make(store.Admission, commitsPerRequest*s.Config.Parallelism),
 		reads:     readSharing{counters: &s.Counters, metrics: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},

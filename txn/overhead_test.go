@@ -127,7 +127,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "latest read", units: 1, allocs: 40, requests: 1, bytes: 175,
+			name: "latest read", units: 1, allocs: 31, requests: 1, bytes: 175,
 			ours: func(ctx context.Context) error {
 				_, _, err := e.client.Latest("accounts").Get(ctx, "bob", "bal", "usd")
 				return err
@@ -159,7 +159,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			raw:  rawRows(bigtable.InfiniteRange(""), latest()),
 		},
 		{
-			name: "write", units: 1, allocs: 110, requests: 2, bytes: 600,
+			name: "write", units: 1, allocs: 69, requests: 2, bytes: 510,
 			ours: func(ctx context.Context) error {
 				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 					tx.Table("accounts").Set("bob", "bal", "usd", value)
@@ -175,7 +175,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "write of ten rows", units: 10, allocs: 80, requests: 12, bytes: 5400,
+			name: "write of ten rows", units: 10, allocs: 38, requests: 12, bytes: 4400,
 			ours: func(ctx context.Context) error {
 				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 					accounts := tx.Table("accounts")

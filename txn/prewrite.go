@@ -86,6 +86,7 @@ func prewriteRow(ctx context.Context, c *commit, waitCtx context.Context, row *s
 	if locked, err := prewriteWholeRow(ctx, c, row); locked || err != nil {
 		return err
 	}
+	c.client.crowded.Note(row)
 	for _, part := range row.Split() {
 		if err := prewriteCells(ctx, c, waitCtx, part); err != nil || c.failed.Load() {
 			return err
@@ -110,10 +111,11 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
-// start_ts.
+// start_ts. The first attempt asks for less than that: nothing in the row may be at or above
+// start_ts. If this fails because of another column, the next attempt names the cells.
 func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	cols := row.Columns()
-	predicate := store.AnyConflict(cols, c.startTS)
+	exact := c.client.crowded.Has(row)
 	var lastErr error
 	var firstFailure, lastFailure time.Time // of the failures since the last success
 	failure := func(err error) {
@@ -126,7 +128,11 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
-		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate, nil, lockMutation(c, row))
+		predicate := store.AnythingSince
+		if exact {
+			predicate = store.AnyConflict
+		}
+		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate(cols, c.startTS), nil, lockMutation(c, row))
 		if err == nil && !matched {
 			return nil
 		}
@@ -153,7 +159,13 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 			case answered:
 				lastErr = nil
 			}
+			if answered && err == nil && !exact {
+				c.client.crowded.Note(row)
+				exact = true
+				continue
+			}
 		}
+		exact = true
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, fmt.Sprintf("txn: prewriting row %q of table %q", row.Row, row.Table.Name), lastErr)
 		}
