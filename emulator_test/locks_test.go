@@ -1,8 +1,10 @@
 package emulator_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
 // A lock may name any primary and any time. A read resolves the lock, or says which lock it
@@ -438,6 +441,61 @@ func TestStatsOfAResolver(t *testing.T) {
 				got := env.Client.Stats()
 				if got.LocksMet != want.LocksMet || got.RolledForward != want.RolledForward || got.RolledBack != want.RolledBack {
 					t.Errorf("%d locks, %d forward, %d back; want %d, %d, %d", got.LocksMet, got.RolledForward, got.RolledBack, want.LocksMet, want.RolledForward, want.RolledBack)
+				}
+			})
+		})
+	}
+}
+
+// The locks of a large transaction are resolved many at a time, after one read of its primary,
+// and one that is alive costs no more than that. Before the fix, ResolveTransaction resolved one
+// lock after the other, and asked the oracle for each.
+func TestLocksOfALargeTransaction(t *testing.T) {
+	const n = 640 // ten times Config.Parallelism
+	for name, died := range map[string]txntest.Step{"dead": txntest.StepCommit, "committed": txntest.StepSecondaries, "alive": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster := model.New(model.Config{})
+				env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+				env.CreateTable("a", "f")
+				operator := env.NewClient(txn.Config{TokenTTL: -1}, cluster.Client("operator")...)
+				faults := txntest.NewFaults(t)
+				held := faults.OnStep(cmp.Or(died, txntest.StepCommit), txntest.Hold)
+				owner := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+				var rows []string
+				for i := range n {
+					rows = append(rows, fmt.Sprintf("row%03d", i))
+				}
+				tx := beginSet(t, owner, "1", rows...)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				end := commitInBackground(ctx, tx)
+				<-held.Fired()
+				if died != "" {
+					faults.Kill()
+					cancel()
+					<-end
+					advance(time.Minute)
+				}
+				cluster.Reset()
+				began := time.Now()
+				s, locks, err := admin.ResolveTransaction(t.Context(), operator, txn.Cell{Table: "a", Row: "row000", Family: "f", Qualifier: "q"}, tx.StartTS())
+				took := time.Since(began)
+				requests := cluster.Sum(model.All).Requests
+				t.Logf("%v: %d locks, %d requests, %v", s.State, locks, requests, took)
+				wantLocks, most := n, int64(n+20)
+				switch name {
+				case "alive":
+					most = 10
+					held.Release()
+					if o := <-end; o.err != nil || s.State != format.StateLocked {
+						t.Errorf("commit: %v; state %v", o.err, s.State)
+					}
+				case "committed":
+					wantLocks-- // the primary's is gone
+				}
+				if err != nil || locks != wantLocks || requests > most || took > 250*time.Millisecond {
+					t.Errorf("%d locks with %d requests in %v: %v; want %d locks, %d requests, 250 ms", locks, requests, took, err, wantLocks, most)
 				}
 			})
 		})

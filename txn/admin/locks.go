@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"iter"
 
@@ -77,9 +78,16 @@ func Resolve(ctx context.Context, client *txn.Client, l format.Lock) (s format.S
 	return access.ResolverOf(client).ResolveLock(ctx, l)
 }
 
+// ResolveLocks resolves locks as [Resolve] does, many at a time, and finds the outcome of each
+// transaction once. It calls each with the index and the status of every lock, one call at a
+// time. If ctx ends, locks may be left out.
+func ResolveLocks(ctx context.Context, client *txn.Client, locks []format.Lock, each func(i int, s format.Status, err error)) error {
+	return access.ResolverOf(client).ResolveLocks(ctx, locks, each)
+}
+
 // ResolveTransaction resolves every lock of one transaction in all tables of the
 // deployment, as [Resolve] does. It returns the transaction's status, and how many
-// locks it found. It stops at the first lock of a live owner.
+// locks it resolved or tried to. It stops at the locks of a live owner.
 func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.Cell, startTS tso.Timestamp) (s format.Status, locks int, err error) {
 	c := access.ResolverOf(client)
 	ctx, span := c.Trace.Call(ctx, "resolve transaction", "")
@@ -91,15 +99,33 @@ func ResolveTransaction(ctx context.Context, client *txn.Client, primary format.
 	if err != nil {
 		return format.Status{}, 0, err
 	}
+	resolve := func(some []format.Lock) error {
+		var failed error
+		err := c.ResolveLocks(ctx, some, func(_ int, status format.Status, err error) {
+			if locks++; failed == nil && (locks == 1 || s.Final()) {
+				s, failed = status, err
+			}
+		})
+		return cmp.Or(failed, err)
+	}
 	for _, t := range tables {
+		var some []format.Lock
 		for l, err := range TransactionLocks(ctx, client, t, nil, startTS) {
 			if err != nil {
 				return s, locks, err
 			}
-			locks++
-			if s, err = Resolve(ctx, client, l); err != nil || !s.Final() {
-				return s, locks, err
+			if some = append(some, l); len(some) == store.MaxPageRows {
+				if err := resolve(some); err != nil || !s.Final() {
+					return s, locks, err
+				}
+				some = some[:0]
 			}
+		}
+		if len(some) == 0 {
+			continue
+		}
+		if err := resolve(some); err != nil || !s.Final() {
+			return s, locks, err
 		}
 	}
 	if locks == 0 {

@@ -1,13 +1,16 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -176,37 +179,94 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 	return true, r.ResolveCell(ctx, l, o)
 }
 
-// ResolveLock resolves one lock at an operator's request. It does not wait for a live
-// owner: the status is not final then, and nothing has changed.
+// ResolveLock is ResolveLocks for one lock.
 func (r *Resolver) ResolveLock(ctx context.Context, l format.Lock) (s format.Status, err error) {
+	failed := r.ResolveLocks(ctx, []format.Lock{l}, func(_ int, status format.Status, lockErr error) { s, err = status, lockErr })
+	return s, cmp.Or(err, failed)
+}
+
+// ResolveLocks resolves locks at an operator's request, and calls each with the index and the
+// status of every lock, one call at a time. It does not wait for live owners: their status is
+// not final, and nothing has changed. It finds the outcome of each transaction with the first of
+// its locks, and then resolves the others in parallel. If ctx ends, locks may be left out.
+func (r *Resolver) ResolveLocks(ctx context.Context, locks []format.Lock, each func(i int, s format.Status, err error)) error {
+	if err := r.Enter(); err != nil {
+		return err
+	}
+	defer r.Leave()
+	now, err := r.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	type transaction struct {
+		primary format.Cell
+		startTS tso.Timestamp
+	}
+	var first, others []int
+	alive := map[transaction]bool{}
+	for i, l := range locks {
+		of := transaction{l.Primary, l.StartTS}
+		if _, ok := alive[of]; ok {
+			others = append(others, i)
+		} else {
+			first, alive[of] = append(first, i), false
+		}
+	}
+	var mu sync.Mutex
+	for _, some := range [][]int{first, others} {
+		var g errgroup.Group
+		g.SetLimit(r.Store.Config.Parallelism)
+		for _, i := range some {
+			g.Go(func() error {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				l := &locks[i]
+				of := transaction{l.Primary, l.StartTS}
+				mu.Lock()
+				s := format.Status{State: format.StateLocked, Lock: l}
+				known := alive[of]
+				mu.Unlock()
+				var err error
+				if !known {
+					s, err = r.resolveLock(ctx, l, now)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				alive[of] = err == nil && s.State == format.StateLocked
+				each(i, s, err)
+				return nil
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return store.Ended(ctx, "percolator: resolving locks", nil)
+		}
+	}
+	return nil
+}
+
+// resolveLock resolves one lock. The oracle handed out now before the call.
+func (r *Resolver) resolveLock(ctx context.Context, l *format.Lock, now tso.Timestamp) (s format.Status, err error) {
 	if err := format.CheckStoredCell(l.Cell); err != nil {
 		return format.Status{}, err
 	}
 	if err := format.CheckStoredCell(l.Primary); err != nil {
 		return format.Status{}, err
 	}
-	if err := r.Enter(); err != nil {
-		return format.Status{}, err
-	}
-	defer r.Leave()
-	ctx, span := r.Trace.ResolveRequested(ctx, &l)
+	ctx, span := r.Trace.ResolveRequested(ctx, l)
 	defer func() {
 		span.Set(telemetry.AttrAction.String(ActionName(Outcome{Status: s}, 0)))
 		span.EndWith(err)
 	}()
-	now, err := r.Clock.Timestamp(ctx)
-	if err != nil {
-		return format.Status{}, err
-	}
-	if err := checkStart(&l, now); err != nil {
+	if err := checkStart(l, now); err != nil {
 		return format.Status{}, err
 	}
 	// The list may be old, and the owner may have kept the lock alive since.
-	o, err := r.FindOutcome(ctx, &l, now, false, WaitNever)
+	o, err := r.FindOutcome(ctx, l, now, false, WaitNever)
 	if err != nil || !o.Final() {
 		return o.Status, err
 	}
-	return o.Status, r.ResolveCell(ctx, &l, o)
+	return o.Status, r.ResolveCell(ctx, l, o)
 }
 
 // FindOutcome finds out the outcome of the transaction that wrote l. If that transaction is

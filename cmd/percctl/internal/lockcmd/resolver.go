@@ -51,83 +51,36 @@ func (r *resolver) resolved(res format.Resolution) {
 	}
 }
 
-// run resolves the first lock of each transaction, and then the other locks of
-// those that have ended: the client remembers their outcomes, so each costs one
-// request. It returns the error of a context that ended, and counts other errors.
+// run resolves the locks of all transactions. It returns the error of a context that ended, and
+// counts other errors.
 func (r *resolver) run(ctx context.Context, s *session.Session, all []*inspect.Transaction) error {
+	var locks []format.Lock
+	var of []*inspect.Transaction
 	for _, t := range all {
-		r.total += len(t.Found)
+		locks = append(locks, t.Found...)
+		of = append(of, slices.Repeat([]*inspect.Transaction{t}, len(t.Found))...)
 	}
-	ended := make([]attempt, len(all))
-	g := limited()
-	for i, t := range all {
-		g.Go(func() error { ended[i] = r.resolve(ctx, s, t, t.Found[0]); return nil })
-	}
-	_ = g.Wait()
-	g = limited()
-	for i, t := range all {
-		for _, l := range t.Found[1:] {
-			switch ended[i] {
-			case decided:
-				g.Go(func() error { r.resolve(ctx, s, t, l); return nil })
-			case alive:
-				r.leave(leftLock{lock: l, of: t})
-			}
+	r.total = len(locks)
+	err := admin.ResolveLocks(ctx, s.Client(), locks, func(i int, status format.Status, err error) {
+		switch {
+		case err != nil && ctx.Err() != nil:
+		case err != nil:
+			r.failed++
+			r.failure = cmp.Or(r.failure, err)
+		case status.Final():
+			r.done++
+			s.Progress.Set("%d of %d locks resolved", r.done, r.total)
+		default:
+			r.left = append(r.left, leftLock{lock: locks[i], of: of[i]})
 		}
-	}
-	_ = g.Wait()
-	if ctx.Err() != nil {
+	})
+	switch {
+	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case err != nil:
+		return err
 	}
 	return r.look(ctx, s)
-}
-
-func limited() *errgroup.Group {
-	g := &errgroup.Group{}
-	g.SetLimit(parallelism)
-	return g
-}
-
-// An attempt is how resolving the first lock of a transaction ended.
-type attempt int
-
-const (
-	unreached attempt = iota // it failed, or the context ended before
-	alive
-	decided
-)
-
-// resolve resolves one lock.
-func (r *resolver) resolve(ctx context.Context, s *session.Session, t *inspect.Transaction, l format.Lock) attempt {
-	if ctx.Err() != nil {
-		return unreached
-	}
-	status, err := admin.Resolve(ctx, s.Client(), l)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return unreached
-	case err != nil:
-		r.failed++
-		if r.failure == nil {
-			r.failure = err
-		}
-		return unreached
-	case status.State == txn.StateCommitted || status.State == txn.StateRolledBack:
-		r.done++
-	default:
-		r.left = append(r.left, leftLock{lock: l, of: t})
-		return alive
-	}
-	s.Progress.Set("%d of %d locks resolved", r.done, r.total)
-	return decided
-}
-
-func (r *resolver) leave(l leftLock) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.left = append(r.left, l)
 }
 
 // look drops from what was left the locks that their owners have removed in

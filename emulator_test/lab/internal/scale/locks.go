@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
@@ -38,28 +37,29 @@ func strandedLocks(r *run) {
 		}
 		r.atMost(fmt.Sprintf("ResolveTransaction of %d locks", n), time.Since(began).Seconds(), 60*float64(n)/1e5, "s", "%d locks, %d requests", n, w.cluster.Sum(model.All).Requests)
 	}
-	// As percctl lock resolve does: it reads the locks and resolves them concurrently.
-	w := r.world(10, 1, 1e8, 10)
-	w.strand(tableName(0), 0, r.Locks)
-	time.Sleep(time.Minute)
-	c := w.client("operator", txn.Config{TokenTTL: time.Hour}, false)
-	began := time.Now()
-	g, ctx := errgroup.WithContext(w.Context())
-	g.SetLimit(64)
-	for l, err := range admin.Locks(ctx, c, tableName(0), nil) {
-		if err != nil {
-			w.Error(err)
-			break
+	// As percctl lock resolve does: it reads the locks and then resolves them.
+	for _, n := range []int{r.Locks, 10 * r.Locks} {
+		w := r.world(10, 1, 1e8, 10)
+		w.strand(tableName(0), 0, n)
+		time.Sleep(time.Minute)
+		c := w.client("operator", txn.Config{TokenTTL: time.Hour}, false)
+		began := time.Now()
+		var locks []format.Lock
+		for l, err := range admin.Locks(w.Context(), c, tableName(0), nil) {
+			if err != nil {
+				w.Fatal(err)
+			}
+			locks = append(locks, l)
 		}
-		g.Go(func() error {
-			_, err := admin.Resolve(ctx, c, l)
-			return err
-		})
+		if err := admin.ResolveLocks(w.Context(), c, locks, func(_ int, s format.Status, err error) {
+			if err != nil || !s.Final() {
+				w.Errorf("%v: %v", s.State, err)
+			}
+		}); err != nil {
+			w.Error(err)
+		}
+		r.atMost("Locks and ResolveLocks", time.Since(began).Seconds(), 60*float64(n)/1e5, "s", "%d locks", n)
 	}
-	if err := g.Wait(); err != nil {
-		w.Error(err)
-	}
-	r.atMost("Locks and 64 concurrent Resolve", time.Since(began).Seconds(), 60*float64(r.Locks)/1e5, "s", "%d locks", r.Locks)
 }
 
 // outcomes measures how many cells a resolver reads at a primary with many later versions.

@@ -12,7 +12,6 @@ var missed = regexp.MustCompile(`^(` +
 	`|direct oracle: (behind the clock|requests of a batch)` +
 	`|busy processes: p50 of .* processes, direct oracle` +
 	`|idle clients: (mutations of the hottest row, direct oracle|requests of an idle client, .*)` +
-	`|stranded locks: .*` +
 	`|idle fleet: .*` +
 	`|lost hint: .*` +
 	`|garbage collection: .*` +
