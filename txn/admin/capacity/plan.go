@@ -17,6 +17,9 @@ type Plan struct {
 	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
 	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`           // nodes that would be busy all the time, before cpu_target
 	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`         // part of cpu_nodes that sweeps for notifications take
+	GCNodes    float64 `json:"gc_nodes" unit:"nodes"`            // part of cpu_nodes that garbage collection takes, if it reads every table twice in each run, four times a day
+	GCHours    float64 `json:"gc_run_hours" unit:"h"`            // time that one collector needs for a run
+	IdleNodes  float64 `json:"idle_nodes" unit:"nodes"`          // part of cpu_nodes that the processes take without transactions: tokens, the safe point, schemas
 	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`       // nodes that the storage needs
 	Nodes      int     `json:"nodes" unit:"nodes"`               // nodes to provision
 	CPU        float64 `json:"cpu_utilisation" unit:"0 to 1"`    // average CPU utilisation with that many nodes
@@ -33,7 +36,7 @@ type Plan struct {
 	NodeCost    float64  `json:"node_cost_month" unit:"USD per month"`    // price of the nodes
 	StorageCost float64  `json:"storage_cost_month" unit:"USD per month"` // price of the storage
 	Cost        float64  `json:"cost_month" unit:"USD per month"`         // sum of both; without network and the machines of the processes
-	Warnings    []string `json:"warnings"`                                // rows that would take more writes than one row can
+	Warnings    []string `json:"warnings"`                                // what exceeds a limit, or takes a large part of the nodes
 }
 
 // A KindPlan is what one transaction of a kind takes.
@@ -110,14 +113,55 @@ func New(w Workload, r Rates) (Plan, error) {
 	p.oracle(r)
 	p.OldGiB = old * w.Retention * 3600 / gib
 	p.StorageGiB = p.LiveGiB + p.OldGiB
-	p.CPUNodes = (p.RowReads+p.Conditions*r.Conditional)/r.Reads + p.RowWrites/r.Writes + p.SweepNodes
+	p.background(r)
+	p.CPUNodes = (p.RowReads+p.Conditions*r.Conditional)/r.Reads + p.RowWrites/r.Writes + p.SweepNodes + p.GCNodes + p.IdleNodes
 	p.StoreNodes = p.StorageGiB / 1024 / r.Storage
 	p.Nodes = int(math.Ceil(max(p.CPUNodes/r.CPU, p.StoreNodes, 1)))
 	p.CPU = p.CPUNodes / float64(p.Nodes)
 	p.NodeCost = float64(p.Nodes) * r.Node * hoursOfMonth
 	p.StorageCost = p.StorageGiB * r.GiB
 	p.Cost = p.NodeCost + p.StorageCost
+	p.warnShares()
 	return p, nil
+}
+
+// What processes do without transactions: docs/protocol.md. TokenTTL is 5 s, SchemaMaxAge 1 min.
+const (
+	tokenWrites     = 3.0 / 5  // a second, of a process that works
+	safePointReads  = 1.0 / 10 // a second
+	schemaReads     = 1.0 / 60 // a second and table
+	gcRuns          = 4.0 / 86400
+	collectedPerSec = 100_000 // rows that one collector reads, measured: 10 billion took 27 h of processor time
+)
+
+// background adds what does not depend on the rate of transactions.
+func (p *Plan) background(r Rates) {
+	processes, rows := float64(p.Workload.Processes), 0.0
+	for _, t := range p.Workload.Tables {
+		rows += t.Rows
+	}
+	p.IdleNodes = processes * (tokenWrites/r.Writes + (safePointReads+schemaReads*float64(len(p.Workload.Tables)))/r.Reads)
+	// A run reads once to find locks, and once to find old versions.
+	p.GCNodes = 2 * p.StorageGiB * gib / (r.Scan * mb) * gcRuns
+	p.GCHours = rows / collectedPerSec / 3600
+}
+
+// share is the part of the nodes that background work may take without a warning.
+const share = .25
+
+// warnShares warns of background work that takes a large part of the nodes.
+func (p *Plan) warnShares() {
+	warn := func(nodes float64, format string, args ...any) {
+		if nodes > share*p.CPUNodes && nodes > .1 {
+			p.Warnings = append(p.Warnings, fmt.Sprintf(format, args...))
+		}
+	}
+	warn(p.SweepNodes, "sweeps for notifications take %.2f of %.2f busy nodes, if Bigtable reads all rows of the observed tables: keep observed columns in smaller tables, or raise MaxInterval of notify.Scanner (--sweep-interval); then a change without a hint waits longer", p.SweepNodes, p.CPUNodes)
+	warn(p.GCNodes, "garbage collection takes %.2f of %.2f busy nodes, if it runs every %.0f h and reads all rows: run it less often", p.GCNodes, p.CPUNodes, 1/(gcRuns*3600))
+	warn(p.IdleNodes, "%d processes take %.2f of %.2f busy nodes, even if they have no transactions: use fewer processes", p.Workload.Processes, p.IdleNodes, p.CPUNodes)
+	if p.GCHours > p.Workload.Retention {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("one collector needs %.0f h to read all rows, longer than the retention of %.3g h: versions are kept for both together", p.GCHours, p.Workload.Retention))
+	}
 }
 
 // oracle adds the oracle's load: its requests, and in direct mode the mutations
@@ -131,11 +175,19 @@ func (p *Plan) oracle(r Rates) {
 	if p.Workload.Oracle == Served {
 		return
 	}
-	p.Conditions += p.OracleRequests
-	p.RowWrites += p.OracleRequests
 	if p.OracleRequests > r.HotRow/2 {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row gets %.0f mutations per second from %d processes, and one row can take about %.0f: use a served oracle", p.OracleRequests, p.Workload.Processes, r.HotRow))
 	}
+	if p.OracleRequests > r.HotRow {
+		// The processes take turns at the row.
+		wait := float64(p.Workload.Processes)*1000/r.HotRow - trip
+		for i := range p.Transactions {
+			p.Transactions[i].BusyMS += float64(p.Transactions[i].Oracle) * r.Busy * max(wait, 0)
+		}
+		p.OracleRequests = r.HotRow
+	}
+	p.Conditions += p.OracleRequests
+	p.RowWrites += p.OracleRequests
 }
 
 func (p *Plan) warnHot(kp KindPlan, k Kind) {

@@ -69,7 +69,10 @@ func TestPlan(t *testing.T) {
 	near(t, "old versions", p.OldGiB, 1000*2*(100+150)*36000.0/(1<<30))
 	near(t, "a sweep", p.Tables[0].SweepSecs, 1e11/220e6)
 	near(t, "sweeps", p.SweepNodes, 1e11/220e6/100)
-	nodes := (62_000+3800)/17_000.0 + 5800/14_000.0 + p.SweepNodes
+	near(t, "garbage collection", p.GCNodes, 2*p.StorageGiB*(1<<30)/220e6/21600)
+	near(t, "a run of garbage collection", p.GCHours, 1e8/1e5/3600)
+	near(t, "idle processes", p.IdleNodes, 4*(.6/14_000+(.1+1/60.0)/17_000))
+	nodes := (62_000+3800)/17_000.0 + 5800/14_000.0 + p.SweepNodes + p.GCNodes + p.IdleNodes
 	near(t, "busy nodes", p.CPUNodes, nodes)
 	near(t, "nodes", float64(p.Nodes), math.Ceil(nodes/.7))
 	near(t, "CPU", p.CPU, nodes/float64(p.Nodes))
@@ -79,9 +82,50 @@ func TestPlan(t *testing.T) {
 	near(t, "hot limit", k.HotLimit, 1000/30.0)
 	near(t, "conflicts", k.Conflicts, 1-math.Exp(-.03))
 	near(t, "busy latency", k.BusyMS, 4*5+2*1.5*5)
-	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "the oracle's row gets 800 mutations per second") {
+	if len(p.Warnings) != 2 || !strings.Contains(p.Warnings[0], "the oracle's row gets 800 mutations per second") || !strings.Contains(p.Warnings[1], "sweeps for notifications take 4.55 of") {
 		t.Errorf("warnings: %q", p.Warnings)
 	}
+}
+
+// TestWarnings: what exceeds its part of the plan is said.
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	writes := Kind{Name: "write", Rate: 1000, Rows: 1}
+	for _, tt := range []struct {
+		name     string
+		workload Workload
+		want     []string
+	}{
+		{"fine", Workload{Oracle: Served, Processes: 500, Transactions: []Kind{{Rate: 10_000, Rows: 1}}, Tables: []Table{{Rows: 1e8}}}, nil},
+		{"10 TB with observers", Workload{Oracle: Served, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e10, Observed: true}}}, []string{"sweeps for notifications take 871.21 of", "one collector needs 28 h"}},
+		{"10 TB", Workload{Oracle: Served, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e10}}}, []string{"garbage collection takes 4.85 of 5.11 busy nodes, if it runs every 6 h", "one collector needs 28 h"}},
+		{"idle processes", Workload{Oracle: Served, Processes: 10_000, Transactions: []Kind{writes}}, []string{"10000 processes take 0.49 of"}},
+		{"hot row", Workload{Oracle: Served, Transactions: []Kind{{Name: "write", Rate: 1000, Rows: 1, Hot: 1}}}, []string{"write: each of its 1 hot rows"}},
+		{"oracle's row", Workload{Oracle: Direct, Processes: 50, Transactions: []Kind{writes}}, []string{"the oracle's row gets 2000 mutations"}},
+	} {
+		p, err := New(tt.workload, DefaultRates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same := len(p.Warnings) == len(tt.want)
+		for i := 0; same && i < len(tt.want); i++ {
+			same = strings.Contains(p.Warnings[i], tt.want[i])
+		}
+		if !same {
+			t.Errorf("%s: %q, want %q", tt.name, p.Warnings, tt.want)
+		}
+	}
+}
+
+// Processes that want more than the row can take wait for their turn.
+func TestBusyDirectOracle(t *testing.T) {
+	t.Parallel()
+	p, err := New(Workload{Oracle: Direct, Processes: 50, Transactions: []Kind{{Rate: 5000, Reads: 1}}}, DefaultRates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "requests to the oracle", p.OracleRequests, 1000)
+	near(t, "latency", p.Transactions[0].BusyMS, 5+1.5*50)
 }
 
 // With a served oracle the oracle's row is no load, and its round trips are its
@@ -100,13 +144,13 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// Storage decides where there is much of it, and there is a node at least.
+// Storage and what reads it decide where there is much of it, and there is a node at least.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		rows float64
 		want int
-	}{{0, 1}, {1e10, 5}} {
+	}{{0, 1}, {1e10, 8}} {
 		p, err := New(Workload{Transactions: []Kind{{Rate: 1, Reads: 1}}, Tables: []Table{{Rows: tt.rows, Bytes: 1024}}}, DefaultRates)
 		if err != nil {
 			t.Fatal(err)

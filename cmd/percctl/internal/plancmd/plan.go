@@ -196,7 +196,7 @@ func planText(out io.Writer, p capacity.Plan) error {
 	fmt.Fprintln(out)
 	t = cli.NewTable(out)
 	row := func(name, format string, args ...any) { cli.WriteRow(t, name, fmt.Sprintf(format, args...)) }
-	row("nodes", "%d, at %.0f %% CPU (target %.0f %%); %.2f busy, of which sweeps %.2f; storage needs %.2f", p.Nodes, 100*p.CPU, 100*p.Rates.CPU, p.CPUNodes, p.SweepNodes, p.StoreNodes)
+	row("nodes", "%d, at %.0f %% CPU (target %.0f %%); %.2f busy, of which sweeps %.2f, garbage collection %.2f, idle processes %.2f; storage needs %.2f", p.Nodes, 100*p.CPU, 100*p.Rates.CPU, p.CPUNodes, p.SweepNodes, p.GCNodes, p.IdleNodes, p.StoreNodes)
 	row("rows", "%.0f read and %.0f written a second, and %.0f conditional mutations", p.RowReads, p.RowWrites, p.Conditions)
 	row("storage", "%.1f GiB before compression: %.1f live, %.1f of versions kept for %.3g h", p.StorageGiB, p.LiveGiB, p.OldGiB, p.Workload.Retention)
 	row("oracle", "%s: %.0f timestamps and at most %.0f requests a second from %d processes", p.Workload.Oracle, p.Timestamps, p.OracleRequests, p.Workload.Processes)

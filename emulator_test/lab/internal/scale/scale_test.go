@@ -10,7 +10,6 @@ import (
 var missed = regexp.MustCompile(`^(` +
 	`empty range: doctor` +
 	`|direct oracle: (behind the clock|requests of a batch)` +
-	`|busy processes: p50 of .* processes, direct oracle` +
 	`|idle clients: (mutations of the hottest row, direct oracle|requests of an idle client, .*)` +
 	`|idle fleet: .*` +
 	`|lost hint: .*` +
