@@ -34,7 +34,7 @@ type Client struct {
 	streams     atomic.Int64  // requests of scans under way
 	done        chan struct{} // closed when Close has returned
 
-	beforeCommit atomic.Pointer[[]func(context.Context, *Txn) error]
+	hooks atomic.Pointer[hooks] // never nil
 }
 
 // commitsPerRequest is how many commits a client runs at a time for each request of
@@ -77,6 +77,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		admission: make(store.Admission, commitsPerRequest*s.Config.Parallelism),
 		reads:     readSharing{counters: &s.Counters, metrics: reads, prefetchBytes: cfg.PrefetchBytes, batchReads: cfg.BatchReads},
 	}
+	c.hooks.Store(&hooks{})
 	oracle := cfg.Oracle
 	if oracle == nil {
 		c.ownOracle = tso.NewDirect(s.Metadata.API, tso.DirectConfig{RPCTimeout: s.Config.RPCTimeout, Logger: s.Log, TracerProvider: cfg.TracerProvider, MeterProvider: cfg.MeterProvider})
@@ -131,18 +132,22 @@ func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	return begin(ctx, c, &attempt{number: 1}, opts)
 }
 
+// hooks are what BeforeCommit has registered.
+type hooks struct {
+	beforeCommit []func(context.Context, *Txn) error
+	keeps        []string
+}
+
 // BeforeCommit registers a function that runs at the beginning of each Commit of a transaction
 // that has written. It may read, and write more. If it fails, Commit rolls the transaction
-// back and returns the error. Package index keeps indexes in this way. Register functions
-// before the first transaction begins. They run in the order of their registration.
-func (c *Client) BeforeCommit(f func(ctx context.Context, tx *Txn) error) {
+// back and returns the error. Package index keeps indexes in this way; keeps says where the
+// entries are of which f maintains all indexes, as TABLE/FAMILY. Register functions before the
+// first transaction begins. They run in the order of their registration.
+func (c *Client) BeforeCommit(f func(ctx context.Context, tx *Txn) error, keeps ...string) {
 	for {
-		old := c.beforeCommit.Load()
-		all := []func(context.Context, *Txn) error{f}
-		if old != nil {
-			all = append(slices.Clone(*old), f)
-		}
-		if c.beforeCommit.CompareAndSwap(old, &all) {
+		old := c.hooks.Load()
+		h := &hooks{append(slices.Clone(old.beforeCommit), f), append(slices.Clone(old.keeps), keeps...)}
+		if c.hooks.CompareAndSwap(old, h) {
 			return
 		}
 	}

@@ -190,8 +190,8 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 
 // beforeCommit runs the functions of Client.BeforeCommit.
 func (t *Txn) beforeCommit(ctx context.Context) error {
-	all := t.client.beforeCommit.Load()
-	if all == nil {
+	all := t.client.hooks.Load().beforeCommit
+	if len(all) == 0 {
 		return nil
 	}
 	t.buffer.mu.Lock()
@@ -200,7 +200,7 @@ func (t *Txn) beforeCommit(ctx context.Context) error {
 	if skip {
 		return nil
 	}
-	for _, f := range *all {
+	for _, f := range all {
 		if err := f(t.withTrace(ctx), t); err != nil {
 			return err
 		}
@@ -297,6 +297,7 @@ func (t *Txn) writesNothing() bool {
 func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 	var all []*store.RowWrites
 	primary := t.buffer.first.Cell
+	keeps := t.client.hooks.Load().keeps
 	for name, rows := range t.buffer.rows {
 		tbl, err := t.client.resolver.Table(ctx, name)
 		if err != nil {
@@ -316,7 +317,7 @@ func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
 						return nil, err
 					}
 				}
-				if err := s.CheckWrite(tbl.Name, w); err != nil {
+				if err := s.CheckWrite(tbl.Name, w, keeps); err != nil {
 					return nil, err
 				}
 				w.Observed = w.Kind != format.KindLock && s.IsObserved(w.Cell.Column())

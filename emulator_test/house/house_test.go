@@ -59,7 +59,7 @@ var mayImport = []struct {
 	{"txn/page", []string{"tso", "txn"}},
 	{"txn/jobs", []string{"tso", "txn", "txn/changes"}},
 	{"txn/idempotency", []string{"tso", "txn"}},
-	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page"}},
+	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page", "txn/changes"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes"}},
 	{"txn/admin/words", []string{"tso"}},

@@ -339,7 +339,7 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 		if err := format.CheckValue(w.Cell, w.Value); err != nil {
 			return nil, err
 		}
-		if err := s.CheckWrite(b.table.Name, w); err != nil {
+		if err := s.CheckWrite(b.table.Name, w, nil); err != nil {
 			return nil, err
 		}
 		w.Observed = s.IsObserved(w.Cell.Column())

@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 )
 
@@ -24,9 +26,7 @@ type build struct {
 func (b *build) create(ctx context.Context, report func(jobs.Status)) error {
 	r, err := b.advance(ctx, Absent, DeleteOnly, 0)
 	if err == nil && r.State == DeleteOnly {
-		if err = wait(ctx, b.client, r.ts+whole); err == nil {
-			r, err = b.advance(ctx, DeleteOnly, Building, r.ts)
-		}
+		r, err = b.announce(ctx, r)
 	}
 	if err == nil && r.State == Building {
 		err = b.fill(ctx, r, report)
@@ -44,6 +44,33 @@ func (b *build) drop(ctx context.Context) error {
 	}
 	if err == nil {
 		err = b.sweepProgress(ctx)
+	}
+	return err
+}
+
+// announce makes clients that do not keep indexes refuse to write the columns, and waits until
+// all others know the state DeleteOnly.
+func (b *build) announce(ctx context.Context, r record) (record, error) {
+	err := changes.RegisterIndex(ctx, b.client, b.index.Table, changes.Index{Name: b.index.Name, Columns: b.index.Columns, Entries: b.place()})
+	if err == nil {
+		err = wait(ctx, b.client, r.ts+whole)
+	}
+	if err != nil {
+		return r, err
+	}
+	if r, err = b.advance(ctx, DeleteOnly, Building, r.ts); errors.Is(err, ErrState) {
+		if s, stateErr := b.State(ctx, b.client, b.index.Name); stateErr == nil && s == Absent {
+			err = errors.Join(err, b.unregister(ctx, b.index.Table)) // Drop was faster than the registration
+		}
+	}
+	return r, err
+}
+
+// unregister lets clients write the columns that do not keep indexes. The table may be gone.
+func (b *build) unregister(ctx context.Context, table string) error {
+	err := changes.UnregisterIndex(ctx, b.client, table, changes.Index{Name: b.index.Name, Entries: b.place()})
+	if errors.Is(err, txn.ErrNotInitialized) {
+		return nil
 	}
 	return err
 }
@@ -136,6 +163,9 @@ func (b *build) empty(ctx context.Context, r record) error {
 		}
 		return b.checkState(ctx, tx, Dropping, r.ts)
 	})
+	if err == nil {
+		err = b.unregister(ctx, r.Table)
+	}
 	if err == nil {
 		_, err = b.advance(ctx, Dropping, Absent, r.ts)
 	}

@@ -33,9 +33,11 @@
 // 10 s relies on timestamps alone, and on no clock. [Indexes.Drop] removes an index in the
 // same way; while it does, UniqueError may name a row that has just lost the key.
 //
-// A client that knows package index, but not the index or another definition of it, refuses
-// to write its columns ([ErrDefinition]). A client without Keep does not know of
-// indexes: its writes are not indexed. [Indexes.Verify] finds what is wrong then.
+// The schema record of the table names the index. So a client without [Indexes.Keep] refuses to
+// write its columns, once it has noticed (txn.Config.SchemaMaxAge). A client with Keep takes
+// the definition from the record if New does not declare the index. Only if the keys come from
+// a function that it does not have, or if it declares the index differently, it refuses
+// ([ErrDefinition]).
 //
 // # Cost
 //

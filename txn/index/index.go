@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -23,8 +25,8 @@ var (
 	ErrUnique = errors.New("another row has the key")
 	// ErrState: the index does not exist, is not built yet, or is being dropped.
 	ErrState = errors.New("the index cannot be used now")
-	// ErrDefinition: other processes have another definition of the index, or an index that
-	// this one does not know.
+	// ErrDefinition: the recorded definition of the index is another one, or it has a function
+	// that this process does not have.
 	ErrDefinition = errors.New("this process does not know the index as it is recorded")
 )
 
@@ -97,7 +99,7 @@ func New(table, family string, indexes ...Index) (*Indexes, error) {
 // Keep makes the commits of a client maintain the indexes. Call it before the client's first
 // transaction.
 func (x *Indexes) Keep(client *txn.Client) {
-	client.BeforeCommit(func(ctx context.Context, tx *txn.Txn) error { return maintain(ctx, x, tx) })
+	client.BeforeCommit(func(ctx context.Context, tx *txn.Txn) error { return maintain(ctx, x, tx) }, x.place())
 }
 
 // At reads indexes in a snapshot.
@@ -146,6 +148,9 @@ func (x *Indexes) find(name string) (*Index, error) {
 	}
 	return nil, fmt.Errorf("index: %q: %w: no such index was given to New", name, txn.ErrInvalid)
 }
+
+// place is where the entries are.
+func (x *Indexes) place() string { return x.table + "/" + x.family }
 
 // rowColumn is the column of an entry: the key of the indexed row.
 func (x *Indexes) rowColumn() txn.Column { return txn.Column{Family: x.family, Qualifier: "row"} }
@@ -237,6 +242,26 @@ func (x *Indexes) recordIn(ctx context.Context, view txn.Reader, name string) (r
 	}
 	item := row[x.family][0]
 	return decodeRecord(name, item.Value, tso.Timestamp(item.Timestamp))
+}
+
+// recorded returns the index of a record: as it was declared, or else from the record.
+func (x *Indexes) recorded(name string, r record) (*Index, error) {
+	if i := x.byName[name]; i != nil {
+		return i, i.check(r)
+	}
+	if r.Keys {
+		return nil, fmt.Errorf("index: %s: %w: its keys come from a function, and New does not name it", name, ErrDefinition)
+	}
+	i := &Index{Name: name, Table: r.Table, Unique: r.Unique, Version: r.Version}
+	for _, q := range r.Columns {
+		key, err := strconv.Unquote(q)
+		family, qualifier, ok := strings.Cut(key, ":")
+		if err != nil || !ok {
+			return nil, fmt.Errorf("index: the record of %s has a column %s", name, q)
+		}
+		i.Columns = append(i.Columns, txn.Column{Family: family, Qualifier: qualifier})
+	}
+	return i, nil
 }
 
 // ready checks a record. row is not a record if there is none.

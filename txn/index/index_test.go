@@ -13,9 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 	"github.com/percolator-bigtable/percolator/txn/page"
@@ -45,7 +48,12 @@ func declared() []index.Index {
 
 func newIndexes(t *testing.T, indexes ...index.Index) *index.Indexes {
 	t.Helper()
-	x, err := index.New("indexes", "e", indexes...)
+	return mustNew(t, "indexes", "e", indexes...)
+}
+
+func mustNew(t *testing.T, table, family string, indexes ...index.Index) *index.Indexes {
+	t.Helper()
+	x, err := index.New(table, family, indexes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +72,7 @@ func newEnv(t *testing.T) (*txntest.Env, *index.Indexes, *txn.Client) {
 	t.Helper()
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("users", "f")
-	env.CreateTable("indexes", "e")
+	env.CreateTable("indexes", "e", "other")
 	x := newIndexes(t, declared()...)
 	return env, x, keeping(env, x, txn.Config{})
 }
@@ -680,7 +688,8 @@ func TestCrash(t *testing.T) {
 func TestVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
-		plain := env.Client // does not know of indexes
+		plain := env.NewClient(txn.Config{})
+		plain.BeforeCommit(func(context.Context, *txn.Txn) error { return nil }, "indexes/e") // and does nothing
 		create(t, x, c, "email", "place", "words")
 		entry := func(tx *txn.Txn, key, row string) { tx.Table("indexes").Set(key, "e", "row", []byte(row)) }
 		for i, tt := range []struct {
@@ -799,23 +808,23 @@ func TestRoundTrips(t *testing.T) {
 	})
 }
 
-// TestOtherDefinition: a process that does not know an index, or knows it differently, does not
-// write its columns, and does not read it.
+// TestOtherDefinition: a process that knows an index differently, or does not have its function,
+// does not write its columns, and does not read it.
 func TestOtherDefinition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
-		create(t, x, c, "place")
+		create(t, x, c, "place", "words")
 		changed := declared()
 		changed[1].Columns = []txn.Column{name, city}
-		for i, other := range []*index.Indexes{newIndexes(t), newIndexes(t, changed...)} {
-			c := keeping(env, other, txn.Config{})
-			if err := set(t.Context(), c, "1", map[txn.Column]string{name: "x"}); !errors.Is(err, index.ErrDefinition) || !strings.Contains(err.Error(), "place") {
-				t.Errorf("process %d: %v, want ErrDefinition", i, err)
-			}
+		other := newIndexes(t, changed...)
+		if err := set(t.Context(), keeping(env, other, txn.Config{}), "1", map[txn.Column]string{name: "x"}); !errors.Is(err, index.ErrDefinition) || !strings.Contains(err.Error(), "place") {
+			t.Errorf("other columns: %v, want ErrDefinition", err)
 		}
 		unaware := keeping(env, newIndexes(t), txn.Config{})
-		mustSet(t, unaware, "1", map[txn.Column]string{email: "x"}) // not a column of the index
-		other := newIndexes(t, changed...)
+		if err := set(t.Context(), unaware, "1", map[txn.Column]string{words: "x"}); !errors.Is(err, index.ErrDefinition) || !strings.Contains(err.Error(), "words") {
+			t.Errorf("without the function: %v, want ErrDefinition", err)
+		}
+		mustSet(t, unaware, "1", map[txn.Column]string{email: "x"}) // not a column of an index
 		if err := other.Create(t.Context(), c, "place", nil); !errors.Is(err, index.ErrDefinition) {
 			t.Errorf("Create: %v", err)
 		}
@@ -826,6 +835,64 @@ func TestOtherDefinition(t *testing.T) {
 		}
 		if err := newIndexes(t).Drop(t.Context(), c, "place"); err != nil {
 			t.Errorf("Drop of an index that New does not know: %v", err)
+		}
+	})
+}
+
+// TestUndeclared: a process maintains indexes of columns that only others declare.
+func TestUndeclared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, x, c := newEnv(t)
+		create(t, x, c, "place", "email")
+		undeclared := keeping(env, newIndexes(t), txn.Config{})
+		mustSet(t, undeclared, "1", map[txn.Column]string{city: "Bern", name: "Bob", email: "bob@x"})
+		mustSet(t, undeclared, "1", map[txn.Column]string{city: "Basel"})
+		wantScan(t, x.At(snapshot(t, c)), "place", index.Query{}, "Basel,Bob=1")
+		if err := set(t.Context(), undeclared, "2", map[txn.Column]string{email: "bob@x"}); !errors.Is(err, index.ErrUnique) {
+			t.Errorf("a second row with the key: %v", err)
+		}
+		wantCorrect(t, x, c, "place")
+		wantCorrect(t, x, c, "email")
+	})
+}
+
+// TestWithoutKeep: a client that does not keep indexes cannot write their columns while they
+// exist, in transactions and bulk loads.
+func TestWithoutKeep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, x, c := newEnv(t)
+		for i, keeps := range []*txn.Client{env.NewClient(txn.Config{}), keeping(env, mustNew(t, "indexes", "other"), txn.Config{})} {
+			try := func() error {
+				return set(t.Context(), keeps, fmt.Sprint(i), map[txn.Column]string{city: "Bern", name: "Bob"})
+			}
+			load := func() error {
+				_, err := admin.BulkLoad(t.Context(), keeps, "users", func(yield func(admin.BulkRow, error) bool) {
+					yield(admin.BulkRow{Row: "z", Cells: []admin.BulkCell{{Family: "f", Qualifier: "name", Value: []byte("x")}}}, nil)
+				}, admin.BulkConfig{Rows: bigtable.NewRange("z", "zz")})
+				return err
+			}
+			if err := try(); err != nil {
+				t.Errorf("client %d, before: %v", i, err)
+			}
+			create(t, x, c, "place")
+			pause(t.Context(), time.Minute) // Config.SchemaMaxAge
+			for what, f := range map[string]func() error{"transaction": try, "bulk load": load} {
+				if err := f(); !errors.Is(err, txn.ErrSchema) || !strings.Contains(err.Error(), "index place") || !strings.Contains(err.Error(), "indexes/e") {
+					t.Errorf("client %d, %s: %v, want ErrSchema", i, what, err)
+				}
+			}
+			mustSet(t, keeps, "1", map[txn.Column]string{email: "x"}) // not a column of an index
+			wantCorrect(t, x, c, "place")
+			if err := x.Drop(t.Context(), c, "place"); err != nil {
+				t.Fatal(err)
+			}
+			pause(t.Context(), time.Minute)
+			if err := try(); err != nil {
+				t.Errorf("client %d, afterwards: %v", i, err)
+			}
+			if left, err := changes.Indexes(t.Context(), c, "users"); len(left) > 0 || err != nil {
+				t.Errorf("Drop leaves %v, error %v", left, err)
+			}
 		}
 	})
 }

@@ -2,7 +2,6 @@ package index
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -103,14 +102,11 @@ func (m *maintenance) choose(s *states) error {
 		if r.State == Dropping || m.rows[r.Table] == nil {
 			continue
 		}
-		i := m.x.byName[name]
-		if i == nil && !m.touchesQuoted(r) {
-			continue
-		}
-		if i == nil {
-			return fmt.Errorf("index: %w: index %s of table %q, which New does not name", ErrDefinition, name, r.Table)
-		}
-		if err := i.check(r); err != nil {
+		i, err := m.x.recorded(name, r)
+		if err != nil {
+			if !m.touchesQuoted(r) {
+				continue
+			}
 			return err
 		}
 		touched := false

@@ -144,7 +144,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{13, 0}
+	return file_record_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // CellRef names a transaction's primary cell, relative to the record's own cell: a field that
@@ -607,6 +607,68 @@ func (x *ObservedColumn) GetWeak() bool {
 	return false
 }
 
+// ColumnIndex is an index that commits of its columns have to maintain (package index).
+type ColumnIndex struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Columns []*Column              `protobuf:"bytes,2,rep,name=columns,proto3" json:"columns,omitempty"`
+	// Where its entries are: TABLE/FAMILY.
+	Entries       string `protobuf:"bytes,3,opt,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ColumnIndex) Reset() {
+	*x = ColumnIndex{}
+	mi := &file_record_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ColumnIndex) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ColumnIndex) ProtoMessage() {}
+
+func (x *ColumnIndex) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ColumnIndex.ProtoReflect.Descriptor instead.
+func (*ColumnIndex) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ColumnIndex) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ColumnIndex) GetColumns() []*Column {
+	if x != nil {
+		return x.Columns
+	}
+	return nil
+}
+
+func (x *ColumnIndex) GetEntries() string {
+	if x != nil {
+		return x.Entries
+	}
+	return ""
+}
+
 // TableSchema is stored in the metadata table, in one row for each transactional table.
 type TableSchema struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -619,13 +681,14 @@ type TableSchema struct {
 	AdoptedTs int64 `protobuf:"varint,10,opt,name=adopted_ts,json=adoptedTs,proto3" json:"adopted_ts,omitempty"`
 	// The garbage-collection policies that adoption cleared, so that it can be undone.
 	PriorPolicies []*PriorPolicy `protobuf:"bytes,11,rep,name=prior_policies,json=priorPolicies,proto3" json:"prior_policies,omitempty"`
+	Indexes       []*ColumnIndex `protobuf:"bytes,12,rep,name=indexes,proto3" json:"indexes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TableSchema) Reset() {
 	*x = TableSchema{}
-	mi := &file_record_proto_msgTypes[6]
+	mi := &file_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +700,7 @@ func (x *TableSchema) String() string {
 func (*TableSchema) ProtoMessage() {}
 
 func (x *TableSchema) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[6]
+	mi := &file_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +713,7 @@ func (x *TableSchema) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableSchema.ProtoReflect.Descriptor instead.
 func (*TableSchema) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{6}
+	return file_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TableSchema) GetFormatVersion() uint32 {
@@ -688,6 +751,13 @@ func (x *TableSchema) GetPriorPolicies() []*PriorPolicy {
 	return nil
 }
 
+func (x *TableSchema) GetIndexes() []*ColumnIndex {
+	if x != nil {
+		return x.Indexes
+	}
+	return nil
+}
+
 // PriorPolicy is the garbage-collection policy that a family had.
 type PriorPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -699,7 +769,7 @@ type PriorPolicy struct {
 
 func (x *PriorPolicy) Reset() {
 	*x = PriorPolicy{}
-	mi := &file_record_proto_msgTypes[7]
+	mi := &file_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +781,7 @@ func (x *PriorPolicy) String() string {
 func (*PriorPolicy) ProtoMessage() {}
 
 func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[7]
+	mi := &file_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +794,7 @@ func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriorPolicy.ProtoReflect.Descriptor instead.
 func (*PriorPolicy) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{7}
+	return file_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PriorPolicy) GetFamily() string {
@@ -756,7 +826,7 @@ type GCRule struct {
 
 func (x *GCRule) Reset() {
 	*x = GCRule{}
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +838,7 @@ func (x *GCRule) String() string {
 func (*GCRule) ProtoMessage() {}
 
 func (x *GCRule) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +851,7 @@ func (x *GCRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRule.ProtoReflect.Descriptor instead.
 func (*GCRule) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{8}
+	return file_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GCRule) GetMaxVersions() int64 {
@@ -833,7 +903,7 @@ type WorkerToken struct {
 
 func (x *WorkerToken) Reset() {
 	*x = WorkerToken{}
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +915,7 @@ func (x *WorkerToken) String() string {
 func (*WorkerToken) ProtoMessage() {}
 
 func (x *WorkerToken) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +928,7 @@ func (x *WorkerToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerToken.ProtoReflect.Descriptor instead.
 func (*WorkerToken) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{9}
+	return file_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerToken) GetFormatVersion() uint32 {
@@ -932,7 +1002,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1014,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1027,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{10}
+	return file_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Failure) GetFormatVersion() uint32 {
@@ -1030,7 +1100,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1112,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1125,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11}
+	return file_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeadLetter) GetFormatVersion() uint32 {
@@ -1160,7 +1230,7 @@ type SafePoint struct {
 
 func (x *SafePoint) Reset() {
 	*x = SafePoint{}
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1242,7 @@ func (x *SafePoint) String() string {
 func (*SafePoint) ProtoMessage() {}
 
 func (x *SafePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1255,7 @@ func (x *SafePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
 func (*SafePoint) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{12}
+	return file_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SafePoint) GetFormatVersion() uint32 {
@@ -1271,7 +1341,7 @@ type GarbageRun struct {
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1353,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1366,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{13}
+	return file_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -1442,7 +1512,11 @@ const file_record_proto_rawDesc = "" +
 	"\x0eObservedColumn\x12-\n" +
 	"\x06column\x18\x01 \x01(\v2\x15.percolator.v1.ColumnR\x06column\x12\x1c\n" +
 	"\tobservers\x18\x02 \x03(\tR\tobservers\x12\x12\n" +
-	"\x04weak\x18\x03 \x01(\bR\x04weak\"\xed\x01\n" +
+	"\x04weak\x18\x03 \x01(\bR\x04weak\"l\n" +
+	"\vColumnIndex\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\xa3\x02\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -1450,7 +1524,8 @@ const file_record_proto_rawDesc = "" +
 	"\n" +
 	"adopted_ts\x18\n" +
 	" \x01(\x03R\tadoptedTs\x12A\n" +
-	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\"P\n" +
+	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\x124\n" +
+	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\"P\n" +
 	"\vPriorPolicy\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12)\n" +
 	"\x04rule\x18\x02 \x01(\v2\x15.percolator.v1.GCRuleR\x04rule\"\xb9\x01\n" +
@@ -1550,7 +1625,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
 	(GarbageRun_Phase)(0),  // 1: percolator.v1.GarbageRun.Phase
@@ -1560,14 +1635,15 @@ var file_record_proto_goTypes = []any{
 	(*Mark)(nil),           // 5: percolator.v1.Mark
 	(*Column)(nil),         // 6: percolator.v1.Column
 	(*ObservedColumn)(nil), // 7: percolator.v1.ObservedColumn
-	(*TableSchema)(nil),    // 8: percolator.v1.TableSchema
-	(*PriorPolicy)(nil),    // 9: percolator.v1.PriorPolicy
-	(*GCRule)(nil),         // 10: percolator.v1.GCRule
-	(*WorkerToken)(nil),    // 11: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 12: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 13: percolator.v1.DeadLetter
-	(*SafePoint)(nil),      // 14: percolator.v1.SafePoint
-	(*GarbageRun)(nil),     // 15: percolator.v1.GarbageRun
+	(*ColumnIndex)(nil),    // 8: percolator.v1.ColumnIndex
+	(*TableSchema)(nil),    // 9: percolator.v1.TableSchema
+	(*PriorPolicy)(nil),    // 10: percolator.v1.PriorPolicy
+	(*GCRule)(nil),         // 11: percolator.v1.GCRule
+	(*WorkerToken)(nil),    // 12: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 13: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 14: percolator.v1.DeadLetter
+	(*SafePoint)(nil),      // 15: percolator.v1.SafePoint
+	(*GarbageRun)(nil),     // 16: percolator.v1.GarbageRun
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -1577,18 +1653,20 @@ var file_record_proto_depIdxs = []int32{
 	0,  // 4: percolator.v1.Mark.kind:type_name -> percolator.v1.Kind
 	2,  // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
 	6,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
-	7,  // 7: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	9,  // 8: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
-	10, // 9: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
-	10, // 10: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
-	10, // 11: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
-	6,  // 12: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	1,  // 13: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	6,  // 7: percolator.v1.ColumnIndex.columns:type_name -> percolator.v1.Column
+	7,  // 8: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
+	10, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
+	8,  // 10: percolator.v1.TableSchema.indexes:type_name -> percolator.v1.ColumnIndex
+	11, // 11: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
+	11, // 12: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
+	11, // 13: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
+	6,  // 14: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	1,  // 15: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -1603,7 +1681,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

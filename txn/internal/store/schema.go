@@ -38,6 +38,8 @@ type Schema struct {
 	Families []string
 	// Observed are the columns that have observers.
 	Observed map[format.Column]Registration
+	// Indexes are the indexes that commits have to maintain.
+	Indexes []Index
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -55,6 +57,13 @@ type Schema struct {
 type Registration struct {
 	Observers []string
 	Weak      bool
+}
+
+// An Index is an index of columns of a table. Entries is where its entries are: TABLE/FAMILY.
+type Index struct {
+	Name    string
+	Columns []format.Column
+	Entries string
 }
 
 // DataFamilies returns the families that a read of a whole row returns: the user's.
@@ -120,13 +129,19 @@ func (src *SchemaSource) CheckRead(ctx context.Context, sel Selection) error {
 }
 
 // CheckWrite returns an error that matches format.ErrSchema if the table has no such family,
-// or if the column is only for weak notifications.
-func (s *Schema) CheckWrite(table string, w *Write) error {
+// if the column is only for weak notifications, or if it is in an index that the writer does
+// not maintain: keeps are the places of the entries of those that it maintains.
+func (s *Schema) CheckWrite(table string, w *Write, keeps []string) error {
 	if !s.HasFamily(w.Cell.Family) {
 		return s.noFamily("write of "+w.Cell.String(), table, w.Cell.Family)
 	}
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
 		return fmt.Errorf("percolator: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
+	}
+	for _, i := range s.Indexes {
+		if w.Kind != format.KindLock && slices.Contains(i.Columns, w.Cell.Column()) && !slices.Contains(keeps, i.Entries) {
+			return fmt.Errorf("percolator: write of %s: %w: the column is in index %s, whose entries are in %s, and this client does not maintain it; see package index (Indexes.Keep)", w.Cell, format.ErrSchema, i.Name, i.Entries)
+		}
 	}
 	return nil
 }
@@ -363,6 +378,9 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	for _, o := range m.Observed {
 		s.Observed[ColumnOf(o)] = Registration{o.Observers, o.Weak}
 	}
+	for _, i := range m.Indexes {
+		s.Indexes = append(s.Indexes, IndexOf(i))
+	}
 	return s, nil
 }
 
@@ -422,6 +440,15 @@ func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 // ColumnOf returns the column of an observed column's record.
 func ColumnOf(o *recordpb.ObservedColumn) format.Column {
 	return format.Column{Family: o.GetColumn().GetFamily(), Qualifier: string(o.GetColumn().GetQualifier())}
+}
+
+// IndexOf returns the index of a record.
+func IndexOf(m *recordpb.ColumnIndex) Index {
+	i := Index{Name: m.Name, Entries: m.Entries}
+	for _, c := range m.Columns {
+		i.Columns = append(i.Columns, format.Column{Family: c.GetFamily(), Qualifier: string(c.GetQualifier())})
+	}
+	return i
 }
 
 // ReplaceSchema edits the schema record of a table; edit gets an empty record if there is none.
