@@ -111,8 +111,8 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 
 // prewriteCells locks cells of one row by one CheckAndMutateRow: data and locks at
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
-// start_ts. The first attempt asks for less than that: nothing in the row may be at or above
-// start_ts. If this fails because of another column, the next attempt names the cells.
+// start_ts. The first attempt asks for less than that: no record or mark of the row may be at or
+// above start_ts. If this fails because of another column, the next attempt names the cells.
 func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
 	cols := row.Columns()
 	exact := c.client.crowded.Has(row)

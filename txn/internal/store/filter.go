@@ -180,16 +180,20 @@ func AnyConflict(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Conflicts(cols, startTS))
 }
 
-// AnythingSince matches what AnyConflict matches, and every other cell of the row at or above
-// startTS. So if it does not match, nothing prevents a prewrite. It has a third of the parts
-// (docs/design/2026-11-21-slim-predicates.md).
+// AnythingSince matches what AnyConflict matches, and the records and marks of all other
+// columns of the row at or above startTS. So if it does not match, nothing prevents a prewrite.
+// It has half of the parts (docs/design/2026-11-21-slim-predicates.md).
 func AnythingSince(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	branches := make([]bigtable.Filter, 0, len(cols)+1)
 	for _, c := range cols {
 		branches = append(branches, filters.of(c).lock)
 	}
-	return Interleave(append(branches, From(startTS))...)
+	// The timestamps come first: the emulator compiles the expression for each cell.
+	return Interleave(append(branches, Chain(From(startTS), recordFamilies))...)
 }
+
+// recordFamilies keeps Bigtable from reading the data of a large row.
+var recordFamilies = bigtable.FamilyFilter(format.WriteFamily + "|" + format.MarkFamily)
 
 // NewestConflicts matches what explains why a prewrite at startTS failed: the newest cell of
 // each column in Conflicts, and a rollback marker of the transaction itself, which may have
