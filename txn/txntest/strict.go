@@ -20,3 +20,11 @@ func Strict(severalClusters ...string) []grpc.ServerOption {
 
 // Lenient starts the emulator of [New] without the rules of [Strict]. It implies [Embedded].
 func Lenient() Option { return func(o *options) { o.lenient, o.embedded = true, true } }
+
+// Permissions returns options for [StartEmulator] or [WithServerOptions]. With them the
+// emulator refuses requests whose caller lacks a permission of IAM, as Cloud Bigtable does. of
+// returns the permissions below bigtable.tables that a token gives on a table, or on the
+// instance if table is "". An error refuses the token.
+func Permissions(of func(token, table string) (permissions []string, err error)) []grpc.ServerOption {
+	return front.Options(strict.Access(of))
+}
