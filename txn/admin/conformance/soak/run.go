@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -132,8 +134,7 @@ func Run(ctx context.Context, connect Connect, cfg Config) (r *Report, err error
 		cfg.Progress("checking the history")
 		err = s.finish(ctx, client, r)
 	}
-	if errors.Is(err, txn.ErrCorrupt) {
-		// No client writes such data: the service lost or invented a part of it.
+	if impossible(err) {
 		r.Anomalies, err = append(r.Anomalies, err.Error()), nil
 	}
 	if err != nil {
@@ -148,6 +149,13 @@ func Run(ctx context.Context, connect Connect, cfg Config) (r *Report, err error
 	}
 	r.Requests, r.Bytes, r.Seconds = int(s.meter.n.Load()), s.meter.bytes.Load(), time.Since(begun).Seconds()
 	return r, nil
+}
+
+// impossible reports whether an error shows data that no client writes, or that a part of it
+// is gone: nothing collects garbage here. Other errors may come from the network.
+func impossible(err error) bool {
+	return errors.Is(err, txn.ErrCorrupt) || errors.Is(err, txn.ErrUndetermined) && status.Code(err) == codes.Unknown &&
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
 }
 
 // setUp makes the tables transactional.

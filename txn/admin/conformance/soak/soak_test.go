@@ -90,14 +90,14 @@ func TestUnsafe(t *testing.T) {
 	var n atomic.Int64
 	c := connect(t, front.Front{Unary: func(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
 		r, ok := c.Request.(*btpb.CheckAndMutateRowRequest)
-		if !ok || len(r.FalseMutations) == 0 || n.Add(1)%7 != 0 || !strings.Contains(r.TableName, "-lists") && !strings.Contains(r.TableName, "-docs") {
+		if !ok || len(r.FalseMutations) == 0 || n.Add(1)%2 != 0 || !strings.Contains(r.TableName, "-lists") && !strings.Contains(r.TableName, "-docs") {
 			return next(ctx)
 		}
 		// The prewrite's condition is that nothing conflicts.
 		_, err := c.Server.MutateRow(ctx, &btpb.MutateRowRequest{TableName: r.TableName, RowKey: r.RowKey, Mutations: r.FalseMutations})
 		return &btpb.CheckAndMutateRowResponse{}, err
 	}})
-	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 3 * time.Second})
+	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 4 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
