@@ -23,16 +23,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// writeCertificate writes oracle.crt and oracle.key: for 127.0.0.1, signed by
-// itself, for servers and clients.
-func writeCertificate(t *testing.T) (cert, key string) {
+// writeCertificate writes oracle.crt and oracle.key: for 127.0.0.1 and other names, signed
+// by itself, for servers and clients.
+func writeCertificate(t *testing.T, names ...string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "oracle"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "oracle"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},

@@ -210,3 +210,22 @@ func TestYAML(t *testing.T) {
 		t.Errorf("%v: got %+v, want %+v in\n%s", err, got, v, text)
 	}
 }
+
+// TestRefused: a refused account learns which role it lacks.
+func TestRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"Access denied. Missing IAM permission: bigtable.tables.readRows.":             "lacks the permission bigtable.tables.readRows: grant it roles/bigtable.user",
+		"Access denied. Missing IAM permission: bigtable.appProfiles.get.":             "grant it roles/bigtable.viewer",
+		"Access denied. Missing IAM permission: bigtable.tables.update.":               "grant it roles/bigtable.admin",
+		"Cloud Bigtable API has not been used in project p before or it is disabled.":  "",
+		"tso: this server does not serve certificates of [\"x\"], bigtable.tables.get": "",
+	} {
+		err := fmt.Errorf("reading: %w", status.Error(codes.PermissionDenied, text))
+		if got := refused(err); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%s: %q", text, got)
+		}
+	}
+	if got := refused(errors.New("Missing IAM permission: bigtable.tables.get")); got != "" {
+		t.Errorf("an error without a code: %q", got)
+	}
+}

@@ -40,8 +40,12 @@ func (p Program) Main(args []string, s *Streams) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
 	if err != nil {
+		text := err.Error()
+		if advice := refused(err); advice != "" {
+			text += "\n" + advice
+		}
 		// It may carry stored bytes, or what the user pasted.
-		for i, line := range strings.Split(err.Error(), "\n") {
+		for i, line := range strings.Split(text, "\n") {
 			if i == 0 {
 				line = cmd.CommandPath() + ": " + line
 			}

@@ -5,6 +5,7 @@ package connect
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -170,18 +171,40 @@ func parseCbtrc(path string, r io.Reader) (map[string]string, error) {
 	return rc, lines.Err()
 }
 
-func (f *Flags) options(endpoint string) []option.ClientOption {
-	var opts []option.ClientOption
+// options returns the options of a client for an endpoint. Everything else (proxies, quota
+// project, universe domain) Google's libraries take from the environment.
+func (f *Flags) options(endpoint string) ([]option.ClientOption, error) {
 	if f.emulator != "" {
-		return nil // it is reached without credentials, at its own address
+		return nil, nil // it is reached without credentials, at its own address
 	}
+	var opts []option.ClientOption
 	if f.creds != "" {
-		opts = append(opts, option.WithAuthCredentialsFile(option.ServiceAccount, f.creds))
+		kind, err := credentialsType(f.creds)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, option.WithAuthCredentialsFile(kind, f.creds))
 	}
 	if endpoint != "" {
 		opts = append(opts, option.WithEndpoint(endpoint))
 	}
-	return opts
+	return opts, nil
+}
+
+// credentialsType returns what a file of credentials says that it contains.
+func credentialsType(path string) (option.CredentialsType, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", cli.Usagef("credentials (PERCCTL_CREDS, creds in ~/.cbtrc): %w", err)
+	}
+	var file struct {
+		Type option.CredentialsType `json:"type"`
+	}
+	if err := json.Unmarshal(text, &file); err != nil || file.Type == "" {
+		// Not the text: it may be a key.
+		return "", cli.Usagef("credentials (PERCCTL_CREDS, creds in ~/.cbtrc): %s is no JSON file with a type, as gcloud makes it", path)
+	}
+	return file.Type, nil
 }
 
 // Open connects to the data and the admin service. Call the function it
@@ -220,10 +243,14 @@ func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable
 		for _, o := range opts {
 			all = append(all, option.WithGRPCDialOption(o))
 		}
+		var admins []option.ClientOption
+		if admins, err = f.options(f.adminEndpoint); err != nil {
+			break
+		}
 		if bt, err = f.newClient(ctx, all...); err != nil {
 			break
 		}
-		if admin, err = bigtable.NewAdminClient(ctx, f.Project, f.Instance, append(f.options(f.adminEndpoint), all...)...); err != nil {
+		if admin, err = bigtable.NewAdminClient(ctx, f.Project, f.Instance, append(admins, all...)...); err != nil {
 			err = errors.Join(err, bt.Close())
 			break
 		}
@@ -237,11 +264,15 @@ func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable
 
 // newClient connects to the data service.
 func (f *Flags) newClient(ctx context.Context, opts ...option.ClientOption) (*bigtable.Client, error) {
+	own, err := f.options(f.endpoint)
+	if err != nil {
+		return nil, err
+	}
 	return bigtable.NewClientWithConfig(ctx, f.Project, f.Instance, bigtable.ClientConfig{
 		AppProfile:      f.AppProfile,
 		MetricsProvider: bigtable.NoopMetricsProvider{},
 		DisableSession:  true,
-	}, append(f.options(f.endpoint), opts...)...)
+	}, append(own, opts...)...)
 }
 
 // OpenMetadata connects to the metadata table alone, which needs fewer permissions than
@@ -258,6 +289,10 @@ func (f *Flags) OpenMetadata(ctx context.Context) (*bigtable.Table, func(), erro
 }
 
 func (f *Flags) failed(err error) error {
+	var usage *cli.Error
+	if errors.As(err, &usage) {
+		return err
+	}
 	return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, %v: %w", f, err)}
 }
 
@@ -268,7 +303,11 @@ func (f *Flags) OpenInstance(ctx context.Context) (*bigtable.InstanceAdminClient
 	if err := own.Resolve(); err != nil {
 		return nil, err
 	}
-	return bigtable.NewInstanceAdminClient(ctx, own.Project, own.options(own.adminEndpoint)...)
+	opts, err := own.options(own.adminEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	return bigtable.NewInstanceAdminClient(ctx, own.Project, opts...)
 }
 
 // IsEmulator reports whether it is an emulator that commands talk to.

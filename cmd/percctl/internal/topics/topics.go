@@ -44,8 +44,13 @@ value and where it came from.
   certificate      --oracle-cert     PERCCTL_ORACLE_CERT                     -
   its key          --oracle-key      PERCCTL_ORACLE_KEY                      -
 
-Credentials are the path of a service account's key file. Without it, percctl uses
-Google's application default credentials.
+Credentials are the path of a file as gcloud makes it: the key of a service account, the
+login of a person, an impersonated service account, or an external account. Use only files
+that you trust: they name the servers that percctl asks for tokens. Without a file, percctl
+uses Google's application default credentials. Google's libraries also read
+GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_CLOUD_QUOTA_PROJECT, GOOGLE_CLOUD_UNIVERSE_DOMAIN,
+HTTPS_PROXY and SSL_CERT_FILE. Authorized views are not supported: a transaction needs all
+families of its tables.
 
 The oracle settings have an effect only if the oracle is in served mode. Without
 servers, percctl asks the leader that the oracle's row in Bigtable names. Without
