@@ -116,7 +116,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 	}
 	return []overheadCase{
 		{
-			name: "read", units: 1, allocs: 40, requests: 1, bytes: 175,
+			name: "read", units: 1, allocs: 31, requests: 1, bytes: 175,
 			ours: func(ctx context.Context) error {
 				_, _, err := accounts.Get(ctx, "bob", "bal", "usd")
 				return err
@@ -127,7 +127,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "latest read", units: 1, allocs: 31, requests: 1, bytes: 175,
+			name: "latest read", units: 1, allocs: 23, requests: 1, bytes: 175,
 			ours: func(ctx context.Context) error {
 				_, _, err := e.client.Latest("accounts").Get(ctx, "bob", "bal", "usd")
 				return err
@@ -138,7 +138,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "row read", units: 1, allocs: 40, requests: 1, bytes: 100,
+			name: "row read", units: 1, allocs: 29, requests: 1, bytes: 100,
 			ours: func(ctx context.Context) error {
 				_, err := accounts.ReadRow(ctx, "bob")
 				return err
@@ -149,12 +149,12 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "batch read", units: 100, allocs: 15, requests: 1, bytes: 1000,
+			name: "batch read", units: 100, allocs: 7, requests: 1, bytes: 1000,
 			ours: ourRows(keys, txn.Columns(txn.Column{Family: "bal", Qualifier: "usd"})),
 			raw:  rawRows(keys, column("bal", "usd")),
 		},
 		{
-			name: "scan", units: 1000, allocs: 15, requests: 1, bytes: 95,
+			name: "scan", units: 1000, allocs: 7, requests: 1, bytes: 95,
 			ours: ourRows(nil),
 			raw:  rawRows(bigtable.InfiniteRange(""), latest()),
 		},

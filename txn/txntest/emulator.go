@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/percolator-bigtable/percolator/txn/rowcodec"
 )
 
 // maxMessage allows rows that are larger than gRPC's default of 4 MiB.
@@ -92,6 +94,7 @@ func Dial(addr string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	opts = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		rowcodec.DialOption(),
 	}, opts...)
 	return grpc.NewClient(addr, opts...)
 }

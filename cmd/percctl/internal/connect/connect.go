@@ -22,6 +22,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/rowcodec"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -272,7 +273,7 @@ func (f *Flags) newClient(ctx context.Context, opts ...option.ClientOption) (*bi
 		AppProfile:      f.AppProfile,
 		MetricsProvider: bigtable.NoopMetricsProvider{},
 		DisableSession:  true,
-	}, append(own, opts...)...)
+	}, append(append(own, option.WithGRPCDialOption(rowcodec.DialOption())), opts...)...)
 }
 
 // OpenMetadata connects to the metadata table alone, which needs fewer permissions than

@@ -101,10 +101,10 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 		batch         int
 		goalCPU, goal float64
 	}{
-		{"read of one cell", "raw-get", "get-shared", 0, 8, 40},
+		{"read of one cell", "raw-get", "get-shared", 0, 8, 18},
 		{"read of one row", "raw-row", "row-shared", 0, 0, 0},
 		{"read of 100 rows", "raw-rows", "rows", 100, 0, 0},
-		{"write of one cell", "raw-pair", "write", 0, 25, 120},
+		{"write of one cell", "raw-pair", "write", 0, 25, 50},
 		{"write of ten rows", "raw-requests", "writes", 10, 0, 0},
 	} {
 		rig.Progress(o.streams, "%s", c.name)
