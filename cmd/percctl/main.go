@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/demo"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/doctorcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/indexcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/lockcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/movecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/notifycmd"
@@ -53,7 +54,7 @@ are not safe on this service, 130 interrupted.`,
   percctl check --all           # is what is stored consistent?
   percctl history accounts bob  # what happened to a row?`,
 	Commands: append([]cli.Command{
-		checkcmd.NewCmd, configcmd.NewCmd, conformancecmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
+		checkcmd.NewCmd, configcmd.NewCmd, conformancecmd.NewCmd, consolecmd.NewCmd, demo.NewCmd, doctorcmd.NewCmd, gccmd.NewCmd, indexcmd.NewCmd, lockcmd.NewCmd, notifycmd.NewCmd, observercmd.NewCmd, plancmd.NewCmd, repaircmd.NewCmd, tablecmd.NewCmd, topcmd.NewCmd, tsocmd.NewCommand, txncmd.NewCmd, workercmd.NewCmd,
 		readcmd.NewGetCmd, readcmd.NewHistoryCmd, readcmd.NewScanCmd,
 		writecmd.NewSetCmd, writecmd.NewDeleteCmd,
 		movecmd.NewExportCmd, movecmd.NewImportCmd,

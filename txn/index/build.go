@@ -82,8 +82,7 @@ func (b *build) fill(ctx context.Context, r record, report func(jobs.Status)) er
 		return err
 	}
 	// The timestamp distinguishes this build from an earlier one.
-	job := b.job("build", r.ts, report)
-	job.Table, job.Options = b.index.Table, []txn.ReadOption{txn.Columns(b.index.Columns...)}
+	job := b.job(r, report)
 	_, err := job.RunBatches(ctx, b.client, func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error {
 		if err := b.checkState(ctx, tx, Building, r.ts); err != nil {
 			return err
@@ -155,8 +154,7 @@ func (b *build) empty(ctx context.Context, r record) error {
 	if err := wait(ctx, b.client, r.ts+whole); err != nil {
 		return err
 	}
-	job := b.job("drop", r.ts, nil)
-	job.Table, job.Range, job.Options = b.table, jobs.Prefix(b.index.base()), []txn.ReadOption{txn.Columns(b.rowColumn())}
+	job := b.job(r, nil)
 	_, err := job.RunBatches(ctx, b.client, func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error {
 		for c := b.rowColumn(); len(rows) > 0; rows = rows[1:] {
 			tx.Table(b.table).Delete(rows[0].Key(), c.Family, c.Qualifier)
@@ -208,9 +206,25 @@ func progressName(kind, index string, ts tso.Timestamp) string {
 	return fmt.Sprintf("!%s/%s/%d", kind, index, ts)
 }
 
-// job is a job whose progress is in the table of entries.
-func (b *build) job(kind string, ts tso.Timestamp, report func(jobs.Status)) jobs.Job {
-	return jobs.Job{Name: progressName(kind, b.index.Name, ts), Progress: b.table, Family: b.family, BatchRows: 200, Report: report}
+// job is the job of the state Building or Dropping. Its progress is in the table of entries.
+func (b *build) job(r record, report func(jobs.Status)) jobs.Job {
+	job := jobs.Job{Progress: b.table, Family: b.family, BatchRows: 200, Report: report}
+	if r.State == Dropping {
+		job.Name, job.Table, job.Range, job.Options = progressName("drop", b.index.Name, r.ts), b.table, jobs.Prefix(b.index.base()), []txn.ReadOption{txn.Columns(b.rowColumn())}
+	} else {
+		job.Name, job.Table, job.Options = progressName("build", b.index.Name, r.ts), b.index.Table, []txn.ReadOption{txn.Columns(b.index.Columns...)}
+	}
+	return job
+}
+
+// progress reads how far the job has come.
+func (b *build) progress(ctx context.Context) (jobs.Status, error) {
+	r, err := b.readRecord(ctx, b.client, b.index.Name)
+	if err != nil || r.State != Building && r.State != Dropping {
+		return jobs.Status{}, err
+	}
+	job := b.job(r, nil)
+	return job.Status(ctx, b.client)
 }
 
 // advance moves an index from one state to the next, and returns the record. If it is in a

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -70,6 +71,20 @@ func (i *Index) record(s State) record {
 		r.Columns = append(r.Columns, quoted(c))
 	}
 	return r
+}
+
+// index returns the index of a record, without its function.
+func (r record) index(name string) (*Index, error) {
+	i := &Index{Name: name, Table: r.Table, Unique: r.Unique, Version: r.Version}
+	for _, q := range r.Columns {
+		key, err := strconv.Unquote(q)
+		family, qualifier, ok := strings.Cut(key, ":")
+		if err != nil || !ok {
+			return nil, fmt.Errorf("index: the record of %s has a column %s", name, q)
+		}
+		i.Columns = append(i.Columns, txn.Column{Family: family, Qualifier: qualifier})
+	}
+	return i, nil
 }
 
 func quoted(c txn.Column) string { return fmt.Sprintf("%q", c.Key()) }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -102,6 +100,16 @@ func (x *Indexes) Keep(client *txn.Client) {
 	client.BeforeCommit(func(ctx context.Context, tx *txn.Txn) error { return maintain(ctx, x, tx) }, x.place())
 }
 
+// Progress says how far Create or Drop has come with the rows. It is zero before they begin, and
+// after they have ended.
+func (x *Indexes) Progress(ctx context.Context, client *txn.Client, name string) (jobs.Status, error) {
+	i, err := x.find(name)
+	if err != nil {
+		return jobs.Status{}, err
+	}
+	return (&build{x, client, i}).progress(ctx)
+}
+
 // At reads indexes in a snapshot.
 func (x *Indexes) At(s *txn.Snapshot) Reader { return Reader{x, s.Table(x.table)} }
 
@@ -137,7 +145,8 @@ func (x *Indexes) Drop(ctx context.Context, client *txn.Client, name string) err
 }
 
 // Verify compares an index that is ready with its table, at one timestamp. It calls report for
-// each difference, never concurrently. Repair an index by Drop and Create.
+// each difference, never concurrently. Repair an index by Drop and Create. Garbage collection
+// waits for it, unless Config.TokenTTL of the client is negative.
 func (x *Indexes) Verify(ctx context.Context, client *txn.Client, name string, report func(Problem)) error {
 	return verify(ctx, x, client, name, report)
 }
@@ -252,16 +261,7 @@ func (x *Indexes) recorded(name string, r record) (*Index, error) {
 	if r.Keys {
 		return nil, fmt.Errorf("index: %s: %w: its keys come from a function, and New does not name it", name, ErrDefinition)
 	}
-	i := &Index{Name: name, Table: r.Table, Unique: r.Unique, Version: r.Version}
-	for _, q := range r.Columns {
-		key, err := strconv.Unquote(q)
-		family, qualifier, ok := strings.Cut(key, ":")
-		if err != nil || !ok {
-			return nil, fmt.Errorf("index: the record of %s has a column %s", name, q)
-		}
-		i.Columns = append(i.Columns, txn.Column{Family: family, Qualifier: qualifier})
-	}
-	return i, nil
+	return r.index(name)
 }
 
 // ready checks a record. row is not a record if there is none.

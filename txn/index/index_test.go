@@ -684,6 +684,63 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestCrashedWriter: a client dies at each request of a commit that changes keys. Whatever took
+// effect, the indexes agree with the table.
+func TestCrashedWriter(t *testing.T) {
+	total, committed := 0, 0
+	run := func(t *testing.T, at int, action txntest.Action) {
+		env, x, c := newEnv(t)
+		create(t, x, c, "email", "place")
+		mustSet(t, c, "1", map[txn.Column]string{email: "old", city: "Bern", name: "Bob"})
+		faults := txntest.NewFaults(t)
+		dying := keeping(env, x, txn.Config{LockTTL: 2 * time.Second, TokenTTL: -1, SyncSecondaries: true, SchemaMaxAge: time.Hour}, faults.DialOptions()...)
+		n := 0
+		rule := faults.On(fmt.Sprint("request ", at), func(txntest.Call) bool { n++; return n == at }, action, 1).Optional()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = set(ctx, dying, "1", map[txn.Column]string{email: "new", city: "Basel"})
+		}()
+		select {
+		case <-rule.Fired():
+			synctest.Wait()
+			faults.Kill()
+			cancel()
+			<-done
+		case <-done:
+			total = n
+		}
+		row, ok, err := snapshot(t, c).Table("users").Get(t.Context(), "1", "f", "email")
+		if err != nil || !ok {
+			t.Fatalf("request %d, %v: the row is gone, error %v", at, action, err)
+		}
+		want := "Bern,Bob=1"
+		if string(row) == "new" {
+			want = "Basel,Bob=1"
+			committed++
+		}
+		wantScan(t, x.At(snapshot(t, c)), "email", index.Query{}, string(row)+"=1")
+		wantScan(t, x.At(snapshot(t, c)), "place", index.Query{}, want)
+		mustSet(t, c, "2", map[txn.Column]string{email: map[string]string{"old": "new", "new": "old"}[string(row)]})
+		wantCorrect(t, x, c, "email")
+		wantCorrect(t, x, c, "place")
+	}
+	synctest.Test(t, func(t *testing.T) { run(t, 0, txntest.Crash) })
+	if total < 8 {
+		t.Errorf("only %d requests", total)
+	}
+	for at := 1; at <= total; at++ {
+		for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
+			synctest.Test(t, func(t *testing.T) { run(t, at, action) })
+		}
+	}
+	if committed < 3 || committed > total {
+		t.Errorf("%d commits of %d crashes took effect", committed, 2*total)
+	}
+}
+
 // TestVerify finds damage that was planted by hand.
 func TestVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -43,6 +44,9 @@ func verify(ctx context.Context, x *Indexes, client *txn.Client, name string, re
 		return err
 	}
 	snapshot, err := client.Snapshot(ctx, txn.Hold())
+	if errors.Is(err, txn.ErrInvalid) { // the client has no worker token
+		snapshot, err = client.Snapshot(ctx)
+	}
 	if err != nil {
 		return err
 	}
