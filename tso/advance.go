@@ -45,7 +45,7 @@ func Advance(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, to Tim
 		case s.Mode == "":
 			changed, err = r.Initialize(ctx, int64(to))
 		case s.Mode == ModeDirect:
-			changed, err = r.CompareAndSet(ctx, int64(s.Limit), int64(to))
+			changed, err = r.Advance(ctx, int64(s.Limit), int64(s.Limit), int64(to))
 		default:
 			if !s.Released {
 				if err := watch(ctx, r, s); err != nil {

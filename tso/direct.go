@@ -231,6 +231,9 @@ func (d *Direct) serveNext() bool {
 		rctx, span := d.tel.Request(ctx, "reserve timestamps", b.origin, n)
 		last, err := d.res.reserve(rctx, n)
 		d.tel.Answered(span, began, n, err)
+		if err == nil {
+			d.tel.Lag(d.res.measure(ctx, last))
+		}
 		if !d.answer(b, last, n, err) {
 			return true
 		}

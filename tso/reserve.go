@@ -4,36 +4,48 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 )
 
-// catchUpSlack is how far the row may lag the clock before a reservation by
-// increment pays a second round trip to catch up. Ages of locks are measured in
-// oracle time against ttls of seconds, so 5 ms do not matter; a round trip takes
-// about as long. With it, a row that busy processes share costs one extra round
-// trip per 5 ms, not one per batch.
-const catchUpSlack Timestamp = 5000 // µs
+// How far a row that other processes move too may lag the clock. Ages of locks are measured in
+// oracle time against ttls of seconds, so some milliseconds do not matter.
+const (
+	// lagSome is a lag from which some of the processes move the row up to the clock instead
+	// of adding to it: one is enough, and those that come too late pay another request.
+	lagSome Timestamp = 20_000 // µs
+	// lagAll is a lag from which all of them do. A range that lags more is not used if the
+	// row can be moved up.
+	lagAll Timestamp = 50_000
+	// lagLimit is how far timestamps should be behind the clock at most. If they are farther
+	// for lagLasts, the log says so, and again every lagSaid.
+	lagLimit = 100 * time.Millisecond
+	lagLasts = 10 * time.Second
+	lagSaid  = time.Minute
+)
 
 // reserver reserves ranges of timestamps in the oracle's row. It is not safe
 // for concurrent use: callers form a batch because there is one reservation at
 // a time.
 //
-// The rule is exactly next = max(last+1, now), for any number of processes.
-// Neither of the two atomic operations can do that alone:
+// The rule is next = max(last+1, now), for any number of processes, except that busy
+// processes that share the row let it lag by up to lagAll. Neither of the two atomic
+// operations can do that alone:
 //
 //   - A fetch-and-add cannot follow the clock. If each process added the gap
 //     that it sees after a stall, the value would overshoot by the gap times the
 //     number of processes. Oracle time in the future makes every lock look
 //     expired.
-//   - A compare-and-set follows the clock exactly, but starves under
-//     contention, and a lost response leaves its outcome unknown.
+//   - A move to the clock, on the condition that the row is below the new range, follows the
+//     clock exactly. It needs no knowledge of the row's value. But it fails if the row is at
+//     the clock already, because another process was faster or its clock is ahead.
 //
-// So a process that knows the current value compares and sets: one round trip.
-// Otherwise it increments, which always succeeds and yields a range of its own.
-// If that range lags the clock, the process tries one compare-and-set from
-// there. If that fails, it uses the range it has.
+// So a process that is alone, or that last saw a row that lags, moves it: one request. If that
+// fails, and in all other cases, it increments, which always succeeds and yields a range of
+// its own. Busy processes that share the row send little more than one request a batch: a few
+// move the row up, too late, after another one.
 type reserver struct {
 	row     *row.Row
 	clock   func() time.Time
@@ -41,11 +53,14 @@ type reserver struct {
 	log     *slog.Logger
 
 	seen     bool      // the row was found, or made, initialised
-	known    bool      // value is the row's value, as far as this process knows
-	value    Timestamp // meaningful while known
-	shared   bool      // others move the row too: a compare would probably fail
+	known    bool      // value is what this process left in the row
+	value    Timestamp // of the row when this process last saw it; it is at least that now
+	shared   bool      // others move the row too
 	high     Timestamp // highest timestamp reserved by this process
 	clockBad bool      // the last comparison found the local clock off
+
+	behind time.Time // since when the row lags more than lagLimit; zero if it does not
+	said   time.Time // when the log last said so
 }
 
 // reserve returns the last timestamp of a range of n for the caller alone,
@@ -57,7 +72,7 @@ func (r *reserver) reserve(ctx context.Context, n int64) (last Timestamp, err er
 			return 0, err
 		}
 	}
-	if r.known && !r.shared {
+	if r.shouldMove() {
 		ok, err := r.advance(ctx, n)
 		switch {
 		case ok:
@@ -67,7 +82,38 @@ func (r *reserver) reserve(ctx context.Context, n int64) (last Timestamp, err er
 		}
 		// Not matched, or an unknown outcome: an increment is right in both cases.
 	}
-	return r.increment(ctx, n)
+	return r.add(ctx, n)
+}
+
+// shouldMove reports whether to move the row to the clock rather than to add to it.
+func (r *reserver) shouldMove() bool {
+	lag := FromTime(r.clock()) - r.value
+	switch {
+	case !r.shared:
+		return r.known
+	case lag > r.maxStep:
+		// Another process may have moved the row meanwhile. An increment shows it, and may save
+		// the comparison of clocks.
+		return false
+	}
+	return lag > lagAll || lag > lagSome && rand.N(4) == 0
+}
+
+// measure returns how far the last timestamp is behind the clock. It logs if that lasts.
+func (r *reserver) measure(ctx context.Context, last Timestamp) time.Duration {
+	now := r.clock()
+	lag := now.Sub(last.Time())
+	switch {
+	case lag <= lagLimit:
+		r.behind = time.Time{}
+	case r.behind.IsZero():
+		r.behind = now
+	case now.Sub(r.behind) > lagLasts && now.Sub(r.said) > lagSaid:
+		r.said = now
+		r.log.WarnContext(ctx, "tso: timestamps are behind the clock: the oracle's row is at its limit, or Bigtable is slow; docs/oracle.md says how to change to servers",
+			"row", r.row.Key, "lag", lag, "since", now.Sub(r.behind))
+	}
+	return max(lag, 0)
 }
 
 // find reads the row and initialises it where it is missing. Reading comes
@@ -99,19 +145,23 @@ func (r *reserver) find(ctx context.Context) error {
 	return nil
 }
 
-// advance moves the row from the known value to the clock, n timestamps ahead,
-// and reports whether it did; then r.value is the new value. After an error of
-// the compare itself its outcome stays unknown, and so does the value.
+// advance moves the row to the clock, n timestamps ahead, and reports whether it did; then
+// r.value is the new value. It moves a row that is between r.value and the new range. So the
+// range is this process's alone: all timestamps that were handed out are at or below the old
+// value, and all later ones above the new one. An advance whose outcome stays unknown does no
+// harm when it arrives late: it changes only a row that is below its range, and then no other
+// process ever has a timestamp of that range.
 func (r *reserver) advance(ctx context.Context, n int64) (bool, error) {
 	now, err := r.confirmedNow(ctx, r.value)
 	if err != nil {
 		return false, err
 	}
-	next := max(r.value, now-1) + Timestamp(n)
+	from := max(r.value, now-1)
+	next := from + Timestamp(n)
 	if next > Max {
 		return false, ErrExhausted
 	}
-	ok, err := r.row.CompareAndSet(ctx, int64(r.value), int64(next))
+	ok, err := r.row.Advance(ctx, int64(r.value), int64(from), int64(next))
 	r.known = ok && err == nil
 	switch {
 	case err != nil:
@@ -124,7 +174,26 @@ func (r *reserver) advance(ctx context.Context, n int64) (bool, error) {
 	return true, nil
 }
 
-// increment reserves by fetch-and-add.
+// add reserves by fetch-and-add. It moves a row that lags up to the clock. If another process
+// moved it meanwhile, it adds once more: the range at hand is old.
+func (r *reserver) add(ctx context.Context, n int64) (Timestamp, error) {
+	last, err := r.increment(ctx, n)
+	if err != nil || FromTime(r.clock())-last <= lagAll {
+		return last, err
+	}
+	switch ok, err := r.advance(ctx, n); {
+	case ok:
+		return r.value, nil
+	case err == nil:
+		return r.increment(ctx, n)
+	case ctx.Err() == nil:
+		r.log.WarnContext(ctx, "tso: could not move the oracle up to the clock; using the range at hand",
+			"row", r.row.Key, "lag", r.clock().Sub(last.Time()), "error", err)
+	}
+	return last, nil
+}
+
+// increment is one fetch-and-add. It checks what it adds to.
 func (r *reserver) increment(ctx context.Context, n int64) (Timestamp, error) {
 	wasKnown, was := r.known, r.value
 	r.known = false
@@ -152,19 +221,8 @@ func (r *reserver) increment(ctx context.Context, n int64) (Timestamp, error) {
 	if wasKnown {
 		r.shared = Timestamp(before) != was
 	}
-	last := Timestamp(sum)
-	r.known, r.value, r.high = true, last, last
-
-	if FromTime(r.clock())-Timestamp(before) > catchUpSlack {
-		switch ok, err := r.advance(ctx, n); {
-		case ok:
-			return r.value, nil
-		case err != nil && ctx.Err() == nil:
-			r.log.WarnContext(ctx, "tso: could not move the oracle up to the clock; using the range at hand",
-				"row", r.row.Key, "lag", r.clock().Sub(last.Time()), "error", err)
-		}
-	}
-	return last, nil
+	r.known, r.value, r.high = true, Timestamp(sum), Timestamp(sum)
+	return r.high, nil
 }
 
 // diagnose finds out whether an increment failed because of the value in the

@@ -166,14 +166,19 @@ func (r *Row) initialized() bigtable.Filter {
 	return bigtable.ChainFilters(r.newest(format.ColumnDirect), bigtable.ValueRangeFilter(format.EncodeTimestamp(format.MinTimestamp), nil))
 }
 
-// CompareAndSet replaces direct mode's value old by v and reports whether it
-// did. The Bigtable client never retries this request. After an error the
+// Advance replaces direct mode's value by v if it is between least and most, and reports
+// whether it did. The Bigtable client never retries this request. After an error the
 // change may have happened, or may happen later.
-func (r *Row) CompareAndSet(ctx context.Context, old, v int64) (bool, error) {
-	unchanged := r.equals(format.ColumnDirect, format.EncodeTimestamp(old))
+func (r *Row) Advance(ctx context.Context, least, most, v int64) (bool, error) {
 	set := bigtable.NewMutation()
 	set.Set(r.family, format.ColumnDirect, format.CellDirect, format.EncodeTimestamp(v))
-	return r.checkAndMutate(ctx, "advance", unchanged, set, nil)
+	return r.checkAndMutate(ctx, "advance", r.between(least, most), set, nil)
+}
+
+// between matches a row whose value of direct mode is between least and most.
+func (r *Row) between(least, most int64) bigtable.Filter {
+	return bigtable.ChainFilters(r.newest(format.ColumnDirect),
+		bigtable.ValueRangeFilter(format.EncodeTimestamp(least), append(format.EncodeTimestamp(most), 0)))
 }
 
 // Add increments direct mode's value by n and returns the sum. A missing cell
@@ -239,8 +244,7 @@ func (r *Row) ToServed(ctx context.Context, old int64, lease, next format.Lease,
 	}
 	set.Set(r.family, format.ColumnDirect, format.CellDirect, []byte(format.ModeServed))
 	if old != 0 {
-		within := bigtable.ChainFilters(r.newest(format.ColumnDirect),
-			bigtable.ValueRangeFilter(format.EncodeTimestamp(old), append(format.EncodeTimestamp(state.Limit), 0)))
+		within := r.between(old, state.Limit)
 		if lease != (format.Lease{}) {
 			within = both(within, r.equals(format.ColumnLease, lease.Encode()))
 		}

@@ -60,6 +60,7 @@ type Telemetry struct {
 	batch     metric.Int64Histogram
 	failovers metric.Int64Counter
 	limited   metric.Int64Counter
+	lag       metric.Float64Histogram
 }
 
 // New makes the instruments. One that cannot be made does not prevent the
@@ -77,6 +78,9 @@ func New(role string, tracers trace.TracerProvider, meters metric.MeterProvider,
 		duration:  in.Seconds("percolator.oracle.request.duration", "Duration of requests for ranges of timestamps.", .0001, .0005, .001, .005, .01, .05, .1, .5, 1, 5, 10),
 		batch:     in.Sizes("percolator.oracle.batch.size", "{timestamp}", "Callers that shared one request.", 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384),
 		failovers: in.Counter("percolator.oracle.failovers", "{failover}", "Changes of a client from one server to another."),
+	}
+	if role == RoleDirect {
+		t.lag = in.Seconds("percolator.oracle.direct.lag", "How far new timestamps of direct mode are behind the clock, by request.", .001, .005, .01, .02, .05, .1, .2, .5, 1, 5, 10, 60)
 	}
 	if role == RoleServer {
 		t.limited = in.Counter("percolator.oracle.limited", "{request}", "Requests and connections that a server refused because of a limit, by limit.")
@@ -154,6 +158,13 @@ func (t *Telemetry) End(span trace.Span, err error) {
 func (t *Telemetry) FailedOver() {
 	if ctx := context.Background(); t.failovers != nil && t.failovers.Enabled(ctx) {
 		t.failovers.Add(ctx, 1)
+	}
+}
+
+// Lag measures how far new timestamps are behind the clock.
+func (t *Telemetry) Lag(d time.Duration) {
+	if ctx := context.Background(); t.lag != nil && t.lag.Enabled(ctx) {
+		t.lag.Record(ctx, d.Seconds())
 	}
 }
 
