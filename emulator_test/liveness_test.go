@@ -289,3 +289,48 @@ func TestTokensAreRemoved(t *testing.T) {
 		}
 	})
 }
+
+// An idle client costs at most two requests a minute, and none of the oracle. Its token stays
+// fresh. Before the fix it took a timestamp and wrote its token 36 times a minute, and read the
+// safe point six times. When it commits again, its token is short again, so other clients notice
+// soon if it dies.
+func TestIdleClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const minutes, ttl = 10, 5 * time.Second
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: ttl})
+		token := func() (left time.Duration) {
+			workers, err := admin.Workers(t.Context(), env.Client)
+			if err != nil || len(workers) != 1 || workers[0].State != admin.OwnerFresh {
+				t.Fatalf("workers: %+v, %v; want one that is alive", workers, err)
+			}
+			return time.Until(workers[0].ExpiresTS.Time())
+		}
+		mustSet(t, c, "1", "bob")
+		advance(time.Minute)
+		faults.Reset()
+		asked := c.Stats().Timestamps
+		for range minutes * 60 {
+			advance(time.Second)
+			token()
+		}
+		if n := len(faults.Calls()); n == 0 || n > 2*minutes {
+			t.Errorf("%d requests in %d minutes", n, minutes)
+		}
+		if n := c.Stats().Timestamps - asked; n > 0 {
+			t.Errorf("%d timestamps", n)
+		}
+		owner := holdCommit(t, c, faults)
+		synctest.Wait()
+		if left := token(); left > ttl+time.Millisecond {
+			t.Errorf("a client that commits has a token for %v, want at most %v", left, ttl)
+		}
+		advance(15 * time.Second)
+		if left := token(); left > ttl+time.Millisecond {
+			t.Errorf("a client whose commit takes long has a token for %v, want at most %v", left, ttl)
+		}
+		owner.hold.Release()
+		if o := <-owner.done; o.err != nil {
+			t.Error(o.err)
+		}
+	})
+}

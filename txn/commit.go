@@ -51,7 +51,8 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	defer c.client.admission.Release()
-	c.client.resolver.Token.Ensure(ctx)
+	c.client.resolver.Token.Begin(ctx)
+	defer c.client.resolver.Token.End()
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()

@@ -92,8 +92,8 @@ func At(ts tso.Timestamp) SnapshotOption {
 }
 
 // Hold keeps garbage collection below the snapshot until [Snapshot.Release], for at most 24
-// hours: for reads that take longer than versions are kept. It costs a question to the
-// oracle and a write of the worker token, so it needs one (Config.TokenTTL). A snapshot
+// hours: for reads that take longer than versions are kept. It costs a write of the worker
+// token, so it needs one (Config.TokenTTL). A snapshot
 // without it can be read as long as garbage collection keeps its versions.
 func Hold() SnapshotOption { return snapshotOption(func(o *snapshotOptions) { o.hold = true }) }
 

@@ -73,6 +73,12 @@ func (h *Holds) oldest() (ts tso.Timestamp, since time.Time) {
 	return ts, since
 }
 
+// Any reports whether the client has open transactions or snapshots taken with Hold.
+func (h *Holds) Any() bool {
+	ts, _ := h.oldest()
+	return ts != 0
+}
+
 // takeLongOpen returns the transactions that have been open for long, each once.
 func (h *Holds) takeLongOpen() (long []*Hold) {
 	h.mu.Lock()

@@ -29,6 +29,9 @@ const (
 // Its locks expired long before.
 const staleTokenAge = time.Hour
 
+// idleRenewal is how often an idle client renews its token. The token lasts longer by that.
+const idleRenewal = 30 * time.Second
+
 // A Token is this client's worker token: its sign of life in the metadata table. It also
 // remembers the tokens of other clients that this client read.
 //
@@ -36,6 +39,10 @@ const staleTokenAge = time.Hour
 // has no token may be cleaned up. Here, tokens are advisory: a wrong judgment costs a live
 // transaction a retry and nothing else. A missing token proves nothing, so locks of clients
 // that write none live until their ttl ends.
+//
+// A client is idle if it has no open transaction and no commit under way, and if the last commit
+// ended at least Config.TokenTTL ago. It has no locks that a token could keep alive or give up early, so its token
+// is written seldom, and lasts long.
 type Token struct {
 	resolver *Resolver
 	Name     string // empty when Config.TokenTTL is negative
@@ -50,6 +57,11 @@ type Token struct {
 	retryAt  time.Time // no first write before this time, because one failed
 	stop     context.CancelFunc
 	stopped  chan struct{} // closed when renew has ended
+	commits  int           // that are under way
+	used     time.Time     // when the last one ended
+	renewed  time.Time     // when the token was written last
+	long     bool          // that token is an idle client's
+	wake     chan struct{} // the client is not idle any more
 	// expiries holds the oracle times at which other clients' tokens become stale, by
 	// token, as this client last read them.
 	expiries map[string]tso.Timestamp
@@ -58,15 +70,38 @@ type Token struct {
 }
 
 func newToken(r *Resolver) *Token {
-	t := &Token{resolver: r, writing: make(chan struct{}, 1), expiries: map[string]tso.Timestamp{}}
+	t := &Token{resolver: r, writing: make(chan struct{}, 1), wake: make(chan struct{}, 1), expiries: map[string]tso.Timestamp{}}
 	if r.Config.TokenTTL > 0 {
 		t.Name = rand.Text()
 	}
 	return t
 }
 
-// Ensure writes the token before the client's first prewrite, and keeps it fresh until
-// Close. A failure does not keep the client from committing: its locks still have their
+// Begin says that a commit begins. It writes the token before the client's first prewrite.
+func (t *Token) Begin(ctx context.Context) {
+	t.mu.Lock()
+	t.commits++
+	if t.long {
+		t.long = false
+		select {
+		case t.wake <- struct{}{}:
+		default:
+		}
+	}
+	t.mu.Unlock()
+	t.Ensure(ctx)
+}
+
+// End says that a commit has ended. It may have left locks.
+func (t *Token) End() {
+	now := time.Now()
+	t.mu.Lock()
+	t.commits--
+	t.used = now
+	t.mu.Unlock()
+}
+
+// Ensure writes the token if that has not been done yet, and keeps it fresh until Close. A failure does not keep the client from committing: its locks still have their
 // ttl. Ensure tries again after Config.TokenTTL.
 func (t *Token) Ensure(ctx context.Context) {
 	t.mu.Lock()
@@ -93,7 +128,7 @@ func (t *Token) start(ctx context.Context, done chan struct{}) {
 	defer close(done)
 	wctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL)
 	defer cancel()
-	started, err := t.resolver.Clock.Timestamp(wctx)
+	started, err := t.now(wctx)
 	if err == nil {
 		t.mu.Lock()
 		t.started = started
@@ -116,8 +151,27 @@ func (t *Token) start(ctx context.Context, done chan struct{}) {
 	}
 }
 
+// now returns the oracle's time. It asks the oracle if the last answer is so old that the
+// estimate may be off: other clients would take a token that is too early for stale.
+func (t *Token) now(ctx context.Context) (tso.Timestamp, error) {
+	if _, _, ok := t.resolver.Clock.ReadableWithin(t.resolver.Config.TokenTTL); ok || t.idle() {
+		if now := t.resolver.Clock.Now(); now != 0 {
+			return now, nil
+		}
+	}
+	return t.resolver.Clock.Timestamp(ctx)
+}
+
+// idle reports whether the client has no locks, as far as it knows.
+func (t *Token) idle() bool {
+	open := t.resolver.Holds.Any()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !open && t.commits == 0 && time.Since(t.used) >= t.resolver.Config.TokenTTL
+}
+
 // write writes the token, with the oldest hold of this moment. It goes stale
-// Config.TokenTTL after now.
+// Config.TokenTTL after now, or later if the client is idle.
 func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	// One write at a time. Otherwise a slow renewal could overwrite a newer hold.
 	select {
@@ -127,6 +181,11 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 		return store.Ended(ctx, "waiting to write the worker token", nil)
 	}
 	host, _ := os.Hostname()
+	lasts := t.resolver.Config.TokenTTL
+	idle := t.idle()
+	if idle {
+		lasts += idleRenewal
+	}
 	t.mu.Lock()
 	started, observers := t.started, t.observers
 	t.mu.Unlock()
@@ -134,18 +193,25 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	m := bigtable.NewMutation()
 	m.Set(store.DeployFamily, TokenQualifier, 0, format.Marshal(&recordpb.WorkerToken{
 		FormatVersion: format.Version,
-		ExpiresTs:     int64(now) + t.resolver.Config.TokenTTL.Microseconds(),
+		ExpiresTs:     int64(now) + lasts.Microseconds(),
 		StartedTs:     int64(started),
 		Host:          host,
 		Pid:           int64(os.Getpid()),
 		Observers:     observers,
 		OldestTs:      int64(oldest),
 	}))
+	began := time.Now()
 	_, err := t.resolver.Metadata.Apply(ctx, []store.RowMutation{{Row: TokenRowPrefix + t.Name, Mut: m, Ops: 1}})
+	if err == nil {
+		t.mu.Lock()
+		t.renewed, t.long = began, idle
+		t.mu.Unlock()
+	}
 	return err
 }
 
-// renew writes the token three times in Config.TokenTTL, until ctx ends.
+// renew writes the token three times in Config.TokenTTL, or every idleRenewal while the client
+// is idle, until ctx ends.
 func (t *Token) renew(ctx context.Context) {
 	defer close(t.stopped)
 	t.removeDeadTokens(ctx, t.started)
@@ -156,6 +222,10 @@ func (t *Token) renew(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			if t.idle() && !t.due() {
+				continue
+			}
+		case <-t.wake:
 		}
 		err := t.renewOnce(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -164,12 +234,19 @@ func (t *Token) renew(ctx context.Context) {
 	}
 }
 
+// due reports whether an idle client has to write its token.
+func (t *Token) due() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.long || time.Since(t.renewed) >= idleRenewal
+}
+
 // renewOnce ends early enough for the next try. Otherwise one request that hangs could make
 // the client look dead.
 func (t *Token) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.resolver.Config.TokenTTL/3)
 	defer cancel()
-	now, err := t.resolver.Clock.Timestamp(ctx)
+	now, err := t.now(ctx)
 	if err != nil {
 		return err
 	}
@@ -182,7 +259,7 @@ func (t *Token) Publish(ctx context.Context) error {
 		return format.Invalidf("Hold needs a worker token, but Config.TokenTTL is negative, so this client has none")
 	}
 	t.Ensure(ctx)
-	now, err := t.resolver.Clock.Timestamp(ctx)
+	now, err := t.now(ctx)
 	if err != nil {
 		return err
 	}

@@ -55,6 +55,7 @@ func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // asked is a time before the request.
 func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.store.Counters.Timestamps.Add(1)
+	c.store.SafePoint.Need()
 	began := time.Now()
 	sctx, span := c.store.Trace.Begin(ctx, "timestamp", "")
 	ts, err = c.Oracle.Timestamp(sctx)

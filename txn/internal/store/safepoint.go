@@ -45,6 +45,11 @@ type SafePoint struct {
 	reading chan struct{}
 	stop    context.CancelFunc
 	stopped chan struct{} // closed when the work of KeepFresh has ended
+	// used says that the client needed the safe point since KeepFresh last looked.
+	used atomic.Bool
+	// resting says that KeepFresh reads nothing, because the client is idle.
+	resting atomic.Bool
+	wake    chan struct{} // the client is not idle any more
 }
 
 // A SafePointView is one answer: at asked, the safe point was at most TS.
@@ -67,7 +72,7 @@ func (v *SafePointView) fresh() bool {
 // newSafePoint reads the safe point, which is the first request of a client. It tries again
 // as other reads do.
 func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
-	s := &SafePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{})}
+	s := &SafePoint{store: st, reading: make(chan struct{}, 1), stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
 	s.View.Store(&SafePointView{})
 	for a := st.Metadata.attempts(); ; {
 		err := s.read(ctx)
@@ -82,9 +87,10 @@ func newSafePoint(ctx context.Context, st *Store) (*SafePoint, error) {
 }
 
 // KeepFresh reads the safe point again in the background, three times in
-// gctime.SafePointMaxAge, until Close. Each time it also calls also, with a context that ends
-// when the next time comes.
-func (s *SafePoint) KeepFresh(also func(context.Context)) {
+// gctime.SafePointMaxAge, until Close, unless the client has not used the safe point since
+// the last time, and is not busy. Each time it also calls also, with a context that ends when the
+// next time comes.
+func (s *SafePoint) KeepFresh(busy func() bool, also func(context.Context)) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(telemetry.Untraced)
 	go func() {
@@ -97,9 +103,14 @@ func (s *SafePoint) KeepFresh(also func(context.Context)) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
+				s.resting.Store(!s.used.Swap(false) && !busy())
+			case <-s.wake:
 			}
 			rctx, cancel := context.WithTimeout(ctx, interval)
-			err := s.readNewer(rctx, s.View.Load())
+			var err error
+			if !s.resting.Load() {
+				err = s.readNewer(rctx, s.View.Load())
+			}
 			also(rctx)
 			cancel()
 			if err != nil && ctx.Err() == nil {
@@ -107,6 +118,17 @@ func (s *SafePoint) KeepFresh(also func(context.Context)) {
 			}
 		}
 	}()
+}
+
+// Need says that the client will need the safe point soon. An idle client reads it then, beside
+// the request that it waits for.
+func (s *SafePoint) Need() {
+	if s.resting.Load() && s.resting.Swap(false) {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Close ends KeepFresh.
@@ -157,9 +179,12 @@ func (s *SafePoint) readNewer(ctx context.Context, old *SafePointView) error {
 }
 
 // Current returns a safe point that is not below that of any collection that has begun. It
-// costs nothing as long as KeepFresh succeeds. Otherwise Current reads the safe point itself,
+// costs nothing as long as KeepFresh reads it. Otherwise Current reads the safe point itself,
 // and tries until ctx ends, because without it nothing may be read.
 func (s *SafePoint) Current(ctx context.Context) (tso.Timestamp, error) {
+	if !s.used.Load() {
+		s.used.Store(true)
+	}
 	var last error
 	for pause := s.store.Config.Backoff.Start(); ; {
 		v := s.View.Load()
