@@ -87,7 +87,8 @@
 // A [Client] sends one request at a time for all callers that wait. A caller that
 // asks while a request is under way joins the next one, never that one.
 //
-// The oracle's row is in one of the two modes; [SetMode] switches, and [Advance]
+// The oracle's row is in one of the two modes; [SetMode] switches, a [Follower]
+// follows without an error, and [Advance]
 // raises a row that was lost or restored. docs/oracle.md says what happens when
 // something fails, and what to do. Package tso/format describes what is stored.
 //

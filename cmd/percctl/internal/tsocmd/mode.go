@@ -21,7 +21,8 @@ func newModeCmd(s *cli.Streams) *cobra.Command {
 		Long: `Show whether clients take timestamps from the oracle's row (direct) or from servers
 (served), or change that. Timestamps continue above the highest one of the old mode.
 Processes that still use the old mode get an error that says so. Their open
-transactions fail, and no data is damaged.
+transactions fail, and no data is damaged. Processes whose oracle follows the mode
+(tso.Follow) only wait: docs/oracle.md says how to change without downtime.
 
 To served: the change takes effect at once, and one of the running servers leads.
 To direct: stop the servers first. If the leader has not released its lease, the

@@ -1,0 +1,89 @@
+package tso_test
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/tso/server"
+)
+
+// Processes that follow the mode get timestamps in order while an operator changes it to served,
+// back, and to served again. No caller fails.
+func TestFollowTheMode(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		h := tsotest.NewHistory(t)
+		e.On(busyRow(1, time.Millisecond))
+		var followers []*tso.Follower
+		for range 2 {
+			followers = append(followers, tso.Follow(e.Direct(tso.DirectConfig{}), c.Client(tso.ClientConfig{Timeout: 3 * time.Second}, "a", "b")))
+		}
+		var done atomic.Bool
+		var worst atomic.Int64
+		var all sync.WaitGroup
+		for _, f := range followers {
+			for range 2 {
+				all.Go(func() {
+					for !done.Load() {
+						began := time.Now()
+						h.Ask(t.Context(), f)
+						if took := int64(time.Since(began)); took > worst.Load() {
+							worst.Store(took)
+						}
+						tsotest.Advance(10 * time.Millisecond)
+					}
+				})
+			}
+		}
+		change := func(mode tso.Mode, within time.Duration) {
+			t.Helper()
+			worst.Store(0)
+			if changed, err := tso.SetMode(t.Context(), e.Table("percolator"), tso.RowConfig{}, mode); err != nil || !changed {
+				t.Fatalf("to %s: %t, %v", mode, changed, err)
+			}
+			tsotest.Advance(within + time.Second)
+			if took := time.Duration(worst.Load()); took > within {
+				t.Errorf("to %s: a caller waited %v", mode, took)
+			}
+		}
+		tsotest.Advance(time.Second)
+		a, b := c.Start("a", server.Config{}), c.Start("b", server.Config{})
+		tsotest.Advance(time.Second)
+		change(tso.ModeServed, 2*time.Second)
+		if c.Leader() == "" {
+			t.Error("no server leads")
+		}
+		for _, n := range []*tsotest.Node{a, b} {
+			n.Stop()
+			<-n.Ended
+		}
+		change(tso.ModeDirect, 7*time.Second) // twice the client's timeout, and a little more
+		c.Start("a", server.Config{})
+		change(tso.ModeServed, 2*time.Second)
+		done.Store(true)
+		all.Wait()
+		e.On(nil)
+	})
+}
+
+// A mode that does not come is an error, not a wait without end.
+func TestFollowNoMode(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		c.Start("a", server.Config{})
+		f := tso.Follow(e.Direct(tso.DirectConfig{}), c.Client(tso.ClientConfig{Timeout: 3 * time.Second}, "a"))
+		e.Put([]byte("closed"))
+		began := time.Now()
+		if _, err := f.Timestamp(t.Context()); !errors.Is(err, tso.ErrMode) {
+			t.Error(err)
+		}
+		if took := time.Since(began); took < 3*time.Second || took > 4*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
