@@ -148,3 +148,47 @@ func TestOracleAtItsLimit(t *testing.T) {
 		e.On(nil)
 	})
 }
+
+// What doctor and top say of a row in direct mode.
+func TestDirectLag(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		d := e.Direct(tso.DirectConfig{})
+		warm(t, e, d)
+		table := e.Table("percolator")
+		look := func(wantBusy bool, least, most time.Duration) {
+			t.Helper()
+			lag, busy, err := tso.DirectLag(t.Context(), table, tso.RowConfig{})
+			if err != nil || busy != wantBusy || lag < least || lag > most {
+				t.Errorf("%v, %t, %v; want %t, from %v to %v", lag, busy, err, wantBusy, least, most)
+			}
+		}
+		tsotest.Advance(time.Minute)
+		look(false, 0, 0)
+		for _, mutation := range []time.Duration{time.Millisecond, 150 * time.Millisecond} {
+			var stop atomic.Bool
+			e.On(busyRow(1, mutation))
+			var asking sync.WaitGroup
+			for range 2 {
+				d := e.Direct(tso.DirectConfig{})
+				asking.Go(func() {
+					for !stop.Load() {
+						if _, err := d.Timestamp(t.Context()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			tsotest.Advance(2 * time.Second)
+			if mutation == time.Millisecond {
+				look(true, 0, 20*time.Millisecond)
+			} else {
+				look(true, 100*time.Millisecond, time.Second)
+			}
+			stop.Store(true)
+			asking.Wait()
+			e.On(nil)
+		}
+		e.SetMode(tso.ModeServed)
+		look(false, 0, 0)
+	})
+}

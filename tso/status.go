@@ -2,7 +2,10 @@ package tso
 
 import (
 	"context"
+	"math"
 	"time"
+
+	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
@@ -39,6 +42,36 @@ type Status struct {
 // timestamps a second.
 func (s Status) Lag() time.Duration {
 	return time.Duration(s.Clock-s.Next) * time.Microsecond
+}
+
+// DirectLag watches a row in direct mode, for less than a second. busy says that processes take
+// timestamps all the time. Then lag is how far these are behind this machine's clock, at least.
+func DirectLag(ctx context.Context, table bigtable.TableAPI, cfg RowConfig) (lag time.Duration, busy bool, err error) {
+	const (
+		changes  = 3
+		patience = 300 * time.Millisecond // for each change
+		pause    = 25 * time.Millisecond
+	)
+	r := cfg.open(table)
+	var last Timestamp
+	lag = time.Duration(math.MaxInt64)
+	for seen, since := -1, time.Now(); seen < changes; rest(ctx, pause) {
+		asked := time.Now()
+		s, err := readState(ctx, r)
+		switch {
+		case err != nil || s.Mode != ModeDirect:
+			return 0, false, err
+		case s.Limit == last && asked.Sub(since) > patience:
+			return 0, false, nil
+		case s.Limit == last:
+			continue
+		}
+		if seen++; seen > 0 {
+			lag = min(lag, asked.Sub(s.Limit.Time()))
+		}
+		last, since = s.Limit, asked
+	}
+	return max(lag, 0), true, nil
 }
 
 // ServerStatus returns the status of the first of the configured servers,

@@ -176,7 +176,7 @@ func (p *Plan) oracle(r Rates) {
 		return
 	}
 	if p.OracleRequests > r.HotRow/2 {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row gets %.0f mutations per second from %d processes, and one row can take about %.0f: use a served oracle", p.OracleRequests, p.Workload.Processes, r.HotRow))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the oracle's row gets %.0f mutations per second from %d processes, and one row can take about %.0f: use a served oracle (docs/oracle.md says how to change to it without downtime)", p.OracleRequests, p.Workload.Processes, r.HotRow))
 	}
 	if p.OracleRequests > r.HotRow {
 		// The processes take turns at the row.

@@ -109,6 +109,10 @@ type Deployment struct {
 
 	oracle    tso.RowState
 	oracleErr error // why the row cannot be read
+	// lag is how far timestamps of direct mode are behind the clock, before the checks take any:
+	// that moves the row. Without busy nobody took any.
+	lag  time.Duration
+	busy bool
 }
 
 // closeTimeout bounds how long the client of the checks takes to close.
@@ -127,6 +131,9 @@ func (d *Deployment) Open(ctx context.Context) (end func(), err error) {
 	}
 	if errors.Is(d.oracleErr, context.DeadlineExceeded) || errors.Is(d.oracleErr, context.Canceled) {
 		return nil, d.oracleErr
+	}
+	if d.oracle.Mode == tso.ModeDirect {
+		d.lag, d.busy, _ = tso.DirectLag(ctx, d.Bigtable.OpenTable(d.MetadataTable), tso.RowConfig{}) // after an error the checks say more
 	}
 	cfg := txn.Config{MetadataTable: d.MetadataTable, TokenTTL: -1}
 	end = func() {}

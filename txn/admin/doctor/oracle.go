@@ -21,6 +21,13 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 	}
 	if d.oracle.Mode != tso.ModeServed {
 		r.Detail = "direct mode"
+		if d.busy {
+			r.Detail += ", timestamps are " + words.Duration(d.lag) + " behind the clock"
+		}
+		if d.lag > directTolerance {
+			r.find(Warning, "oracle row", "timestamps are "+words.Duration(d.lag)+" behind the clock: too many processes ask for timestamps, or Bigtable is slow",
+				"transactions take longer, and locks of dead clients stay longer", "run servers: docs/oracle.md says how to change to them without downtime")
+		}
 		return nil
 	}
 	r.Detail = fmt.Sprintf("served mode, leader %s at %s", d.oracle.Leader, d.oracle.Address)
@@ -38,6 +45,9 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 	}
 	return nil
 }}
+
+// directTolerance is how far timestamps of direct mode may be behind the clock.
+const directTolerance = 100 * time.Millisecond
 
 // clockTolerance is how far oracle time and a clock may be apart before it is
 // worth a word: what NTP keeps is a hundred times better.

@@ -15,6 +15,9 @@ type Fact struct {
 	Bad         bool // it needs attention
 }
 
+// directTolerance is how many seconds timestamps of direct mode may be behind the clock.
+const directTolerance = .1
+
 // Facts are what is said of a picture beside its lists.
 func (p *Picture) Facts() []Fact {
 	return []Fact{p.ratesFact(), p.oracleFact(), p.locksFact(), p.oldestFact(), p.conflictsFact(), p.pendingFact(), p.workersFact(), p.gcFact()}
@@ -59,6 +62,12 @@ func (p *Picture) oracleFact() Fact {
 		}
 	default:
 		f.Words = p.Oracle.Row.Mode + " mode, from its row"
+		if lag := p.Oracle.Row.Lag; lag > 0 {
+			f.Words += ", " + cli.Seconds(lag) + " behind the clock"
+			if f.Bad = lag > directTolerance; f.Bad {
+				f.Words += ": run servers (docs/oracle.md)"
+			}
+		}
 	}
 	return f
 }

@@ -104,6 +104,7 @@ type rowReport struct {
 	Leader   string        `json:"leader,omitempty"`         // name of the server that led last
 	Address  string        `json:"address,omitempty"`        // its address, host:port
 	Lease    float64       `json:"lease_seconds,omitempty"`  // length of its lease
+	Lag      float64       `json:"lag_seconds,omitempty"`    // direct mode: how far timestamps are behind the clock; left out if nobody takes any
 	To       tso.Timestamp `json:"advance_to,omitempty"`     // value of --to, for percctl tso advance
 	Changed  *bool         `json:"changed,omitempty"`        // whether the command changed the row
 }
@@ -127,6 +128,9 @@ func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
 	cli.WriteRow(t, "mode", r.Mode)
 	if r.Limit > 0 {
 		cli.WriteRow(t, "highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))
+	}
+	if r.Lag > 0 {
+		cli.WriteRow(t, "behind the clock", seconds(r.Lag))
 	}
 	if r.Mode == string(tso.ModeServed) {
 		cli.WriteRow(t, "epoch", fmt.Sprint(r.Epoch))

@@ -105,13 +105,15 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 	var rowErr error // the servers are asked all the same: they may know more
 	if opts.bigtable.Given() {
 		var state tso.RowState
-		switch state, rowErr = readRow(ctx, opts); {
+		var lag time.Duration
+		switch state, lag, rowErr = readRow(ctx, opts); {
 		case rowErr != nil && len(servers) == 0:
 			return rowErr
 		case rowErr != nil:
 			r.RowError = rowErr.Error()
 		default:
 			row := newRowReport(state)
+			row.Lag = lag.Seconds()
 			r.Row = &row
 			if len(servers) == 0 && state.Mode == tso.ModeServed && state.Address != "" {
 				servers = []string{state.Address}
@@ -146,15 +148,15 @@ func (r *statusReport) verdict() error {
 	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads, so no transaction can begin: start one with percctl tso serve")}
 }
 
-func readRow(ctx context.Context, opts *statusOptions) (tso.RowState, error) {
+func readRow(ctx context.Context, opts *statusOptions) (s tso.RowState, lag time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
 	defer cancel()
 	table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
 	if err != nil {
-		return tso.RowState{}, err
+		return s, 0, err
 	}
 	defer closeTable()
-	return tso.ReadRow(ctx, table, tso.RowConfig{})
+	return look(ctx, table)
 }
 
 // Report is what tso status prints.
@@ -170,12 +172,13 @@ type ServerReport = serverReport
 // one that leads. Each answer that is missing says why.
 func Look(ctx context.Context, meta bigtable.TableAPI, flags *connect.OracleFlags) (*Report, error) {
 	r := &Report{Servers: []serverReport{}}
-	state, err := tso.ReadRow(ctx, meta, tso.RowConfig{})
+	state, lag, err := look(ctx, meta)
 	if err != nil {
 		return nil, err
 	}
 	row := newRowReport(state)
 	r.Row = &row
+	row.Lag = lag.Seconds()
 	if state.Mode != tso.ModeServed || (state.Address == "" && flags.Servers == "") {
 		return r, nil
 	}
@@ -185,6 +188,14 @@ func Look(ctx context.Context, meta bigtable.TableAPI, flags *connect.OracleFlag
 	}
 	r.ask(ctx, cfg.Addresses, cfg.Credentials, answerTimeout)
 	return r, nil
+}
+
+// look reads the oracle's row, and measures how far its timestamps are behind the clock.
+func look(ctx context.Context, meta bigtable.TableAPI) (s tso.RowState, lag time.Duration, err error) {
+	if s, err = tso.ReadRow(ctx, meta, tso.RowConfig{}); err == nil && s.Mode == tso.ModeDirect {
+		lag, _, err = tso.DirectLag(ctx, meta, tso.RowConfig{})
+	}
+	return s, lag, err
 }
 
 // answerTimeout is how long one server is waited for.
