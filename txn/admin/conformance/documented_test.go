@@ -56,6 +56,7 @@ func replace(t *testing.T, text, name, list string) string {
 func assumptions() string {
 	var out strings.Builder
 	group := ""
+	usual := map[conformance.Class]string{conformance.Required: usualAdvice(conformance.Required), conformance.Optional: usualAdvice(conformance.Optional)}
 	for _, a := range conformance.All() {
 		if a.Group != group {
 			group = a.Group
@@ -65,9 +66,25 @@ func assumptions() string {
 		if a.Class == conformance.Optional {
 			id += " (optional)"
 		}
-		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %s |\n", id, a.Title, a.Used, source(a.Source), a.Breaks, a.Advice)
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %s |\n", id, a.Title, a.Used, source(a.Source), a.Breaks, strings.TrimSpace(strings.ReplaceAll(a.Advice, usual[a.Class], "")))
 	}
 	return out.String() + "\n"
+}
+
+// usualAdvice is the advice of most assumptions of a class. The page says it once.
+func usualAdvice(class conformance.Class) (usual string) {
+	count := map[string]int{}
+	for _, a := range conformance.All() {
+		if a.Class == class {
+			count[a.Advice]++
+		}
+	}
+	for advice, n := range count {
+		if n > count[usual] {
+			usual = advice
+		}
+	}
+	return usual
 }
 
 var address = regexp.MustCompile(`https://\S+[a-z0-9]`)
