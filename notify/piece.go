@@ -74,7 +74,7 @@ func cutTable(table string, keys []string, most int) []piece {
 	return append(cuts, piece{table: table, start: start})
 }
 
-// pieces are the pieces that a sweep has not read yet.
+// pieces are the pieces that a turn has not read yet.
 type pieces struct {
 	mu   sync.Mutex
 	todo []piece

@@ -28,9 +28,11 @@ import (
 // such a lock may hide a change (changes.Sweep).
 //
 // A sweep reads every piece once, in random order, so one sweep finds everything that was
-// there when it began. The interval between sweeps does not depend on the number of
-// workers: they share the sweeps. If sweeps find nothing, the intervals grow from
-// MinInterval to MaxInterval.
+// there when it began. Workers share the work: of n workers, each reads an n-th of its pieces,
+// waits for an interval, and reads the next ones. So the cost does not depend on the number of
+// workers. If sweeps find nothing, the intervals grow from MinInterval to MaxInterval. If the
+// table is so large that all workers together would read all the time, they read about as much
+// as one of them could.
 //
 // Bigtable may have to skip everything else in a row to read its notify family. That is
 // the cost of a sweep.
@@ -47,7 +49,8 @@ type Scanner struct {
 	MinInterval time.Duration
 
 	// MaxInterval is the same after many sweeps that found nothing: about the longest
-	// time that a notification without a hint waits.
+	// time that a notification without a hint waits, unless one worker needs longer
+	// for a sweep.
 	// Defaults to 1 minute.
 	MaxInterval time.Duration
 
@@ -88,9 +91,12 @@ func (s *Scanner) Find(ctx context.Context, search Search) error {
 		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all must be positive, and MaxInterval must not be below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
 	}
 	sw.threads, sw.pieces, sw.interval = threads, pieces, sw.least
+	if err := sw.waitForOthers(ctx); err != nil {
+		return err
+	}
 	for {
 		began := time.Now()
-		if err := sw.sweep(ctx); err != nil {
+		if err := sw.turn(ctx); err != nil {
 			return err
 		}
 		if err := sw.wait(ctx, began); err != nil {
@@ -107,6 +113,10 @@ type sweeper struct {
 	pieces      int
 	least, most time.Duration
 
+	todo     []piece       // that this sweep has not read yet
+	all      int           // pieces of this sweep
+	part     float64       // of the sweep that the last turn was
+	took     time.Duration // the last turn; 0 if it found something
 	interval time.Duration // between the sweeps of all workers together
 	share    int           // workers that share the sweeps, this one included
 	counted  time.Time     // when share was counted
@@ -127,11 +137,28 @@ const cutMaxAge = time.Minute
 // workersMaxAge is how long a sweeper uses the number of workers.
 const workersMaxAge = 10 * time.Second
 
-// pause returns the time from the begin of this worker's last sweep to its next one: one
-// interval for each worker.
-func (s *sweeper) pause() time.Duration { return s.interval * time.Duration(s.share) }
+// maxTurn bounds a turn: after that, a worker begins no further piece. A piece that Bigtable does
+// not answer for may take longer, and does not lengthen the pause.
+const maxTurn = 30 * time.Second
 
-// wait waits until the next sweep is due. With many workers that takes long, and most of
+// pause returns the time from the begin of this worker's last turn to its next one: its part of
+// one interval for each worker. While there is nothing to find, about one worker reads at a time:
+// wait waits for three quarters of the pause, on average.
+func (s *sweeper) pause() time.Duration {
+	return max(time.Duration(s.share)*time.Duration(s.part*float64(s.interval)), time.Duration(s.share-1)*s.took*4/3)
+}
+
+// waitForOthers waits before the first turn if there are other workers: many may have been
+// started at once.
+func (s *sweeper) waitForOthers(ctx context.Context) error {
+	s.countWorkers(ctx)
+	if s.share == 1 {
+		return nil
+	}
+	return pause.For(ctx, rand.N(s.least))
+}
+
+// wait waits until the next turn is due. With many workers that takes long, and most of
 // them may stop meanwhile, so it counts the workers again from time to time.
 func (s *sweeper) wait(ctx context.Context, began time.Time) error {
 	part := 0.5 + rand.Float64()/2
@@ -159,20 +186,31 @@ func (s *sweeper) skip(ctx context.Context, table string, err error) bool {
 	return true
 }
 
-// sweep reads every piece of every table once.
-func (s *sweeper) sweep(ctx context.Context) error {
-	s.scanner.sweeps.Add(1)
-	s.missing.Clear()
+// turn reads this worker's share of the pieces that its sweep has not read yet. It begins a new
+// sweep if there are none.
+func (s *sweeper) turn(ctx context.Context) error {
+	began := time.Now()
 	s.countWorkers(ctx)
-	todo, err := s.shuffled(ctx)
-	if err != nil {
-		return err
+	if len(s.todo) == 0 {
+		s.scanner.sweeps.Add(1)
+		s.missing.Clear()
+		all, err := s.shuffled(ctx)
+		if err != nil {
+			return err
+		}
+		s.todo, s.all = all, max(len(all), 1)
 	}
+	n := min((s.all+s.share-1)/s.share, len(s.todo))
+	todo, later := &pieces{todo: slices.Clone(s.todo[:n])}, s.todo[n:]
 	var found atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	for range s.threads {
 		g.Go(func() error {
-			for p, ok := todo.next(); ok; p, ok = todo.next() {
+			for time.Since(began) < maxTurn {
+				p, ok := todo.next()
+				if !ok {
+					break
+				}
 				n, rest, err := s.scan(gctx, p)
 				if err != nil && !s.skip(ctx, p.table, err) {
 					return err
@@ -183,11 +221,13 @@ func (s *sweeper) sweep(ctx context.Context) error {
 			return nil
 		})
 	}
-	err = g.Wait()
+	err := g.Wait()
+	s.part = float64(max(n-len(todo.todo), 1)) / float64(s.all)
+	s.todo = append(todo.todo, later...)
 	if found.Load() > 0 {
-		s.interval = s.least
+		s.interval, s.took = s.least, 0
 	} else {
-		s.interval = min(s.interval*2, s.most)
+		s.interval, s.took = min(s.interval*2, s.most), min(time.Since(began), maxTurn)
 	}
 	return err
 }
@@ -246,7 +286,7 @@ func (s *sweeper) countWorkers(ctx context.Context) {
 }
 
 // shuffled returns the pieces of all tables in random order.
-func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
+func (s *sweeper) shuffled(ctx context.Context) ([]piece, error) {
 	var all []piece
 	for _, table := range s.search.Tables {
 		c, ok := s.cuts[table]
@@ -265,5 +305,5 @@ func (s *sweeper) shuffled(ctx context.Context) (*pieces, error) {
 		all = append(all, c.pieces...)
 	}
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return &pieces{todo: all}, nil
+	return all, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
 // sweepOnce has a scanner read the tables once and returns what it offered.
@@ -203,6 +204,39 @@ func TestScanCost(t *testing.T) {
 	if count[8] > 2*count[1] {
 		t.Errorf("%d scans by one worker, %d by eight", count[1], count[8])
 	}
+}
+
+// TestLargeTableIsSwept: workers that start together read a large table about once, and then not
+// more at a time than one worker.
+func TestLargeTableIsSwept(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		const workers, size = 8, 40e9
+		cluster := model.New(model.Config{Nodes: 20, Tables: map[string]model.Table{"docs": {Bytes: size, Splits: model.HexSplits("", 100)}}})
+		found := make(chan struct{}, 1)
+		for i := range workers {
+			w := newWorker(t, env.NewClient(txn.Config{}, cluster.Client(fmt.Sprint("worker-", i))...), notify.Config{NoHints: true})
+			handle(t, w, "o", input, func(context.Context, *txn.Txn, txn.Cell) error { found <- struct{}{}; return nil })
+			start(t, w)
+		}
+		pass(time.Minute)
+		if n := cluster.Sum(model.All).Bytes / size; n > 1.5 {
+			t.Errorf("after a minute the workers had read the table %.1f times", n)
+		}
+		cluster.Reset()
+		pass(5 * time.Minute)
+		_, busy := cluster.Busy()
+		// Each worker has two threads.
+		if n := busy.Minutes() / 5; n < 1 || n > 3 {
+			t.Errorf("idle workers kept %.1f nodes busy, want about 2", n)
+		}
+		put(t, env.Client, input, "row", "v")
+		begun := time.Now()
+		<-found
+		// One worker alone reads the table in 91 seconds.
+		if took := time.Since(begun); took > 10*time.Minute {
+			t.Errorf("found after %v", took)
+		}
+	})
 }
 
 // TestScanSpeedsUp: a scanner that finds something sweeps again soon.
