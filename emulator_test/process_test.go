@@ -344,7 +344,7 @@ func TestKilledClients(t *testing.T) {
 // tested are the workloads that run here. lab soak also runs the one with observers,
 // which needs workers.
 func tested() []*workload.Workload {
-	return slices.DeleteFunc(workload.All(), func(w *workload.Workload) bool { return w.Handle != nil })
+	return slices.DeleteFunc(workload.All(), func(w *workload.Workload) bool { return w.Handle != nil || w.Keep != nil })
 }
 
 func killClients(t *testing.T, load *workload.Workload) {

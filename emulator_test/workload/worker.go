@@ -42,6 +42,8 @@ type Workload struct {
 	ReadAll func(context.Context, *Worker) error
 	// Cell returns the cell of a key of the history.
 	Cell func(key string) txn.Cell
+	// Keep, if not nil, prepares each client that runs transactions of the workload.
+	Keep func(*txn.Client)
 	// Handle adds the workload's observers to a notify.Worker. It is nil if there
 	// are none.
 	Handle func(*notify.Worker) error
@@ -57,7 +59,7 @@ func All() []*Workload {
 	return []*Workload{
 		Bank(), Append("append", history.SnapshotIsolation),
 		Append("append-serializable", history.Serializable, txn.Serializable()),
-		Register(), Skew(), Sets(), Index(), Observers(),
+		Register(), Skew(), Sets(), Index(), Indexes(), Observers(),
 	}
 }
 

@@ -93,8 +93,12 @@ func (b *build) fill(ctx context.Context, r record, report func(jobs.Status)) er
 		_, err = b.advance(ctx, Building, Ready, r.ts)
 	}
 	if err != nil {
-		if s, stateErr := b.State(ctx, b.client, b.index.Name); stateErr == nil && s == Ready {
+		switch now, stateErr := b.readRecord(ctx, b.client, b.index.Name); {
+		case stateErr != nil || now.ts == r.ts:
+		case now.State == Ready:
 			return nil // another call of Create was faster
+		default:
+			return fmt.Errorf("index: %s: %w: it was dropped meanwhile: %w", b.index.Name, ErrState, err)
 		}
 	}
 	return err

@@ -119,6 +119,9 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 	if e.client, err = txn.NewClient(ctx, bt, cfg); err != nil {
 		return nil, err
 	}
+	if e.load.Keep != nil {
+		e.load.Keep(e.client)
+	}
 	own := &workload.Worker{Client: e.client, Rand: rand.New(rand.NewPCG(e.seed, 1)), Record: e.record, Stride: stride, Options: e.load.Options}
 	if err := e.load.Setup(ctx, own); err != nil {
 		return nil, err

@@ -314,6 +314,9 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
+	if load.Keep != nil {
+		load.Keep(client)
+	}
 	admin.OnResolve(client, func(r format.Resolution) { send(message{Settled: r.Lock.Owner}) })
 	owner := admin.Owner(client)
 	send(message{Ready: &owner})
