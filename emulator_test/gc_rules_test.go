@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -606,5 +607,56 @@ func TestPlainWriteDuringCollection(t *testing.T) {
 		if r := runGC(t, env.Client, gc.Config{Plain: true, Restart: true}); r.Total.Deletes != 1 || r.Total.Plain != 1 || stored(t, env, "bob") != nil {
 			t.Errorf("with Plain: %+v, left: %v", r, stored(t, env, "bob"))
 		}
+	})
+}
+
+// TestErasure follows docs/adoption.md: a deleted value is gone from Bigtable after a
+// collection with Plain, also what plain writers had written before the adoption. Without Plain
+// their values stay.
+func TestErasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.CreateTable("a", "f")
+		for ts, value := range map[bigtable.Timestamp]string{1000: "secret 1", 2000: "secret 2"} {
+			m := bigtable.NewMutation()
+			m.Set("f", "q", ts, []byte(value))
+			if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustSet(t, env.Client, "secret 3", "bob")
+		dead := begin(t, env.NewClient(txn.Config{TokenTTL: -1}))
+		tx := begin(t, env.Client)
+		if err := tx.Table("a").DeleteRow(t.Context(), "bob"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		dead.Table("a").Set("bob", "f", "q", []byte("secret 4")) // conflicts
+		if _, err := dead.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) {
+			t.Fatal(err)
+		}
+		left := func() (secrets []string) {
+			for family, cells := range stored(t, env, "bob") {
+				for _, c := range cells {
+					if strings.HasPrefix(string(c.Value), "secret") {
+						secrets = append(secrets, family+" "+string(c.Value))
+					}
+				}
+			}
+			slices.Sort(secrets)
+			return secrets
+		}
+		advance(retention + time.Minute)
+		runGC(t, env.Client, gc.Config{})
+		if got := left(); !slices.Equal(got, []string{"f secret 1", "f secret 2"}) {
+			t.Errorf("after a collection: %q", got)
+		}
+		runGC(t, env.Client, gc.Config{Plain: true, Restart: true})
+		if got := left(); len(got) > 0 {
+			t.Errorf("after a collection with Plain: %q", got)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "")
 	})
 }
