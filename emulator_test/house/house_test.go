@@ -58,6 +58,7 @@ var mayImport = []struct {
 	{"txn/row", []string{"txn", "txn/format"}},
 	{"txn/page", []string{"tso", "txn"}},
 	{"txn/jobs", []string{"tso", "txn", "txn/changes"}},
+	{"txn/many", []string{"tso", "txn", "txn/format"}},
 	{"txn/idempotency", []string{"tso", "txn"}},
 	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page", "txn/changes"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
