@@ -46,6 +46,25 @@ func TestExitCode(t *testing.T) {
 	}
 }
 
+// TestMessage: an error has no words of gRPC.
+func TestMessage(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		err  error
+		code int
+		want string
+	}{
+		{fmt.Errorf("stopped after 3 rows: %w", status.Error(codes.Canceled, context.Canceled.Error())), ExitInterrupted, "stopped after 3 rows: interrupted"},
+		{fmt.Errorf("stopped after 3 rows: %w", context.Canceled), ExitInterrupted, "stopped after 3 rows: interrupted"},
+		{fmt.Errorf("table x: %w", status.Error(codes.FailedPrecondition, "has a policy")), ExitFailed, "table x: failed precondition: has a policy"},
+		{fmt.Errorf("read: %w", status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())), ExitUnavailable, "read: timed out"},
+	} {
+		if got := message(test.err, test.code); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+}
+
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	info := &debug.BuildInfo{

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -57,4 +59,36 @@ func exitCode(ctx context.Context, err error) int {
 		return ExitUnavailable
 	}
 	return ExitFailed
+}
+
+// rpcStatus is how gRPC writes a status.
+var rpcStatus = regexp.MustCompile(`rpc error: code = (\w+) desc = `)
+
+// message is the text of an error for people: the words of gRPC are not for them.
+func message(err error, code int) string {
+	text := rpcStatus.ReplaceAllStringFunc(err.Error(), func(s string) string {
+		switch name := rpcStatus.FindStringSubmatch(s)[1]; name {
+		case codes.Canceled.String(), codes.DeadlineExceeded.String(), codes.Unknown.String():
+			return "" // what follows says the same, or more
+		default:
+			return splitWords(name) + ": "
+		}
+	})
+	text = strings.ReplaceAll(text, context.DeadlineExceeded.Error(), "timed out")
+	if code == ExitInterrupted {
+		text = strings.ReplaceAll(text, context.Canceled.Error(), "interrupted")
+	}
+	return text
+}
+
+// splitWords makes words of a name: NotFound becomes not found.
+func splitWords(name string) string {
+	var b strings.Builder
+	for i, r := range name {
+		if i > 0 && r >= 'A' && r <= 'Z' {
+			b.WriteByte(' ')
+		}
+		b.WriteRune(r)
+	}
+	return strings.ToLower(b.String())
 }

@@ -40,7 +40,7 @@ func (p Program) Main(args []string, s *Streams) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(ctx, err)
 	if err != nil {
-		text := err.Error()
+		text := message(err, code)
 		if advice := refused(err); advice != "" {
 			text += "\n" + advice
 		}

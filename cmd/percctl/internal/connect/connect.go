@@ -41,6 +41,7 @@ type Flags struct {
 	creds, endpoint, adminEndpoint, emulator string
 
 	embedded *embedded.Deployment // set by Open
+	answers  *answers
 }
 
 // Add adds the flags to a command.
@@ -179,6 +180,9 @@ func (f *Flags) options(endpoint string) ([]option.ClientOption, error) {
 		return nil, nil // it is reached without credentials, at its own address
 	}
 	var opts []option.ClientOption
+	if f.answers != nil {
+		opts = append(opts, option.WithGRPCDialOption(grpc.WithStatsHandler(f.answers)))
+	}
 	if f.creds != "" {
 		kind, err := credentialsType(f.creds)
 		if err != nil {
@@ -208,10 +212,21 @@ func credentialsType(path string) (option.CredentialsType, error) {
 	return file.Type, nil
 }
 
+// prepare fills in what no flag gave, and asks whether an emulator is there.
+func (f *Flags) prepare(ctx context.Context) error {
+	if err := f.Resolve(); err != nil {
+		return err
+	}
+	if f.answers == nil || f.emulator == "" || f.Embedded {
+		return nil
+	}
+	return f.answers.knock(ctx, f.emulator)
+}
+
 // Open connects to the data and the admin service. Call the function it
 // returns when done.
 func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
-	if err := f.Resolve(); err != nil {
+	if err := f.prepare(ctx); err != nil {
 		return nil, nil, nil, err
 	}
 	if !f.Embedded {
@@ -279,7 +294,7 @@ func (f *Flags) newClient(ctx context.Context, opts ...option.ClientOption) (*bi
 // OpenMetadata connects to the metadata table alone, which needs fewer permissions than
 // Open. Call the function it returns when done.
 func (f *Flags) OpenMetadata(ctx context.Context) (*bigtable.Table, func(), error) {
-	if err := f.Resolve(); err != nil {
+	if err := f.prepare(ctx); err != nil {
 		return nil, nil, err
 	}
 	bt, err := f.newClient(ctx)
@@ -294,7 +309,7 @@ func (f *Flags) failed(err error) error {
 	if errors.As(err, &usage) {
 		return err
 	}
-	return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("connecting to Bigtable, %v: %w", f, err)}
+	return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%s, %v: %w", f.address(), f, err)}
 }
 
 // OpenInstance connects to the service that administers instances, which says

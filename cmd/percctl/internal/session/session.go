@@ -118,14 +118,16 @@ func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Co
 	f.Connect.Oracle.Warn = func(text string) {
 		warned.Do(func() { _, _ = fmt.Fprint(s.Err, text) })
 	}
-	bt, admin, closeAll, err := f.Connect.Open(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-	sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, opened: map[string]bool{}}
-	defer sess.Progress.End()
-	return coded(f.explainTimeout(ctx, run(ctx, sess)))
+	return coded(f.Connect.Answered(ctx, func(ctx context.Context) error {
+		bt, admin, closeAll, err := f.Connect.Open(ctx)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, opened: map[string]bool{}}
+		defer sess.Progress.End()
+		return f.explainTimeout(ctx, run(ctx, sess))
+	}))
 }
 
 // A timeoutError says that --timeout expired.

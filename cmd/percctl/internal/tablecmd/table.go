@@ -62,14 +62,16 @@ func (o *initOptions) run(ctx context.Context) error {
 	if o.timeout <= 0 {
 		return cli.Usagef("--timeout %v: it has to be positive", o.timeout)
 	}
-	bt, adminClient, closeAll, err := o.connect.Open(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	err = admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families})
+	err := o.connect.Answered(ctx, func(ctx context.Context) error {
+		bt, adminClient, closeAll, err := o.connect.Open(ctx)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		return admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families})
+	})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)
 	}

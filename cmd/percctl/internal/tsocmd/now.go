@@ -47,11 +47,13 @@ func now(ctx context.Context, s *cli.Streams, opts *nowOptions) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
 	defer cancel()
-	ts, err := takeTimestamp(ctx, opts)
-	if err != nil {
-		return err
-	}
-	return printTimestamp(s, opts.format, ts)
+	return opts.bigtable.Answered(ctx, func(ctx context.Context) error {
+		ts, err := takeTimestamp(ctx, opts)
+		if err != nil {
+			return err
+		}
+		return printTimestamp(s, opts.format, ts)
+	})
 }
 
 func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error) {

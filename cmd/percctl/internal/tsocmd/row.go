@@ -49,6 +49,10 @@ func (o *rowOptions) run(ctx context.Context, edit *rowEdit) error {
 	if o.timeout <= 0 {
 		return cli.Usagef("--timeout %s: it has to be positive", o.timeout)
 	}
+	return o.bigtable.Answered(ctx, func(ctx context.Context) error { return o.ask(ctx, edit) })
+}
+
+func (o *rowOptions) ask(ctx context.Context, edit *rowEdit) error {
 	table, closeTable, err := o.bigtable.OpenMetadata(ctx)
 	if err != nil {
 		return err

@@ -151,12 +151,16 @@ func (r *statusReport) verdict() error {
 func readRow(ctx context.Context, opts *statusOptions) (s tso.RowState, lag time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.client.timeout)
 	defer cancel()
-	table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
-	if err != nil {
-		return s, 0, err
-	}
-	defer closeTable()
-	return look(ctx, table)
+	err = opts.bigtable.Answered(ctx, func(ctx context.Context) error {
+		table, closeTable, err := opts.bigtable.OpenMetadata(ctx)
+		if err != nil {
+			return err
+		}
+		defer closeTable()
+		s, lag, err = look(ctx, table)
+		return err
+	})
+	return s, lag, err
 }
 
 // Report is what tso status prints.
