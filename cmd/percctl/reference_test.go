@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
 var update = flag.Bool("update", false, "write docs/reference again")
@@ -338,6 +339,9 @@ func (p *objects) write(out *strings.Builder) {
 
 type outputField struct{ name, kind, unit, description string }
 
+// olderTimestamps are names that docs/stability.md keeps; new timestamps are …_ts.
+var olderTimestamps = []string{"safe_point", "previous_safe_point", "now", "limit", "advance_to", "timestamp"}
+
 // fields are those that encoding/json writes of a struct.
 func (p *objects) fields(t reflect.Type) (all []outputField) {
 	for i := range t.NumField() {
@@ -379,6 +383,9 @@ func (p *objects) fields(t reflect.Type) (all []outputField) {
 			p.t.Errorf("%s: field %s of type %s has no unit: name it …_seconds or the like, or give it a tag unit", t.PkgPath(), f.Name, t.Name())
 		}
 		out.unit = strings.TrimPrefix(out.unit, "-") // it has none
+		if f.Type == reflect.TypeFor[tso.Timestamp]() && name != "ts" && !strings.HasSuffix(name, "_ts") && !slices.Contains(olderTimestamps, name) {
+			p.t.Errorf("%s: field %s of type %s is a timestamp: name %q …_ts", t.PkgPath(), f.Name, t.Name(), name)
+		}
 		all = slices.DeleteFunc(all, func(has outputField) bool { return has.name == name })
 		all = append(all, out)
 	}
@@ -578,4 +585,18 @@ func (g *generator) link(text string) string {
 		return text
 	}
 	return strings.TrimSpace(fmt.Sprintf("[%s](%s#%s) %s", code(c.CommandPath()), pageOf(c), anchor(c.CommandPath()), strings.Join(rest, " ")))
+}
+
+// TestOutputFlag: every command has -o, but those that serve or have a format of their own.
+func TestOutputFlag(t *testing.T) {
+	t.Parallel()
+	without := []string{"percctl export", "percctl tso serve"}
+	walk(documentedRoot(), func(c *cobra.Command) {
+		if c.HasSubCommands() || c.IsAdditionalHelpTopicCommand() {
+			return
+		}
+		if has := c.Flag("output") != nil; has == slices.Contains(without, c.CommandPath()) {
+			t.Errorf("%s: -o: %v", c.CommandPath(), has)
+		}
+	})
 }

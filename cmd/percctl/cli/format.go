@@ -27,8 +27,8 @@ var (
 	ObjectFormats = []Format{Table, JSON, YAML}
 )
 
-// FormatFlag adds -o, --output to a command; the first of the allowed formats
-// is the default.
+// FormatFlag adds -o, --output to a command, and the flags that filter JSON; the first of
+// the allowed formats is the default.
 func FormatFlag(cmd *cobra.Command, f *Format, allowed ...Format) {
 	*f = allowed[0]
 	names := make([]string, len(allowed))
@@ -36,6 +36,7 @@ func FormatFlag(cmd *cobra.Command, f *Format, allowed ...Format) {
 		names[i] = string(a)
 	}
 	cmd.Flags().VarP(&formatValue{f, names}, "output", "o", "output format: "+strings.Join(names[:len(names)-1], ", ")+" or "+names[len(names)-1])
+	filterFlags(cmd)
 	// It fails only where the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -44,16 +45,7 @@ func (p Program) Main(args []string, s *Streams) int {
 		if advice := refused(err); advice != "" {
 			text += "\n" + advice
 		}
-		// It may carry stored bytes, or what the user pasted.
-		for i, line := range strings.Split(text, "\n") {
-			if i == 0 {
-				line = cmd.CommandPath() + ": " + line
-			}
-			fmt.Fprintln(s.Err, Line(line))
-		}
-	}
-	if code == ExitUsage {
-		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", cmd.CommandPath())
+		printError(s.Err, cmd, text, code)
 	}
 	return code
 }
@@ -75,7 +67,29 @@ func (p Program) Root(s *Streams) *cobra.Command {
 		root.AddCommand(c(s))
 	}
 	checkTopics(root)
+	filtered(root, s)
 	return root
+}
+
+// printError prints why a command ended: as JSON where its output is JSON.
+func printError(w io.Writer, cmd *cobra.Command, text string, code int) {
+	if f := cmd.Flag("output"); f != nil && (f.Value.String() == string(JSON) || f.Value.String() == string(JSONL)) {
+		b, err := marshalJSON(map[string]any{"command": cmd.CommandPath(), "error": text, "exit_code": code})
+		if err == nil {
+			fmt.Fprintf(w, "%s\n", b)
+			return
+		}
+	}
+	// It may carry stored bytes, or what the user pasted.
+	for i, line := range strings.Split(text, "\n") {
+		if i == 0 {
+			line = cmd.CommandPath() + ": " + line
+		}
+		fmt.Fprintln(w, Line(line))
+	}
+	if code == ExitUsage {
+		fmt.Fprintf(w, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
 }
 
 // NoArgs is for commands that take flags only.

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -32,14 +31,10 @@ func NewVersionCmd(s *Streams) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			info, _ := debug.ReadBuildInfo()
 			v := newVersion(info)
-			if format == JSON {
-				return json.NewEncoder(s.Out).Encode(v)
-			}
-			_, err := fmt.Fprintln(s.Out, v)
-			return err
+			return Print(s.Out, format, v, Textf("%v\n", v))
 		},
 	}
-	FormatFlag(cmd, &format, Table, JSON)
+	FormatFlag(cmd, &format, ObjectFormats...)
 	Prints(cmd, ObjectOf[version]())
 	return cmd
 }

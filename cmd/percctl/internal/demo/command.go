@@ -100,7 +100,7 @@ Exit status 4: there are mismatches, violations, or notifications left.`,
 	f.StringVar(&opts.dir, "dir", "", "directory of the files (default: src of go env GOROOT)")
 	f.Uint64Var(&opts.seed, "seed", 0, "number that decides order, changes and kills (0: a random one)")
 	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "stop after this time")
-	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[summary]())
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if name == "clients" { // its former name

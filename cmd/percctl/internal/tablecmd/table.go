@@ -4,7 +4,6 @@ package tablecmd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,6 +30,15 @@ type initOptions struct {
 	table    string
 	families []string
 	timeout  time.Duration
+	format   cli.Format
+}
+
+// initialized is a table after percctl table init.
+type initialized struct {
+	Project       string `json:"project"`        // Google Cloud project
+	Instance      string `json:"instance"`       // Bigtable instance
+	Table         string `json:"table"`          // the table, which is transactional now
+	MetadataTable string `json:"metadata_table"` // metadata table of the deployment
 }
 
 func newInitCmd(s *cli.Streams) *cobra.Command {
@@ -55,6 +63,8 @@ twice is harmless. For a table that is in use, percctl table adopt checks more.`
 	o.connect.AddEmbedded(cmd.Flags())
 	cmd.Flags().StringSliceVar(&o.families, "families", nil, "data families to create if they are missing, separated by commas")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "stop after this time")
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[initialized]())
 	return cmd
 }
 
@@ -78,6 +88,6 @@ func (o *initOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(o.streams.Out, "table %s is transactional (%v, metadata table %s)\n", o.table, &o.connect, o.connect.MetadataTable)
-	return nil
+	r := initialized{o.connect.Project, o.connect.Instance, o.table, o.connect.MetadataTable}
+	return cli.Print(o.streams.Out, o.format, r, cli.Textf("table %s is transactional (%v, metadata table %s)\n", o.table, &o.connect, r.MetadataTable))
 }

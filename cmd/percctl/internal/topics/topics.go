@@ -79,6 +79,18 @@ output. Progress, counts, warnings, plans and errors go to standard error.
   yaml    the same names as json
   csv     for lists, with a line of column names
 
+--jq EXPRESSION prints what a jq expression makes of the JSON: strings as they are, other
+values as JSON, one per line. --template TEXT prints the JSON with a Go template, in
+which json VALUE and join SEPARATOR LIST also work. With -o jsonl, both apply to each
+line. For example:
+
+  percctl lock list --all --jq '.[].primary'
+  percctl get accounts/bob/bal:usd --template '{{.text}} at {{.commit_time}}'
+
+With -o json or jsonl an error is JSON, too, as the last line of standard error:
+
+  {"command":"percctl get","error":"…","exit_code":3}
+
 A command prints a list while it reads it. If an error ends the list, what was
 printed is well-formed, and the exit code is not 0.
 
@@ -89,8 +101,9 @@ there.
 
 A timestamp appears twice: as the integer that commands take (…_ts, microseconds
 since 1970, in the order of all transactions), and as an RFC 3339 time (…_time).
-Where there is no timestamp, these are 0 and "", or left out. Ages, lags and ttls
-are in seconds of oracle time. A count has no unit.
+Where there is no timestamp, these are 0 and "", or left out. A name ends with its unit:
+…_seconds (ages, lags and ttls are in seconds of oracle time), …_bytes, …_per_second.
+A count has no unit.
 
 In tables and csv, a value is printed as it is if it is printable text, otherwise
 quoted as in Go, so that no stored value can send control codes to a terminal. In

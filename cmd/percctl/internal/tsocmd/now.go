@@ -2,9 +2,9 @@ package tsocmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"time"
 
@@ -36,7 +36,7 @@ either mode. It is above every timestamp that was handed out before.`,
 	}
 	opts.bigtable.Add(cmd.Flags())
 	opts.client.add(cmd.Flags())
-	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[timestampReport]())
 	return cmd
 }
@@ -114,20 +114,19 @@ type timestampReport struct {
 func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
 	age := time.Since(ts.Time())
 	r := timestampReport{ts, ts.Time().Format("2006-01-02T15:04:05.000000Z07:00"), int64(ts.Cell()), age.Seconds()}
-	if format == cli.JSON {
-		return json.NewEncoder(s.Out).Encode(r)
-	}
-	t := cli.NewTable(s.Out)
-	cli.WriteRow(t, "timestamp", ts.String())
-	cli.WriteRow(t, "time", r.Time)
-	cli.WriteRow(t, "cell timestamp", fmt.Sprint(r.Cell))
-	switch {
-	case age < -time.Microsecond:
-		cli.WriteRow(t, "age", fmt.Sprintf("%s ahead of this machine's clock", -age))
-	default:
-		cli.WriteRow(t, "age", age.String())
-	}
-	return t.Flush()
+	return cli.Print(s.Out, format, r, func(w io.Writer) error {
+		t := cli.NewTable(w)
+		cli.WriteRow(t, "timestamp", ts.String())
+		cli.WriteRow(t, "time", r.Time)
+		cli.WriteRow(t, "cell timestamp", fmt.Sprint(r.Cell))
+		switch {
+		case age < -time.Microsecond:
+			cli.WriteRow(t, "age", fmt.Sprintf("%s ahead of this machine's clock", -age))
+		default:
+			cli.WriteRow(t, "age", age.String())
+		}
+		return t.Flush()
+	})
 }
 
 func newDecodeCmd(s *cli.Streams) *cobra.Command {
@@ -155,7 +154,7 @@ prints it, or an RFC 3339 time. The command connects to nothing.`,
 			return printTimestamp(s, format, ts)
 		},
 	}
-	cli.FormatFlag(cmd, &format, cli.Table, cli.JSON)
+	cli.FormatFlag(cmd, &format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[timestampReport]())
 	return cmd
 }

@@ -2,7 +2,6 @@ package tsocmd
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -29,7 +28,7 @@ func (o *rowOptions) add(cmd *cobra.Command, s *cli.Streams) {
 	o.bigtable.Add(cmd.Flags())
 	o.consent.Add(cmd)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 30*time.Second, "stop after this time, which includes watching a lease, but not waiting for confirmation")
-	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON)
+	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[rowReport]())
 }
 
@@ -125,10 +124,12 @@ func newRowReport(s tso.RowState) rowReport {
 }
 
 func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
-	if format == cli.JSON {
-		return json.NewEncoder(s.Out).Encode(r)
-	}
-	t := cli.NewTable(s.Out)
+	return cli.Print(s.Out, format, r, r.text)
+}
+
+// text prints the row for people.
+func (r rowReport) text(w io.Writer) error {
+	t := cli.NewTable(w)
 	cli.WriteRow(t, "mode", r.Mode)
 	if r.Limit > 0 {
 		cli.WriteRow(t, "highest possible", fmt.Sprintf("%d  %s", r.Limit, r.Time))

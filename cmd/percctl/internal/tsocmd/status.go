@@ -3,9 +3,9 @@ package tsocmd
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"sync"
@@ -46,7 +46,7 @@ answers.`,
 	}
 	opts.bigtable.Add(cmd.Flags())
 	opts.client.add(cmd.Flags())
-	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
+	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[statusReport]())
 	return cmd
 }
@@ -125,11 +125,7 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 		return err
 	}
 	r.ask(ctx, servers, creds, opts.client.timeout)
-	if opts.format == cli.JSON {
-		if err := json.NewEncoder(s.Out).Encode(r); err != nil {
-			return err
-		}
-	} else if err := printStatus(s, r); err != nil {
+	if err := cli.Print(s.Out, opts.format, r, func(w io.Writer) error { return printStatus(w, r) }); err != nil {
 		return err
 	}
 	return cmp.Or(rowErr, r.verdict())
@@ -244,19 +240,19 @@ func newServerReport(address string, st tso.Status, err error) serverReport {
 	return r
 }
 
-func printStatus(s *cli.Streams, r statusReport) error {
+func printStatus(w io.Writer, r statusReport) error {
 	if r.Row != nil {
-		if err := printRow(s, cli.Table, *r.Row); err != nil {
+		if err := r.Row.text(w); err != nil {
 			return err
 		}
 		if len(r.Servers) > 0 {
-			fmt.Fprintln(s.Out)
+			fmt.Fprintln(w)
 		}
 	}
 	if len(r.Servers) == 0 {
 		return nil
 	}
-	t := cli.NewTable(s.Out)
+	t := cli.NewTable(w)
 	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
 		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
 	for _, sv := range r.Servers {
