@@ -23,6 +23,13 @@ type Progress struct {
 	terminal bool
 	next     time.Time
 	shown    bool // a line is on the terminal
+
+	// What Of was told last, and when its first call was.
+	part  float64
+	n     int
+	thing string
+	began time.Time
+	first int
 }
 
 // NewProgress starts a progress.
@@ -38,7 +45,7 @@ func (p *Progress) Set(format string, args ...any) {
 	if now.Before(p.next) {
 		return
 	}
-	line := Line(fmt.Sprintf(format, args...))
+	line := Line(fmt.Sprintf(format, args...) + p.pace(now))
 	if !p.terminal {
 		p.next = now.Add(progressEvery)
 		fmt.Fprintln(p.w, line)
@@ -47,6 +54,41 @@ func (p *Progress) Set(format string, args ...any) {
 	p.next = now.Add(100 * time.Millisecond)
 	p.shown = true
 	fmt.Fprintf(p.w, "%s%s", Control("\r\x1b[K"), Shorten(line, Width(p.w)-1))
+}
+
+// Of says which part of the work is done, between 0 and 1, and how many things that were.
+// Set then adds the percentage, the rate and the time left. The part is 0 if it is not
+// known, and n if nothing is counted.
+func (p *Progress) Of(part float64, n int, thing string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.began.IsZero() || part < p.part || n < p.n || thing != p.thing {
+		p.began, p.first = time.Now(), n
+	}
+	p.part, p.n, p.thing = part, n, thing
+}
+
+// leastElapsed is how long a rate is measured before it is said.
+const leastElapsed = 2 * time.Second
+
+// pace is what Set adds.
+func (p *Progress) pace(now time.Time) string {
+	var text string
+	elapsed := now.Sub(p.began)
+	if p.part > 0 {
+		text = fmt.Sprintf(", %.0f %%", 100*min(p.part, 1))
+	}
+	if p.began.IsZero() || elapsed < leastElapsed {
+		return text
+	}
+	if per := float64(p.n-p.first) / elapsed.Seconds(); per >= 1 {
+		text += fmt.Sprintf(", %.0f %ss/s", per, p.thing)
+	}
+	if p.part > 0.01 && p.part < 1 {
+		left := time.Duration(float64(elapsed) * (1 - p.part) / p.part).Round(time.Second)
+		text += fmt.Sprintf(", about %s left", Duration(left))
+	}
+	return text
 }
 
 // Event prints a line of its own; the line of Set comes back with the next Set.

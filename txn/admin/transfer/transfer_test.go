@@ -68,7 +68,7 @@ func TestExportAndImport(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	if err := w.Export(t.Context(), env.Client, func(int) { calls++ }); err != nil {
+	if err := w.Export(t.Context(), env.Client, func(int, string) { calls++ }); err != nil {
 		t.Fatal(err)
 	}
 	if !w.Complete || w.Rows != 40 || w.Cells != 40 || calls != 40 {

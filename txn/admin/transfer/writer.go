@@ -86,9 +86,9 @@ func Resume(name string, file *os.File, want Header) (*Writer, error) {
 }
 
 // Export reads the rows that the header describes, as transactions do, and writes them
-// and the trailer. It calls progress, which may be nil, after each row. Call Flush after
-// an error, to continue the file later.
-func (w *Writer) Export(ctx context.Context, client *txn.Client, progress func(rows int)) error {
+// and the trailer. It calls progress, which may be nil, after each row, with the rows so
+// far and the row's key. Call Flush after an error, to continue the file later.
+func (w *Writer) Export(ctx context.Context, client *txn.Client, progress func(rows int, last string)) error {
 	start, end, err := w.Header.rows()
 	if err != nil || w.Complete {
 		return err
@@ -105,7 +105,7 @@ func (w *Writer) Export(ctx context.Context, client *txn.Client, progress func(r
 			return err
 		}
 		if progress != nil {
-			progress(w.Rows)
+			progress(w.Rows, row.Key())
 		}
 	}
 	return w.end()

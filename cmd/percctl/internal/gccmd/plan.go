@@ -56,7 +56,7 @@ func plan(ctx context.Context, s *session.Session, flags *session.Flags, cfg gc.
 	if _, err := s.AllTables(ctx); err != nil {
 		return nil, err
 	}
-	cfg.Progress = progress(s)
+	cfg.Progress = progress(ctx, s)
 	r, err := gc.Plan(ctx, s.Client(), cfg)
 	s.Progress.End()
 	if err != nil {

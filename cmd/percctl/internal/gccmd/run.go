@@ -74,9 +74,9 @@ func (o *runOptions) check() error {
 	return nil
 }
 
-func (o *runOptions) config(s *session.Session) gc.Config {
+func (o *runOptions) config(ctx context.Context, s *session.Session) gc.Config {
 	cfg := o.gc.config()
-	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(s)
+	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(ctx, s)
 	if o.lockWait == 0 {
 		cfg.LockWait = -1
 	}
@@ -85,7 +85,7 @@ func (o *runOptions) config(s *session.Session) gc.Config {
 
 func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 	if o.Consent.DryRun || !o.Consent.Yes {
-		p, err := plan(ctx, s, &o.Flags, o.config(s))
+		p, err := plan(ctx, s, &o.Flags, o.config(ctx, s))
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (o *runOptions) run(ctx context.Context, s *session.Session) error {
 
 // once runs one collection and prints what it did, also if it did not finish.
 func (o *runOptions) once(ctx context.Context, s *session.Session) error {
-	r, err := gc.Run(ctx, s.Client(), o.config(s))
+	r, err := gc.Run(ctx, s.Client(), o.config(ctx, s))
 	s.Progress.End()
 	if r == nil {
 		return verdict(nil, err)

@@ -1,6 +1,7 @@
 package gccmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
 
@@ -100,7 +102,8 @@ func holder(h gc.Hold) string {
 }
 
 // progress reports how far a collection is.
-func progress(s *session.Session) func(gc.Progress) {
+func progress(ctx context.Context, s *session.Session) func(gc.Progress) {
+	var extent *session.Extent
 	return func(p gc.Progress) {
 		switch p.Phase {
 		case gc.PhaseFence:
@@ -108,6 +111,11 @@ func progress(s *session.Session) func(gc.Progress) {
 		case gc.PhaseLocks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)
 		default:
+			if extent == nil {
+				names, _ := admin.Tables(ctx, s.Client()) // without them, no percentage
+				extent = s.Extent(ctx, session.Range{}, names...)
+			}
+			s.Progress.Of(extent.At(p.Table, p.Row), int(p.Total.Rows), "row")
 			s.Progress.Set("table %s, row %s: %s read, %s found", p.Table, cli.Text([]byte(p.Row)), cli.Count(p.Total.Rows, "row"), cli.Count(p.Total.Cells, "garbage cell"))
 		}
 	}

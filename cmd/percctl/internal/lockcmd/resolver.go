@@ -69,6 +69,7 @@ func (r *resolver) run(ctx context.Context, s *session.Session, all []*inspect.T
 			r.failure = cmp.Or(r.failure, err)
 		case status.Final():
 			r.done++
+			s.Progress.Of(float64(r.done)/float64(max(r.total, 1)), r.done, "lock")
 			s.Progress.Set("%d of %d locks resolved", r.done, r.total)
 		default:
 			r.left = append(r.left, leftLock{lock: locks[i], of: of[i]})

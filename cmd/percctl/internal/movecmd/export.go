@@ -101,8 +101,10 @@ func (o *exportOptions) write(ctx context.Context, s *session.Session, w *transf
 	}
 	waiting := session.NoteWaiting(o.Streams, o.table)
 	defer waiting.Stop()
-	err := w.Export(ctx, s.Client(), func(rows int) {
+	extent := s.Extent(ctx, o.rows.Rows, o.table)
+	err := w.Export(ctx, s.Client(), func(rows int, row string) {
 		waiting.Stop()
+		s.Progress.Of(extent.At(o.table, row), rows, "row")
 		s.Progress.Set("%s of table %s", cli.Count(rows, "row"), o.table)
 	})
 	if err != nil {

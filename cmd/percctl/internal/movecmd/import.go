@@ -220,7 +220,10 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 		return err
 	}
 	o.use(r, in)
-	r.summary, err = in.Summarize(ctx, func(rows int) { s.Progress.Set("reading %s: %s", o.file, cli.Count(rows, "row")) })
+	r.summary, err = in.Summarize(ctx, func(rows int) {
+		s.Progress.Of(0, rows, "row")
+		s.Progress.Set("reading %s: %s", o.file, cli.Count(rows, "row"))
+	})
 	if errors.Is(err, transfer.ErrIncomplete) {
 		return fmt.Errorf("%w; run percctl export --resume to complete it", err)
 	}
@@ -239,7 +242,10 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 			resume = fmt.Sprintf("; to continue, run the command again with --resume %d,%d", start, commit)
 			fmt.Fprintf(o.Streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
 		},
-		Progress: func(rows int) { s.Progress.Set("%d of %s loaded", rows, cli.Count(r.Rows, "row")) },
+		Progress: func(rows int) {
+			s.Progress.Of(float64(rows)/float64(r.Rows), rows, "row")
+			s.Progress.Set("%d of %s loaded", rows, cli.Count(r.Rows, "row"))
+		},
 	})
 	s.Progress.End()
 	r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
@@ -255,6 +261,7 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 // transact writes batches of rows, each in a transaction.
 func (o *importOptions) transact(ctx context.Context, s *session.Session, r *imported, in *transfer.Reader) error {
 	done, err := transfer.Import(ctx, s.Client(), r.Table, in.All(), transfer.ImportConfig{Batch: o.batch, Progress: func(done transfer.Imported) {
+		s.Progress.Of(float64(done.Written+done.Unchanged)/float64(max(r.Rows, 1)), done.Written+done.Unchanged, "row")
 		s.Progress.Set("%s written, %d unchanged", cli.Count(done.Written, "row"), done.Unchanged)
 	}})
 	r.Written, r.Unchanged = done.Written, done.Unchanged

@@ -92,8 +92,10 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if ok, err := o.Ask(ctx, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
+	extent := s.Extent(ctx, r, o.table)
 	b.Cells, err = notify.Backfill(ctx, s.Client(), o.table, o.column, r.Set(), func(cells int, row string) {
 		b.LastRow = session.Row(row)
+		s.Progress.Of(extent.At(o.table, row), cells, "cell")
 		s.Progress.Set("%s notified, up to row %s", cli.Count(cells, "cell"), b.LastRow)
 	})
 	s.Progress.End()

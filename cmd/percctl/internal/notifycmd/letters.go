@@ -165,6 +165,7 @@ func (p *lettersPlan) each(ctx context.Context, s *session.Session, c choice, do
 			continue
 		}
 		r.Done++
+		s.Progress.Of(float64(r.Done)/float64(max(p.Letters, 1)), r.Done, "letter")
 		s.Progress.Set("%d of %d dead letters %s", r.Done, p.Letters, done)
 	}
 	s.Progress.End()

@@ -129,7 +129,11 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		Header: scanCSV, Rows: row.csv,
 		TableHeader: []string{"ROW", "COLUMN", "COMMIT_TS", "COMMIT_TIME", "VALUE"}, TableRows: row.table,
 	}
-	n := 0
+	n, part := 0, func(string) float64 { return 0 }
+	if !o.reverse && o.limit == 0 {
+		extent := s.Extent(ctx, o.rows.Rows, o.table)
+		part = func(row string) float64 { return extent.At(o.table, row) }
+	}
 	waiting := session.NoteWaiting(o.Streams, o.table)
 	defer waiting.Stop()
 	for raw, err := range snapshot.Table(o.table).ReadRows(ctx, o.rows.Rows.Set(), o.read...) {
@@ -142,6 +146,7 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		n++
 		waiting.Stop()
 		if !cli.IsTerminal(o.Streams.Out) { // there, the rows are the progress
+			s.Progress.Of(part(raw.Key()), n, "row")
 			s.Progress.Set("%s of table %s", cli.Count(n, "row"), o.table)
 		}
 		if err := out.Add(newRow(o.table, raw)); err != nil {

@@ -143,6 +143,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
 		} else {
 			done.Changed = append(done.Changed, p.Repairs[i])
 		}
+		s.Progress.Of(float64(i+1)/float64(len(repairs)), i+1, "repair")
 		s.Progress.Set("%d of %s made", done.Repaired, cli.Count(len(repairs), "repair"))
 	}
 	s.Progress.End()

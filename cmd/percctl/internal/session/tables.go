@@ -91,13 +91,15 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 // Bigtable answers for in a bounded time, also where there is little to be
 // found in much.
 func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(table string, rows bigtable.RowSet) error) error {
-	for _, name := range tables {
-		parts := admin.Parts(ctx, s.Bigtable, name, t.Range.Rows.Start, t.Range.Rows.End)
-		for i, rows := range parts {
-			s.Progress.Set("reading table %s: part %d of %d", name, i+1, len(parts))
+	e, done := s.Extent(ctx, t.Range.Rows, tables...), 0
+	for i, name := range tables {
+		for _, rows := range e.parts[i] {
+			s.Progress.Of(float64(done)/float64(e.total), 0, "")
+			s.Progress.Set("reading table %s", name)
 			if err := f(name, rows); err != nil {
 				return err
 			}
+			done++
 		}
 	}
 	return nil
