@@ -161,7 +161,7 @@ func TestReplayInterrupted(t *testing.T) {
 	if err := json.Unmarshal(stdout, &first); err != nil || first != (report{Done: 1, Unfinished: 1}) {
 		t.Errorf("the interrupted run reports %+v, %v: %s", first, err, stdout)
 	}
-	if !bytes.Contains(stderr, []byte("interrupted: 1 dead letter not reached; run the command again to continue\n")) {
+	if !bytes.Contains(stderr, []byte("interrupted: 1 dead letter not reached; run the command again to continue\"")) {
 		t.Errorf("it ended with other words:\n%s", stderr)
 	}
 	g.open()
@@ -202,7 +202,7 @@ func TestBackfillInterrupted(t *testing.T) {
 	if err := json.Unmarshal(stdout, &first); err != nil || first != (report{500, "old00499"}) {
 		t.Errorf("the interrupted run reports %+v, %v: %s", first, err, stdout)
 	}
-	if !bytes.Contains(stderr, []byte("interrupted after 500 cells; to continue, run the command again with --start old00499 --end ole\n")) {
+	if !bytes.Contains(stderr, []byte("interrupted after 500 cells; to continue, run the command again with --start old00499 --end ole\"")) {
 		t.Errorf("it ended with other words:\n%s", stderr)
 	}
 	g.open()

@@ -111,7 +111,7 @@ func TestResolveInterrupted(t *testing.T) {
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 {
 		t.Fatalf("%v, want exit code 130; %s", err, stderr.String())
 	}
-	if !bytes.Contains(stderr.Bytes(), []byte("not resolved; run the command again to continue\n")) {
+	if !bytes.Contains(stderr.Bytes(), []byte("not resolved; run the command again to continue\"")) {
 		t.Errorf("it ended with other words:\n%s", stderr.String())
 	}
 	first := read(stdout.Bytes())

@@ -32,7 +32,7 @@ func TestTopInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.HasPrefix(errs.String(), "percctl top: interrupted after 1 frame") || !strings.HasSuffix(out.String(), "}\n") {
+	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.HasPrefix(errs.String(), `{"command":"percctl top","error":"interrupted after 1 frame","exit_code":130}`) || !strings.HasSuffix(out.String(), "}\n") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, errs)
 	}
 	if err := f.check(t.Context()); err != nil {

@@ -56,6 +56,7 @@ func TestMessage(t *testing.T) {
 	}{
 		{fmt.Errorf("stopped after 3 rows: %w", status.Error(codes.Canceled, context.Canceled.Error())), ExitInterrupted, "stopped after 3 rows: interrupted"},
 		{fmt.Errorf("stopped after 3 rows: %w", context.Canceled), ExitInterrupted, "stopped after 3 rows: interrupted"},
+		{fmt.Errorf("interrupted after 3 rows: %w", context.Canceled), ExitInterrupted, "interrupted after 3 rows"},
 		{fmt.Errorf("table x: %w", status.Error(codes.FailedPrecondition, "has a policy")), ExitFailed, "table x: failed precondition: has a policy"},
 		{fmt.Errorf("read: %w", status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())), ExitUnavailable, "read: timed out"},
 	} {

@@ -77,6 +77,9 @@ func message(err error, code int) string {
 	text = strings.ReplaceAll(text, context.DeadlineExceeded.Error(), "timed out")
 	if code == ExitInterrupted {
 		text = strings.ReplaceAll(text, context.Canceled.Error(), "interrupted")
+		if strings.HasPrefix(text, "interrupted") { // once is enough
+			text = strings.TrimSuffix(text, ": interrupted")
+		}
 	}
 	return text
 }

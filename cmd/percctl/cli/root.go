@@ -68,6 +68,7 @@ func (p Program) Root(s *Streams) *cobra.Command {
 	}
 	checkTopics(root)
 	filtered(root, s)
+	durations(root)
 	return root
 }
 
@@ -114,7 +115,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	case "uint64":
 		allowed = "it has to be a whole number, 0 or more"
 	case "duration":
-		allowed = "it has to be a duration such as 90s or 5m"
+		allowed = "it has to be a duration such as 90s, 5m or 2d"
 	default:
 		allowed = invalid.Unwrap().Error()
 	}

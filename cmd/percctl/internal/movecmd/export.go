@@ -52,7 +52,7 @@ resolves locks of dead clients as the primaries decide.`,
 	o.rows.Add(cmd)
 	o.Require(o.parse, o.rows.Check)
 	cmd.Flags().StringVar(&o.at, "at", "", "export as of this timestamp, an integer or an RFC 3339 time (default: now)")
-	cmd.Flags().StringVar(&o.to, "to", "", "file to write; it must not exist (default: standard output)")
+	cmd.Flags().StringVar(&o.to, "to", "", "file to write; it must not exist (default, and -: standard output)")
 	cli.Prints(cmd, cli.LinesOf[transfer.Header]().If("first line"), cli.LinesOf[transfer.RowLine]().If("then one for each row, and a trailer"))
 	cmd.Flags().BoolVar(&o.resume, "resume", false, "continue the file of --to that an earlier run left incomplete")
 	cmd.ValidArgsFunction = o.CompleteTables(1)
@@ -60,6 +60,9 @@ resolves locks of dead clients as the primaries decide.`,
 }
 
 func (o *exportOptions) parse() (err error) {
+	if o.to == "-" {
+		o.to = ""
+	}
 	if o.resume && o.to == "" {
 		return cli.Usagef("--resume: add --to, the file to continue")
 	}

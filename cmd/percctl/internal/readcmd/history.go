@@ -46,7 +46,7 @@ Exit status 3: the row is empty.`,
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
-	cmd.ValidArgsFunction = o.CompleteTables(1)
+	cmd.ValidArgsFunction = o.CompleteRows
 	return cmd
 }
 

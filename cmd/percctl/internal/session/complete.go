@@ -7,11 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // completionTimeout bounds how long a shell waits for names.
@@ -46,6 +48,83 @@ func (f *Flags) CompleteFamilies(after string) cobra.CompletionFunc {
 		}
 		return all, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}
+}
+
+// completedRows is how many rows are proposed at a time.
+const completedRows = 20
+
+// keys are the rows of a table whose keys begin like this, with what is stored in them
+// but for the values. They are read as they are stored: a shell must not wait for locks.
+func (s *Session) keys(ctx context.Context, table, begun string) (rows []bigtable.Row, err error) {
+	if begun, err = ParseRow(begun); err != nil {
+		return nil, err
+	}
+	err = s.Bigtable.Open(table).ReadRows(ctx, bigtable.PrefixRange(begun), func(r bigtable.Row) bool {
+		rows = append(rows, r)
+		return true
+	}, bigtable.LimitRows(completedRows), bigtable.RowFilter(bigtable.ChainFilters(bigtable.LatestNFilter(1), bigtable.StripValueFilter())))
+	return rows, err
+}
+
+// CompleteRows completes the arguments TABLE ROW.
+func (f *Flags) CompleteRows(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return f.CompleteTables(1)(cmd, args, begun)
+	}
+	return f.quietly(cmd, func(ctx context.Context, s *Session) (names []string, err error) {
+		rows, err := s.keys(ctx, args[0], begun)
+		for _, r := range rows {
+			names = append(names, Row(r.Key()))
+		}
+		return names, err
+	}), cobra.ShellCompDirectiveNoFileComp
+}
+
+// CompleteCells completes the argument CELL: first the table, then the row, then the column.
+func (f *Flags) CompleteCells(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 && strings.Contains(cmd.Use, " PRIMARY") {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	table, rest, ok := strings.Cut(begun, "/")
+	if !ok {
+		names, _ := f.CompleteTables(0)(cmd, nil, "")
+		for i := range names {
+			names[i] += "/"
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+	return f.quietly(cmd, func(ctx context.Context, s *Session) (names []string, err error) {
+		row, _, whole := cutLast(rest, "/")
+		if whole {
+			rest = row
+		}
+		rows, err := s.keys(ctx, table, rest)
+		for _, r := range rows {
+			key := table + "/" + Row(r.Key()) + "/"
+			if !whole || Row(r.Key()) != row {
+				names = append(names, key)
+				continue
+			}
+			for _, family := range Families(r) {
+				if slices.Contains(format.MetadataFamilies, family) {
+					continue
+				}
+				for _, item := range r[family] {
+					_, qualifier, _ := strings.Cut(item.Column, ":")
+					names = append(names, txn.Cell{Table: table, Row: r.Key(), Family: family, Qualifier: qualifier}.String())
+				}
+			}
+		}
+		return names, err
+	}), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+// cutLast is strings.Cut at the last separator.
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
 }
 
 // quietly asks for names; a shell has no place for errors.

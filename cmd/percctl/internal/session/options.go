@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,6 +38,9 @@ type Options struct {
 func (o *Options) Setup(cmd *cobra.Command, s *cli.Streams, timeout time.Duration, prints ...cli.Output) {
 	o.Streams = s
 	o.Add(cmd, timeout)
+	if strings.Contains(cmd.Use, " CELL") || strings.Contains(cmd.Use, " PRIMARY") {
+		cmd.ValidArgsFunction = o.CompleteCells
+	}
 	if len(prints) == 0 {
 		return
 	}

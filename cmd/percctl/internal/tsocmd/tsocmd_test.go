@@ -33,6 +33,9 @@ func percctl(args ...string) (code int, stdout, stderr string) {
 func expect(t *testing.T, want int, inOut, inErr string, args ...string) (stdout string) {
 	t.Helper()
 	code, out, errs := percctl(append([]string{"tso"}, args...)...)
+	if compact := new(bytes.Buffer); json.Compact(compact, []byte(out)) == nil {
+		out = compact.String()
+	}
 	if code != want || !strings.Contains(out, inOut) || !strings.Contains(errs, inErr) {
 		t.Errorf("percctl tso %s: exit %d, want %d\nstdout, want %q:\n%s\nstderr, want %q:\n%s", strings.Join(args, " "), code, want, inOut, out, inErr, errs)
 	}
