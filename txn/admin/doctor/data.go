@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -77,7 +79,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	if err != nil {
 		return err
 	}
-	seen := 0
+	seen, all, cut := 0, 0, false
 	for _, table := range d.Tables {
 		stranded, inTable := 0, 0
 		oldest := now
@@ -94,9 +96,11 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				oldest = min(oldest, l.StartTS)
 			}
 			if inTable++; inTable >= d.Rows {
+				cut = true
 				break
 			}
 		}
+		all += stranded
 		if stranded > 0 {
 			count := words.Count(stranded, "lock")
 			if inTable >= d.Rows {
@@ -106,9 +110,20 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				"their clients died; the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
 		}
 	}
-	r.Detail = words.Count(seen, "lock") + " in " + words.Count(len(d.Tables), "table")
+	stranded := "none"
+	if all > 0 {
+		stranded = strconv.Itoa(all)
+	}
+	of := words.Count(seen, "lock")
+	if cut {
+		of = "at least " + of
+	}
+	r.Detail = stranded + " of " + of + " in " + words.Count(len(d.Tables), "table")
 	return nil
 }}
+
+// shownClients is how many dead clients a finding names.
+const shownClients = 5
 
 var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	all, err := admin.Workers(ctx, d.Client)
@@ -119,19 +134,33 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 	if err != nil {
 		return err
 	}
-	alive := 0
+	alive, oldest := 0, now
+	var dead []string
 	for _, w := range all {
 		switch w.State {
 		case admin.OwnerFresh:
 			alive++
 		case admin.OwnerStale:
-			r.find(Warning, fmt.Sprintf("pid %d on %s", w.PID, w.Host), fmt.Sprintf("a client that wrote transactions has not been alive for %s", words.Between(w.ExpiresTS, now)),
-				"it died or hangs; other clients roll its locks back when they reach them", "check the process; percctl lock list --all shows its locks; the token disappears after an hour")
+			dead, oldest = append(dead, fmt.Sprintf("pid %d on %s", w.PID, w.Host)), min(oldest, w.ExpiresTS)
 		case admin.OwnerMissing:
 			r.find(Warning, "worker/"+w.Owner, "its worker token cannot be read", "another version of the library may be running", "percctl version on all machines")
 		}
 	}
 	r.Detail = words.Count(alive, "client") + " alive"
+	if len(dead) > 0 {
+		r.Detail += fmt.Sprintf(", %d not", len(dead))
+		slices.Sort(dead)
+		subject, what := dead[0], "a client that wrote transactions has not been alive for "+words.Between(oldest, now)
+		if n := len(dead); n > 1 {
+			subject = strings.Join(dead[:min(n, shownClients)], ", ")
+			if n > shownClients {
+				subject += fmt.Sprintf(" and %d more", n-shownClients)
+			}
+			what = fmt.Sprintf("%d clients that wrote transactions are not alive, the first of them for %s", n, words.Between(oldest, now))
+		}
+		r.find(Warning, subject, what, "they died or hang; other clients roll their locks back when they reach them",
+			"check the processes; percctl lock list --all shows their locks; their tokens disappear after an hour")
+	}
 	return nil
 }}
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
@@ -95,12 +96,22 @@ func newReport(d *doctor.Deployment, results []doctor.Result) *Report {
 }
 
 func (r *Report) text(w io.Writer, style cli.Style) error {
-	table := cli.NewTable(w)
+	states, names := 0, 0 // a tabwriter would count the colour
 	for _, c := range r.Checks {
-		cli.WriteRow(table, string(c.State), c.Check, c.Detail)
+		states, names = max(states, len(c.State)), max(names, len(c.Check))
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	for _, c := range r.Checks {
+		state := fmt.Sprintf("%-*s", states, c.State)
+		switch c.State {
+		case doctor.OK:
+			state = style.Good(state)
+		case doctor.Found, doctor.Failed:
+			state = style.Bad(state)
+		}
+		line := strings.TrimRight(fmt.Sprintf("%-*s  %s", names, c.Check, c.Detail), " ")
+		if _, err := fmt.Fprintf(w, "%s  %s\n", state, line); err != nil {
+			return err
+		}
 	}
 	for _, c := range r.Checks {
 		for _, f := range c.Findings {

@@ -3,6 +3,8 @@ package notifycmd
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +12,8 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -49,12 +53,19 @@ type waited struct {
 }
 
 func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
-	last := "no table was read yet"
+	last, looked := "no table was read yet", map[string]bool{}
 	if _, err := s.AllTables(ctx); err != nil { // it warns of those that were deleted
 		return err
 	}
 	ts, err := notify.Wait(ctx, s.Client(), notify.WaitConfig{Progress: func(u changes.Unfinished) {
 		last = pendingWords(u)
+		if column := u.Cell.Table + "/" + u.Cell.Column().String(); u.Lock == nil && !u.Ran && !looked[column] {
+			looked[column] = true
+			idle, err := notRun(ctx, s, u.Cell)
+			if err == nil && len(idle) > 0 {
+				s.Progress.Event("column %s has changes, and no live worker runs %s", column, strings.Join(idle, ", "))
+			}
+		}
 		s.Progress.Set("waiting: %s", last)
 	}})
 	s.Progress.End()
@@ -75,6 +86,20 @@ func (o *waitOptions) run(ctx context.Context, s *session.Session) error {
 		fmt.Fprintf(o.Streams.Err, "did not wait for %s: see percctl notify list --dead\n", cli.Count(w.DeadLetters, "dead letter"))
 	}
 	return o.Print(w, cli.Textf("%v\n", w.TS))
+}
+
+// notRun returns the observers of a cell that no live worker runs.
+func notRun(ctx context.Context, s *session.Session, cell txn.Cell) ([]string, error) {
+	workers, err := admin.Workers(ctx, s.Client())
+	if err != nil {
+		return nil, err
+	}
+	col, err := observedColumn(ctx, s, cell)
+	return slices.DeleteFunc(slices.Clone(col.Observers), func(id string) bool {
+		return slices.ContainsFunc(workers, func(w admin.Worker) bool {
+			return w.State == admin.OwnerFresh && slices.Contains(w.Observers, id)
+		})
+	}), err
 }
 
 func pendingWords(u changes.Unfinished) string {

@@ -42,7 +42,7 @@ older than --max-age.
 After an interrupt, run the command again.
 
 Exit status 4: some cells have changed since the plan, or the plan is too old: plan
-again.`,
+again. Or the plan leaves violations to you.`,
 		Example: `  percctl repair apply plan.json --dry-run
   percctl repair apply plan.json --yes`,
 		Args: cli.ExactArgs(1, "one, FILE", cli.Into(&o.file)),
@@ -150,6 +150,9 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
 	err = errors.Join(failed, o.Print(done, done.text))
 	if err == nil && len(done.Changed) > 0 {
 		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
+	}
+	if n := len(p.Left); err == nil && n > 0 {
+		err = session.Foundf("%s left to you: the plan names their cells", cli.Count(n, "violation"))
 	}
 	return err
 }
