@@ -41,7 +41,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: somebody listens at the address and does not answer.
+// TestNobodyAnswers: a process listens at the address and does not answer.
 func TestNobodyAnswers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
