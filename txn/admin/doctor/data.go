@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -110,15 +109,13 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				"their clients died; the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
 		}
 	}
-	stranded := "none"
-	if all > 0 {
-		stranded = strconv.Itoa(all)
-	}
-	of := words.Count(seen, "lock")
+	r.Detail = words.Count(seen, "lock") + " in " + words.Count(len(d.Tables), "table")
 	if cut {
-		of = "at least " + of
+		r.Detail = "at least " + r.Detail
 	}
-	r.Detail = stranded + " of " + of + " in " + words.Count(len(d.Tables), "table")
+	if seen > 0 {
+		r.Detail = fmt.Sprintf("%d of %s", all, r.Detail)
+	}
 	return nil
 }}
 
