@@ -67,7 +67,7 @@ func (w *world) await(ctx context.Context, c *txn.Client, n int, cfg notify.Conf
 
 // idleFleet measures workers that have nothing to do.
 func idleFleet(r *run) {
-	const rests = 10 * time.Minute
+	const rests = time.Hour // long pauses follow long turns
 	const nodes = 30
 	rate := func(workers int, bytes float64, tablets int) (requests, busy, start float64) {
 		w := r.world(nodes, 1, bytes, tablets)

@@ -51,7 +51,8 @@ func plan(r *run) {
 		took := w.play(p.Workload, clients, r.Each)
 		points, scans := w.cluster.Busy()
 		name := workload.Transactions[0].Name
-		r.ratio(name+": busy nodes", (points+scans).Seconds()/r.Each.Seconds(), p.CPUNodes)
+		// Nobody collects garbage here.
+		r.ratio(name+": busy nodes", (points+scans).Seconds()/r.Each.Seconds(), p.CPUNodes-p.GCNodes)
 		if p.Workload.Oracle == capacity.Direct {
 			r.ratio(name+": requests to the oracle", float64(w.cluster.Sum(kind(string(txntest.StepOracle))).Requests)/r.Each.Seconds(), p.OracleRequests)
 		}

@@ -9,17 +9,12 @@ import (
 // when it is met.
 var missed = regexp.MustCompile(`^(` +
 	`empty range: doctor` +
-	`|direct oracle: (behind the clock|requests of a batch)` +
-	`|idle clients: (mutations of the hottest row, direct oracle|requests of an idle client, .*)` +
 	`|idle fleet: .*` +
 	`|lost hint: .*` +
-	`|garbage collection: .*` +
+	`|garbage collection: (node time|versions removed by) .*` +
 	`|slow observer: .*` +
 	`|more workers: .*` +
 	`|large transaction: buffered writes` +
-	`|deployment: nodes busy with scans` +
-	`|plan: (transfers of 2|writes of 10) processes, direct oracle: p50, .*` +
-	`|plan: (reads of 50 processes, direct oracle|their writes): .*` +
 	`)$`)
 
 // TestScale holds the goals that a small deployment reaches.
