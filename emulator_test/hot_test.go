@@ -178,6 +178,50 @@ func TestHotCells(t *testing.T) {
 	}
 }
 
+// TestOneHotCell has 64 goroutines of one client change one cell, for longer than the queue takes
+// to move once. Their transactions queue before they run, so nearly every run commits. After
+// the load, a function does not queue before its run any more.
+func TestOneHotCell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const workers, each = 64, 10
+		env := txntest.New(t, txntest.WithoutTransport())
+		env.CreateTable("a", "f")
+		c := env.NewClient(txn.Config{}, slow(5*time.Millisecond)...)
+		var runs atomic.Int64
+		increment := func(ctx context.Context, tx *txn.Txn) error {
+			runs.Add(1)
+			v, _, err := tx.Table("a").GetForUpdate(ctx, "hot", "f", "q")
+			if err != nil {
+				return err
+			}
+			n, _ := strconv.Atoi(string(v))
+			tx.Table("a").Set("hot", "f", "q", []byte(strconv.Itoa(n+1)))
+			return nil
+		}
+		var g sync.WaitGroup
+		for range workers {
+			g.Go(func() {
+				for range each {
+					if _, err := c.Update(t.Context(), increment); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		g.Wait()
+		wantValue(t, takeSnapshot(t, c), "hot", strconv.Itoa(workers*each))
+		n := runs.Load()
+		t.Logf("%.2f runs a commit", float64(n)/workers/each)
+		if n > workers*each+workers+20 { // the first call of each goroutine does not know its cells yet
+			t.Errorf("%d runs for %d commits", n, workers*each)
+		}
+		if s := c.Stats(); s.Conflicts != s.EarlyConflicts {
+			t.Errorf("%d conflicts, of which the client noticed %d itself", s.Conflicts, s.EarlyConflicts)
+		}
+	})
+}
+
 // prewrites counts a transaction's prewrites.
 func prewrites(f *txntest.Faults, tx *txn.Txn) (n int) {
 	for _, c := range f.Calls() {

@@ -27,6 +27,7 @@ type Client struct {
 	latches     *latch.Latches
 	recent      *latch.Recent
 	crowded     *store.Crowded
+	expected    latch.Expected // what functions given to Update will write
 	reads       readSharing
 	startsAhead startsAhead
 	metrics     transactionMetrics

@@ -329,7 +329,7 @@ func (c *commit) takeLatch(ctx context.Context) error {
 		began := time.Now()
 		var waited bool
 		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
-			countLatchWait(ctx, c.client, began)
+			countLatchWait(ctx, c.client, a, began)
 		}
 		if err == nil && waited {
 			err = c.knownConflict()

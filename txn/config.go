@@ -67,11 +67,11 @@ type Config struct {
 	// Defaults to 64.
 	Parallelism int
 
-	// LatchWait is how long a commit, or a run after a conflict, waits for its turn
-	// among this client's transactions that write the same cells. Then it continues
-	// without its turn. Transactions of more than 128 cells do not queue. A run after a
-	// conflict keeps its turn while Update's function runs. If the function waits for
-	// another transaction of this client on the same cells, it waits for LatchWait.
+	// LatchWait is how long one transaction may hold up another one of this client that
+	// writes the same cells. A commit, or a run after a conflict, waits for its turn while
+	// the queue moves, and else continues without. Transactions of more than 128 cells do
+	// not queue. A run after a conflict keeps its turn while Update's function runs, so a
+	// function that waits for another transaction on the same cells waits for LatchWait.
 	// Defaults to 1 second. Negative: transactions of this client do not queue, and
 	// find conflicts with each other only through Bigtable.
 	LatchWait time.Duration

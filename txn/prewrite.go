@@ -128,11 +128,7 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
-		predicate := store.AnythingSince
-		if exact {
-			predicate = store.AnyConflict
-		}
-		matched, err := row.Table.CheckAndMutate(ctx, row.Row, predicate(cols, c.startTS), nil, lockMutation(c, row))
+		matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.PrewriteConflict(cols, c.startTS, exact), nil, lockMutation(c, row))
 		if err == nil && !matched {
 			return nil
 		}

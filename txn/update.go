@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -19,9 +20,15 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 	wasTooOld := false
 	run := attempt{inUpdate: true}
 	defer run.releaseLatch()
+	function := reflect.ValueOf(f).Pointer()
+	run.latchSlots = append(run.latchSlots, c.expected.Of(function)...)
+	if _, err := takeLatchForRetry(ctx, c, &run); err != nil {
+		return 0, err
+	}
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
 		if err == nil {
+			c.expected.Note(function, run.latchSlots, run.waited)
 			return ts, nil
 		}
 		tooOld := o.becameTooOld
@@ -154,6 +161,7 @@ type attempt struct {
 	// held of them for the next attempt.
 	latchSlots []uint16
 	latch      *latch.Latch
+	waited     bool // the call has waited for a latch
 }
 
 // takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
@@ -164,7 +172,7 @@ func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bo
 		began := time.Now()
 		var waited bool
 		if run.latch, waited, err = c.latches.Acquire(ctx, run.latchSlots); waited {
-			countLatchWait(ctx, c, began)
+			countLatchWait(ctx, c, run, began)
 		}
 	}
 	return run.latch != nil, err
@@ -177,7 +185,8 @@ func (a *attempt) releaseLatch() {
 }
 
 // countLatchWait counts and measures a wait for a latch.
-func countLatchWait(ctx context.Context, c *Client, began time.Time) {
+func countLatchWait(ctx context.Context, c *Client, a *attempt, began time.Time) {
+	a.waited = true
 	c.resolver.Counters.LatchWaits.Add(1)
 	c.metrics.latchWaited(ctx, began)
 }

@@ -35,7 +35,7 @@ const (
 // transaction holds one slot while it waits for another. Transactions behind it may
 // overtake it meanwhile, but only maxOvertaken times.
 type Latches struct {
-	wait time.Duration // negative: no latches
+	wait time.Duration // how long a transaction may hold up another one; negative: no latches
 	seed maphash.Seed
 
 	mu    sync.Mutex
@@ -58,8 +58,8 @@ type Latch struct {
 	overtaken int
 }
 
-// New returns the queues of a client. wait is how long a transaction waits at most; if it
-// is negative, there are no latches.
+// New returns the queues of a client. wait is how long a transaction waits at most for one
+// other transaction; if it is negative, there are no latches.
 func New(wait time.Duration) *Latches {
 	return &Latches{wait: wait, seed: maphash.MakeSeed()}
 }
@@ -92,8 +92,8 @@ func hashCell(c *format.Cell, seed maphash.Seed) uint64 {
 }
 
 // Acquire waits until it holds all of slots. A nil Latch without an error means that the
-// caller continues without: it waited for Config.LatchWait, or a queue is full, or slots
-// is empty. The error is that of the ended context.
+// caller continues without: another transaction had one of the slots for Config.LatchWait, or
+// a queue is full, or slots is empty. The error is that of the ended context.
 func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waited bool, err error) {
 	if len(slots) == 0 {
 		return nil, false, nil
@@ -108,16 +108,37 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 	}
 	timer := time.NewTimer(ls.wait)
 	defer timer.Stop()
-	select {
-	case <-l.granted:
-		return l, true, nil
-	case <-ctx.Done():
-		err = store.Ended(ctx, "percolator: waiting for another transaction of this client that writes the same cells", nil)
-		ls.stopWaiting(l)
-	case <-timer.C:
-		ls.stopWaiting(l)
+	for {
+		select {
+		case <-l.granted:
+			return l, true, nil
+		case <-ctx.Done():
+			ls.stopWaiting(l)
+			return nil, true, store.Ended(ctx, "percolator: waiting for another transaction of this client that writes the same cells", nil)
+		case <-timer.C:
+			more := ls.patience(l)
+			if more <= 0 {
+				ls.stopWaiting(l)
+				return nil, true, nil
+			}
+			timer.Reset(more)
+		}
 	}
-	return nil, true, err
+}
+
+// patience returns how much longer l waits before it looks again. It is 0 if a transaction has
+// had one of l's slots for as long as another one waits at most. As long as the queue moves, l
+// keeps its place, however long the queue is.
+func (ls *Latches) patience(l *Latch) time.Duration {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	more := ls.wait
+	for _, n := range l.slots {
+		if s := &ls.slots[n]; s.holder != nil {
+			more = min(more, ls.wait-time.Since(s.since))
+		}
+	}
+	return more
 }
 
 // takeOrEnqueue grants l its slots if they are available. Otherwise it puts l into their

@@ -255,3 +255,41 @@ func TestLatchQueueIsBounded(t *testing.T) {
 		ls.wantIdle(t)
 	})
 }
+
+// TestExpected: a function's slots are known after it needed the same ones several times in a
+// row, and had to wait each time.
+func TestExpected(t *testing.T) {
+	var e Expected
+	const function, other = 1, 2
+	note := func(slots []uint16, contended bool, times int) {
+		for range times {
+			e.Note(function, slots, contended)
+		}
+	}
+	want := func(what string, slots []uint16) {
+		t.Helper()
+		if got := e.Of(function); !slices.Equal(got, slots) {
+			t.Errorf("%s: %v, want %v", what, got, slots)
+		}
+	}
+	want("at first", nil)
+	note([]uint16{1, 2}, true, sureAfter-1)
+	want("too early", nil)
+	note([]uint16{1, 2}, true, 1)
+	want("after enough calls", []uint16{1, 2})
+	note([]uint16{3}, true, 1)
+	want("after other slots", nil)
+	note([]uint16{3}, true, sureAfter)
+	want("after enough calls", []uint16{3})
+	note([]uint16{3}, false, 1)
+	want("after a call that did not wait", nil)
+	note([]uint16{3}, true, sureAfter)
+	note(nil, true, 1)
+	want("after a call without latches", nil)
+	for f := range uintptr(maxExpected + 10) {
+		e.Note(other+f, []uint16{1}, true)
+	}
+	if n := len(e.known); n > maxExpected {
+		t.Errorf("%d functions are remembered, want at most %d", n, maxExpected)
+	}
+}

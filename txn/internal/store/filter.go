@@ -180,6 +180,15 @@ func AnyConflict(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Latest, Conflicts(cols, startTS))
 }
 
+// PrewriteConflict is the predicate of a prewrite: AnyConflict if it has to be exact, or else
+// AnythingSince.
+func PrewriteConflict(cols []format.Column, startTS tso.Timestamp, exact bool) bigtable.Filter {
+	if exact {
+		return AnyConflict(cols, startTS)
+	}
+	return AnythingSince(cols, startTS)
+}
+
 // AnythingSince matches what AnyConflict matches, and the records and marks of all other
 // columns of the row at or above startTS. So if it does not match, nothing prevents a prewrite.
 // It has half of the parts (docs/design/2026-11-21-slim-predicates.md).
