@@ -194,3 +194,61 @@ func TestWrongExpressions(t *testing.T) {
 		}
 	}
 }
+
+// TestDashboardLayout: the dashboard begins with stats, every panel says what it shows, and
+// no panel covers another one.
+func TestDashboardLayout(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(dashboardPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Annotations struct {
+			List []struct{ Name, Expr string }
+		}
+		Panels []struct {
+			ID                       int
+			Type, Title, Description string
+			GridPos                  struct{ H, W, X, Y int }
+			Targets                  []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	taken, ids, heatmaps := map[[2]int]string{}, map[int]bool{}, 0
+	for i, p := range d.Panels {
+		if ids[p.ID] {
+			t.Errorf("%s: another panel has the id %d", p.Title, p.ID)
+		}
+		ids[p.ID] = true
+		switch p.Type {
+		case "row":
+			if i == 0 && d.Panels[1].Type != "stat" {
+				t.Error("the first row has no stats")
+			}
+		case "stat", "timeseries", "heatmap":
+			if p.Description == "" || len(p.Targets) == 0 {
+				t.Errorf("%s: a description and a target are needed", p.Title)
+			}
+			if p.Type == "heatmap" {
+				heatmaps++
+			}
+		default:
+			t.Errorf("%s: unknown type %q", p.Title, p.Type)
+		}
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				if other := taken[at]; other != "" || at[0] >= 24 {
+					t.Fatalf("%s covers %s at %v", p.Title, other, at)
+				}
+				taken[at] = p.Title
+			}
+		}
+	}
+	if heatmaps == 0 || len(d.Annotations.List) == 0 {
+		t.Errorf("%d heat maps, %d annotations", heatmaps, len(d.Annotations.List))
+	}
+}
