@@ -20,6 +20,7 @@ type historyOptions struct {
 	session.Options
 	table string
 	row   string
+	limit int
 }
 
 // NewHistoryCmd returns the history command.
@@ -36,7 +37,7 @@ not wait for locks.
 
 Exit status 3: the row is empty.`,
 		Example: `  percctl history accounts bob
-  percctl history accounts user%00/7 -o json`,
+  percctl history accounts user%00/7 -o json --limit 20`,
 		Args: cli.ExactArgs(2, "two, TABLE and ROW", func(args []string) (err error) {
 			if o.row, err = session.ParseRow(args[1]); err != nil {
 				return cli.Usagef("%w", err)
@@ -46,6 +47,8 @@ Exit status 3: the row is empty.`,
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
+	cmd.Flags().IntVar(&o.limit, "limit", 0, "show only the newest versions, at most so many (0: all)")
+	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all")
 	cmd.ValidArgsFunction = o.CompleteRows
 	return cmd
 }
@@ -103,6 +106,10 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	if len(events) == 0 {
 		return session.NotFoundf("table %s has nothing stored in row %s", o.table, session.Row(o.row))
+	}
+	if n := len(events); o.limit > 0 && n > o.limit {
+		events = events[n-o.limit:]
+		fmt.Fprintf(o.Streams.Err, "the newest %d of %d versions\n", o.limit, n)
 	}
 	list := &cli.List[event]{
 		Out: o.Streams.Out, Format: o.Format,
