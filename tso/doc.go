@@ -85,7 +85,9 @@
 // process is stopped.
 //
 // A [Client] sends one request at a time for all callers that wait. A caller that
-// asks while a request is under way joins the next one, never that one.
+// asks while a request is under way joins the next one, never that one. Before
+// it sends a request, the Client lets the callers that the last one answered run
+// first: those that ask again share the request.
 //
 // The oracle's row is in one of the two modes; [SetMode] switches, a [Follower]
 // follows without an error, and [Advance]

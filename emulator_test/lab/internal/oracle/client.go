@@ -17,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/server"
@@ -29,6 +30,7 @@ type order struct {
 	What     string
 	Callers  int
 	Duration time.Duration
+	Work     time.Duration // after each timestamp
 }
 
 // A result is the answer to an order.
@@ -36,8 +38,9 @@ type result struct {
 	Error        string
 	Count        uint64
 	Elapsed      time.Duration
-	All          uint64 // timestamps including the warm-up, as in all fields below
-	Requests     uint64 // batches
+	All          uint64        // timestamps including the warm-up, as in all fields below
+	CPU          time.Duration // of the client process
+	Requests     uint64        // batches
 	BigtableRPCs uint64
 	Latency      []uint64 // by bucketOf
 }
@@ -88,6 +91,7 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 		}
 		var res result
 		var err error
+		used := cputime.Used()
 		switch o.What {
 		case "served":
 			before := served.Stats()
@@ -101,6 +105,7 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 		case "bare":
 			res, err = c.bare(ctx, o)
 		}
+		res.CPU = cputime.Used() - used
 		if err != nil {
 			res.Error = err.Error()
 		}
@@ -179,6 +184,9 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 						once.Do(func() { close(first) })
 					}
 				}
+				if o.Work > 0 {
+					time.Sleep(o.Work)
+				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -209,6 +217,7 @@ func load(ctx context.Context, o order, ask func(context.Context) (tso.Timestamp
 func (r *result) add(other result) {
 	r.Count += other.Count
 	r.All += other.All
+	r.CPU += other.CPU
 	r.Requests += other.Requests
 	r.BigtableRPCs += other.BigtableRPCs
 	if r.Latency == nil {

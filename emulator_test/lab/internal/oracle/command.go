@@ -29,7 +29,7 @@ import (
 
 type options struct {
 	servers, clients, callers int
-	duration                  time.Duration
+	duration, work            time.Duration
 	profiles                  string
 	format                    cli.Format
 }
@@ -56,6 +56,7 @@ The JSON field timestamps_per_second at the top is the highest rate of served mo
 	f.IntVar(&opts.clients, "clients", 1, "number of client processes")
 	f.IntVar(&opts.callers, "callers", 4096, "largest number of callers, in all clients together")
 	f.DurationVar(&opts.duration, "duration", 2*time.Second, "how long to measure each line of the table")
+	f.DurationVar(&opts.work, "work", 0, "how long a caller pauses after each timestamp")
 	f.StringVar(&opts.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &opts.format, cli.Table, cli.JSON)
 	cmd.AddCommand(newClientCmd(s))
@@ -84,6 +85,7 @@ type line struct {
 	P99      float64 `json:"p99_us"`
 	P999     float64 `json:"p999_us"`
 	Batch    float64 `json:"batch_mean"`
+	CPU      float64 `json:"client_cpu_ns"`    // processor time of the client for a timestamp or a round trip
 	RPCs     float64 `json:"rpcs_per_million"` // to the oracle's server
 	Bigtable float64 `json:"bigtable_writes_per_million"`
 }
@@ -277,7 +279,7 @@ func (b *run) line(ctx context.Context, what string, callers int, started func()
 		if n == 0 {
 			break
 		}
-		if err := c.Send(order{what, n, b.opts.duration}); err != nil {
+		if err := c.Send(order{what, n, b.opts.duration, b.opts.work}); err != nil {
 			return line{}, err
 		}
 		orders++
@@ -304,6 +306,7 @@ func (b *run) line(ctx context.Context, what string, callers int, started func()
 		What: what, Callers: callers, Rate: rate,
 		P50: sum.quantile(.5), P90: sum.quantile(.9), P99: sum.quantile(.99), P999: sum.quantile(.999),
 	}
+	line.CPU = float64(sum.CPU) / float64(max(sum.All, 1))
 	if sum.All > 0 && what != "bare" {
 		million := float64(sum.All) / 1e6
 		line.Batch = float64(sum.All) / float64(max(sum.Requests, 1))
@@ -353,7 +356,7 @@ func (b *run) writes(ctx context.Context) (uint64, error) {
 
 func printReport(s *cli.Streams, r report) error {
 	t := cli.NewTable(s.Out)
-	cli.WriteRow(t, "ORACLE", "CALLERS", "PER SECOND", "P50 µs", "P90 µs", "P99 µs", "P99.9 µs", "BATCH", "RPCS/M", "BIGTABLE/M")
+	cli.WriteRow(t, "ORACLE", "CALLERS", "PER SECOND", "P50 µs", "P90 µs", "P99 µs", "P99.9 µs", "CPU ns", "BATCH", "RPCS/M", "BIGTABLE/M")
 	f := cli.Fixed
 	for _, l := range r.Lines {
 		what := l.What
@@ -361,7 +364,7 @@ func printReport(s *cli.Streams, r report) error {
 		if what == "bare" {
 			what, batch, rpcs, writes = "bare round trip", "", "", ""
 		}
-		cli.WriteRow(t, what, strconv.Itoa(l.Callers), f(l.Rate, 0), f(l.P50, 0), f(l.P90, 0), f(l.P99, 0), f(l.P999, 0), batch, rpcs, writes)
+		cli.WriteRow(t, what, strconv.Itoa(l.Callers), f(l.Rate, 0), f(l.P50, 0), f(l.P90, 0), f(l.P99, 0), f(l.P999, 0), f(l.CPU, 0), batch, rpcs, writes)
 	}
 	if err := t.Flush(); err != nil {
 		return err
