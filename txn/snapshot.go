@@ -104,7 +104,7 @@ func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (ts, 
 	}
 	ts, readAt, ok := c.resolver.Clock.ReadableWithin(*o.staleness)
 	// If garbage collection has passed it, every read would fail.
-	if !ok || readAt < c.resolver.SafePoint.View.Load().TS {
+	if !ok || c.resolver.SafePoint.CheckRead(ctx, readAt) != nil {
 		ts, err = c.Timestamp(ctx)
 		return ts, ts, err
 	}
