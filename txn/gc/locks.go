@@ -20,7 +20,7 @@ const maxLiveLocks = 100
 // A lockResolver resolves the locks at or below the safe point of a run.
 type lockResolver struct {
 	run *run
-	mu  sync.Mutex // guards run.report.Locks
+	mu  sync.Mutex // guards run.report.Locks and the BlockedError of resolveAll
 }
 
 // resolveAll resolves every lock at or below the safe point, of every kind and
@@ -66,7 +66,21 @@ func (l *lockResolver) resolveTable(ctx context.Context, name string, blocked *B
 		return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
 	}
 	r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
-	return r.client.Pages(ctx, name, nil, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+	t, err := r.client.Table(ctx, name)
+	if err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.streams)
+	for _, part := range r.parts(ctx, t, "") {
+		g.Go(func() error { return l.resolvePart(gctx, name, part.Request(false), filter, blocked) })
+	}
+	return g.Wait()
+}
+
+func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtable.RowSet, filter func(*store.Table) bigtable.Filter, blocked *BlockedError) error {
+	r := l.run
+	return r.client.Pages(ctx, name, part, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		var locks []*format.Lock
 		for _, raw := range page {
 			for _, item := range raw[format.LockFamily] {
@@ -81,15 +95,14 @@ func (l *lockResolver) resolveTable(ctx context.Context, name string, blocked *B
 				locks = append(locks, lock)
 			}
 		}
-		var mu sync.Mutex
 		g, gctx := errgroup.WithContext(ctx)
 		g.SetLimit(r.client.Store.Config.Parallelism)
 		for _, lock := range locks {
 			g.Go(func() error {
 				live, err := l.resolve(gctx, lock)
 				if live {
-					mu.Lock()
-					defer mu.Unlock()
+					l.mu.Lock()
+					defer l.mu.Unlock()
 					blocked.Count++
 					if len(blocked.Locks) < maxLiveLocks {
 						blocked.Locks = append(blocked.Locks, *lock)
@@ -100,6 +113,8 @@ func (l *lockResolver) resolveTable(ctx context.Context, name string, blocked *B
 		}
 		err := g.Wait()
 		if len(page) > 0 {
+			r.mu.Lock()
+			defer r.mu.Unlock()
 			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
 		}
 		return true, err

@@ -1,9 +1,11 @@
 package gc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -22,9 +24,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// pageRows limits the rows of a page. A run holds one page in memory, and a
-// continued run may have to repeat one. store.MaxPageBytes limits its bytes.
-const pageRows = 1024
+const (
+	// pageRows limits the rows of a page. A run holds a page of each stream in memory, and a
+	// continued run may have to repeat them. store.MaxPageBytes limits its bytes.
+	pageRows = 1024
+	// maxStreams is how many parts of a table a run reads at a time.
+	maxStreams = 16
+	// rowsPerStream is how many rows a second one stream certainly reads. A lower Config.Rate
+	// needs no second stream.
+	rowsPerStream = 5000
+)
 
 // run is one run of garbage collection, or one plan.
 type run struct {
@@ -34,6 +43,9 @@ type run struct {
 	limiter *rate.Limiter
 	measure metrics
 	page    int // rows of a page
+	streams int // parts of a table that are read at a time
+
+	mu sync.Mutex // guards report.Total, positions, and calls of cfg.Progress while parts are read
 
 	report *Report
 	locks  *lockResolver
@@ -48,9 +60,10 @@ func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gc: metrics: %w", err)
 	}
-	r := &run{measure: measure, client: c, cfg: cfg, owner: owner, page: pageRows, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
+	r := &run{measure: measure, client: c, cfg: cfg, owner: owner, page: pageRows, streams: maxStreams, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
 	if cfg.Rate > 0 {
 		r.page = max(1, min(pageRows, int(cfg.Rate)))
+		r.streams = int(min(maxStreams, 1+cfg.Rate/rowsPerStream))
 		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
 	}
 	r.report = &Report{HeldBy: []Hold{}, Tables: []Counts{}}
@@ -261,7 +274,7 @@ func (r *run) collectFrom(ctx context.Context, tables []string, table, row strin
 }
 
 // table reads the rows of a table after a row, page by page, and calls do with
-// each page.
+// each page. It reads up to streams parts of the table at a time.
 func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
 	t, err := r.client.Table(ctx, name)
 	if err != nil {
@@ -273,9 +286,55 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 	}
 	filter := r.rules.filter(s.Families)
 	r.report.Tables = append(r.report.Tables, Counts{Table: name})
-	counts := &r.report.Tables[len(r.report.Tables)-1]
+	p := &position{table: name, after: after, counts: &r.report.Tables[len(r.report.Tables)-1]}
+	for _, rest := range r.parts(ctx, t, after) {
+		p.parts = append(p.parts, part{rest: rest})
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.streams)
+	for i := range p.parts {
+		g.Go(func() error { return r.part(gctx, t, filter, p, i, do) })
+	}
+	err = g.Wait()
+	if !r.report.DryRun && p.after != after {
+		// Also after an error, so that the next run need not repeat what was collected.
+		err = cmp.Or(err, r.savePosition(ctx, p))
+	}
+	return err
+}
+
+// parts returns the parts of a table after a row that the run reads at a time.
+func (r *run) parts(ctx context.Context, t *store.Table, after string) []store.RowSet {
+	rest := store.AllAfter(after)
+	if r.streams == 1 {
+		return []store.RowSet{rest}
+	}
+	return t.Tablets(ctx, rest)
+}
+
+// A position says how far a run is in a table. It is guarded by run.mu.
+type position struct {
+	table  string
+	after  string // everything up to this row is collected
+	parts  []part // in the order of their keys
+	counts *Counts
+	saving bool      // after is being stored
+	saved  time.Time // when that began last
+}
+
+// A part is one of the parts of a table that a run reads concurrently.
+type part struct {
+	rest  store.RowSet // what is not collected yet
+	after string       // everything in the part up to this row is collected
+}
+
+// saveInterval is how often a run stores its position.
+const saveInterval = time.Second
+
+// part collects one part of a table.
+func (r *run) part(ctx context.Context, t *store.Table, filter bigtable.Filter, p *position, i int, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
 	var pieces store.Pieces
-	for rest := store.AllAfter(after); !rest.Empty(); {
+	for rest := p.parts[i].rest; !rest.Empty(); {
 		var page []bigtable.Row
 		var left store.RowSet
 		bytes := 0
@@ -291,43 +350,74 @@ func (r *run) table(ctx context.Context, name, after string, do func(context.Con
 		if err != nil {
 			return err
 		}
-		if rest = left; len(page) == 0 && rest.Empty() {
-			break
-		}
 		if err := r.limiter.WaitN(ctx, len(page)); err != nil {
 			if ctx.Err() == nil { // ctx would end before the limiter allows the page
 				return fmt.Errorf("gc: waiting for Config.Rate: %w: %w", context.DeadlineExceeded, err)
 			}
 			return store.Ended(ctx, "gc: collecting garbage", err)
 		}
-		done := Counts{Rows: int64(len(page))}
+		done, after := Counts{Rows: int64(len(page))}, left.Before()
 		if len(page) > 0 {
 			after = page[len(page)-1].Key()
 			if err := do(ctx, t, page, &done); err != nil {
 				return err
 			}
-		} else {
-			after = rest.Before()
 		}
-		if !r.report.DryRun {
-			r.measure.page(ctx, name, done)
-		}
-		counts.add(done)
-		r.report.Total.add(done)
-		r.cfg.Progress(Progress{Phase: PhaseCollect, Table: name, Row: after, Total: r.report.Total})
-		if !r.report.DryRun {
-			r.state.Table, r.state.Row = name, []byte(after)
-			if err := r.savePosition(ctx); err != nil {
-				return err
-			}
+		rest = left
+		if err := r.collected(ctx, p, i, part{rest, after}, done); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// collected notes that a page of a part is collected.
+func (r *run) collected(ctx context.Context, p *position, i int, now part, done Counts) error {
+	if save := r.note(ctx, p, i, now, done); !save {
+		return nil
+	}
+	err := r.savePosition(ctx, p)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.saving = false
+	return err
+}
+
+// note does the work of collected, and reports whether the caller has to save the position.
+func (r *run) note(ctx context.Context, p *position, i int, now part, done Counts) (save bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.parts[i] = now
+	if now.after == "" && i+1 < len(p.parts) {
+		p.parts[i].after = p.parts[i+1].rest.Before()
+	}
+	for j := range p.parts {
+		if after := p.parts[j].after; after != "" {
+			p.after = after
+		}
+		if !p.parts[j].rest.Empty() {
+			break // a later part may be done, but this one is not
+		}
+	}
+	if !r.report.DryRun {
+		r.measure.page(ctx, p.table, done)
+	}
+	p.counts.add(done)
+	r.report.Total.add(done)
+	r.cfg.Progress(Progress{Phase: PhaseCollect, Table: p.table, Row: p.after, Total: r.report.Total})
+	if r.report.DryRun || p.saving || time.Since(p.saved) < saveInterval || ctx.Err() != nil {
+		return false
+	}
+	p.saving, p.saved = true, time.Now()
+	return true
+}
+
 // savePosition stores the position, also while the run is being interrupted, so
 // that the next run need not repeat the page.
-func (r *run) savePosition(ctx context.Context) error {
+func (r *run) savePosition(ctx context.Context, p *position) error {
+	r.mu.Lock()
+	r.state.Table, r.state.Row = p.table, []byte(p.after)
+	r.mu.Unlock()
 	if ctx.Err() == nil {
 		return r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT)
 	}
@@ -340,7 +430,9 @@ func (r *run) savePosition(ctx context.Context) error {
 func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	for _, raw := range page {
 		g := r.rules.row(t, raw)
+		r.locks.mu.Lock()
 		r.report.Locks.Found += int64(len(g.locks))
+		r.locks.mu.Unlock()
 		if g.err != nil {
 			done.RowsSkipped++
 		}
@@ -459,7 +551,9 @@ func (r *run) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error {
 	if err != nil {
 		return err
 	}
+	r.mu.Lock()
 	t := r.report.Total
+	r.mu.Unlock()
 	r.state.FormatVersion, r.state.Phase, r.state.UpdatedTs, r.state.Owner = format.Version, phase, int64(now), r.owner
 	r.state.Rows, r.state.Versions = r.before.Rows+t.Rows, r.before.Versions+t.Versions
 	r.state.Cells, r.state.Bytes = r.before.Cells+t.Cells, r.before.Bytes+t.Bytes

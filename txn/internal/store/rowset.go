@@ -171,8 +171,12 @@ func AllAfter(key string) RowSet {
 	return RowSet{Ranges: []KeyRange{{Start: after(key, true)}}}
 }
 
-// Before returns a key below the first row of the set's ranges, close to it.
+// Before returns a key below the first row of the set's ranges, close to it; it is empty if there
+// is none.
 func (s RowSet) Before() string {
+	if len(s.Ranges) == 0 {
+		return ""
+	}
 	key := s.Ranges[0].Start
 	switch n := len(key) - 1; {
 	case n < 0:

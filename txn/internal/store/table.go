@@ -230,6 +230,19 @@ func (t *Table) streamSet(ctx context.Context, p *Pieces, rest RowSet, reverse b
 	}
 }
 
+// Tablets divides rows into those of each tablet, as far as Bigtable says where tablets end.
+func (t *Table) Tablets(ctx context.Context, rest RowSet) (parts []RowSet) {
+	t.tabletBounds(ctx)
+	t.tablets.mu.Lock()
+	defer t.tablets.mu.Unlock()
+	for !rest.Empty() {
+		var part RowSet
+		part, rest = t.tablets.cut(0, rest, false)
+		parts = append(parts, part)
+	}
+	return parts
+}
+
 // tabletBounds asks where Bigtable divides the table, if that was long ago.
 func (t *Table) tabletBounds(ctx context.Context) {
 	t.tablets.mu.Lock()
