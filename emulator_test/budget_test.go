@@ -187,11 +187,12 @@ func TestRoundTripsOfRecovery(t *testing.T) {
 				<-done
 				<-time.After(time.Minute) // virtual time, past the ttl
 				synctest.Wait()
-				// After a pause the oracle catches up with the clock, which takes
-				// requests of its own. They do not count here.
+				// After a pause the oracle catches up with the clock, and the client reads the
+				// safe point again. These requests do not count here.
 				if _, err := c.Timestamp(t.Context()); err != nil {
 					t.Fatal(err)
 				}
+				synctest.Wait()
 				faults.Reset()
 
 				s, err := c.Snapshot(t.Context())
