@@ -92,8 +92,8 @@ func TestUnsafe(t *testing.T) {
 			return next(ctx)
 		}
 		// The prewrite's condition is that nothing conflicts.
-		_, err := c.Server.MutateRow(ctx, &btpb.MutateRowRequest{TableName: r.TableName, RowKey: r.RowKey, Mutations: r.FalseMutations})
-		return &btpb.CheckAndMutateRowResponse{}, err
+		r.PredicateFilter = &btpb.RowFilter{Filter: &btpb.RowFilter_BlockAllFilter{BlockAllFilter: true}}
+		return next(ctx)
 	}})
 	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 4 * time.Second})
 	if err != nil {
