@@ -16,7 +16,7 @@ const (
 // An Assumption is one property of a Bigtable service.
 type Assumption struct {
 	ID    string `json:"id"`    // stable name, for --only and in reports
-	Group string `json:"group"` // heading in docs/assumptions.md
+	Group string `json:"group"` // heading of similar ones in the list
 	Title string `json:"title"` // the property, in one sentence
 	Class Class  `json:"class"` // required or optional
 	// Used says which part of the library needs it, and which file.

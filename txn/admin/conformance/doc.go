@@ -2,7 +2,7 @@
 // Cloud Bigtable, an emulator, or any other service with its API. `percctl conformance`
 // prints what it finds.
 //
-// [All] lists the assumptions, and docs/assumptions.md describes them. [Run] tests them in a
+// [All] lists the assumptions, and docs/reference/assumptions.md describes them. [Run] tests them in a
 // table of its own, and removes the table again:
 //
 //	report, err := conformance.Run(ctx, client, adminClient, conformance.Config{})

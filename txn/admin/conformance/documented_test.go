@@ -15,30 +15,32 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
 )
 
-var update = flag.Bool("update", false, "write the lists of docs/assumptions.md again")
+var update = flag.Bool("update", false, "write the lists in docs again")
 
-const (
-	root = "../../../"
-	page = root + "docs/assumptions.md"
-)
+const root = "../../../"
 
-// TestDocumented: docs/assumptions.md lists the assumptions and the rules of the strict
-// server as the packages do.
+// TestDocumented: the pages list the assumptions and the rules of the strict server as the
+// packages do.
 func TestDocumented(t *testing.T) {
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := string(text)
-	want := replace(t, replace(t, got, "assumptions", assumptions()), "rules", rules())
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o666); err != nil {
+	for _, c := range []struct{ page, name, list string }{
+		{"docs/reference/assumptions.md", "assumptions", assumptions()},
+		{"docs/assumptions.md", "rules", rules()},
+	} {
+		text, err := os.ReadFile(root + c.page)
+		if err != nil {
 			t.Fatal(err)
 		}
-		return
-	}
-	if got != want {
-		t.Errorf("%s is out of date: go test ./txn/admin/conformance -run %s -update\n%s", page, t.Name(), cmp.Diff(got, want))
+		got := string(text)
+		want := replace(t, got, c.name, c.list)
+		if *update {
+			if err := os.WriteFile(root+c.page, []byte(want), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if got != want {
+			t.Errorf("%s is out of date: go test ./txn/admin/conformance -run %s -update\n%s", c.page, t.Name(), cmp.Diff(got, want))
+		}
 	}
 }
 
@@ -48,7 +50,7 @@ func replace(t *testing.T, text, name, list string) string {
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("%s has no list %s", page, name)
+		t.Fatalf("there is no list %s", name)
 	}
 	return before + begin + list + end + after
 }

@@ -47,8 +47,8 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Use:   "conformance",
 		Short: "Test whether a Bigtable service keeps what transactions rely on",
 		Long: `Test whether a Bigtable service keeps what transactions rely on: Cloud Bigtable, an
-emulator or another service. docs/assumptions.md lists the assumptions, and what each is
-good for.
+emulator or another service. docs/assumptions.md says how to read the report, and
+where the list of assumptions is.
 
 The first stage sends single requests. The second one, named soak, runs transactions and an
 observer while their clients fail: requests are lost, late or doubled, clients die or stand
@@ -99,7 +99,7 @@ have such limits. 6: transactions are not safe there. 1: something could not be 
 	o.Require(func() error {
 		o.choose()
 		if _, err := conformance.EstimateFor(o.Config); err != nil {
-			return cli.Usagef("--only: %w; docs/assumptions.md lists them", err)
+			return cli.Usagef("--only: %w; docs/reference/assumptions.md lists them", err)
 		}
 		return nil
 	})
