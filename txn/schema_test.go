@@ -89,7 +89,7 @@ func TestFamiliesAreCheckedOnce(t *testing.T) {
 		// requests reached the admin service.
 		use := func(clients []*txn.Client, d time.Duration) int64 {
 			cluster.Reset()
-			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+			for end := time.Now().Add(d); time.Now().Before(end); <-time.After(time.Second) {
 				for _, c := range clients {
 					_, _, err := c.Latest("a").Get(t.Context(), "r", "f", "q")
 					if err != nil {
@@ -142,10 +142,10 @@ func TestLateCheckOfFamilies(t *testing.T) {
 		}
 		faults := txntest.NewFaults(t)
 		late, other := open(faults.DialOptions()...), open()
-		time.Sleep(2 * time.Minute)
-		other() // it stores the first result
+		<-time.After(2 * time.Minute) // virtual
+		other()                       // it stores the first result
 		late()
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute) // virtual
 		stored := faults.On("stored families", func(c txntest.Call) bool {
 			return c.Step == txntest.StepSchema && c.Method == "CheckAndMutateRow"
 		}, txntest.Hold, 1)

@@ -45,7 +45,7 @@ var children = map[string]func() int{
 	// deaf does not notice that its input has ended.
 	"deaf": func() int {
 		fmt.Println("ready")
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		return 0
 	},
 	// attend ends with its input, whatever an interrupt says.

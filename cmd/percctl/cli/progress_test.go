@@ -17,7 +17,7 @@ func TestProgress(t *testing.T) {
 		for i := range 40 {
 			p.Of(float64(i)/40, 100*i, "row")
 			p.Set("reading table %s", "accounts")
-			time.Sleep(500 * time.Millisecond)
+			<-time.After(500 * time.Millisecond) // virtual
 		}
 		p.Event("an event")
 		p.Of(0, 0, "lock") // other work

@@ -170,7 +170,7 @@ func TestHotRow(t *testing.T) {
 		for range 500 {
 			go func() { done <- timed(t, set(a, "hot")) }()
 		}
-		time.Sleep(3 * time.Millisecond)
+		<-time.After(3 * time.Millisecond)
 		var all []time.Duration
 		within(t, "another row", timed(t, set(a, "cold")), 3*time.Millisecond+500*time.Second/14_000)
 		for range 500 {
