@@ -12,9 +12,11 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/ahead"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 // A Client runs transactions over an existing Bigtable client. It is safe for
@@ -24,16 +26,16 @@ type Client struct {
 	cfg       Config
 	ownOracle *tso.Direct // closed by Close; nil if Config names an oracle
 
-	latches     *latch.Latches
-	recent      *latch.Recent
-	crowded     *store.Crowded
-	expected    latch.Expected // what functions given to Update will write
-	reads       readSharing
-	startsAhead startsAhead
-	metrics     transactionMetrics
-	admission   store.Admission
-	streams     atomic.Int64  // requests of scans under way
-	done        chan struct{} // closed when Close has returned
+	latches   *latch.Latches
+	recent    *latch.Recent
+	crowded   *store.Crowded
+	expected  latch.Expected // what functions given to Update will write
+	reads     readSharing
+	starts    ahead.Starts
+	metrics   telemetry.Transactions
+	admission store.Admission
+	streams   atomic.Int64  // requests of scans under way
+	done      chan struct{} // closed when Close has returned
 
 	hooks atomic.Pointer[hooks] // never nil
 }
@@ -59,8 +61,8 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	if isNilTables(bt) {
 		return nil, format.Invalidf("nil *bigtable.Client")
 	}
-	measure, err := newTransactionMetrics(cfg.MeterProvider)
-	reads, readsErr := newReadMetrics(cfg.MeterProvider)
+	measure, err := telemetry.NewTransactions(cfg.MeterProvider)
+	reads, readsErr := telemetry.NewReads(cfg.MeterProvider)
 	if err := errors.Join(err, readsErr); err != nil {
 		return nil, fmt.Errorf("txn: metrics: %w", err)
 	}

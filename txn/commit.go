@@ -70,7 +70,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	if c.txn.opts.writeOnly {
-		c.client.startsAhead.askAhead(c.client.resolver.Background, &c.client.resolver.Clock)
+		c.client.starts.Ask(c.client.resolver.Background, &c.client.resolver.Clock)
 	}
 	if commitTS <= c.startTS {
 		c.abort(ctx)

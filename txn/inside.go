@@ -52,7 +52,7 @@ func (i inside) CausedBy(hops int) {
 }
 
 func (i inside) Put(cell Cell, value []byte) {
-	i.t.buffer.add(cell, format.CheckStoredCell(cell), format.KindPut, value, false)
+	i.t.buffer.Add(cell, format.CheckStoredCell(cell), format.KindPut, value, false)
 }
 
 func (i inside) Trace(ctx context.Context) context.Context {

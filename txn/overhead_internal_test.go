@@ -22,7 +22,7 @@ func BenchmarkWithoutSDK(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	measure, err := newTransactionMetrics(nil)
+	measure, err := telemetry.NewTransactions(nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -49,6 +49,6 @@ func BenchmarkWithoutSDK(b *testing.B) {
 		}
 		c.resolver.Trace.Secondaries(ctx, 1).Done(1)
 		format.TraceParent(ctx)
-		t.measureEnd(ctx, outcomeCommitted, 2, nil)
+		t.measureEnd(ctx, telemetry.OutcomeCommitted, 2, nil)
 	}
 }

@@ -226,7 +226,7 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 	trace.SpanFromContext(ctx).SetAttributes(telemetry.AttrRows.Int(len(rows)))
 	b.shared.counters.Batches.Add(1)
 	b.shared.counters.Batched.Add(int64(len(batch.members)))
-	b.shared.metrics.batchSent(ctx, b.table.Name, len(batch.members))
+	b.shared.metrics.BatchSent(ctx, b.table.Name, len(batch.members))
 	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
 	// If it fails, each member tries its own row again.
 	err := b.table.TryReadRows(ctx, rows, func(raw bigtable.Row) bool {

@@ -31,7 +31,7 @@ const (
 type readSharing struct {
 	patterns patterns
 	counters *store.Counters
-	metrics  readMetrics
+	metrics  telemetry.Reads
 	// prefetchBytes and batchReads are Config.PrefetchBytes and Config.BatchReads.
 	prefetchBytes, batchReads int
 }
@@ -133,7 +133,7 @@ func (r *reads) cached(cell Cell) (value []byte, present, known bool) {
 			c.used = true
 			r.prefetchUsed.Add(1)
 			r.shared.counters.PrefetchUsed.Add(1)
-			r.shared.metrics.prefetched(cell.Table, "used", 1)
+			r.shared.metrics.Prefetched(cell.Table, "used", 1)
 			r.learnColumn(cell, row, len(c.value))
 		}
 		if !c.present {
@@ -275,7 +275,7 @@ func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ah
 	}
 	r.prefetched.Add(n)
 	r.shared.counters.Prefetched.Add(n)
-	r.shared.metrics.prefetched(t.Name, "read", n)
+	r.shared.metrics.Prefetched(t.Name, "read", n)
 }
 
 // forgetPattern forgets the pattern of rows whose first column is the cell's.
@@ -289,7 +289,7 @@ func (r *reads) annotate(s telemetry.Span) {
 		return
 	}
 	if n := r.prefetched.Load(); n > 0 {
-		s.Set(attrPrefetched.Int64(n), attrPrefetchUsed.Int64(r.prefetchUsed.Load()))
+		s.Set(telemetry.AttrPrefetched.Int64(n), telemetry.AttrPrefetchUsed.Int64(r.prefetchUsed.Load()))
 	}
 }
 

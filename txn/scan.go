@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -35,8 +36,8 @@ type scan struct {
 	table   *store.Table
 	options readOptions
 	yield   func(bigtable.Row, error) bool
-	overlay *overlay     // nil in a snapshot
-	rest    store.RowSet // rows that were not yielded yet
+	overlay *buffer.Overlay // nil in a snapshot
+	rest    store.RowSet    // rows that were not yielded yet
 	pieces  store.Pieces
 	page    []pageRow
 	bytes   int  // size of page
@@ -238,13 +239,13 @@ func (s *scan) yieldOwnBefore(key string) bool {
 	if s.overlay == nil {
 		return true
 	}
-	for len(s.overlay.keys) > 0 && !s.stopped {
-		next := s.overlay.next(s.options.reverse)
-		if key != "" && (next == key || (next < key) == s.options.reverse) {
+	for !s.stopped {
+		next, ok := s.overlay.Next(s.options.reverse)
+		if !ok || key != "" && (next == key || (next < key) == s.options.reverse) {
 			return true
 		}
-		s.overlay.dropNext(s.options.reverse)
-		s.yieldRow(s.overlay.apply(next, nil))
+		s.overlay.DropNext(s.options.reverse)
+		s.yieldRow(s.overlay.Apply(next, nil))
 	}
 	return !s.stopped
 }
@@ -253,10 +254,10 @@ func (s *scan) yieldOwnBefore(key string) bool {
 // reports whether the consumer wants more.
 func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 	if s.overlay != nil {
-		if len(s.overlay.keys) > 0 && s.overlay.next(s.options.reverse) == key {
-			s.overlay.dropNext(s.options.reverse)
+		if next, ok := s.overlay.Next(s.options.reverse); ok && next == key {
+			s.overlay.DropNext(s.options.reverse)
 		}
-		row = s.overlay.apply(key, row)
+		row = s.overlay.Apply(key, row)
 	}
 	s.yieldRow(row)
 	return !s.stopped

@@ -8,6 +8,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -26,18 +27,25 @@ func FuzzScanMerge(f *testing.F) {
 			}
 		}
 		slices.Sort(keys)
-		b := &buffer{}
+		b := &buffer.Buffer{}
 		for i, k := range own {
-			kind := []format.Kind{format.KindPut, format.KindDelete, format.KindLock}[i%3]
-			b.set(Cell{Table: "t", Row: string(k), Family: "f", Qualifier: "q"}, kind, fmt.Appendf(nil, "own%d", i))
+			cell := Cell{Table: "t", Row: string(k), Family: "f", Qualifier: "q"}
+			switch i % 3 {
+			case 0:
+				b.Set(cell, format.KindPut, fmt.Appendf(nil, "own%d", i))
+			case 1:
+				b.Set(cell, format.KindDelete, nil)
+			case 2:
+				b.Set(cell, format.KindLock, nil)
+			}
 		}
-		if b.err != nil {
-			t.Fatal(b.err)
+		if b.Err() != nil {
+			t.Fatal(b.Err())
 		}
-		o := b.overlay("t", func(string) bool { return true }, store.Selection{})
-		for key, writes := range o.rows {
-			if rows[key] = string(writes[0].Value); writes[0].Kind == format.KindDelete {
-				delete(rows, key)
+		o := b.Overlay("t", func(string) bool { return true }, store.Selection{})
+		for cell, value := range b.Writes {
+			if rows[cell.Row] = string(value); value == nil {
+				delete(rows, cell.Row)
 			}
 		}
 		var want, got []string

@@ -109,6 +109,6 @@ func snapshotTimestamp(ctx context.Context, c *Client, o *snapshotOptions) (ts, 
 		return ts, ts, err
 	}
 	c.resolver.Counters.Reused.Add(1)
-	c.reads.metrics.timestampReused(ctx, "snapshot")
+	c.reads.metrics.TimestampReused(ctx, "snapshot")
 	return ts, readAt, nil
 }

@@ -18,12 +18,12 @@ func (t *Table) Set(row, family, qualifier string, value []byte) {
 	if value == nil {
 		value = []byte{}
 	}
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindPut, value)
+	t.txn.buffer.Set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindPut, value)
 }
 
 // Delete buffers the deletion of a cell, whether it exists or not.
 func (t *Table) Delete(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindDelete, nil)
+	t.txn.buffer.Set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindDelete, nil)
 }
 
 // Lock buffers a lock-only write of a cell. Its value does not change, but the transaction
@@ -31,7 +31,7 @@ func (t *Table) Delete(row, family, qualifier string) {
 // Against write skew, lock the cells that a decision was based on. A cell that does not
 // exist can be locked too.
 func (t *Table) Lock(row, family, qualifier string) {
-	t.txn.buffer.set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindLock, nil)
+	t.txn.buffer.Set(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier}, format.KindLock, nil)
 }
 
 // Notify buffers a weak notification of a cell. The observers of its column run after the
@@ -39,7 +39,7 @@ func (t *Table) Lock(row, family, qualifier string) {
 // for weak notifications and cannot be written. Notifications never make transactions
 // conflict (paper §2.4). They cost one more round trip, between commit_ts and the commit.
 func (t *Table) Notify(row, family, qualifier string) {
-	t.txn.buffer.addNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
+	t.txn.buffer.AddNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 }
 
 // GetForUpdate is Get and, if that succeeds, Lock.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +14,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/ahead"
+	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
@@ -33,7 +33,7 @@ type Txn struct {
 	startTS  tso.Timestamp
 	began    time.Time     // before the transaction asked for startTS
 	startAge time.Duration // if startTS was asked for ahead: how long before began
-	buffer   buffer
+	buffer   buffer.Buffer
 	attempt  *attempt
 	hold     *recovery.Hold // keeps garbage collection below startTS
 	reads    reads
@@ -68,7 +68,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	}
 	t.beginTrace(ctx, a)
 	if err := t.takeStart(t.withTrace(ctx)); err != nil {
-		t.measureEnd(ctx, outcomeFailed, 0, err)
+		t.measureEnd(ctx, telemetry.OutcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
 	}
@@ -97,9 +97,7 @@ func (t *Txn) markEnded(commit bool) error {
 		return fmt.Errorf("txn: %w", ErrDone)
 	}
 	t.ended, t.commitCalled = true, commit
-	t.buffer.mu.Lock()
-	t.buffer.sealed = true
-	t.buffer.mu.Unlock()
+	t.buffer.Seal()
 	return nil
 }
 
@@ -120,7 +118,7 @@ func (t *Txn) checkReadable() error {
 // Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {
 	if t.markEnded(false) == nil {
-		t.measureEnd(context.Background(), outcomeRolledBack, 0, nil)
+		t.measureEnd(context.Background(), telemetry.OutcomeRolledBack, 0, nil)
 		t.release()
 	}
 }
@@ -163,22 +161,22 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 	}
 	ctx = t.withTrace(ctx)
 	ts, rows, err := t.commit(ctx)
-	outcome := outcomeFailed
+	outcome := telemetry.OutcomeFailed
 	switch {
 	case err == nil && rows == 0:
-		outcome = outcomeReadOnly
+		outcome = telemetry.OutcomeReadOnly
 	case err == nil:
-		outcome = outcomeCommitted
+		outcome = telemetry.OutcomeCommitted
 		if t.span.Recording() {
 			t.span.Set(telemetry.AttrCommitTS.Int64(int64(ts)))
 		}
 	case Retryable(err):
-		outcome = outcomeConflict
+		outcome = telemetry.OutcomeConflict
 		t.client.resolver.Counters.Conflicts.Add(1)
-		t.client.metrics.conflict(ctx, err)
+		t.client.metrics.Conflict(ctx, err)
 		logConflict(ctx, t.client.resolver.Log, t.opts.name, err)
 	case errors.Is(err, ErrUndetermined):
-		outcome = outcomeUndetermined
+		outcome = telemetry.OutcomeUndetermined
 		t.client.resolver.Counters.Undetermined.Add(1)
 	}
 	t.measureEnd(ctx, outcome, rows, err)
@@ -191,13 +189,7 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 // beforeCommit runs the functions of Client.BeforeCommit.
 func (t *Txn) beforeCommit(ctx context.Context) error {
 	all := t.client.hooks.Load().beforeCommit
-	if len(all) == 0 {
-		return nil
-	}
-	t.buffer.mu.Lock()
-	skip := t.buffer.sealed || t.buffer.err != nil || len(t.buffer.rows) == 0
-	t.buffer.mu.Unlock()
-	if skip {
+	if len(all) == 0 || !t.buffer.IsOpen() {
 		return nil
 	}
 	for _, f := range all {
@@ -210,7 +202,7 @@ func (t *Txn) beforeCommit(ctx context.Context) error {
 
 // Writes returns what the transaction has written so far, for Client.BeforeCommit. The value
 // of a delete is nil, and no value must be changed. Locks and notifications are left out.
-func (t *Txn) Writes() iter.Seq2[Cell, []byte] { return t.buffer.writes }
+func (t *Txn) Writes() iter.Seq2[Cell, []byte] { return t.buffer.Writes }
 
 // Client returns the transaction's client.
 func (t *Txn) Client() *Client { return t.client }
@@ -232,27 +224,27 @@ func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err erro
 		t.reads.annotate(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.metrics.transaction(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
+	t.client.metrics.Ended(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
 }
 
 // commit does the work of Commit. written is how many rows it wrote.
 func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err error) {
-	if t.buffer.err != nil {
-		return 0, 0, t.buffer.err
+	if err := t.buffer.Err(); err != nil {
+		return 0, 0, err
 	}
-	notified, err := t.buffer.notifications(ctx, t.client.resolver.Store)
+	notified, err := t.buffer.Notifications(ctx, t.client.resolver.Store)
 	if err != nil {
 		return 0, 0, err
 	}
-	if t.writesNothing() {
+	if t.buffer.WritesNothing() {
 		ts, err = t.notifyWithoutCommit(ctx, notified)
 		return ts, 0, err
 	}
-	rows, err := t.groupWrites(ctx)
+	rows, err := t.buffer.Group(ctx, t.client.resolver.Store, t.client.hooks.Load().keeps)
 	if err != nil {
 		return 0, 0, err
 	}
-	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.first.Cell, rows: rows, notified: notified}
+	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.Primary(), rows: rows, notified: notified}
 	ts, err = c.run(ctx)
 	return ts, len(rows), err
 }
@@ -275,87 +267,15 @@ func (t *Txn) notifyWithoutCommit(ctx context.Context, cells []Cell) (tso.Timest
 	return ts, nil
 }
 
-// writesNothing reports whether the buffer holds nothing, or only the locks that a
-// serializable transaction took for its reads. Without a write, those locks protect
-// nothing.
-func (t *Txn) writesNothing() bool {
-	for _, rows := range t.buffer.rows {
-		for _, cols := range rows {
-			for _, w := range cols {
-				if !w.Promoted {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
-// groupWrites groups the buffered writes by row, the primary's row first. It checks
-// everything that can be checked before anything is sent: if Bigtable refuses a mutation
-// half-way, it does not undo the first half (hazard 18).
-func (t *Txn) groupWrites(ctx context.Context) ([]*store.RowWrites, error) {
-	var all []*store.RowWrites
-	primary := t.buffer.first.Cell
-	keeps := t.client.hooks.Load().keeps
-	for name, rows := range t.buffer.rows {
-		tbl, err := t.client.resolver.Table(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		s, err := tbl.Schema.Fresh(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for key, cols := range rows {
-			r := &store.RowWrites{Table: tbl, Row: key}
-			for _, w := range cols {
-				if !s.HasFamily(w.Cell.Family) {
-					// The family may have been added since the schema
-					// was read.
-					if s, err = tbl.Schema.Newer(ctx, s); err != nil {
-						return nil, err
-					}
-				}
-				if err := s.CheckWrite(tbl.Name, w, keeps); err != nil {
-					return nil, err
-				}
-				w.Observed = w.Kind != format.KindLock && s.IsObserved(w.Cell.Column())
-				r.Writes = append(r.Writes, w)
-			}
-			slices.SortFunc(r.Writes, func(a, b *store.Write) int {
-				return strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key())
-			})
-			if err := r.Check(); err != nil {
-				return nil, err
-			}
-			all = append(all, r)
-		}
-	}
-	slices.SortFunc(all, func(a, b *store.RowWrites) int {
-		if ap, bp := a.IsRowOf(primary), b.IsRowOf(primary); ap != bp {
-			if ap {
-				return -1
-			}
-			return 1
-		}
-		if c := strings.Compare(a.Table.Name, b.Table.Name); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Row, b.Row)
-	})
-	return all, nil
-}
-
 // overlayRow returns a row as read from Bigtable with the transaction's own writes applied.
 func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
-	return t.buffer.overlay(table, func(r string) bool { return r == row }, sel).apply(row, read)
+	return t.buffer.Overlay(table, func(r string) bool { return r == row }, sel).Apply(row, read)
 }
 
 // withTrace returns ctx with the transaction's span, unless the caller has begun a span below
 // it. The returned context also counts the transaction's requests.
 func (t *Txn) withTrace(ctx context.Context) context.Context {
-	if t.client.metrics.requests.Enabled(ctx) {
+	if t.client.metrics.CountsRequests(ctx) {
 		ctx = telemetry.CountRequests(ctx, &t.requests)
 	}
 	if t.contextSpan == nil {
@@ -372,22 +292,22 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 // usable, or else a new one.
 func (t *Txn) takeStart(ctx context.Context) (err error) {
 	c := t.client
-	var n *startAhead
+	var n *ahead.Start
 	// A retry needs a timestamp from after its conflict.
 	if t.opts.writeOnly && t.attempt.number == 1 {
-		n = c.startsAhead.take()
+		n = c.starts.Take()
 	}
 	if n != nil {
-		answered := n.await(ctx)
+		answered := n.Await(ctx)
 		if ctx.Err() != nil {
 			return store.Ended(ctx, "txn: waiting for a timestamp", nil)
 		}
-		if answered && n.usable(&c.resolver.Clock) {
+		if answered && n.Usable(&c.resolver.Clock) {
 			// The ttl of the locks counts from the question to the oracle.
-			t.startTS, t.startAge = n.ts, t.began.Sub(n.asked)
-			c.resolver.Clock.NoteStart(n.ts, n.asked) // so that the client's timestamps do not go back
+			t.startTS, t.startAge = n.TS, t.began.Sub(n.Asked)
+			c.resolver.Clock.NoteStart(n.TS, n.Asked) // so that the client's timestamps do not go back
 			c.resolver.Counters.Asked.Add(1)
-			c.reads.metrics.timestampReused(ctx, "write only")
+			c.reads.metrics.TimestampReused(ctx, "write only")
 			return nil
 		}
 	}

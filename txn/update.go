@@ -45,7 +45,7 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 			return 0, store.Ended(ctx, fmt.Sprintf("txn: waiting after attempt %d", run.number), err)
 		}
 		c.resolver.Counters.Retries.Add(1)
-		c.metrics.retry(ctx, o.name)
+		c.metrics.Retry(ctx, o.name)
 		c.resolver.Trace.Retry(ctx, o.name, run.number+1, err)
 	}
 }
@@ -188,5 +188,5 @@ func (a *attempt) releaseLatch() {
 func countLatchWait(ctx context.Context, c *Client, a *attempt, began time.Time) {
 	a.waited = true
 	c.resolver.Counters.LatchWaits.Add(1)
-	c.metrics.latchWaited(ctx, began)
+	c.metrics.LatchWaited(ctx, began)
 }

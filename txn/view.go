@@ -58,7 +58,7 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		if err := v.txn.checkReadable(); err != nil {
 			return nil, false, err
 		}
-		if kind, value, ok := v.txn.buffer.get(cell); ok {
+		if kind, value, ok := v.txn.buffer.Get(cell); ok {
 			return value, kind == format.KindPut, nil
 		}
 	} else if err := v.client.resolver.CheckOpen(); err != nil {
@@ -68,7 +68,7 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 		return nil, false, err
 	}
 	if v.txn != nil && v.txn.opts.serializable {
-		v.txn.buffer.promote(cell)
+		v.txn.buffer.Promote(cell)
 	}
 	return value, ok, nil
 }
@@ -143,7 +143,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	}
 	s := &scan{view: v, table: t, options: o, yield: yield, rest: set}
 	if v.txn != nil {
-		s.overlay = v.txn.buffer.overlay(v.name, set.Contains, o.sel)
+		s.overlay = v.txn.buffer.Overlay(v.name, set.Contains, o.sel)
 	}
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
@@ -163,7 +163,7 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 	}
 	for _, key := range keys {
 		for _, c := range sel.Columns {
-			v.txn.buffer.promote(Cell{Table: v.name, Row: key, Family: c.Family, Qualifier: c.Qualifier})
+			v.txn.buffer.Promote(Cell{Table: v.name, Row: key, Family: c.Family, Qualifier: c.Qualifier})
 		}
 	}
 	return nil
@@ -201,7 +201,7 @@ func (v *View) readCell(ctx context.Context, cell Cell) (value []byte, present b
 	sel := store.Selection{Columns: []Column{cell.Column()}}
 	var ahead []Column
 	for _, c := range v.reads.beginRead(cell) {
-		if v.txn == nil || !v.txn.buffer.wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
+		if v.txn == nil || !v.txn.buffer.Wrote(Cell{Table: cell.Table, Row: cell.Row, Family: c.Family, Qualifier: c.Qualifier}) {
 			ahead = append(ahead, c)
 		}
 	}

@@ -51,6 +51,8 @@ var mayImport = []struct {
 	{"txn/internal/gctime", nil},
 	{"txn/internal/telemetry", []string{"tso", "txn/format"}},
 	{"txn/internal/store", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/telemetry"}},
+	{"txn/internal/buffer", []string{"txn/format", "txn/internal/store"}},
+	{"txn/internal/ahead", []string{"tso", "txn/format", "txn/internal/store"}},
 	{"txn/internal/latch", []string{"tso", "txn/format", "txn/internal/store"}},
 	{"txn/internal/recovery", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/telemetry", "txn/internal/store"}},
 	{"txn/internal/access", []string{"tso", "txn/format", "txn/internal/recovery"}},

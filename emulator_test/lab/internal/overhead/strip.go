@@ -16,14 +16,14 @@ import (
 
 // telemetryFiles make spans and metrics. Their functions become empty.
 var telemetryFiles = []string{
-	"txn/deferredtrace.go", "txn/readmetrics.go", "txn/txnmetrics.go",
-	"txn/internal/telemetry/metrics.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/trace.go",
+	"txn/deferredtrace.go",
+	"txn/internal/telemetry/metrics.go", "txn/internal/telemetry/reads.go", "txn/internal/telemetry/secondaries.go", "txn/internal/telemetry/trace.go", "txn/internal/telemetry/transactions.go",
 	"tso/internal/telemetry/telemetry.go", "tso/server/metrics.go", "notify/telemetry.go",
 }
 
 // kept functions make what other code uses, or have other callers.
 var kept = []string{
-	"NewTracing", "Off", "NewMetrics", "newTransactionMetrics", "errorType", "ErrorType",
+	"NewTracing", "Off", "NewMetrics", "NewTransactions", "errorType", "ErrorType",
 }
 
 // packages are those that call telemetry.

@@ -1,4 +1,5 @@
-package txn
+// Package ahead asks the oracle for start timestamps before their transactions begin.
+package ahead
 
 import (
 	"context"
@@ -7,6 +8,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -27,30 +29,30 @@ const maxStartAge = 100 * time.Millisecond
 // drops the oldest.
 const maxStartsAhead = 16
 
-// A startAhead is a start timestamp that was asked for ahead.
-type startAhead struct {
+// A Start is a start timestamp that was asked for ahead.
+type Start struct {
 	done chan struct{} // closed when the fields below are set
-	ts   tso.Timestamp
-	// asked is a time before the request was sent.
-	asked time.Time
+	TS   tso.Timestamp
+	// Asked is a time before the request was sent.
+	Asked time.Time
 	err   error
 }
 
 // isRecent reports whether the timestamp is younger than maxStartAge. The wall clock counts
 // besides the monotonic one, which stands still while a machine sleeps.
-func (s *startAhead) isRecent() bool {
-	return max(time.Since(s.asked), time.Since(s.asked.Round(0))) < maxStartAge
+func (s *Start) isRecent() bool {
+	return max(time.Since(s.Asked), time.Since(s.Asked.Round(0))) < maxStartAge
 }
 
 // ask asks the oracle and sets the timestamp or the error.
-func (s *startAhead) ask(ctx context.Context, c *store.Clock) {
+func (s *Start) ask(ctx context.Context, c *store.Clock) {
 	defer close(s.done)
-	s.ts, s.asked, s.err = c.CommitTimestamp(ctx)
+	s.TS, s.Asked, s.err = c.CommitTimestamp(ctx)
 }
 
-// await reports whether the answer arrived. It waits at most maxStartAge, because a later
+// Await reports whether the answer arrived. It waits at most maxStartAge, because a later
 // answer would be too old, and ends early with ctx.
-func (s *startAhead) await(ctx context.Context) bool {
+func (s *Start) Await(ctx context.Context) bool {
 	select {
 	case <-s.done:
 		return true
@@ -67,19 +69,19 @@ func (s *startAhead) await(ctx context.Context) bool {
 	return false
 }
 
-// startsAhead are the timestamps that wait for a transaction that reads nothing.
-type startsAhead struct {
+// Starts are the timestamps that wait for a transaction that reads nothing.
+type Starts struct {
 	mu      sync.Mutex
-	waiting []*startAhead // in the order of the requests
+	waiting []*Start // in the order of the requests
 	// lastBegin is when the last of these transactions began; busy: the one before it
 	// began less than maxStartAge earlier.
 	lastBegin time.Time
 	busy      bool
 }
 
-// take removes and returns the timestamp that the client asked for last, whether the answer
+// Take removes and returns the timestamp that the client asked for last, whether the answer
 // has arrived or not. It returns nil if there is none.
-func (s *startsAhead) take() *startAhead {
+func (s *Starts) Take() *Start {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -93,21 +95,21 @@ func (s *startsAhead) take() *startAhead {
 	return next
 }
 
-// usable reports whether a transaction may begin at the timestamp: it is recent, and above
+// Usable reports whether a transaction may begin at the timestamp: it is recent, and above
 // every commit of this client.
-func (s *startAhead) usable(c *store.Clock) bool {
-	return s.err == nil && c.AboveCommits(s.ts) && s.isRecent()
+func (s *Start) Usable(c *store.Clock) bool {
+	return s.err == nil && c.AboveCommits(s.TS) && s.isRecent()
 }
 
 // add adds a timestamp for the caller to ask for. It returns nil if no transaction is
 // likely to use it soon.
-func (s *startsAhead) add() *startAhead {
+func (s *Starts) add() *Start {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.busy {
 		return nil
 	}
-	n := &startAhead{done: make(chan struct{})}
+	n := &Start{done: make(chan struct{})}
 	if len(s.waiting) == maxStartsAhead {
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 	}
@@ -115,15 +117,15 @@ func (s *startsAhead) add() *startAhead {
 	return n
 }
 
-// askAhead asks the oracle, in the background, for the start timestamp of a later transaction
+// Ask asks the oracle, in the background, for the start timestamp of a later transaction
 // that reads nothing. A transaction that reads nothing calls it when it has its commit_ts.
-func (s *startsAhead) askAhead(b *store.Background, c *store.Clock) {
+func (s *Starts) Ask(b *store.Background, c *store.Clock) {
 	n := s.add()
 	if n == nil {
 		return
 	}
 	if !b.Run(func(ctx context.Context) { n.ask(ctx, c) }) {
-		n.err = ErrClosed
+		n.err = format.ErrClosed
 		close(n.done)
 	}
 }

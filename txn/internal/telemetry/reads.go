@@ -1,4 +1,4 @@
-package txn
+package telemetry
 
 import (
 	"context"
@@ -8,26 +8,26 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"github.com/percolator-bigtable/percolator/tso/instrument"
-	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
 const (
-	attrPrefetched   = attribute.Key("percolator.prefetch.cells")
-	attrPrefetchUsed = attribute.Key("percolator.prefetch.used")
+	AttrPrefetched   = attribute.Key("percolator.prefetch.cells")
+	AttrPrefetchUsed = attribute.Key("percolator.prefetch.used")
 	attrSource       = attribute.Key("percolator.source")
 )
 
-// readMetrics are the instruments of what saves round trips: prefetching, read batches, and
+// Reads are the instruments of what saves round trips: prefetching, read batches, and
 // timestamps that need no question to the oracle.
-type readMetrics struct {
+type Reads struct {
 	cells  metric.Int64Counter
 	batch  metric.Int64Histogram
 	oracle metric.Int64Counter
 }
 
-func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
-	in := instrument.New(provider, telemetry.Scope)
-	m := readMetrics{
+// NewReads makes the instruments; a nil provider stands for the global one.
+func NewReads(provider metric.MeterProvider) (Reads, error) {
+	in := instrument.New(provider, Scope)
+	m := Reads{
 		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were prefetched (outcome read), and prefetched cells that a Get asked for later (outcome used)."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
 		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
@@ -35,24 +35,24 @@ func newReadMetrics(provider metric.MeterProvider) (readMetrics, error) {
 	return m, in.Err()
 }
 
-// prefetched counts n cells: outcome is "read" when they were prefetched, and "used" when a
+// Prefetched counts n cells: outcome is "read" when they were prefetched, and "used" when a
 // Get asked for one.
-func (m *readMetrics) prefetched(table, outcome string, n int64) {
+func (m *Reads) Prefetched(table, outcome string, n int64) {
 	if ctx := context.Background(); n > 0 && m.cells.Enabled(ctx) {
-		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), telemetry.AttrOutcome.String(outcome)))
+		m.cells.Add(ctx, n, metric.WithAttributes(semconv.DBCollectionName(table), AttrOutcome.String(outcome)))
 	}
 }
 
-// batchSent counts a request that n point reads share.
-func (m *readMetrics) batchSent(ctx context.Context, table string, n int) {
+// BatchSent counts a request that n point reads share.
+func (m *Reads) BatchSent(ctx context.Context, table string, n int) {
 	if m.batch.Enabled(ctx) {
 		m.batch.Record(ctx, int64(n), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
 }
 
-// timestampReused counts a transaction or snapshot that did not wait for the oracle. source
+// TimestampReused counts a transaction or snapshot that did not wait for the oracle. source
 // says which kind.
-func (m *readMetrics) timestampReused(ctx context.Context, source string) {
+func (m *Reads) TimestampReused(ctx context.Context, source string) {
 	if m.oracle.Enabled(ctx) {
 		m.oracle.Add(ctx, 1, metric.WithAttributes(attrSource.String(source)))
 	}
