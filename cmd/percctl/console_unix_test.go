@@ -11,10 +11,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
-// TestConsole loads the pages of a running console, which changes nothing, until
-// it is interrupted.
+// TestConsole asks a running console for everything that its page shows, which changes
+// nothing, until it is interrupted.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	f, err := newFixture(t.Context(), t)
@@ -34,7 +35,7 @@ func TestConsole(t *testing.T) {
 		if format == "json" {
 			out.want = "}\n"
 		}
-		cmd := exec.Command("percctl", "console", "--listen", "127.0.0.1:0", "-o", format)
+		cmd := exec.Command("percctl", "console", "--listen", "127.0.0.1:0", "-o", format, "--max-requests", "1000")
 		cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance)
 		cmd.Stdout, cmd.Stderr = out, errs
 		if err := cmd.Start(); err != nil {
@@ -52,22 +53,35 @@ func TestConsole(t *testing.T) {
 			url = up.URL
 		}
 		for _, page := range []struct{ path, says string }{
-			{"", "<td>parser</td>"},
-			{"", "documents/d6/contents:raw"},
-			{"", "boom at d4"},
-			{"row?table=documents&row=d1", "notification for the column&#39;s observers"},
-			{"row?table=documents&row=none", "nothing is stored in this row"},
-			{"row?table=nowhere&row=x", `has no table &#34;nowhere&#34;`},
+			{"", `src="main.js"`},
 			{"picture.json", `"observer":"parser"`},
+			{"api/state", `"primary":"documents/d6/contents:raw"`},
+			{"api/state", `"live_workers":1`},
+			{"api/state", `"complete":true`},
+			{"api/tables", `"observed":["contents:raw","index:dirty"]`},
+			{"api/heat?table=documents", `"locks":[`},
+			{"api/letters", "boom at d4"},
+			{"api/row?table=documents&row=d1", "notification for the column's observers"},
+			{"api/row?table=documents&row=none", "nothing is stored in row none of table documents"},
+			{"api/row?table=nowhere&row=x", "has no table"},
+			{"api/txn?primary=documents/d6/contents:raw&start=" + stuckTS(t, url), `"outcome":"roll back"`},
+			{"api/doctor", `"check":"oracle"`},
 		} {
-			res, err := http.Get(url + page.path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := io.ReadAll(res.Body)
-			_ = res.Body.Close()
-			if err != nil || !strings.Contains(string(body), page.says) {
-				t.Errorf("/%s does not say %q, %v:\n%s", page.path, page.says, err, body)
+			body := ""
+			// The scanner finds it, sooner or later.
+			for began := time.Now(); !strings.Contains(body, page.says); {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("/%s does not say %q:\n%s", page.path, page.says, body)
+				}
+				res, err := http.Get(url + page.path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				raw, err := io.ReadAll(res.Body)
+				_ = res.Body.Close()
+				if body = string(raw); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
@@ -83,4 +97,30 @@ func TestConsole(t *testing.T) {
 	if err := f.check(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// stuckTS is the start timestamp of the transaction with locks.
+func stuckTS(t *testing.T, url string) string {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; {
+		res, err := http.Get(url + "api/state")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s struct {
+			Transactions []struct {
+				StartTS json.Number `json:"start_ts"`
+			}
+		}
+		err = json.NewDecoder(res.Body).Decode(&s)
+		_ = res.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Transactions) > 0 {
+			return s.Transactions[0].StartTS.String()
+		}
+	}
+	t.Fatal("no transaction with locks is found")
+	return ""
 }

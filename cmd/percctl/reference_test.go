@@ -32,8 +32,11 @@ const (
 const generated = "<!-- Generated from the commands: go test ./cmd/percctl -run TestReference -update. Do not edit. -->\n\n"
 
 // notOutput are files whose JSON no command prints for people: the demo's process.go is
-// what its processes send each other.
-var notOutput = []string{"demo/process.go"}
+// what its processes send each other, and the others what the console sends its page.
+var notOutput = []string{
+	"demo/process.go", "consolecmd/handler.go", "consolecmd/source.go", "consolecmd/commands.go",
+	"picture/series.go", "picture/state.go", "picture/words.go", "watch/heat.go", "watch/sample.go",
+}
 
 // TestReference: docs/reference is what the commands say of themselves, with a
 // description of every field that they print.

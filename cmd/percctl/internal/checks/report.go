@@ -70,6 +70,21 @@ func Run(ctx context.Context, o *session.Options, s *session.Session, d *doctor.
 	return nil
 }
 
+// Collect runs the checks of a whole deployment, and returns what they found.
+func Collect(ctx context.Context, s *session.Session, rows int) (*Report, error) {
+	d, end, err := Deployment(ctx, s, rows)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if d.Client != nil {
+		if d.Tables, err = admin.Tables(ctx, d.Client); err != nil {
+			return nil, err
+		}
+	}
+	return newReport(d, doctor.Run(ctx, d, doctor.All(), nil)), ctx.Err()
+}
+
 // newReport counts, and escapes what may be stored bytes.
 func newReport(d *doctor.Deployment, results []doctor.Result) *Report {
 	r := &Report{Project: d.Project, Instance: d.Instance, MetadataTable: d.MetadataTable, Tables: append([]string{}, d.Tables...), Checks: results}

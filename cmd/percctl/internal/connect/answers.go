@@ -137,7 +137,7 @@ func (f *Flags) explain(ctx context.Context, err error) error {
 	switch {
 	case nowhere != nil:
 		advice := "check the network, and the endpoint that percctl config view shows"
-		if f.emulator != "" {
+		if f.Emulator != "" {
 			advice = "start the emulator, or unset BIGTABLE_EMULATOR_HOST for Cloud Bigtable"
 		}
 		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%s, %v: %w; %s", f.address(), f, nowhere, advice)}
@@ -161,8 +161,8 @@ func reason(err error) string {
 // address is where the data service is.
 func (f *Flags) address() string {
 	switch {
-	case f.emulator != "":
-		return "the emulator at " + f.emulator
+	case f.Emulator != "":
+		return "the emulator at " + f.Emulator
 	case f.endpoint != "":
 		return "Bigtable at " + f.endpoint
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
@@ -37,8 +38,14 @@ type Flags struct {
 	// Oracle says how to reach a served oracle; all empty is what its row says.
 	Oracle OracleFlags
 
+	// Emulator is the address of an emulator. Defaults to BIGTABLE_EMULATOR_HOST.
+	Emulator string
+
+	// Stats, if set, sees the requests of Open's clients.
+	Stats stats.Handler
+
 	// Without a flag.
-	creds, endpoint, adminEndpoint, emulator string
+	creds, endpoint, adminEndpoint string
 
 	embedded *embedded.Deployment // set by Open
 	answers  *answers
@@ -78,7 +85,7 @@ func (f *Flags) settings() []setting {
 		{"creds", &f.creds, false, []string{"PERCCTL_CREDS"}, "creds", ""},
 		{"data-endpoint", &f.endpoint, false, []string{"PERCCTL_DATA_ENDPOINT"}, "data-endpoint", ""},
 		{"admin-endpoint", &f.adminEndpoint, false, []string{"PERCCTL_ADMIN_ENDPOINT"}, "admin-endpoint", ""},
-		{"emulator", &f.emulator, false, []string{"BIGTABLE_EMULATOR_HOST"}, "", ""},
+		{"emulator", &f.Emulator, false, []string{"BIGTABLE_EMULATOR_HOST"}, "", ""},
 		{"oracle", &f.Oracle.Servers, true, []string{"PERCCTL_ORACLE"}, "", ""},
 		{"oracle-ca", &f.Oracle.CA, true, []string{"PERCCTL_ORACLE_CA"}, "", ""},
 		{"oracle-cert", &f.Oracle.Cert, true, []string{"PERCCTL_ORACLE_CERT"}, "", ""},
@@ -101,7 +108,7 @@ func (f *Flags) Settings() ([]Setting, error) {
 				*s.value, source = value, from
 			}
 		}
-		if s.flag {
+		if s.flag || s.value == &f.Emulator {
 			use(*s.value, "--"+s.name)
 		}
 		for _, name := range s.env {
@@ -176,7 +183,7 @@ func parseCbtrc(path string, r io.Reader) (map[string]string, error) {
 // options returns the options of a client for an endpoint. Everything else (proxies, quota
 // project, universe domain) Google's libraries take from the environment.
 func (f *Flags) options(endpoint string) ([]option.ClientOption, error) {
-	if f.emulator != "" {
+	if f.Emulator != "" {
 		return nil, nil // it is reached without credentials, at its own address
 	}
 	var opts []option.ClientOption
@@ -217,10 +224,10 @@ func (f *Flags) prepare(ctx context.Context) error {
 	if err := f.Resolve(); err != nil {
 		return err
 	}
-	if f.answers == nil || f.emulator == "" || f.Embedded {
+	if f.answers == nil || f.Emulator == "" || f.Embedded {
 		return nil
 	}
-	return f.answers.knock(ctx, f.emulator)
+	return f.answers.knock(ctx, f.Emulator)
 }
 
 // Open connects to the data and the admin service. Call the function it
@@ -229,15 +236,34 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	if err := f.prepare(ctx); err != nil {
 		return nil, nil, nil, err
 	}
+	if r, ok := ctx.Value(reuseKey{}).(reuse); ok {
+		return r.bt, r.admin, func() {}, nil
+	}
+	var opts []grpc.DialOption
+	if f.Stats != nil {
+		opts = append(opts, grpc.WithStatsHandler(f.Stats))
+	}
 	if !f.Embedded {
-		return f.Dial(ctx)
+		return f.Dial(ctx, opts...)
 	}
 	var err error
 	if f.embedded, err = embedded.Start(ctx, f.MetadataTable); err != nil {
 		return nil, nil, nil, f.failed(err)
 	}
-	bt, admin, _, err := f.Dial(ctx)
+	bt, admin, _, err := f.Dial(ctx, opts...)
 	return bt, admin, f.embedded.Close, err
+}
+
+type reuseKey struct{}
+
+type reuse struct {
+	bt    *bigtable.Client
+	admin *bigtable.AdminClient
+}
+
+// Reuse returns a context in which Open returns these clients, and does not close them.
+func Reuse(ctx context.Context, bt *bigtable.Client, admin *bigtable.AdminClient) context.Context {
+	return context.WithValue(ctx, reuseKey{}, reuse{bt, admin})
 }
 
 // Dial opens clients over connections of their own, with these options. Call it after Open,
@@ -247,10 +273,10 @@ func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable
 	switch {
 	case f.embedded != nil:
 		bt, admin, err = f.embedded.Open(ctx, opts...)
-	case f.emulator != "" && len(opts) > 0:
+	case f.Emulator != "" && len(opts) > 0:
 		// Bigtable's client passes no options to an emulator.
 		var conn *grpc.ClientConn
-		if conn, err = txntest.Dial(f.emulator, opts...); err == nil {
+		if conn, err = txntest.Dial(f.Emulator, opts...); err == nil {
 			bt, admin, err = txntest.Open(ctx, conn, f.Project, f.Instance)
 			end = func() { _, _, _ = bt.Close(), admin.Close(), conn.Close() }
 		}
@@ -327,7 +353,7 @@ func (f *Flags) OpenInstance(ctx context.Context) (*bigtable.InstanceAdminClient
 }
 
 // IsEmulator reports whether it is an emulator that commands talk to.
-func (f *Flags) IsEmulator() bool { return f.Embedded || f.emulator != "" }
+func (f *Flags) IsEmulator() bool { return f.Embedded || f.Emulator != "" }
 
 // Resource is the resource name of the instance.
 func (f *Flags) Resource() string {

@@ -1,32 +1,26 @@
-// Package consolecmd is percctl console: a deployment as a small web page for
-// this machine.
+// Package consolecmd is percctl console: a deployment as a web page for this machine. The
+// page is in app, and asks the handler for JSON.
 package consolecmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 )
 
-// pageTimeout is the default of --timeout, which bounds one page.
-const pageTimeout = 30 * time.Second
+// readTimeout is the default of --timeout, which bounds one read.
+const readTimeout = 30 * time.Second
 
 type options struct {
 	session.Options
-	picture picture.Options
-	listen  string
-	refresh time.Duration
+	config Config
 }
 
 // NewCmd returns the console command.
@@ -35,40 +29,53 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "console [TABLE…]",
 		Short: "Show a deployment as a web page on this machine",
-		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0). The page has locks by
-transaction with what resolving them would do, observers with their lag, dead
-letters, the oracle, garbage collection, and the history of a row. Without TABLE, it
-covers all tables of the deployment. The command prints the address of the page as
-soon as you can open it. /picture.json at that address is what percctl top -o json
-prints. The page needs no JavaScript.
+		Long: `Show a deployment as a web page, until Ctrl-C (exit status 0). The page has the health
+of the deployment and what needs attention, the versions of a row over time, the cells of
+a transaction and what a resolver would do, the graph of observers, and the tables with
+the keys that are busy. Without TABLE, it covers all tables of the deployment. The command
+prints the address of the page as soon as you can open it. /picture.json at that address
+has the fields that percctl top -o json prints.
 
-The page only reads: it serves GET and HEAD requests, and has no buttons that change
-anything. It has no login. Every user of this machine can read it, but no other
-machine: the command listens only on loopback addresses. It refuses requests whose
-Host is not a loopback address with its port. Otherwise a web site could read the
-page through a name that it resolves to 127.0.0.1. Do not forward the port to other
-people; a forwarded port works only under the same number.
+All viewers share one scanner. It reads rows with locks or notifications again and again,
+and all other rows in turn, within --max-requests and --max-bytes. The page shows what it
+costs, and how old the oldest part is. While nobody looks, it reads nothing.
 
-Each load of the page reads the locks and notifications of the tables, at most once
-per second: see percctl top for the cost. --timeout is per page.`,
+Commits, conflicts and latencies are known to clients alone. --metrics names a Prometheus,
+or the /metrics endpoints of clients, which the page then shows. Without it, the page says
+that they are missing.
+
+The page only reads, unless you add --allow-writes. Then it offers to resolve locks,
+replay and park changes, and collect garbage: it shows the plan of the command, and asks.
+
+The page has no login. Every user of this machine can read it, and use it with
+--allow-writes, but no other machine: the command listens only on loopback addresses. It
+refuses requests whose Host is not a loopback address with its port. Otherwise a web site
+could read the page through a name that it resolves to 127.0.0.1. It refuses changes that
+another web site asks for. Do not forward the port to other people; a forwarded port works
+only under the same number.`,
 		Example: `  percctl console
-  percctl console --listen 127.0.0.1:0 --refresh 30s
+  percctl console --listen 127.0.0.1:0 --max-bytes 10000000
+  percctl console --metrics http://prometheus:9090 --allow-writes
   percctl console --embedded`,
 		RunE: o.RunsAlone(o.run),
 	}
-	o.Setup(cmd, s, pageTimeout, cli.ObjectOf[started]())
-	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any free port)")
-	cmd.Flags().DurationVar(&o.refresh, "refresh", 5*time.Second, "interval after which the page reloads itself (0: never)")
-	o.picture.Add(cmd, &o.Options, "page", 100)
-	o.Require(o.check)
+	o.Setup(cmd, s, readTimeout, cli.ObjectOf[started]())
+	f := cmd.Flags()
+	f.StringVar(&o.config.Listen, "listen", "127.0.0.1:7080", "loopback address and port to listen on (port 0: any free port)")
+	f.DurationVar(&o.config.Refresh, "refresh", 2*time.Second, "how often the page is brought up to date")
+	f.BoolVar(&o.config.AllowWrites, "allow-writes", false, "let the page resolve locks, replay and park changes, and collect garbage")
+	f.StringArrayVar(&o.config.Metrics, "metrics", nil, "URL of a Prometheus, or of the /metrics endpoint of a client; may be repeated")
+	f.StringVar(&o.config.TraceURL, "trace-url", "", "address of a trace in your trace back end, with {trace_id} for its id")
+	o.config.Picture.Add(cmd, &o.Options, "page", 100)
+	o.config.Limits.Add(cmd, &o.Options)
+	cli.AtLeast(&o.Checks, "refresh", &o.config.Refresh, time.Second, "at least 1s")
+	o.Require(func() error { return checkListen(o.config.Listen) }, func() error {
+		if _, err := watch.NewMetrics(o.config.Metrics); err != nil {
+			return cli.Usagef("--metrics %w", err)
+		}
+		return nil
+	})
 	return cmd
-}
-
-func (o *options) check() error {
-	if o.refresh < 0 || (o.refresh > 0 && o.refresh < time.Second) {
-		return cli.Usagef("--refresh %v: it has to be at least 1s, or 0 for never", o.refresh)
-	}
-	return checkListen(o.listen)
 }
 
 // checkListen refuses what others than this machine can reach.
@@ -97,49 +104,16 @@ type started struct {
 }
 
 func (o *options) run(ctx context.Context) error {
-	k, err := picture.Keep(ctx, &o.Flags)
+	o.config.Flags = o.Flags
+	c, err := Open(ctx, o.config)
 	if err != nil {
 		return err
 	}
-	defer k.Close()
-	// What does not work at all is said here, and not on a page.
-	src := &live{keeper: k, options: o.picture}
-	p, err := src.Picture(ctx)
-	if err != nil {
-		return err
-	}
-	var lc net.ListenConfig
-	lis, err := lc.Listen(ctx, "tcp", o.listen)
-	if err != nil {
-		return fmt.Errorf("--listen %s: %w", o.listen, err)
-	}
-	// localhost is what this machine says that it is.
-	if a, ok := lis.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
-		_ = lis.Close()
-		return cli.Usagef("--listen %s: on this machine it is %s, which is not a loopback address", o.listen, lis.Addr())
-	}
-	server := &http.Server{
-		Handler: newHandler(src, o.refresh), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(io.Discard, "", 0),
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(lis) }()
-	up := started{p.Project, p.Instance, "http://" + lis.Addr().String() + "/"}
+	defer c.Close()
+	up := started{c.Flags.Connect.Project, c.Flags.Connect.Instance, c.URL}
 	if err := o.Print(up, cli.Textf("%v\n", up.URL)); err != nil {
-		_ = server.Close()
-		<-ended
 		return err
 	}
-	fmt.Fprintf(o.Streams.Err, "showing project %s, instance %s; stop with Ctrl-C\n", p.Project, p.Instance)
-	select {
-	case <-ctx.Done():
-		_ = server.Close() // it only reads: nothing is lost
-		<-ended
-		return nil // Ctrl-C is how it ends
-	case err := <-ended:
-		return err
-	}
+	fmt.Fprintf(o.Streams.Err, "showing project %s, instance %s; stop with Ctrl-C\n", up.Project, up.Instance)
+	return c.Serve(ctx) // Ctrl-C is how it ends
 }
-
-// errNotFound: there is nothing in the row.
-var errNotFound = errors.New("nothing is stored in this row")

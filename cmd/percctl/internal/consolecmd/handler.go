@@ -1,70 +1,66 @@
 package consolecmd
 
 import (
-	"bytes"
+	"crypto/rand"
+	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"html/template"
+	"io/fs"
 	"net"
 	"net/http"
-	"net/url"
-	"time"
+	"strconv"
+	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
-//go:embed assets
-var assets embed.FS
+//go:embed app
+var app embed.FS
 
-// shown bounds what one page lists of one thing: percctl lock list and percctl
-// history have all.
-const (
-	shownLocks  = 10
-	shownEvents = 1000
-)
+// policy allows the page its own scripts, style sheet and requests, and nothing else.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-var pages = template.Must(template.New("").Funcs(template.FuncMap{
-	"line":    cli.Line, // bidirectional controls could mix up a line
-	"stamp":   cli.Stamp,
-	"rowURL":  rowURL,
-	"columns": func() []string { return observercmd.TableHeader },
-	"most":    func() int { return shownLocks },
-}).ParseFS(assets, "assets/*.html"))
-
-// rowURL is the page with the history of a cell's row.
-func rowURL(cell string) string {
-	c, err := format.ParseCell(cell)
-	if err != nil {
-		return "/row"
-	}
-	return "/row?" + url.Values{"table": {c.Table}, "row": {session.Row(c.Row)}}.Encode()
-}
-
-// policy allows the page its style sheet and its form.
-const policy = "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+// maxBody bounds what a page may send.
+const maxBody = 64 << 10
 
 type handler struct {
-	source  source
-	refresh time.Duration
-	pages   *http.ServeMux
+	source source
+	config Config
+	token  string // proves that a change is asked for by the page
+	pages  *http.ServeMux
 }
 
 // newHandler returns the console's handler.
-func newHandler(s source, refresh time.Duration) http.Handler {
-	h := &handler{s, refresh, http.NewServeMux()}
-	h.pages.HandleFunc("/{$}", h.overview)
-	h.pages.HandleFunc("/row", h.row)
-	h.pages.HandleFunc("/picture.json", h.json)
-	h.pages.HandleFunc("/style.css", func(w http.ResponseWriter, r *http.Request) {
-		http.ServeFileFS(w, r, assets, "assets/style.css")
-	})
+func newHandler(s source, cfg Config) http.Handler {
+	h := &handler{s, cfg, rand.Text(), http.NewServeMux()}
+	files, err := fs.Sub(app, "app")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	h.pages.Handle("GET /", http.FileServerFS(files))
+	for path, answer := range map[string]func(*http.Request) (any, error){
+		"GET /picture.json":   func(r *http.Request) (any, error) { return h.source.Picture(r.Context()) },
+		"GET /api/config":     h.settings,
+		"GET /api/state":      h.state,
+		"GET /api/tables":     func(r *http.Request) (any, error) { return h.source.Tables(r.Context()) },
+		"GET /api/heat":       func(r *http.Request) (any, error) { return h.source.Heat(r.Context(), r.FormValue("table")) },
+		"GET /api/row":        h.row,
+		"GET /api/txn":        h.transaction,
+		"GET /api/letters":    func(r *http.Request) (any, error) { return h.source.Letters(r.Context()) },
+		"GET /api/doctor":     func(r *http.Request) (any, error) { return h.source.Doctor(r.Context(), false) },
+		"POST /api/doctor":    func(r *http.Request) (any, error) { return h.source.Doctor(r.Context(), true) },
+		"POST /api/plan":      func(r *http.Request) (any, error) { return h.command(r, false) },
+		"POST /api/act":       func(r *http.Request) (any, error) { return h.command(r, true) },
+		"GET /api/job/{name}": func(r *http.Request) (any, error) { return h.source.Job(r.PathValue("name")) },
+	} {
+		h.pages.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			v, err := answer(r)
+			write(w, v, err)
+		})
+	}
 	return h
 }
 
@@ -75,17 +71,31 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} {
 		w.Header().Set(name, value)
 	}
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
 	case !ours(r):
 		http.Error(w, "forbidden: open this page by its loopback address", http.StatusForbidden)
-	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "the console only reads: use GET or HEAD", http.StatusMethodNotAllowed)
-	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+	case !reads && r.Method != http.MethodPost:
+		w.Header().Set("Allow", "GET, HEAD, POST")
+		http.Error(w, "use GET, HEAD or POST", http.StatusMethodNotAllowed)
+	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && (!reads || r.Header.Get("Sec-Fetch-Mode") != "navigate"):
 		http.Error(w, "forbidden: the request comes from another site", http.StatusForbidden)
+	case !reads && !h.own(r):
+		http.Error(w, "forbidden: the request does not come from this page; load the page again", http.StatusForbidden)
 	default:
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		h.pages.ServeHTTP(w, r)
 	}
+}
+
+// own reports whether the page asks: it knows the token, which other sites cannot read. A
+// browser states the origin of a POST.
+func (h *handler) own(r *http.Request) bool {
+	if o := r.Header.Get("Origin"); o != "" && o != "http://"+r.Host {
+		return false
+	}
+	return subtle.ConstantTimeCompare([]byte(r.Header.Get("X-Percctl-Token")), []byte(h.token)) == 1 &&
+		r.Header.Get("Content-Type") == "application/json"
 }
 
 // ours: the browser was told to go to this machine and port. A site whose name
@@ -103,63 +113,82 @@ func ours(r *http.Request) bool {
 	return err == nil && port == local && loopback(host)
 }
 
-// A page is what a template gets.
-type page struct {
-	Title   string
-	Refresh int // seconds; 0: never
-	Error   string
-	Picture *picture.Picture
-	Facts   []picture.Fact
-	// Of a row.
-	Table, Row string
-	Events     []readcmd.Event
-	More       int // events that are not shown
+// settings are what the page has to know once.
+func (h *handler) settings(*http.Request) (any, error) {
+	return map[string]any{
+		"token": h.token, "writes": h.config.AllowWrites, "trace_url": h.config.TraceURL, "refresh": h.config.Refresh.Seconds(), "metrics": len(h.config.Metrics) > 0,
+	}, nil
 }
 
-func (h *handler) overview(w http.ResponseWriter, r *http.Request) {
-	pg := page{Title: "overview", Refresh: int(h.refresh.Seconds())}
-	p, err := h.source.Picture(r.Context())
-	if err == nil {
-		pg.Picture, pg.Facts = p, p.Facts()
-	}
-	h.write(w, "overview.html", pg, err)
+func (h *handler) state(r *http.Request) (any, error) {
+	since, _ := strconv.ParseFloat(r.FormValue("since"), 64) // the page's first request has none
+	return h.source.State(r.Context(), since)
 }
 
-func (h *handler) row(w http.ResponseWriter, r *http.Request) {
-	pg := page{Title: "row", Table: r.URL.Query().Get("table"), Row: r.URL.Query().Get("row")}
-	var err error
-	if pg.Table != "" || pg.Row != "" {
-		pg.Events, err = h.timeline(r, pg.Table, pg.Row)
-	}
-	if n := len(pg.Events) - shownEvents; n > 0 {
-		pg.More, pg.Events = n, pg.Events[n:]
-	}
-	h.write(w, "row.html", pg, err)
-}
-
-func (h *handler) timeline(r *http.Request, table, row string) ([]readcmd.Event, error) {
-	if table == "" {
+func (h *handler) row(r *http.Request) (any, error) {
+	if r.FormValue("table") == "" {
 		return nil, cli.Usagef("no table")
 	}
-	key, err := session.ParseRow(row)
+	key, err := session.ParseRow(r.FormValue("row"))
 	if err != nil {
 		return nil, cli.Usagef("%w", err)
 	}
-	events, err := h.source.Timeline(r.Context(), table, key)
-	if err == nil && len(events) == 0 {
-		err = errNotFound
-	}
-	return events, err
+	return h.source.Row(r.Context(), r.FormValue("table"), key)
 }
 
-func (h *handler) json(w http.ResponseWriter, r *http.Request) {
-	p, err := h.source.Picture(r.Context())
+func (h *handler) transaction(r *http.Request) (any, error) {
+	primary, start, err := session.ParseTransaction([]string{r.FormValue("primary"), r.FormValue("start")})
 	if err != nil {
-		http.Error(w, cli.Line(err.Error()), statusOf(err))
-		return
+		return nil, err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(p) // who went away does not mind
+	return h.source.Transaction(r.Context(), primary, start)
+}
+
+// An order is a command that the page asks for.
+type order struct {
+	Action   string        `json:"action"` // resolve, resolve all, replay, park or gc
+	Primary  string        `json:"primary"`
+	StartTS  tso.Timestamp `json:"start_ts,string"`
+	Cell     string        `json:"cell"`
+	Observer string        `json:"observer"`
+}
+
+func (h *handler) command(r *http.Request, carryOut bool) (any, error) {
+	if !h.config.AllowWrites {
+		return nil, cli.Usagef("the console only reads: start it with --allow-writes")
+	}
+	var o order
+	d := json.NewDecoder(r.Body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&o); err != nil {
+		return nil, cli.Usagef("%w", err)
+	}
+	args, err := o.args()
+	if err != nil {
+		return nil, err
+	}
+	return h.source.Command(args, carryOut)
+}
+
+// args are the arguments of percctl.
+func (o order) args() ([]string, error) {
+	// An argument that begins with a dash is no flag.
+	switch o.Action {
+	case "resolve all":
+		return []string{"lock", "resolve", "--all"}, nil
+	case "resolve":
+		return []string{"lock", "resolve", "--transaction", "--", o.Primary, o.StartTS.String()}, nil
+	case "replay":
+		if o.Cell == "" {
+			return []string{"notify", "replay", "--observer=" + o.Observer}, nil
+		}
+		return []string{"notify", "replay", "--observer=" + o.Observer, "--", o.Cell}, nil
+	case "park":
+		return []string{"notify", "park", "--observer=" + o.Observer, "--", o.Cell}, nil
+	case "gc":
+		return []string{"gc", "run"}, nil
+	}
+	return nil, cli.Usagef("there is no action %q", o.Action)
 }
 
 // statusOf is the HTTP status that an error stands for.
@@ -168,8 +197,6 @@ func statusOf(err error) int {
 	switch {
 	case err == nil:
 		return http.StatusOK
-	case errors.Is(err, errNotFound):
-		return http.StatusNotFound
 	case errors.As(err, &coded) && coded.Code == cli.ExitUsage:
 		return http.StatusBadRequest
 	case errors.As(err, &coded) && coded.Code == cli.ExitNotFound:
@@ -178,16 +205,11 @@ func statusOf(err error) int {
 	return http.StatusServiceUnavailable
 }
 
-func (h *handler) write(w http.ResponseWriter, name string, p page, err error) {
+func write(w http.ResponseWriter, v any, err error) {
+	w.Header().Set("Content-Type", "application/json")
 	if err != nil {
-		p.Error = err.Error()
+		v = map[string]string{"error": strings.TrimSpace(cli.Line(err.Error()))}
 	}
-	var b bytes.Buffer
-	if terr := pages.ExecuteTemplate(&b, name, p); terr != nil {
-		http.Error(w, fmt.Sprintf("making the page: %s", cli.Line(terr.Error())), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(statusOf(err))
-	_, _ = w.Write(b.Bytes())
+	_ = json.NewEncoder(w).Encode(v) // who went away does not mind
 }

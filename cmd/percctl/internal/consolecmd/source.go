@@ -2,52 +2,164 @@ package consolecmd
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/checks"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/readcmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // A source is what pages are made of.
 type source interface {
 	Picture(context.Context) (*picture.Picture, error)
-	Timeline(ctx context.Context, table, row string) ([]readcmd.Event, error)
+	State(ctx context.Context, since float64) (*picture.State, error)
+	Tables(context.Context) ([]picture.Table, error)
+	Heat(ctx context.Context, table string) (*picture.Heat, error)
+	Letters(context.Context) ([]picture.DeadLetter, error)
+	Row(ctx context.Context, table, row string) (*rowAnswer, error)
+	Transaction(ctx context.Context, primary txn.Cell, startTS tso.Timestamp) (*txnAnswer, error)
+	Doctor(ctx context.Context, again bool) (*health, error)
+	Command(args []string, carryOut bool) (*job, error)
+	Job(name string) (*job, error)
 }
 
-// fresh is how long one picture serves every load of the page.
-const fresh = time.Second
+// shown bounds what one page gets of one thing: percctl history and lock list have all.
+const (
+	shownEvents = 1000
+	shownRows   = 20
+)
 
-// live takes pictures, each once for all who ask at the same time.
+// live answers from the scanner, and asks Bigtable for single rows.
 type live struct {
-	keeper  *picture.Keeper
-	options picture.Options
+	*picture.Scanner
+	keeper   *picture.Keeper
+	commands *commands
 
-	mu    sync.Mutex
-	last  *picture.Picture
-	taken time.Time
+	mu     sync.Mutex
+	health health
 }
 
-func (l *live) Picture(ctx context.Context) (*picture.Picture, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.last != nil && time.Since(l.taken) < fresh {
-		return l.last, nil
+// A rowAnswer is what is stored in a row.
+type rowAnswer struct {
+	Now    tso.Timestamp   `json:"now"` // oracle time, before the row was read
+	Events []readcmd.Event `json:"events"`
+	More   int             `json:"more"` // earlier ones that are left out
+}
+
+func (l *live) Row(ctx context.Context, table, row string) (*rowAnswer, error) {
+	a := &rowAnswer{}
+	err := l.keeper.Do(ctx, func(ctx context.Context, s *session.Session) (err error) {
+		if a.Now, err = s.Client().Timestamp(ctx); err != nil {
+			return err
+		}
+		a.Events, err = readcmd.Timeline(ctx, s, table, row)
+		return err
+	})
+	if err == nil && len(a.Events) == 0 {
+		err = session.NotFoundf("nothing is stored in row %s of table %s", session.Row(row), table)
 	}
-	p, err := l.keeper.Picture(ctx, l.options)
+	if n := len(a.Events) - shownEvents; n > 0 {
+		a.More, a.Events = n, a.Events[n:]
+	}
+	return a, err
+}
+
+// A txnAnswer is a transaction and what is known of its cells.
+type txnAnswer struct {
+	*inspect.Transaction
+	Age    string          `json:"age"`   // in words
+	OwnerT string          `json:"words"` // the owner, in words
+	Cells  []readcmd.Event `json:"cells"` // stored versions of the transaction, in its rows that are known
+	More   int             `json:"more"`  // rows with locks of it that are left out
+}
+
+func (l *live) Transaction(ctx context.Context, primary txn.Cell, startTS tso.Timestamp) (*txnAnswer, error) {
+	locks := l.Locks(primary, startTS)
+	a := &txnAnswer{Cells: []readcmd.Event{}}
+	type at struct{ table, row string }
+	rows := []at{{primary.Table, primary.Row}}
+	for _, k := range locks {
+		if r := (at{k.Cell.Table, k.Cell.Row}); !slices.Contains(rows, r) && len(rows) <= shownRows {
+			rows = append(rows, r)
+		}
+	}
+	err := l.keeper.Do(ctx, func(ctx context.Context, s *session.Session) (err error) {
+		// The locks may have been resolved since they were found.
+		var there []format.Lock
+		for _, r := range rows {
+			events, err := readcmd.Timeline(ctx, s, r.table, r.row)
+			if err != nil {
+				return err
+			}
+			for _, e := range events {
+				if e.StartTS == startTS {
+					a.Cells = append(a.Cells, e)
+				}
+			}
+			for _, k := range locks {
+				if k.Cell.Table == r.table && k.Cell.Row == r.row && slices.ContainsFunc(events, func(e readcmd.Event) bool { return e.IsLock(k) }) {
+					there = append(there, k)
+				}
+			}
+		}
+		for _, k := range locks {
+			if !slices.Contains(rows, at{k.Cell.Table, k.Cell.Row}) {
+				there = append(there, k)
+				a.More++
+			}
+		}
+		a.Transaction, err = inspect.One(ctx, s, primary, startTS, there)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	p.Since(l.last)
-	l.last, l.taken = p, time.Now()
-	return p, nil
+	a.Age, a.OwnerT = a.AgeText(), a.OwnerText()
+	return a, nil
 }
 
-func (l *live) Timeline(ctx context.Context, table, row string) (events []readcmd.Event, err error) {
-	err = l.keeper.Do(ctx, func(ctx context.Context, s *session.Session) (err error) {
-		events, err = readcmd.Timeline(ctx, s, table, row)
-		return err
-	})
-	return events, err
+// checkedRows is how many rows of each table the checks of the page look at.
+const checkedRows = 100
+
+// A health is what the checks of percctl doctor found.
+type health struct {
+	Running bool           `json:"running"`
+	At      float64        `json:"at"` // seconds since 1970; 0: never
+	Report  *checks.Report `json:"report"`
+	Error   string         `json:"error"`
 }
+
+// Doctor returns what the checks found last. It runs them, in the background, if they never
+// ran or are to run again.
+func (l *live) Doctor(_ context.Context, again bool) (*health, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.health.Running && (again || l.health.At == 0) {
+		l.health.Running = true
+		l.commands.begin(func(ctx context.Context) {
+			report, err := l.commands.doctor(ctx)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.health = health{At: float64(time.Now().UnixMilli()) / 1000, Report: report}
+			if err != nil {
+				l.health.Error = cli.Line(err.Error())
+			}
+		})
+	}
+	h := l.health
+	return &h, nil
+}
+
+func (l *live) Command(args []string, carryOut bool) (*job, error) {
+	return l.commands.start(args, carryOut), nil
+}
+
+func (l *live) Job(name string) (*job, error) { return l.commands.job(name) }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/consolecmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/docs/examples/index"
 	"github.com/percolator-bigtable/percolator/notify"
@@ -35,6 +36,8 @@ type options struct {
 	dir                   string
 	seed                  uint64
 	timeout               time.Duration
+	console               bool
+	listen                string
 	format                cli.Format
 }
 
@@ -74,6 +77,11 @@ Both times it compares the tables, cell by cell, with what a batch computation m
 the same documents. In the end it resolves all locks, runs the consistency check over
 all tables, and counts the notifications that are left.
 
+With --console, the command shows a page while it runs, as percctl console does, and
+prints its address. The page stays after the end of the demo, until Ctrl-C. Then it also has
+the tables accounts and journal, with locks of two clients that died in the middle of a
+commit: look at them, and resolve them.
+
 The tables are in an emulator inside the process, or in the emulator that
 BIGTABLE_EMULATOR_HOST names, in an instance of their own. To see what the processes
 do, set variables of OpenTelemetry (docs/observability.md):
@@ -85,6 +93,7 @@ do, set variables of OpenTelemetry (docs/observability.md):
 
 Exit status 4: there are mismatches, violations, or notifications left.`,
 		Example: `  percctl demo                              # of the source of the Go tool chain
+  percctl demo --console                    # and watch it in a browser
   percctl demo --limit 0                    # all of it
   percctl demo --limit 500 -o json
   percctl demo --dir ~/documents --workers 8 --kills 20
@@ -101,6 +110,8 @@ Exit status 4: there are mismatches, violations, or notifications left.`,
 	f.StringVar(&opts.dir, "dir", "", "directory of the files (default: src of go env GOROOT)")
 	f.Uint64Var(&opts.seed, "seed", 0, "number that decides order, changes and kills (0: a random one)")
 	f.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "stop after this time")
+	f.BoolVar(&opts.console, "console", false, "show the deployment as a web page")
+	f.StringVar(&opts.listen, "listen", "127.0.0.1:7080", "with --console: loopback address and port of the page (port 0: any free port)")
 	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[summary]())
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -143,10 +154,15 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 		return err
 	}
 	signals := ctx
+	if opts.console {
+		scrapeWorkers()
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.timeout, fmt.Errorf("--timeout %v expired: %w", opts.timeout, context.DeadlineExceeded))
 	defer cancel()
 	d := &demo{opts: opts, stderr: s.Err, progress: cli.NewProgress(s)}
-	sum, err := d.run(ctx)
+	// The page stays longer than the demo, and its tables do.
+	defer d.end()
+	sum, err := d.run(ctx, signals)
 	d.progress.End()
 	switch {
 	case signals.Err() != nil:
@@ -156,6 +172,13 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 	}
 	if err := sum.print(s.Out, opts.format); err != nil {
 		return err
+	}
+	if d.page != nil {
+		if err := d.at.strand(signals); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.Err, "two more clients died in the middle of a commit: the page at %s shows their locks, and can resolve them; stop with Ctrl-C\n", d.page.URL)
+		<-signals.Done()
 	}
 	return verdict(sum)
 }
@@ -173,9 +196,20 @@ type demo struct {
 	stderr   io.Writer
 	progress *cli.Progress
 	fleet    *fleet // nil until workers run
+	page     *consolecmd.Console
+	at       deployment // of the page
+	closers  []func()
 }
 
-func (d *demo) run(ctx context.Context) (*summary, error) {
+// end closes the page, and what it shows.
+func (d *demo) end() {
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		d.closers[i]()
+	}
+}
+
+// run runs the demo within ctx; the page stays until signals ends.
+func (d *demo) run(ctx, signals context.Context) (*summary, error) {
 	began := time.Now()
 	d.progress.Event("reading %s", d.opts.dir)
 	docs, skipped, err := listDocuments(ctx, d.opts.dir, d.opts.limit)
@@ -193,7 +227,7 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
+	d.closers = append(d.closers, stop)
 	conn, err := at.connect(ctx)
 	if err != nil {
 		return nil, err
@@ -201,6 +235,11 @@ func (d *demo) run(ctx context.Context) (*summary, error) {
 	defer conn.close()
 	if err := at.createTables(ctx, conn); err != nil {
 		return nil, err
+	}
+	if d.opts.console {
+		if err := d.openPage(signals, at); err != nil {
+			return nil, err
+		}
 	}
 	d.progress.Event("%d documents; emulator at %s, project %s, instance %s; seed %d", len(docs), at.address, at.project, at.instance, d.opts.seed)
 	if n := telemetry.ChildPorts(d.opts.workers); n != "" {

@@ -36,10 +36,12 @@ func Start(ctx context.Context, metadataTable string) (*Deployment, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Deployment{emulator: emulator, metadataTable: metadataTable, closers: []func(){emulator.Close}}
+	d := &Deployment{dial: emulator.Dial, project: Project, instance: Instance, metadataTable: metadataTable, ago: time.Hour, closers: []func(){emulator.Close}}
 	bt, adminClient, err := d.Open(ctx)
 	if err == nil {
-		err = d.fill(ctx, bt, adminClient)
+		if err = legacy(ctx, bt, adminClient); err == nil {
+			err = d.fill(ctx, bt, adminClient, txn.Column{Family: "bal", Qualifier: "usd"})
+		}
 	}
 	if err != nil {
 		d.Close()
@@ -48,12 +50,29 @@ func Start(ctx context.Context, metadataTable string) (*Deployment, error) {
 	return d, nil
 }
 
+// Strand makes the tables accounts and journal, with locks of two clients that died in the
+// middle of a commit some time ago, in a deployment that exists.
+func Strand(ctx context.Context, dial Dialer, project, instance string, ago time.Duration) error {
+	d := &Deployment{dial: dial, project: project, instance: instance, ago: ago}
+	defer d.Close()
+	bt, adminClient, err := d.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return d.fill(ctx, bt, adminClient)
+}
+
+// A Dialer connects to an emulator.
+type Dialer func(...grpc.DialOption) (*grpc.ClientConn, error)
+
 // A Deployment is a started emulator.
 type Deployment struct {
-	emulator      *txntest.Emulator
-	metadataTable string
-	closers       []func()
-	clock         past
+	dial              Dialer
+	project, instance string
+	metadataTable     string
+	ago               time.Duration // when the clients died
+	closers           []func()
+	last              atomic.Int64 // timestamps that were handed out
 }
 
 // Close closes all clients and the emulator.
@@ -65,11 +84,11 @@ func (d *Deployment) Close() {
 
 // Open opens clients over a connection of their own. Close closes them.
 func (d *Deployment) Open(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, error) {
-	conn, err := d.emulator.Dial(opts...)
+	conn, err := d.dial(opts...)
 	if err != nil {
 		return nil, nil, err
 	}
-	bt, adminClient, err := txntest.Open(ctx, conn, Project, Instance)
+	bt, adminClient, err := txntest.Open(ctx, conn, d.project, d.instance)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}
@@ -81,20 +100,15 @@ func (d *Deployment) Open(ctx context.Context, opts ...grpc.DialOption) (*bigtab
 	return bt, adminClient, nil
 }
 
-// past hands out timestamps of an hour ago, a second apart: what dead clients
-// leave is past its ttl at once.
-type past struct{ n atomic.Int64 }
-
-func (p *past) Timestamp(context.Context) (tso.Timestamp, error) {
-	return tso.FromTime(time.Now().Add(-time.Hour).Truncate(time.Second)) + tso.Timestamp(p.n.Add(1)*1_000_000), nil
+// Timestamp hands out timestamps of the past, a second apart: what dead clients leave is past
+// its ttl at once.
+func (d *Deployment) Timestamp(context.Context) (tso.Timestamp, error) {
+	return tso.FromTime(time.Now().Add(-d.ago).Truncate(time.Second)) + tso.Timestamp(d.last.Add(1)*1_000_000), nil
 }
 
-func (d *Deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
-	if err := legacy(ctx, bt, adminClient); err != nil {
-		return err
-	}
+func (d *Deployment) fill(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient, observed ...txn.Column) error {
 	for _, spec := range []admin.TableSpec{
-		{Name: "accounts", Families: []string{"bal", "info"}, Observed: []txn.Column{{Family: "bal", Qualifier: "usd"}}},
+		{Name: "accounts", Families: []string{"bal", "info"}, Observed: observed},
 		{Name: "journal", Families: []string{"entry"}},
 	} {
 		if err := admin.InitTable(ctx, adminClient, bt, d.metadataTable, spec); err != nil {
@@ -145,7 +159,7 @@ func (d *Deployment) write(ctx context.Context, diesAt txntest.Step, cells []str
 	if err != nil {
 		return err
 	}
-	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: d.metadataTable, Oracle: &d.clock, SyncSecondaries: true, TokenTTL: -1})
+	c, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: d.metadataTable, Oracle: d, SyncSecondaries: true, TokenTTL: -1})
 	if err != nil {
 		return err
 	}

@@ -241,6 +241,32 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 	return t, nil
 }
 
+// strandedAfter is how old a transaction is at least whose client writes no token, and counts as
+// dead.
+const strandedAfter = 10.0 // seconds
+
+// Stranded reports whether the locks are left by a dead client: another client has to
+// resolve them.
+func (t *Transaction) Stranded() bool {
+	switch {
+	case t.Outcome == Back:
+		return true
+	case t.Outcome == Forward && t.OwnerToken == admin.OwnerMissing:
+		return t.Age > strandedAfter
+	}
+	return t.Outcome == Forward && t.OwnerToken == admin.OwnerStale
+}
+
+// With returns the transaction with other locks, which were read later.
+func (t *Transaction) With(locks []format.Lock) *Transaction {
+	c := *t
+	c.Found, c.Locks = locks, make([]Lock, len(locks))
+	for i, l := range locks {
+		c.Locks[i] = newLock(l)
+	}
+	return &c
+}
+
 // traceID is the second part of a W3C traceparent.
 func traceID(parent string) string {
 	parts := strings.Split(parent, "-")

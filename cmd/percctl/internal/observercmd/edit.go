@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -187,17 +188,17 @@ func (o *editOptions) unregister(ctx context.Context, s *session.Session) error 
 
 // survey counts what is pending for the observer, and its workers.
 func (o *editOptions) survey(ctx context.Context, s *session.Session, col changes.ObservedColumn, e *edited) error {
-	b := &observer{Observer: o.id}
-	k := key{o.table, col.Column, o.id}
-	want := &Want{}
-	now, err := s.Client().Timestamp(ctx)
+	col.Observers = []string{o.id}
+	l := NewBacklog([]changes.ObservedColumn{col})
+	if err := l.read(ctx, s, session.Tables{}, []string{o.table}); err != nil {
+		return err
+	}
+	workers, err := admin.Workers(ctx, s.Client())
 	if err != nil {
 		return err
 	}
-	if _, err := want.count(ctx, s, []string{o.table}, map[key]*observer{k: b}, now); err != nil {
-		return err
-	}
 	s.Progress.End()
+	b := l.List(workers, 0)[0]
 	e.Pending, e.Dead, e.Workers = b.Pending, b.Dead, b.Workers
 	return nil
 }

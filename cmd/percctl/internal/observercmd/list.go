@@ -2,7 +2,6 @@ package observercmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -26,17 +25,6 @@ type listOptions struct {
 
 // Observer is an observer as list prints it.
 type Observer = observer
-
-// A Want says what Survey is to look at.
-type Want struct {
-	// Tables are those whose observers are surveyed; without names, all.
-	Tables session.Tables
-	// Limit is how many notifications to read at most. Defaults to all.
-	Limit int
-	// Seen and Dead, where they are set, get what is counted.
-	Seen func(changes.Observation)
-	Dead func(changes.DeadLetter)
-}
 
 func newListCmd(s *cli.Streams) *cobra.Command {
 	o := &listOptions{}
@@ -91,48 +79,85 @@ type key struct {
 	id     string
 }
 
-// Survey returns the registered observers with their backlogs, in order of
-// tables and columns; more says that there are notifications beyond the limit.
-// Columns that have no observer come with an empty id.
-func Survey(ctx context.Context, s *session.Session, want Want) (found []Observer, more bool, err error) {
-	observed, err := session.AllObserved(ctx, s, want.Tables.Names...)
-	if err != nil {
-		return nil, false, err
-	}
-	all := map[key]*observer{}
-	var order []key
-	var tables []string
+// A Backlog counts what observers have still to do.
+type Backlog struct {
+	all   map[key]*observer
+	order []key
+}
+
+// NewBacklog returns the backlog of the observers of columns, with nothing counted yet.
+// A column that has no observer comes with an empty id.
+func NewBacklog(observed []changes.ObservedColumn) *Backlog {
+	l := &Backlog{all: map[key]*observer{}}
 	for _, col := range observed {
-		tables = append(tables, col.Table)
 		ids := col.Observers
 		if len(ids) == 0 {
 			ids = []string{""} // a column that table init has declared observed
 		}
 		for _, id := range ids {
 			k := key{col.Table, col.Column, id}
-			order = append(order, k)
-			all[k] = &observer{Column: col.Table + "/" + col.Column.String(), Observer: id, Kind: kind(col.Weak)}
+			l.order = append(l.order, k)
+			l.all[k] = &observer{Column: col.Table + "/" + col.Column.String(), Observer: id, Kind: kind(col.Weak)}
 		}
 	}
-	now, err := s.Client().Timestamp(ctx)
-	if err != nil {
-		return nil, false, err
+	return l
+}
+
+// Seen counts the state of an observed cell.
+func (l *Backlog) Seen(seen changes.Observation) {
+	for _, id := range append([]string{""}, seen.Observers...) {
+		if b := l.all[key{seen.Cell.Table, seen.Cell.Column(), id}]; b != nil {
+			b.add(seen)
+		}
 	}
-	if more, err = want.count(ctx, s, slices.Compact(tables), all, now); err != nil {
-		return nil, false, err
+}
+
+// Dead counts a dead letter.
+func (l *Backlog) Dead(d changes.DeadLetter) {
+	if b := l.all[key{d.Cell.Table, d.Cell.Column(), d.Observer}]; b != nil {
+		b.Dead++
 	}
-	for _, k := range order {
-		b := all[k]
+}
+
+// List returns the observers with their backlogs at oracle time now, in order of tables
+// and columns.
+func (l *Backlog) List(workers []admin.Worker, now tso.Timestamp) (found []Observer) {
+	for _, k := range l.order {
+		b := *l.all[k]
+		b.count(workers, now)
 		if b.OldestTS != 0 {
 			b.Oldest, b.Lag = cli.Time(b.OldestTS), (time.Duration(max(now-b.OldestTS, 0)) * time.Microsecond).Seconds()
 		}
-		found = append(found, *b)
+		found = append(found, b)
 	}
-	return found, more, nil
+	return found
+}
+
+// survey returns the registered observers of tables with their backlogs; of all tables
+// where none is named.
+func survey(ctx context.Context, s *session.Session, in session.Tables) ([]Observer, error) {
+	observed, err := session.AllObserved(ctx, s, in.Names...)
+	if err != nil {
+		return nil, err
+	}
+	var tables []string
+	for _, col := range observed {
+		tables = append(tables, col.Table)
+	}
+	now, err := s.Client().Timestamp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := NewBacklog(observed)
+	if err = l.read(ctx, s, in, slices.Compact(tables)); err != nil {
+		return nil, err
+	}
+	workers, err := admin.Workers(ctx, s.Client())
+	return l.List(workers, now), err
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	all, _, err := Survey(ctx, s, Want{Tables: o.tables})
+	all, err := survey(ctx, s, o.tables)
 	if err != nil {
 		return err
 	}
@@ -161,74 +186,53 @@ func kind(weak bool) string {
 	return "strong"
 }
 
-// count fills in backlogs, dead letters and workers.
-func (want *Want) count(ctx context.Context, s *session.Session, tables []string, all map[key]*observer, now tso.Timestamp) (more bool, err error) {
-	n, errFull := 0, errors.New("full")
-	err = want.Tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+// read counts the notifications of tables, and the dead letters.
+func (l *Backlog) read(ctx context.Context, s *session.Session, in session.Tables, tables []string) error {
+	n := 0
+	err := in.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
 		for seen, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
 			}
-			if want.Limit > 0 && n == want.Limit {
-				more = true
-				return errFull
-			}
 			n++
-			if want.Seen != nil {
-				want.Seen(seen)
-			}
 			s.Progress.Set("reading table %s: %s so far", table, cli.Count(n, "notification"))
-			for _, id := range seen.Observers {
-				if b := all[key{table, seen.Cell.Column(), id}]; b != nil {
-					b.add(seen)
-				}
-			}
-			if b := all[key{table, seen.Cell.Column(), ""}]; b != nil {
-				b.add(seen)
-			}
+			l.Seen(seen)
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errFull) {
-		return false, err
+	if err != nil {
+		return err
 	}
 	for d, err := range changes.DeadLetters(ctx, s.Client()) {
 		if err != nil {
-			return false, err
+			return err
 		}
-		if want.Dead != nil {
-			want.Dead(d)
-		}
-		if b := all[key{d.Cell.Table, d.Cell.Column(), d.Observer}]; b != nil {
-			b.Dead++
-		}
+		l.Dead(d)
 	}
-	workers, err := admin.Workers(ctx, s.Client())
-	if err != nil {
-		return false, err
-	}
-	for _, b := range all {
-		running, stale := 0, tso.Timestamp(0)
-		for _, w := range workers {
-			switch {
-			case !slices.Contains(w.Observers, b.Observer):
-			case w.State == admin.OwnerFresh:
-				running++
-			default:
-				stale = max(stale, w.ExpiresTS)
-			}
-		}
-		b.Workers = running
+	return nil
+}
+
+// count says which workers run the observer.
+func (b *observer) count(workers []admin.Worker, now tso.Timestamp) {
+	stale := tso.Timestamp(0)
+	b.Workers = 0
+	for _, w := range workers {
 		switch {
-		case running > 0:
-			b.words = strconv.Itoa(running)
-		case stale > 0:
-			b.words = fmt.Sprintf("none; the last died %s ago", cli.Between(stale, max(now, stale)))
+		case !slices.Contains(w.Observers, b.Observer):
+		case w.State == admin.OwnerFresh:
+			b.Workers++
 		default:
-			b.words = "none"
+			stale = max(stale, w.ExpiresTS)
 		}
 	}
-	return more, nil
+	switch {
+	case b.Workers > 0:
+		b.words = strconv.Itoa(b.Workers)
+	case stale > 0:
+		b.words = fmt.Sprintf("none; the last died %s ago", cli.Between(stale, max(now, stale)))
+	default:
+		b.words = "none"
+	}
 }
 
 // add counts a notification that the observer has still to see.

@@ -23,6 +23,8 @@ type Keeper struct {
 	asks  chan *ask
 	ended chan struct{}
 	stop  context.CancelFunc
+
+	timeout time.Duration
 }
 
 type ask struct {
@@ -38,7 +40,7 @@ func Keep(ctx context.Context, flags *session.Flags) (*Keeper, error) {
 		return nil, cli.Usagef("--timeout %v: it has to be positive, or 0 for no limit", flags.Timeout)
 	}
 	ctx, stop := context.WithCancel(ctx)
-	k := &Keeper{flags: *flags, notes: &notes{}, asks: make(chan *ask), ended: make(chan struct{}), stop: stop}
+	k := &Keeper{flags: *flags, notes: &notes{}, asks: make(chan *ask), ended: make(chan struct{}), stop: stop, timeout: flags.Timeout}
 	k.flags.Timeout = 0
 	go func() {
 		defer close(k.ended)
@@ -74,20 +76,6 @@ func (k *Keeper) Do(ctx context.Context, do func(context.Context, *session.Sessi
 	}
 }
 
-// Picture takes a picture, with the warnings that came with it and before.
-func (k *Keeper) Picture(ctx context.Context, o Options) (p *Picture, err error) {
-	err = k.Do(ctx, func(ctx context.Context, s *session.Session) (err error) {
-		if p, err = Take(ctx, s, o); err == nil {
-			p.Warnings = append(p.Warnings, k.notes.all()...)
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
 // session opens a session for a question and those that come after it.
 func (k *Keeper) session(ctx context.Context, a *ask, timeout time.Duration) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -98,7 +86,7 @@ func (k *Keeper) session(ctx context.Context, a *ask, timeout time.Duration) {
 			return func() { stop() }
 		}
 		timer := time.AfterFunc(timeout, func() {
-			cancel(&cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("--timeout %v expired", timeout)})
+			cancel(expired(timeout))
 		})
 		return func() { stop(); timer.Stop() }
 	}
@@ -130,6 +118,10 @@ func (k *Keeper) session(ctx context.Context, a *ask, timeout time.Duration) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	a.done <- err
+}
+
+func expired(timeout time.Duration) error {
+	return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("--timeout %v expired", timeout)}
 }
 
 // notes keeps the warnings that a session writes to its standard error.

@@ -4,7 +4,7 @@
 package picture
 
 import (
-	"context"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
@@ -71,9 +72,12 @@ type Picture struct {
 	Rates         *Rates                 `json:"rates"`         // changes per second since the previous frame; null in the first frame
 	NotVisible    []string               `json:"not_visible"`   // what the frame cannot show
 	Warnings      []string               `json:"warnings"`      // warnings
+	Scan          Scan                   `json:"scan"`          // age and cost of the frame
 
-	taken time.Time
-	locks map[lockID]bool
+	taken   time.Time
+	locks   map[lockID]bool
+	own     tso.ClientStats // what this client asked of the oracle
+	session *session.Session
 }
 
 // Locks are the locks of transactions.
@@ -126,122 +130,61 @@ type lockID struct {
 }
 
 // notVisible is what a picture cannot show.
-var notVisible = []string{
-	"commits, reads, rollbacks and conflicts of transactions: see the metrics of clients (docs/observability.md)",
-	"locks that appear and disappear between two frames: the rates of locks compare frames",
-	"successful runs of observers: they lower pending, and new changes raise it",
+func notVisible(oracle *tsocmd.Report, m *watch.Metrics) (words []string) {
+	switch {
+	case leader(oracle) != nil:
+	case oracle.Row.Mode == string(tso.ModeServed):
+		words = append(words, "timestamps handed out: no server says that it leads")
+	default:
+		words = append(words, "timestamps handed out: in direct mode there is no counter")
+	}
+	if m == nil {
+		words = append(words, "commits, reads, rollbacks and conflicts of transactions: see the metrics of clients (docs/observability.md)")
+	}
+	return append(words, "locks that appear and disappear between two frames: the rates of locks compare frames",
+		"successful runs of observers: they lower pending, and new changes raise it")
 }
 
-// inDirectMode is what it cannot show of an oracle without servers.
-const inDirectMode = "timestamps handed out: in direct mode there is no counter"
+// A Scan says how old the picture is, and what it costs.
+type Scan struct {
+	Complete      bool    `json:"complete"`                // whether every row of the tables was read at least once
+	Rows          int     `json:"rows"`                    // rows of the tables, as far as they were read
+	Oldest        float64 `json:"oldest_seconds"`          // time since the row that was not read for the longest was read
+	Pass          float64 `json:"pass_seconds"`            // time that the last pass over all rows took, summed over the tables
+	Requests      float64 `json:"requests_per_second"`     // requests to Bigtable in the last 10 seconds
+	Bytes         float64 `json:"bytes_per_second"`        // bytes of Bigtable's answers in the last 10 seconds
+	MaxRequests   int     `json:"max_requests_per_second"` // the limit of requests; 0 if the frame is read without limits
+	MaxBytes      int     `json:"max_bytes_per_second"`    // the limit of bytes; 0 if the frame is read without limits
+	TotalRequests int64   `json:"total_requests"`          // requests since the command started
+	TotalBytes    int64   `json:"total_bytes"`             // bytes of answers since the command started
+}
 
-// Take takes a picture. It fails when a part of it cannot be seen.
-func Take(ctx context.Context, s *session.Session, o Options) (*Picture, error) {
+// picture makes a picture of what is known.
+func (s *Scanner) picture() *Picture {
+	n := &s.small
 	p := &Picture{
-		Project: s.Connect.Project, Instance: s.Connect.Instance, taken: time.Now(), locks: map[lockID]bool{},
-		Observers: []observercmd.Observer{}, DeadLetters: []DeadLetter{}, Warnings: []string{}, NotVisible: notVisible,
+		Project: s.session.Connect.Project, Instance: s.session.Connect.Instance, TS: n.ts, Time: cli.Time(n.ts), Tables: append([]string{}, s.scan.Names...),
+		Oracle: n.oracle, GC: n.gc, taken: n.at, locks: map[lockID]bool{}, own: n.own, session: s.session,
+		DeadLetters: []DeadLetter{}, Warnings: []string{}, NotVisible: notVisible(n.oracle, s.Metrics),
 	}
-	var err error
-	if p.TS, err = s.Client().Timestamp(ctx); err != nil {
-		return nil, err
-	}
-	p.Time = cli.Time(p.TS)
-	o.Tables.All = len(o.Tables.Names) == 0
-	if p.Tables, err = o.Tables.Open(ctx, s); err != nil {
-		return nil, err
-	}
-	if p.Tables == nil {
-		p.Tables = []string{}
-	}
-	for _, part := range []func(context.Context, *session.Session, Options) error{p.takeOracle, p.takeLocks, p.takeObservers, p.takeRest} {
-		if err := part(ctx, s, o); err != nil {
-			return nil, err
+	p.Scan = s.cost()
+	p.Locks.More, p.Notifications.More = !p.Scan.Complete, !p.Scan.Complete
+	for _, t := range s.scan.Tables {
+		p.Locks.More, p.Notifications.More = p.Locks.More || t.More, p.Notifications.More || t.More
+		for _, k := range t.Rows {
+			p.Locks.Unreadable += len(k.Unreadable)
+			for _, words := range k.Unreadable {
+				words = "unreadable: " + cli.Line(words)
+				if len(p.Warnings) < keptNotes && !slices.Contains(p.Warnings, words) {
+					p.Warnings = append(p.Warnings, words)
+				}
+			}
 		}
 	}
-	p.Took = time.Since(p.taken).Seconds()
-	return p, nil
-}
-
-func (p *Picture) takeOracle(ctx context.Context, s *session.Session, _ Options) (err error) {
-	if p.Oracle, err = tsocmd.Look(ctx, s.Bigtable.OpenTable(s.Connect.MetadataTable), &s.Connect.Oracle); err != nil {
-		return err
-	}
-	if p.Leader() == nil {
-		p.NotVisible = append([]string{inDirectMode}, notVisible...)
-		if p.Oracle.Row.Mode == string(tso.ModeServed) {
-			p.NotVisible[0] = "timestamps handed out: no server says that it leads"
-		}
-	}
-	return nil
-}
-
-func (p *Picture) takeLocks(ctx context.Context, s *session.Session, o Options) error {
-	found, err := inspect.Collect(ctx, s, &o.Tables, p.Tables, inspect.Want{Limit: o.Limit})
-	if err != nil {
-		return err
-	}
-	l := &p.Locks
-	l.Locks, l.Transactions, l.More, l.Unreadable = found.Locks, len(found.Groups), found.More, found.Unreadable
-	for _, g := range found.Groups {
-		for _, one := range g {
-			p.locks[lockID{one.Cell, one.StartTS}] = true
-		}
-	}
-	if len(found.Groups) > 0 {
-		l.OldestTS = found.Groups[0][0].StartTS
-		l.OldestAge = (time.Duration(max(p.TS-l.OldestTS, 0)) * time.Microsecond).Seconds()
-	}
-	l.Listed, err = inspect.Describe(ctx, s, found.Groups[:min(len(found.Groups), o.Transactions)])
-	for _, t := range l.Listed {
-		switch {
-		case t == nil: // with an error
-		case t.Outcome == inspect.Forward:
-			l.Forward++
-		case t.Outcome == inspect.Back:
-			l.Back++
-		case t.Outcome == inspect.Alive:
-			l.Alive++
-		}
-	}
-	return err
-}
-
-func (p *Picture) takeObservers(ctx context.Context, s *session.Session, o Options) error {
-	n := &p.Notifications
-	want := observercmd.Want{Tables: o.Tables, Limit: o.Limit, Seen: n.add}
-	want.Tables.Names = p.Tables
-	want.Dead = func(d changes.DeadLetter) {
-		if n.Dead++; n.Dead <= shownDeadLetters {
-			p.DeadLetters = append(p.DeadLetters, DeadLetter{d.Cell.String(), cli.Line(d.Observer), d.ChangeTS, d.ParkedTS, cli.Time(d.ParkedTS), d.Attempts, cli.Line(d.Error)})
-		}
-	}
-	all, more, err := observercmd.Survey(ctx, s, want)
-	p.Observers, n.More = append(p.Observers, all...), more
-	for _, b := range all {
-		n.Pending += b.Pending
-		n.Failing += b.Failing
-	}
-	return err
-}
-
-func (n *Notifications) add(seen changes.Observation) {
-	n.Cells++
-	if seen.Locked {
-		n.Locked++
-	}
-	for id, f := range seen.Failures {
-		if seen.Pending(id) && f.ChangeTS == seen.ChangeTS && f.Attempts == 0 && f.Error != "" {
-			n.Conflicting++
-		}
-	}
-}
-
-func (p *Picture) takeRest(ctx context.Context, s *session.Session, _ Options) error {
-	workers, err := admin.Workers(ctx, s.Client())
-	if err != nil {
-		return err
-	}
-	for _, w := range workers {
+	slices.Sort(p.Warnings)
+	s.pictureLocks(p)
+	s.pictureObservers(p)
+	for _, w := range n.workers {
 		switch {
 		case w.State != admin.OwnerFresh:
 			p.Workers.Stale++
@@ -252,6 +195,103 @@ func (p *Picture) takeRest(ctx context.Context, s *session.Session, _ Options) e
 			p.Workers.Fresh++
 		}
 	}
-	p.GC, err = gccmd.NewStatus(ctx, s)
-	return err
+	p.Warnings = append(p.Warnings, s.keeper.notes.all()...)
+	return p
+}
+
+func (s *Scanner) cost() Scan {
+	now := time.Now()
+	c := Scan{Complete: len(s.scan.Names) > 0 || !s.listed.IsZero(), MaxRequests: s.limits.Requests, MaxBytes: s.limits.Bytes}
+	for _, t := range s.scan.Tables {
+		rows, oldest := t.Count()
+		c.Rows += rows
+		if t.Passes == 0 {
+			c.Complete = false
+		}
+		if !oldest.IsZero() {
+			c.Oldest = max(c.Oldest, now.Sub(oldest).Seconds())
+		}
+		c.Pass += t.LastPass.Seconds()
+	}
+	used := s.meter.Used()
+	c.TotalRequests, c.TotalBytes = used.Requests, used.Bytes
+	if len(s.window) > 0 {
+		from := s.window[0]
+		if over := now.Sub(from.at).Seconds(); over > 0.1 {
+			c.Requests, c.Bytes = float64(used.Requests-from.used.Requests)/over, float64(used.Bytes-from.used.Bytes)/over
+		}
+	}
+	return c
+}
+
+func (s *Scanner) pictureLocks(p *Picture) {
+	groups := s.scan.Groups()
+	l := &p.Locks
+	l.Transactions, l.Listed = len(groups), []*inspect.Transaction{}
+	for _, g := range groups {
+		l.Locks += len(g)
+		for _, one := range g {
+			p.locks[lockID{one.Cell, one.StartTS}] = true
+		}
+	}
+	if len(groups) > 0 {
+		l.OldestTS = groups[0][0].StartTS
+		l.OldestAge = (time.Duration(max(p.TS-l.OldestTS, 0)) * time.Microsecond).Seconds()
+	}
+	for _, g := range groups[:min(len(groups), s.options.Transactions)] {
+		d := s.txns[txnID{g[0].StartTS, g[0].Primary}]
+		if d == nil {
+			continue
+		}
+		t := d.t.With(g)
+		l.Listed = append(l.Listed, t)
+		switch t.Outcome {
+		case inspect.Forward:
+			l.Forward++
+		case inspect.Back:
+			l.Back++
+		case inspect.Alive:
+			l.Alive++
+		}
+	}
+}
+
+func (s *Scanner) pictureObservers(p *Picture) {
+	n := &p.Notifications
+	var observed []changes.ObservedColumn
+	for _, name := range s.scan.Names {
+		observed = append(observed, s.scan.Tables[name].Columns...)
+	}
+	backlog := observercmd.NewBacklog(observed)
+	for _, t := range s.scan.Tables {
+		for _, k := range t.Rows {
+			for _, seen := range k.Seen {
+				n.add(seen)
+				backlog.Seen(seen)
+			}
+		}
+	}
+	for _, d := range s.small.letters {
+		if n.Dead++; n.Dead <= shownDeadLetters {
+			p.DeadLetters = append(p.DeadLetters, newDeadLetter(d))
+		}
+		backlog.Dead(d)
+	}
+	p.Observers = append([]observercmd.Observer{}, backlog.List(s.small.workers, s.small.ts)...)
+	for _, b := range p.Observers {
+		n.Pending += b.Pending
+		n.Failing += b.Failing
+	}
+}
+
+func newDeadLetter(d changes.DeadLetter) DeadLetter {
+	return DeadLetter{d.Cell.String(), cli.Line(d.Observer), d.ChangeTS, d.ParkedTS, cli.Time(d.ParkedTS), d.Attempts, cli.Line(d.Error)}
+}
+
+func (n *Notifications) add(seen changes.Observation) {
+	n.Cells++
+	if seen.Locked {
+		n.Locked++
+	}
+	n.Conflicting += watch.Conflicting(seen)
 }

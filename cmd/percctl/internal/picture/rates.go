@@ -4,13 +4,14 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
+	"github.com/percolator-bigtable/percolator/tso"
 )
 
 // Rates are the changes per second between two frames. A rate is null if it cannot be seen.
 type Rates struct {
 	Seconds       float64  `json:"seconds"`                           // time between the two frames
-	Timestamps    *float64 `json:"timestamps_per_second"`             // timestamps that a served oracle handed out; null if not the same server leads in both frames
-	Requests      *float64 `json:"oracle_requests_per_second"`        // requests that a served oracle answered; null if not the same server leads in both frames
+	Timestamps    *float64 `json:"timestamps_per_second"`             // timestamps that a served oracle handed out, without those for this command; null if not the same server leads in both frames
+	Requests      *float64 `json:"oracle_requests_per_second"`        // requests that a served oracle answered, without those of this command; null if not the same server leads in both frames
 	Writes        *float64 `json:"oracle_bigtable_writes_per_second"` // writes to Bigtable of a served oracle; null if not the same server leads in both frames
 	Hints         *float64 `json:"hints_per_second"`                  // hints that commits sent to a served oracle; null if not the same server leads in both frames
 	LocksSeen     *float64 `json:"locks_seen_per_second"`             // locks that the previous frame did not have; null if there are more than --limit
@@ -20,10 +21,12 @@ type Rates struct {
 }
 
 // Leader is what the leading server says of itself; nil when none does.
-func (p *Picture) Leader() *tsocmd.ServerReport {
-	for i, s := range p.Oracle.Servers {
+func (p *Picture) Leader() *tsocmd.ServerReport { return leader(p.Oracle) }
+
+func leader(r *tsocmd.Report) *tsocmd.ServerReport {
+	for i, s := range r.Servers {
 		if s.Error == "" && s.Leading {
-			return &p.Oracle.Servers[i]
+			return &r.Servers[i]
 		}
 	}
 	return nil
@@ -42,8 +45,13 @@ func (p *Picture) Since(before *Picture) {
 	now, then := p.Leader(), before.Leader()
 	// Counters begin anew with the process.
 	if now != nil && then != nil && now.Address == then.Address && now.Server == then.Server && now.Uptime > then.Uptime && now.Requests >= then.Requests && now.Timestamps >= then.Timestamps {
-		r.Timestamps = rate(float64(now.Timestamps - then.Timestamps))
-		r.Requests = rate(float64(now.Requests - then.Requests))
+		// What this command asked for is no rate of the deployment's.
+		var own tso.ClientStats
+		if p.session == before.session {
+			own.Timestamps, own.Requests = p.own.Timestamps-before.own.Timestamps, p.own.Requests-before.own.Requests
+		}
+		r.Timestamps = rate(max(0, float64(now.Timestamps-then.Timestamps)-float64(own.Timestamps)))
+		r.Requests = rate(max(0, float64(now.Requests-then.Requests)-float64(own.Requests)))
 		r.Writes = rate(float64(now.BigtableWrite - then.BigtableWrite))
 		r.Hints = rate(float64(now.Hints.Received - then.Hints.Received))
 	}

@@ -11,8 +11,9 @@ import (
 
 // A Fact is a name and what is to be said of it for people.
 type Fact struct {
-	Name, Words string
-	Bad         bool // it needs attention
+	Name  string `json:"name"`
+	Words string `json:"words"`
+	Bad   bool   `json:"bad"` // it needs attention
 }
 
 // directTolerance is how many seconds timestamps of direct mode may be behind the clock.
@@ -20,7 +21,7 @@ const directTolerance = .1
 
 // Facts are what is said of a picture beside its lists.
 func (p *Picture) Facts() []Fact {
-	return []Fact{p.ratesFact(), p.oracleFact(), p.locksFact(), p.oldestFact(), p.conflictsFact(), p.pendingFact(), p.workersFact(), p.gcFact()}
+	return []Fact{p.ratesFact(), p.oracleFact(), p.locksFact(), p.oldestFact(), p.conflictsFact(), p.pendingFact(), p.workersFact(), p.gcFact(), p.scanFact()}
 }
 
 // ratesFact is how fast things change; what is not visible is left out.
@@ -136,4 +137,18 @@ func (p *Picture) gcFact() Fact {
 	}
 	f.Words = strings.Join(words, "; ")
 	return f
+}
+
+// scanFact is how old the picture is, and what it costs.
+func (p *Picture) scanFact() Fact {
+	c := p.Scan
+	age := "all rows were read within " + cli.Seconds(c.Oldest)
+	if !c.Complete {
+		age = "the first pass over all rows is under way"
+	}
+	if c.MaxRequests == 0 {
+		return Fact{Name: "scan", Words: fmt.Sprintf("%s in %s, %s", cli.Count(c.Rows, "row"), cli.Seconds(p.Took), age)}
+	}
+	return Fact{Name: "scan", Words: fmt.Sprintf("%s, %s; %.1f of at most %d requests/s, %.1f of at most %.0f kB/s",
+		cli.Count(c.Rows, "row"), age, c.Requests, c.MaxRequests, c.Bytes/1000, float64(c.MaxBytes)/1000)}
 }

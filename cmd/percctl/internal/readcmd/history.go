@@ -82,6 +82,11 @@ type event struct {
 // Event is one stored cell as history prints it.
 type Event = event
 
+// IsLock reports whether the event is the lock.
+func (e event) IsLock(l format.Lock) bool {
+	return e.Kind == admin.VersionLock && e.StartTS == l.StartTS && e.Cell == l.Cell.String()
+}
+
 // Timeline returns what is stored in a row, in order of timestamps.
 func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Event, error) {
 	if err := s.Use(ctx, table); err != nil {

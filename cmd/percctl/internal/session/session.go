@@ -18,6 +18,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -54,6 +55,8 @@ type Session struct {
 	Connect  *connect.Flags
 	Bigtable *bigtable.Client
 	Admin    *bigtable.AdminClient
+	// Served is the client of the oracle's servers; nil in direct mode.
+	Served *tso.Client
 
 	config txn.Config
 	strict bool
@@ -88,7 +91,7 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 			}
 			if served != nil {
 				defer func() { _ = served.Close() }()
-				cfg.Oracle = served
+				cfg.Oracle, sess.Served = served, served
 			}
 		}
 		// Other clients need not know whether it is alive: locks that it writes

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 )
 
 // frameTimeout is the default of --timeout, which bounds one frame.
@@ -24,6 +25,7 @@ const minInterval = 100 * time.Millisecond
 type options struct {
 	session.Options
 	picture  picture.Options
+	limits   picture.Limits
 	interval time.Duration
 	once     bool
 	count    int
@@ -49,11 +51,16 @@ timestamps, requests, Bigtable writes and hints, as the leading server of a serv
 oracle counts them; new and removed locks; the change of pending notifications. Each
 frame ends with what the command cannot see.
 
-The command changes nothing. Each frame reads the locks and notifications of the
-tables, for which Bigtable may scan them. In large tables name tables, add --prefix,
-or choose a longer --interval. A frame has at most --limit locks and as many
-notifications; if there are more, it says "at least". --timeout is per frame. If a
-frame fails at a terminal, the screen says why, and the command tries the next one.`,
+The command changes nothing. At a terminal it reads little at a time: rows with locks or
+notifications again and again, and all other rows in turn, within --max-requests and
+--max-bytes. The frame says how old its oldest part is. Until the first pass over all
+rows has ended, it says "at least". If a request fails, the screen says why, and the
+command continues.
+
+Without a terminal each frame reads all rows of the tables at once, without these limits.
+In large tables name tables, or add --prefix. --timeout is per frame there, and per read
+at a terminal. A frame has at most --limit locks and as many notifications; if there are
+more, it says "at least".`,
 		Example: `  percctl top
   percctl top accounts --prefix user/7 --interval 10s
   percctl top --once -o json
@@ -65,6 +72,7 @@ frame fails at a terminal, the screen says why, and the command tries the next o
 	cmd.Flags().BoolVar(&o.once, "once", false, "print one frame")
 	cmd.Flags().IntVar(&o.count, "count", 0, "number of frames (0: at a terminal until Ctrl-C, otherwise one)")
 	o.picture.Add(cmd, &o.Options, "frame", 20)
+	o.limits.Add(cmd, &o.Options)
 	cli.AtLeast(&o.Checks, "interval", &o.interval, minInterval, fmt.Sprintf("at least %v", minInterval))
 	cli.AtLeast(&o.Checks, "count", &o.count, 0, "positive, or 0")
 	o.Require(o.check)
@@ -88,39 +96,38 @@ func (o *options) run(ctx context.Context) error {
 	if !live && o.count == 0 {
 		o.count = 1
 	}
+	meter := &watch.Meter{}
+	o.Connect.Stats = meter
 	k, err := picture.Keep(ctx, &o.Flags)
 	if err != nil {
 		return err
 	}
 	defer k.Close()
-	var show func(*picture.Picture, error) error
-	if live {
-		sc := newScreen(o.Streams.Out, o.interval)
-		defer sc.close()
-		show = sc.show
-	} else {
-		show = o.print
+	scanner := picture.NewScanner(k, o.picture, meter, o.limits)
+	if !live {
+		return o.frames(ctx, scanner.Complete, o.print)
 	}
-	err = o.frames(ctx, k, show)
-	if live && o.count == 0 && errors.Is(ctx.Err(), context.Canceled) {
+	scanner.Refresh = o.interval
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go scanner.Run(ctx)
+	sc := newScreen(o.Streams.Out, o.interval)
+	defer sc.close()
+	err = o.frames(ctx, scanner.Picture, sc.show)
+	if o.count == 0 && errors.Is(ctx.Err(), context.Canceled) {
 		return nil // it is how it ends
 	}
 	return err
 }
 
 // frames takes frames and shows them.
-func (o *options) frames(ctx context.Context, k *picture.Keeper, show func(*picture.Picture, error) error) error {
+func (o *options) frames(ctx context.Context, take func(context.Context) (*picture.Picture, error), show func(*picture.Picture, error) error) error {
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
-	var before *picture.Picture
 	for n := 1; ; n++ {
-		p, err := k.Picture(ctx, o.picture)
+		p, err := take(ctx)
 		if ctx.Err() != nil {
 			return fmt.Errorf("interrupted after %s: %w", cli.Count(n-1, "frame"), ctx.Err())
-		}
-		if err == nil {
-			p.Since(before)
-			before = p
 		}
 		if err := show(p, err); err != nil {
 			return err

@@ -1,0 +1,86 @@
+// Observers: which columns they watch, what their runs write, and where they are behind.
+
+import dagre from './vendor/dagre.js';
+import { h, fill, paint, card, pill, table, empty, link, num, duration, cellLink, plural, clean } from './dom.js';
+import { offer } from './actions.js';
+import * as api from './api.js';
+
+const short = (s, n) => (s.length > n ? s.slice(0, n - 1) + '…' : s);
+
+function graph(s) {
+  const g = new dagre.graphlib.Graph({ multigraph: true });
+  const narrow = innerWidth < 700;
+  g.setGraph({ rankdir: narrow ? 'TB' : 'LR', nodesep: 18, ranksep: narrow ? 34 : 64, marginx: 8, marginy: 8 });
+  g.setDefaultEdgeLabel(() => ({}));
+  const node = (id, label, kind, o) => { if (!g.hasNode(id)) g.setNode(id, { label, kind, o, width: Math.min(230, 26 + Math.max(label.length, o ? 16 : 0) * 7.4), height: o ? 54 : 34 }); };
+  const shown = s.observers.slice(0, 80);
+  for (const o of shown) {
+    node('c ' + o.column, short(clean(o.column), 28), 'column');
+    if (!o.observer) continue;
+    const id = 'o ' + o.column + ' ' + o.observer;
+    node(id, short(clean(o.observer), 26), 'observer', o);
+    g.setEdge('c ' + o.column, id, { o }, 'in');
+  }
+  for (const e of s.edges) {
+    const from = 'o ' + e.column + ' ' + e.observer;
+    if (!g.hasNode(from)) continue;
+    node('c ' + e.writes, short(clean(e.writes), 28), 'column');
+    g.setEdge(from, 'c ' + e.writes, {}, 'out');
+  }
+  dagre.layout(g);
+  const { width, height } = g.graph();
+  const path = (pts) => 'M' + pts.map((p) => p.x.toFixed(1) + ' ' + p.y.toFixed(1)).join('L');
+  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': 'Graph of observers' }, h('svg.graph', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Columns, the observers that watch them, and the columns that these write' },
+    h('defs', {}, h('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: '7', refY: '4', markerWidth: '7', markerHeight: '7', orient: 'auto' }, h('path', { d: 'M0 0L8 4L0 8z', class: 'arrow' }))),
+    g.edges().map((e) => {
+      const edge = g.edge(e), o = edge.o;
+      const mid = edge.points[Math.floor(edge.points.length / 2)];
+      const bad = o && (o.dead_letters || o.failing), busy = o && o.pending;
+      return h('g', {}, h('path', { class: 'edge' + (bad ? ' bad' : busy ? ' warn' : ''), d: path(edge.points), 'marker-end': 'url(#arrow)' }),
+        busy ? h('text', { class: 'edge-label', x: mid.x, y: mid.y - 6, 'text-anchor': 'middle' }, num(o.pending)) : null);
+    }),
+    g.nodes().map((id) => {
+      const n = g.node(id), o = n.o, x = n.x - n.width / 2, y = n.y - n.height / 2;
+      const state = o && (o.dead_letters || (o.pending && !o.live_workers) ? 'bad' : o.failing || o.lag_seconds > 600 ? 'warn' : 'ok');
+      const words = o && (o.pending ? `${num(o.pending)} pending, ${duration(o.lag_seconds)}` : o.dead_letters ? plural(o.dead_letters, 'dead letter') : 'up to date');
+      const body = h('g', { class: 'node ' + n.kind + (state ? ' ' + state : '') }, h('title', {}, o ? `${o.observer}: ${o.pending} pending, ${o.failing} failing, ${plural(o.dead_letters, 'dead letter')}, ${plural(o.live_workers, 'live worker')}` : id.slice(2)),
+        h('rect', { x, y, width: n.width, height: n.height, rx: o ? 8 : 17 }),
+        h('text', { x: n.x, y: o ? n.y - 5 : n.y + 4, 'text-anchor': 'middle', class: 'name' }, n.label),
+        o && h('text', { x: n.x, y: n.y + 14, 'text-anchor': 'middle', class: 'words' }, words));
+      if (!o) return body;
+      const a = document.createElementNS('http://www.w3.org/2000/svg', 'a');
+      a.setAttribute('href', link('observers', { observer: o.observer }));
+      a.append(body);
+      return a;
+    })));
+}
+
+export default function observers(main, params) {
+  const top = h('div'), list = h('div'), dead = h('div');
+  fill(main, h('div.title', {}, h('h1', {}, 'Observers'), params.observer && h('span', {}, pill('note', params.observer), ' ', h('a', { href: link('observers') }, 'show all'))), top, list, dead);
+  let before = '', letters = null, at = 0;
+  const read = async () => {
+    at = Date.now();
+    try { letters = await api.get('api/letters'); } catch (e) { letters = []; paint(dead, card('Dead letters', h('p.bad', {}, e.message))); return; }
+    const mine = letters.filter((d) => !params.observer || d.observer === params.observer);
+    paint(dead, card('Dead letters' + (mine.length ? ' (' + num(mine.length) + ')' : ''), mine.length ? [
+      params.observer && h('div.actions', {}, offer('Replay all of ' + params.observer, { action: 'replay', observer: params.observer })),
+      table([['Cell'], ['Observer'], ['Parked'], ['Attempts', 'n'], ['Error'], ['']], mine.slice(0, 200).map((d) => [cellLink(d.cell), d.observer, h('time.mono', {}, d.parked_time.slice(0, 19).replace('T', ' ')), num(d.attempts), h('span.why.bad', {}, d.error), offer('Replay', { action: 'replay', cell: d.cell, observer: d.observer })]), 'Dead letters'),
+      mine.length > 200 && h('p.muted', {}, `The first 200 of ${num(mine.length)}; percctl notify list --dead has all.`)] : empty('No dead letters.')));
+  };
+  read();
+  return {
+    update(s) {
+      if (!s) return;
+      const key = JSON.stringify([s.observers.map((o) => [o.column, o.observer, o.pending, o.failing, o.dead_letters, o.live_workers, Math.round(o.lag_seconds / 2)]), s.edges, innerWidth]);
+      if (key !== before) {
+        before = key;
+        const all = s.observers.filter((o) => !params.observer || o.observer === params.observer);
+        const seen = { observers: all, edges: s.edges };
+        paint(top, card('', all.length ? [graph(seen), h('p.legend-line', {}, h('span', {}, h('i.swatch.round'), 'column'), h('span', {}, h('i.swatch.square'), 'observer'), h('span', {}, 'A number at an arrow: pending changes. An arrow from an observer: a column that its runs have written, as far as a sample of rows shows.')), s.observers.length > 80 && h('p.muted', {}, `The graph has the first 80 of ${num(s.observers.length)} observers.`)] : empty('No column is observed. percctl observer add registers an observer.')));
+        paint(list, all.length ? card('', table([['Column'], ['Observer'], ['Kind'], ['Pending', 'n'], ['Failing', 'n'], ['Lag', 'n'], ['Dead letters', 'n'], ['Live workers', 'n']], all.slice(0, 300).map((o) => [h('span.mono', {}, o.column), o.observer ? h('a', { href: link('observers', { observer: o.observer }) }, o.observer) : '–', o.kind, num(o.pending), o.failing ? h('b.bad', {}, num(o.failing)) : '0', o.oldest_ts ? duration(o.lag_seconds) : '–', o.dead_letters ? h('b.bad', {}, num(o.dead_letters)) : '0', o.live_workers ? num(o.live_workers) : h('b.bad', {}, '0')]), 'Observers')) : null);
+      }
+      if (Date.now() - at > 10000) read();
+    },
+  };
+}
