@@ -23,7 +23,8 @@ func TestSampleRows(t *testing.T) {
 	if err := env.Bigtable.Open("accounts").Apply(ctx, "row0", m); err != nil {
 		t.Fatal(err)
 	}
-	_, err := env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+	// What is stored is counted, so the secondaries have to be committed.
+	_, err := env.NewClient(txn.Config{SyncSecondaries: true}).Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		for i := 1; i < 10; i++ {
 			tx.Table("accounts").Set(fmt.Sprint("row", i), "bal", "usd", []byte("10"))
 		}

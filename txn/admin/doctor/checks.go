@@ -57,26 +57,58 @@ type Finding struct {
 // A State is how a check ended.
 type State string
 
-// The states. Skipped: it cannot be checked here, which is no fault. Failed:
-// the check itself could not be made.
+// The states. Skipped: it cannot be checked here, which is no fault. Partial: a check that
+// reads tables did not get through all of them in its time, and found nothing until then.
+// Failed: the check itself could not be made.
 const (
 	OK      State = "ok"
 	Found   State = "found"
 	Skipped State = "skipped"
+	Partial State = "partial"
 	Failed  State = "failed"
 )
 
 // A Result is how a check ended.
 type Result struct {
 	Check    string    `json:"check"`    // name of the check
-	State    State     `json:"state"`    // how the check ended: skipped means that it cannot be made here, failed that it ended in an error
+	State    State     `json:"state"`    // how the check ended: skipped means that it cannot be made here, partial that it did not get through all tables in its time, failed that it ended in an error
 	Detail   string    `json:"detail"`   // extent of the check, or why it was skipped or failed
 	Findings []Finding `json:"findings"` // problems that it found
+
+	unfinished int // tables that were not read to their end
 }
 
 // find adds a finding.
 func (r *Result) find(severity Severity, subject, what, why, fix string) {
 	r.Findings = append(r.Findings, Finding{r.Check, severity, subject, what, why, fix})
+}
+
+// eachTable looks at the tables, several at a time, until ctx ends. look adds its
+// findings to the Result that it gets, which is its own. A table that look does not get
+// through in time counts as unfinished; any other error ends the check.
+func (r *Result) eachTable(ctx context.Context, d *Deployment, look func(ctx context.Context, table string, r *Result) error) error {
+	parts := make([]Result, len(d.Tables))
+	g, each := errgroup.WithContext(ctx)
+	g.SetLimit(parallelism)
+	for i, table := range d.Tables {
+		g.Go(func() error {
+			parts[i].Check = r.Check
+			err := look(each, table, &parts[i])
+			if err != nil && ctx.Err() == nil {
+				return fmt.Errorf("table %s: %w", table, err)
+			}
+			if err != nil {
+				parts[i].unfinished++
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	for _, p := range parts {
+		r.Findings = append(r.Findings, p.Findings...)
+		r.unfinished += p.unfinished
+	}
+	return err
 }
 
 // A Deployment is what the checks look at. Set the exported fields, and call Open.
@@ -247,6 +279,10 @@ func (c *Check) run(ctx context.Context, d *Deployment) Result {
 		if ctx.Err() != nil {
 			r.Detail = fmt.Sprintf("not finished after %v: %s", c.Timeout, r.Detail)
 		}
+	}
+	if r.unfinished > 0 {
+		r.State = Partial
+		r.Detail += fmt.Sprintf("; after %v, %d of %d tables were not read to their end", c.Timeout, r.unfinished, len(d.Tables))
 	}
 	if len(r.Findings) > 0 {
 		r.State = Found

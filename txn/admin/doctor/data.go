@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -78,45 +79,51 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	if err != nil {
 		return err
 	}
-	seen, all, cut := 0, 0, false
-	for _, table := range d.Tables {
+	var seen, all atomic.Int64
+	var cut atomic.Bool
+	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		stranded, inTable := 0, 0
 		oldest := now
+		var end error
 		for l, err := range admin.Locks(ctx, d.Client, table, nil) {
 			if unreadable(err) {
 				continue // another check says so
 			}
 			if err != nil {
-				return fmt.Errorf("table %s: %w", table, err)
+				end = err
+				break
 			}
-			seen++
 			if l.Expired(now - grace) {
 				stranded++
 				oldest = min(oldest, l.StartTS)
 			}
 			if inTable++; inTable >= d.Rows {
-				cut = true
 				break
 			}
 		}
-		all += stranded
+		seen.Add(int64(inTable))
+		all.Add(int64(stranded))
+		if inTable >= d.Rows || end != nil {
+			cut.Store(true)
+		}
 		if stranded > 0 {
 			count := words.Count(stranded, "lock")
-			if inTable >= d.Rows {
+			if inTable >= d.Rows || end != nil {
 				count = "at least " + count
 			}
 			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
 				"their clients died; the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
 		}
-	}
-	r.Detail = words.Count(seen, "lock") + " in " + words.Count(len(d.Tables), "table")
-	if cut {
+		return end
+	})
+	r.Detail = words.Count(int(seen.Load()), "lock") + " in " + words.Count(len(d.Tables), "table")
+	if cut.Load() {
 		r.Detail = "at least " + r.Detail
 	}
-	if seen > 0 {
-		r.Detail = fmt.Sprintf("%d of %s", all, r.Detail)
+	if seen.Load() > 0 {
+		r.Detail = fmt.Sprintf("%d of %s", all.Load(), r.Detail)
 	}
-	return nil
+	return err
 }}
 
 // shownClients is how many dead clients a finding names.
@@ -165,16 +172,13 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 const shownWrites = 3
 
 var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
-	looked := 0
-	for _, table := range d.Tables {
+	var looked atomic.Int64
+	err := r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		keys, _, err := sample(ctx, d, table, d.Rows)
 		if err != nil || len(keys) == 0 {
-			if err != nil {
-				return fmt.Errorf("table %s: %w", table, err)
-			}
-			continue
+			return err
 		}
-		looked += len(keys)
+		looked.Add(int64(len(keys)))
 		n, hidden := 0, 0
 		for w, err := range admin.RawWrites(ctx, d.Client, table, keys) {
 			if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
@@ -199,23 +203,24 @@ var rawWrites = Check{Name: "raw writes", Client: true, Timeout: scanTimeout, Ru
 		if n > shownWrites {
 			r.find(Warning, table, fmt.Sprintf("%d more plain writes in the rows that were read (%d of all are hidden from transactions)", n-shownWrites, hidden), "as above", "as above; --rows reads more rows")
 		}
-	}
-	r.Detail = words.Count(looked, "row") + " read"
-	return nil
+		return nil
+	})
+	r.Detail = words.Count(int(looked.Load()), "row") + " read"
+	return err
 }}
 
 var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
-	looked, every := 0, true
-	for _, table := range d.Tables {
+	var looked atomic.Int64
+	var cut atomic.Bool
+	err := r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		keys, all, err := sample(ctx, d, table, d.Rows)
-		if err != nil {
-			return fmt.Errorf("table %s: %w", table, err)
+		if !all {
+			cut.Store(true)
 		}
-		looked += len(keys)
-		every = every && all
-		if len(keys) == 0 {
-			continue
+		if err != nil || len(keys) == 0 {
+			return err
 		}
+		looked.Add(int64(len(keys)))
 		n := 0
 		for v, err := range admin.Check(ctx, d.Client, table, keys) {
 			if errors.Is(err, txn.ErrNotInitialized) || unreadable(err) {
@@ -232,10 +237,11 @@ var consistency = Check{Name: "consistency", Client: true, Timeout: scanTimeout,
 		if n > shownWrites {
 			r.find(Error, table, fmt.Sprintf("%d more violations in the rows that were read", n-shownWrites), "as above", "percctl check "+table)
 		}
+		return nil
+	})
+	r.Detail = "all " + words.Count(int(looked.Load()), "row")
+	if cut.Load() {
+		r.Detail = "a sample of " + words.Count(int(looked.Load()), "row") + "; percctl check reads all"
 	}
-	r.Detail = "all " + words.Count(looked, "row")
-	if !every {
-		r.Detail = "a sample of " + words.Count(looked, "row") + "; percctl check reads all"
-	}
-	return nil
+	return err
 }}

@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -80,4 +85,51 @@ func TestWithoutMetadataTable(t *testing.T) {
 	if r := all["consistency"]; r.State != doctor.Skipped {
 		t.Errorf("consistency: %+v", r)
 	}
+}
+
+// TestTableThatTakesTooLong: a table whose reads do not end makes the checks that read tables
+// partial. They find what they would have found in the other tables.
+func TestTableThatTakesTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		tables := []string{"accounts", "endless", "journal"}
+		for _, name := range tables {
+			env.CreateTable(name, "bal")
+		}
+		dead := env.NewClient(txn.Config{}, txntest.ChooseFaults(func(c txntest.Call) (txntest.Action, time.Duration, bool) {
+			return txntest.Crash, 0, txntest.Classify(c.Method, c.Request).Step == txntest.StepCommit
+		}).DialOptions()...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("journal").Set("bob", "bal", "usd", []byte("10"))
+			return nil
+		}); !errors.Is(err, txn.ErrUndetermined) {
+			t.Fatalf("a commit that is not sent: %v", err)
+		}
+		<-time.After(time.Hour)
+
+		faults := txntest.NewFaults(t)
+		slow := faults.On("a read of the table", func(c txntest.Call) bool {
+			r, ok := c.Request.(*btpb.ReadRowsRequest)
+			return ok && strings.HasSuffix(r.GetTableName(), "/endless")
+		}, txntest.Crash, 0)
+		bt, btAdmin := env.Open(faults.DialOptions()...)
+		d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: bt, Admin: btAdmin, Emulator: true, Rows: 100}
+		all := examine(t, d, tables...)
+		<-slow.Fired()
+		for _, name := range []string{"stranded locks", "raw writes", "consistency"} {
+			r := all[name]
+			want := doctor.Partial
+			if name == "stranded locks" {
+				want = doctor.Found
+				if len(r.Findings) != 1 || r.Findings[0].Subject != "journal" {
+					t.Errorf("%s: %+v", name, r.Findings)
+				}
+			}
+			if r.State != want || !strings.Contains(r.Detail, "after 2m0s, 1 of 3 tables were not read to their end") {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	})
 }

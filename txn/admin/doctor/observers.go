@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -32,17 +33,20 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 	if err != nil {
 		return err
 	}
-	registered := 0
-	for _, table := range d.Tables {
+	if err := deadLetters(ctx, d, r); err != nil {
+		return err
+	}
+	var registered atomic.Int64
+	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		columns, err := changes.ObservedColumns(ctx, d.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
-			continue // another check says so
+			return nil // another check says so
 		}
 		if err != nil {
-			return fmt.Errorf("table %s: %w", table, err)
+			return err
 		}
 		for _, col := range columns {
-			registered += len(col.Observers)
+			registered.Add(int64(len(col.Observers)))
 			for _, id := range col.Observers {
 				if !slices.ContainsFunc(clients, func(w admin.Worker) bool { return w.State == admin.OwnerFresh && slices.Contains(w.Observers, id) }) {
 					r.find(Warning, id, fmt.Sprintf("no live worker runs it, and it is registered for %s/%s", table, col.Column),
@@ -51,25 +55,25 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 			}
 		}
 		if len(columns) == 0 {
-			continue
+			return nil
 		}
-		if err := oldNotifications(ctx, d, r, table, now); err != nil {
-			return fmt.Errorf("table %s: %w", table, err)
-		}
-	}
-	r.Detail = words.Count(registered, "observer") + " registered"
-	return deadLetters(ctx, d, r)
+		return oldNotifications(ctx, d, r, table, now)
+	})
+	r.Detail = words.Count(int(registered.Load()), "observer") + " registered"
+	return err
 }}
 
 // oldNotifications finds what observers of a table are behind with.
 func oldNotifications(ctx context.Context, d *Deployment, r *Result, table string, now tso.Timestamp) error {
 	looked, old, oldest := 0, 0, now
+	var end error
 	for seen, err := range changes.Observations(ctx, d.Client, table, nil) {
 		if unreadable(err) {
 			break // another check says so
 		}
 		if err != nil {
-			return err
+			end = err
+			break
 		}
 		if ts := waitsSince(&seen); ts != 0 && ts+oldNotification < now {
 			old++
@@ -80,15 +84,15 @@ func oldNotifications(ctx context.Context, d *Deployment, r *Result, table strin
 		}
 	}
 	if old == 0 {
-		return nil
+		return end
 	}
 	count := words.Count(old, "notification")
-	if looked >= d.Rows {
+	if looked >= d.Rows || end != nil {
 		count = "at least " + count
 	}
 	r.find(Warning, table, fmt.Sprintf("%s older than %s; the oldest of a change %s ago, at %s", count, words.Duration(time.Duration(oldNotification)*time.Microsecond), words.Between(oldest, now), words.Stamp(oldest)),
 		"their observers have not run for these changes, or fail on them", "percctl notify list "+table+" --older-than 10m says why; see docs/operations.md")
-	return nil
+	return end
 }
 
 // waitsSince is the oldest change that an observer has still to handle; 0: there
