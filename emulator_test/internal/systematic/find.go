@@ -7,6 +7,7 @@ import (
 	"go/types"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -116,7 +117,7 @@ func find(root string, files func(string) bool, dirs ...string) (mutants []Mutan
 				return m.ID
 			}}
 			for _, d := range file.Decls {
-				if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && !slices.Contains(shown, fn.Name.Name) {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && !shown.MatchString(fn.Name.Name) {
 					f.fn = funcName(fn)
 					ast.Inspect(fn, f.visit)
 				}
@@ -129,8 +130,8 @@ func find(root string, files func(string) bool, dirs ...string) (mutants []Mutan
 	return mutants, sources, nil
 }
 
-// shown are functions whose results only people read.
-var shown = []string{"String", "GoString", "Error", "LogValue", "Format"}
+// shown are functions whose results only people read, and those that only trace or log.
+var shown = regexp.MustCompile(`^(String|GoString|Error|LogValue|Format|log[A-Z]\w*|(begin|end|with)(Trace|Span)|measureEnd|annotate)$`)
 
 func funcName(fn *ast.FuncDecl) string {
 	if fn.Recv == nil || len(fn.Recv.List) == 0 {
@@ -205,10 +206,14 @@ func (f *finder) parent(n int) ast.Node {
 }
 
 // leftOut reports whether no test has to notice a change of n: it is a constant
-// declaration, a log line, a span, a metric, the text of an error, or a mutex. Missing
-// mutexes are for the race detector.
+// declaration, a log line, a span, a metric, the text of an error, a mutex, or only
+// reserves memory. Missing mutexes are for the race detector.
 func (f *finder) leftOut(n ast.Node) bool {
 	switch n := n.(type) {
+	case *ast.IfStmt:
+		return f.reports(n)
+	case *ast.AssignStmt:
+		return n.Tok != token.DEFINE && f.describes(n)
 	case *ast.GenDecl:
 		return n.Tok == token.CONST || n.Tok == token.TYPE
 	case *ast.ExprStmt:
@@ -222,6 +227,75 @@ func (f *finder) leftOut(n ast.Node) bool {
 	return false
 }
 
+// reports reports whether an if only decides about logs, spans and metrics.
+func (f *finder) reports(n *ast.IfStmt) bool {
+	quiet := func(b *ast.BlockStmt) bool {
+		return len(b.List) > 0 && !slices.ContainsFunc(b.List, func(s ast.Stmt) bool {
+			define, ok := s.(*ast.AssignStmt)
+			return !f.leftOut(s) && (!ok || !f.describes(define))
+		})
+	}
+	switch e := n.Else.(type) {
+	case nil:
+	case *ast.IfStmt:
+		if !f.reports(e) {
+			return false
+		}
+	case *ast.BlockStmt:
+		if !quiet(e) {
+			return false
+		}
+	}
+	// What the if itself calls may matter.
+	return n.Init == nil && quiet(n.Body)
+}
+
+// describes reports whether an assignment stores only what spans and metrics need, or
+// reserves memory.
+func (f *finder) describes(n *ast.AssignStmt) bool {
+	for _, e := range n.Rhs {
+		if call, ok := ast.Unparen(e).(*ast.CallExpr); !ok || !f.isTelling(call) && !f.reserves(call) {
+			for _, l := range n.Lhs {
+				if !f.isTelemetry(l) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// isTelling reports whether a call is one of telemetry.
+func (f *finder) isTelling(call *ast.CallExpr) bool {
+	fn := f.callee(call)
+	return fn != nil && f.aboutTelemetry(fn)
+}
+
+// reserves reports whether a call only decides how much memory is reserved.
+func (f *finder) reserves(call *ast.CallExpr) bool {
+	fn := f.callee(call)
+	return fn != nil && slices.Contains([]string{"slices", "bytes", "strings"}, fn.Pkg().Path()) && slices.Contains([]string{"Grow", "Clip"}, fn.Name())
+}
+
+// isTelemetry reports whether e has a type of telemetry.
+func (f *finder) isTelemetry(e ast.Expr) bool {
+	t := f.pkg.TypesInfo.TypeOf(e)
+	if p, ok := t.(*types.Pointer); ok {
+		t = p.Elem()
+	}
+	named, ok := types.Unalias(t).(*types.Named)
+	return ok && named.Obj().Pkg() != nil && f.aboutTelemetry(named.Obj())
+}
+
+// aboutTelemetry reports whether o is declared by a library of telemetry, or in a file about
+// telemetry of the package.
+func (f *finder) aboutTelemetry(o types.Object) bool {
+	path := o.Pkg().Path()
+	return path == "log/slog" || path == "runtime/trace" || strings.HasPrefix(path, "go.opentelemetry.io/") ||
+		strings.HasSuffix(path, "/telemetry") || strings.HasSuffix(path, "tso/instrument") ||
+		o.Pkg() == f.pkg.Types && about.MatchString(filepath.ToSlash(f.pkg.Fset.Position(o.Pos()).Filename))
+}
+
 // frees reports whether a deferred call only frees memory early.
 func (f *finder) frees(call *ast.CallExpr) bool {
 	if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Stop" {
@@ -232,35 +306,41 @@ func (f *finder) frees(call *ast.CallExpr) bool {
 }
 
 func (f *finder) quiet(call *ast.CallExpr) bool {
-	fun := ast.Unparen(call.Fun)
-	if id, ok := fun.(*ast.Ident); ok {
+	if id, ok := ast.Unparen(call.Fun).(*ast.Ident); ok {
 		if b, ok := f.pkg.TypesInfo.Uses[id].(*types.Builtin); ok {
 			return b.Name() == "panic" || b.Name() == "make"
 		}
 	}
+	fn := f.callee(call)
+	if fn == nil {
+		return false
+	}
+	switch fn.Pkg().Path() {
+	case "fmt":
+		return true
+	case "errors":
+		return fn.Name() == "New"
+	case "sync":
+		return slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock"}, fn.Name())
+	}
+	return f.reserves(call) || f.aboutTelemetry(fn) || shown.MatchString(fn.Name())
+}
+
+// callee is the function that is called, or nil if it has no name in a package.
+func (f *finder) callee(call *ast.CallExpr) *types.Func {
 	var id *ast.Ident
-	switch fun := fun.(type) {
+	switch fun := ast.Unparen(call.Fun).(type) {
 	case *ast.Ident:
 		id = fun
 	case *ast.SelectorExpr:
 		id = fun.Sel
 	default:
-		return false
+		return nil
 	}
-	fn, ok := f.pkg.TypesInfo.Uses[id].(*types.Func)
-	if !ok || fn.Pkg() == nil {
-		return false
+	if fn, ok := f.pkg.TypesInfo.Uses[id].(*types.Func); ok && fn.Pkg() != nil {
+		return fn
 	}
-	path := fn.Pkg().Path()
-	switch {
-	case path == "log/slog", path == "runtime/trace", path == "fmt", strings.HasPrefix(path, "go.opentelemetry.io/"), strings.HasSuffix(path, "/telemetry"), strings.HasSuffix(path, "tso/instrument"):
-		return true
-	case path == "errors":
-		return fn.Name() == "New"
-	case path == "sync":
-		return slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock"}, fn.Name())
-	}
-	return false
+	return nil
 }
 
 func (f *finder) pos(p token.Pos) int { return int(p) - f.base }
@@ -295,7 +375,7 @@ func call(function string, id int) string { return fmt.Sprintf("%s.%s(%d", pkgNa
 // always or never on the first value that matters.
 func (f *finder) condition(e ast.Expr, always, never bool) {
 	e = ast.Unparen(e)
-	if tv := f.pkg.TypesInfo.Types[e]; tv.Value != nil || !isBool(tv.Type) {
+	if tv := f.pkg.TypesInfo.Types[e]; tv.Value != nil || !isBool(tv.Type) || f.asksTelemetry(e) {
 		return
 	}
 	text := f.short(e)
@@ -319,6 +399,23 @@ func (f *finder) condition(e ast.Expr, always, never bool) {
 	if never {
 		f.wrap(e, "(!"+call("On", f.add(e, Never, text+" → false"))+") && (", "))")
 	}
+}
+
+// asksTelemetry reports whether e only says whether telemetry is on: a span that records, a
+// logger that is enabled, an instrument that is there.
+func (f *finder) asksTelemetry(e ast.Expr) bool {
+	switch e := ast.Unparen(e).(type) {
+	case *ast.UnaryExpr:
+		return f.asksTelemetry(e.X)
+	case *ast.CallExpr:
+		return f.isTelling(e)
+	case *ast.BinaryExpr:
+		if e.Op == token.LAND || e.Op == token.LOR {
+			return f.asksTelemetry(e.X) && f.asksTelemetry(e.Y)
+		}
+		return f.isTelemetry(e.X)
+	}
+	return false
 }
 
 // operands leaves out one operand of op at a time.
@@ -431,7 +528,7 @@ func (f *finder) binary(b *ast.BinaryExpr) {
 	from, to := f.pos(b.Pos()), f.pos(b.End())
 	if other, ok := bounds[b.Op]; ok {
 		text := f.textOf(b)
-		if strings.Contains(text, "func(") || strings.Contains(text, "//") || f.isEmptiness(b) {
+		if strings.Contains(text, "func(") || strings.Contains(text, "//") || f.isEmptiness(b) || f.isTime(b) || f.isLarger(b) {
 			return
 		}
 		changed := string(f.text[from:at]) + other + string(f.text[at+len(b.Op.String()):to])
@@ -456,6 +553,38 @@ func (f *finder) isEmptiness(b *ast.BinaryExpr) bool {
 	c, ok := b.X.(*ast.CallExpr)
 	v := f.pkg.TypesInfo.Types[b.Y].Value
 	return ok && f.textOf(c.Fun) == "len" && v != nil && v.String() == "0"
+}
+
+// isTime reports whether b compares a measured time, or two variable durations. One
+// nanosecond more or less does not matter. The bounds of an option are constants, and matter.
+func (f *finder) isTime(b *ast.BinaryExpr) bool {
+	if types.TypeString(f.pkg.TypesInfo.TypeOf(b.X), nil) != "time.Duration" {
+		return false
+	}
+	measured := f.pkg.TypesInfo.Types[b.Y].Value == nil
+	ast.Inspect(b.X, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			fn := f.callee(call)
+			measured = measured || fn != nil && fn.Pkg().Path() == "time" && slices.Contains([]string{"Since", "Until", "Sub"}, fn.Name())
+		}
+		return true
+	})
+	return measured
+}
+
+// isLarger reports whether b is the condition of if a < b { a = b }, which for equal operands
+// changes nothing.
+func (f *finder) isLarger(b *ast.BinaryExpr) bool {
+	i, ok := f.parent(0).(*ast.IfStmt)
+	if !ok || i.Cond != b || len(i.Body.List) != 1 {
+		return false
+	}
+	a, ok := i.Body.List[0].(*ast.AssignStmt)
+	if !ok || a.Tok != token.ASSIGN || len(a.Lhs) != 1 {
+		return false
+	}
+	x, y, l, r := f.textOf(b.X), f.textOf(b.Y), f.textOf(a.Lhs[0]), f.textOf(a.Rhs[0])
+	return l == x && r == y || l == y && r == x
 }
 
 func (f *finder) extreme(c *ast.CallExpr) {

@@ -55,8 +55,8 @@ type Suite struct {
 func Protocol(root string) Suite {
 	return Suite{
 		Root: root,
-		Packages: []string{"./txn", "./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn/changes",
-			"./notify", "./tso", "./tso/internal/hint", "./tso/internal/locktable", "./tso/internal/row", "./tso/server"},
+		Packages: []string{"./txn", "./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/internal/ahead", "./txn/internal/buffer",
+			"./txn/gc", "./txn/changes", "./notify", "./tso", "./tso/internal/hint", "./tso/internal/locktable", "./tso/internal/row", "./tso/server"},
 		Tests: []string{"./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn/changes", "./txn",
 			"./notify", "./tso", "./tso/server", "./emulator_test"},
 		Parallel: 1,

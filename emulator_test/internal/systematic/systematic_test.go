@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,72 @@ func TestVerdicts(t *testing.T) {
 		if want == systematic.Killed && !strings.HasPrefix(r.Test, "toy Test") {
 			t.Errorf("%s was killed by %q", key, r.Test)
 		}
+	}
+}
+
+const quiet = `package quiet
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+)
+
+// Quiet has few mutants: most of what it does is for the log, or saves time or memory.
+func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most int, list []int) ([]int, bool) {
+	ctx := context.Background()
+	if log.Enabled(ctx, slog.LevelDebug) && most > 1 {
+		log.Debug("began")
+	}
+	if most == 7 {
+		debug := log.With("most", most)
+		debug.Info("seven")
+	} else {
+		log.Info("not seven")
+	}
+	list = slices.Grow(list, most)
+	for _, n := range list {
+		if n > most {
+			most = n
+		}
+	}
+	return append(list, most), time.Since(began) > time.Minute || age < limit || age > time.Hour
+}
+`
+
+// TestLeftOut: what only reports, reserves memory or compares measured times has no mutants of
+// that, but all others.
+func TestLeftOut(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module quiet\n\ngo 1.26\n", "quiet.go": quiet} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mutants, err := systematic.Suite{Root: dir, Packages: []string{"."}}.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range mutants {
+		got = append(got, m.Change)
+	}
+	want := []string{
+		"for _, n := range list {… dropped",
+		"n > most → true",
+		"n > most → false",
+		"time.Since(began) > time.Minute || age < limit || age > time.Hour → true",
+		"time.Since(began) > time.Minute → false",
+		"age < limit → false",
+		"age > time.Hour → false",
+		"age > time.Hour → >=",
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
 
