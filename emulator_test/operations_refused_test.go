@@ -1,0 +1,390 @@
+package emulator_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// An operation of a client returns what it found or did.
+type operation struct {
+	name string
+	// left is the step before which another client died. It wrote bob and joe.
+	left  txntest.Step
+	token bool // the client has a worker token
+	parts bool // it is not atomic
+	call  func(ctx context.Context, c *txn.Client) (any, error)
+}
+
+func operations() []operation {
+	bob := txn.Cell{Table: "a", Row: "bob", Family: "f", Qualifier: "q"}
+	value := func(v []byte, ok bool, err error) (any, error) { return fmt.Sprintf("%q %t", v, ok), err }
+	rows := func(of func(context.Context, *txn.View) ([]bigtable.Row, error)) func(context.Context, *txn.Client) (any, error) {
+		return func(ctx context.Context, c *txn.Client) (any, error) {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return nil, err
+			}
+			found, err := of(ctx, s.Table("a"))
+			var all []string
+			for _, r := range found {
+				for _, items := range r {
+					for _, i := range items {
+						all = append(all, fmt.Sprintf("%s %s %s", i.Row, i.Column, i.Value))
+					}
+				}
+			}
+			return all, err
+		}
+	}
+	scan := func(rs bigtable.RowSet, opts ...txn.ReadOption) func(context.Context, *txn.Client) (any, error) {
+		return rows(func(ctx context.Context, v *txn.View) (all []bigtable.Row, err error) {
+			for r, err := range v.ReadRows(ctx, rs, opts...) {
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, r)
+			}
+			return all, nil
+		})
+	}
+	update := func(f func(context.Context, *txn.Table) error, opts ...txn.TxnOption) func(context.Context, *txn.Client) (any, error) {
+		return func(ctx context.Context, c *txn.Client) (any, error) {
+			tx, err := c.Begin(ctx, opts...)
+			if err != nil {
+				return nil, err
+			}
+			defer tx.Rollback()
+			if err := f(ctx, tx.Table("a")); err != nil {
+				return nil, err
+			}
+			ts, err := tx.Commit(ctx)
+			return ts > tx.StartTS(), err
+		}
+	}
+	locked := func(ctx context.Context, c *txn.Client) (all []txn.Cell, start tso.Timestamp, err error) {
+		for l, err := range admin.Locks(ctx, c, "a", nil) {
+			if err != nil {
+				return nil, 0, err
+			}
+			all, start = append(all, l.Cell), l.StartTS
+		}
+		return all, start, nil
+	}
+	get := func(row string) func(context.Context, *txn.Client) (any, error) {
+		return func(ctx context.Context, c *txn.Client) (any, error) {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return value(s.Table("a").Get(ctx, row, "f", "q"))
+		}
+	}
+	return []operation{
+		{name: "get", call: get("joe")},
+		{name: "get, its owner died before the commit", left: txntest.StepCommit, call: get("joe")},
+		{name: "get, its owner died after the commit", left: txntest.StepSecondaries, call: get("joe")},
+		{name: "read row", call: rows(func(ctx context.Context, v *txn.View) ([]bigtable.Row, error) {
+			r, err := v.ReadRow(ctx, "joe")
+			return []bigtable.Row{r}, err
+		})},
+		{name: "scan", call: scan(nil)},
+		{name: "scan, owner died before the commit", left: txntest.StepCommit, call: scan(nil)},
+		{name: "scan, owner died after the commit", left: txntest.StepSecondaries, call: scan(nil)},
+		{name: "scan backwards", call: scan(bigtable.InfiniteRange(""), txn.Reverse(), txn.Limit(2))},
+		{name: "latest", left: txntest.StepSecondaries, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			return value(c.Latest("a").Get(ctx, "joe", "f", "q"))
+		}},
+		{name: "latest row", left: txntest.StepCommit, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			r, err := c.Latest("a").ReadRow(ctx, "joe")
+			return len(r["f"]), err
+		}},
+		{name: "held snapshot", token: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			s, err := c.Snapshot(ctx, txn.Hold())
+			if err != nil {
+				return nil, err
+			}
+			defer s.Release()
+			return value(s.Table("a").Get(ctx, "joe", "f", "q"))
+		}},
+		{name: "snapshot of the past", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			now, err := c.Timestamp(ctx)
+			if err != nil {
+				return nil, err
+			}
+			s, err := c.Snapshot(ctx, txn.At(now))
+			if err != nil {
+				return nil, err
+			}
+			return value(s.Table("a").Get(ctx, "joe", "f", "q"))
+		}},
+		{name: "write", call: update(func(_ context.Context, a *txn.Table) error {
+			for _, row := range []string{"bob", "joe", "new"} {
+				a.Set(row, "f", "q", []byte("20"))
+			}
+			return nil
+		})},
+		{name: "write one row", call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("bob", "f", "q", []byte("21"))
+			return nil
+		})},
+		{name: "write with a token", token: true, call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("bob", "f", "q", []byte("22"))
+			return nil
+		})},
+		{name: "write without reads", call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("bob", "f", "q", []byte("23"))
+			a.Set("joe", "f", "q", []byte("23"))
+			return nil
+		}, txn.WriteOnly())},
+		{name: "write, owner died before the commit", left: txntest.StepCommit, call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("joe", "f", "q", []byte("24"))
+			return nil
+		})},
+		{name: "write, owner died after the commit", left: txntest.StepSecondaries, call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("joe", "f", "q", []byte("24"))
+			return nil
+		})},
+		{name: "read, then write", call: update(func(ctx context.Context, a *txn.Table) error {
+			v, _, err := a.GetForUpdate(ctx, "joe", "f", "q")
+			a.Set("bob", "f", "q", append(v, '+'))
+			return err
+		})},
+		{name: "serializable", call: update(func(ctx context.Context, a *txn.Table) error {
+			v, _, err := a.Get(ctx, "joe", "f", "q")
+			a.Set("bob", "f", "q", append(v, '+'))
+			return err
+		}, txn.Serializable())},
+		{name: "delete row", call: update(func(ctx context.Context, a *txn.Table) error { return a.DeleteRow(ctx, "joe") })},
+		{name: "write an observed column", call: update(func(_ context.Context, a *txn.Table) error {
+			a.Set("bob", "f", "seen", []byte("1"))
+			a.Set("joe", "f", "seen", []byte("1"))
+			return nil
+		})},
+		{name: "update", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			return nil, tryUpdate(ctx, c, "25", "bob", "joe")
+		}},
+		{name: "read of an unknown family", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			s, err := c.Snapshot(ctx)
+			if err != nil {
+				return nil, err
+			}
+			_, _, err = s.Table("a").Get(ctx, "joe", "unknown", "q")
+			if errors.Is(err, txn.ErrSchema) && strings.Contains(err.Error(), "has no family") {
+				return "no family", nil
+			}
+			return nil, errors.Join(err, ctx.Err())
+		}},
+		{name: "check table", call: func(ctx context.Context, c *txn.Client) (any, error) { return nil, c.CheckTable(ctx, "a") }},
+		{name: "locks", left: txntest.StepCommit, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			cells, _, err := locked(ctx, c)
+			return cells, err
+		}},
+		{name: "resolve", left: txntest.StepCommit, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			for l, err := range admin.Locks(ctx, c, "a", nil) {
+				if err != nil {
+					return nil, err
+				}
+				s, err := admin.Resolve(ctx, c, l)
+				return s.State, err
+			}
+			return nil, errors.New("no lock")
+		}},
+		{name: "resolve transaction", left: txntest.StepSecondaries, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			_, start, err := locked(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			s, n, err := admin.ResolveTransaction(ctx, c, bob, start)
+			return fmt.Sprint(s.State, n), err
+		}},
+		{name: "status", left: txntest.StepSecondaries, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			_, start, err := locked(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			s, err := admin.TransactionStatus(ctx, c, bob, start)
+			return s.State, err
+		}},
+		{name: "history", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			v, err := admin.History(ctx, c, "a", "joe")
+			return len(v), err
+		}},
+		{name: "check", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			return nil, errorOf(admin.Check(ctx, c, "a", nil))
+		}},
+		{name: "tables", call: func(ctx context.Context, c *txn.Client) (any, error) {
+			return admin.Tables(ctx, c)
+		}},
+		{name: "workers", token: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			w, err := admin.Workers(ctx, c)
+			return len(w), err
+		}},
+		{name: "bulk load", parts: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			r, err := admin.BulkLoad(ctx, c, "b", func(yield func(admin.BulkRow, error) bool) {
+				for _, row := range []string{"r1", "r2"} {
+					if !yield(admin.BulkRow{Row: row, Cells: []admin.BulkCell{{Family: "f", Qualifier: "q"}}}, nil) {
+						return
+					}
+				}
+			}, admin.BulkConfig{})
+			return r.CommitTS > r.StartTS, err
+		}},
+		{name: "close", token: true, parts: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+			if err := tryUpdate(ctx, c, "26", "bob", "joe"); err != nil {
+				return nil, err
+			}
+			return nil, c.Close(ctx)
+		}},
+	}
+}
+
+// TestOperationsRefusedAtEveryRequest fails one request of each operation, each in turn. If
+// Bigtable refuses it, the operation returns that, and has changed nothing (except a bulk load,
+// which is atomic by row). If the failure passes, the operation tries again, and does
+// the same as without it. Worker tokens and secondaries are not needed: they fail silently.
+func TestOperationsRefusedAtEveryRequest(t *testing.T) {
+	for _, op := range operations() {
+		t.Run(op.name, func(t *testing.T) {
+			t.Parallel()
+			var undisturbed ran // it finds the requests
+			synctest.Test(t, func(t *testing.T) { undisturbed = runRefused(t, op, "", codes.OK) })
+			if undisturbed.err != nil || len(undisturbed.requests) == 0 {
+				t.Fatalf("%v; %d requests", undisturbed.err, len(undisturbed.requests))
+			}
+			for request := range undisturbed.requests {
+				for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
+					var got ran
+					synctest.Test(t, func(t *testing.T) { got = runRefused(t, op, request, code) })
+					needed := !strings.HasPrefix(request, string(txntest.StepToken)) && !strings.HasPrefix(request, string(txntest.StepSecondaries)) &&
+						(!op.token || request != searchOfTokens || op.name == "workers")
+					switch {
+					case !got.fired:
+						t.Errorf("%s, %v: it was not sent", request, code)
+					case got.err == nil && code == codes.PermissionDenied && needed:
+						t.Errorf("%s was refused, and no error was returned", request)
+					case got.err == nil && (fmt.Sprint(got.result) != fmt.Sprint(undisturbed.result) || got.after != undisturbed.after):
+						t.Errorf("%s, %v: %v and then %s, want %v and %s", request, code, got.result, got.after, undisturbed.result, undisturbed.after)
+					case got.err != nil && (code == codes.Unavailable || needed && status.Code(got.err) != code || !needed && op.name != "held snapshot"):
+						t.Errorf("%s, %v: %v", request, code, got.err)
+					case got.err != nil && got.after != got.before && !op.parts:
+						t.Errorf("%s, %v: the rows changed from %s to %s", request, code, got.before, got.after)
+					}
+				}
+			}
+		})
+	}
+}
+
+// searchOfTokens is the request with which a client with a token looks for dead ones.
+const searchOfTokens = `schema ReadRows "" #1`
+
+// ran is what one run did.
+type ran struct {
+	result        any
+	err           error
+	before, after string // the visible rows
+	requests      map[string]bool
+	fired         bool
+}
+
+// runRefused runs an operation whose request fails with the code.
+func runRefused(t *testing.T, op operation, request string, code codes.Code) (r ran) {
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+	env.CreateTable("a", "f")
+	env.CreateTable("b", "f")
+	if err := changes.RegisterObserver(t.Context(), env.Client, "a", txn.Column{Family: "f", Qualifier: "seen"}, "o", false); err != nil {
+		t.Fatal(err)
+	}
+	mustSet(t, env.Client, "1", "bob", "joe", "sue")
+	if op.left != "" {
+		leaveLocks(t, env, op.left)
+	}
+	visible := func() string {
+		var all []string
+		s := takeSnapshot(t, env.Client)
+		for _, table := range []string{"a", "b"} {
+			for row, err := range s.Table(table).ReadRows(t.Context(), nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, i := range row["f"] {
+					all = append(all, i.Row+"/"+i.Column+"="+string(i.Value))
+				}
+			}
+		}
+		return strings.Join(all, " ")
+	}
+	if op.left == "" { // else that would remove the locks
+		r.before = visible()
+	} else {
+		r.before = map[txntest.Step]string{txntest.StepCommit: "bob/f:q=1 joe/f:q=1 sue/f:q=1", txntest.StepSecondaries: "bob/f:q=9 joe/f:q=9 sue/f:q=1"}[op.left]
+	}
+	var mu sync.Mutex
+	armed := false
+	r.requests = map[string]bool{}
+	cfg := txn.Config{TokenTTL: -1}
+	if op.token {
+		cfg.TokenTTL = 0
+	}
+	c := env.NewClient(cfg, intercept(func(call txntest.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if !armed {
+			return nil
+		}
+		row := call.Row
+		if call.Step == txntest.StepToken && row != "" {
+			row = "(own)"
+		}
+		for n := 1; ; n++ {
+			key := fmt.Sprintf("%s %s %q #%d", cmp.Or(call.Step, "other"), call.Method, row, n)
+			if r.requests[key] {
+				continue
+			}
+			r.requests[key] = true
+			if key == request {
+				r.fired = true
+				return status.Error(code, "injected")
+			}
+			return nil
+		}
+	})...)
+	mu.Lock()
+	armed = true
+	mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	r.result, r.err = op.call(ctx, c)
+	mu.Lock()
+	armed = armed && request != "" && !r.fired
+	mu.Unlock()
+	if request == "" {
+		synctest.Wait() // secondaries
+		mu.Lock()
+		armed = false
+		mu.Unlock()
+	}
+	advance(time.Minute) // failed requests in the background are sent again, locks expire
+	mu.Lock()
+	armed = false
+	mu.Unlock()
+	r.after = visible()
+	return r
+}
