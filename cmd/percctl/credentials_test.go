@@ -303,6 +303,21 @@ func TestCredentials(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "2 kept, 0 limits, 0 broken, 0 untested") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
+	// An account without permissions is refused; one that may read is not such an account.
+	for account, want := range map[string]int{"nobody@p": 0, "reader@p": 4} {
+		text, err := json.Marshal(c.serviceAccount(account))
+		if err != nil {
+			t.Fatal(err)
+		}
+		denied := filepath.Join(t.TempDir(), "denied.json")
+		if err := os.WriteFile(denied, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out := c.run(t, c.serviceAccount("admin@p"), nil, "conformance", "--yes", "--only", "permission-code", "--denied-creds", denied)
+		if code != want || !strings.Contains(out, "permission-code") {
+			t.Errorf("%s: exit code %d, want %d: %s", account, code, want, out)
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !slices.Contains(c.quota, "payer") {

@@ -30,6 +30,8 @@ type Assumption struct {
 
 	// needs is the assumption without which the test of this one says nothing.
 	needs string
+	// needsDial and needsDenied: without this field of Config the test is left out.
+	needsDial, needsDenied bool
 	// cost is the maximum that the test sends.
 	cost cost
 	test func(context.Context, *trial) error
@@ -44,6 +46,9 @@ type cost struct {
 	// waits is for how many times Config.Duration the test waits without requests.
 	waits int
 }
+
+// simple is a test without concurrency of a few requests.
+var simple = cost{requests: 10, bytes: 64 << 10}
 
 // Public documents.
 const (

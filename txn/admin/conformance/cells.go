@@ -8,9 +8,6 @@ import (
 	"cloud.google.com/go/bigtable"
 )
 
-// simple is a test without concurrency of a few requests.
-var simple = cost{requests: 10, bytes: 64 << 10}
-
 // cells are assumptions about timestamps, values and deletes.
 var cells = []Assumption{
 	{
@@ -65,13 +62,8 @@ var cells = []Assumption{
 		Breaks: "Data from before the adoption may be invisible.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("a", 0, "zero").set(family1, "a", 5, "five")); err != nil {
-				return brokenf("a cell at timestamp 0 is refused: %v", err)
-			}
-			return t.expect(ctx, "a read of [0, 5 ms)", row, between(0, 5), cell{family1, "a", 0, "zero"})
-		},
+		test: shows(set("a", 0, "zero").set(family1, "a", 5, "five"),
+			reading{"a read of [0, 5 ms)", between(0, 5), []cell{{family1, "a", 0, "zero"}}}),
 	},
 	{
 		ID: "timestamp-range-open", Group: "Cells", Class: Required,
@@ -81,17 +73,9 @@ var cells = []Assumption{
 		Breaks: "A prewrite does not see newer commits: updates are lost.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			a, b, c := cell{family1, "a", 3, "3"}, cell{family1, "a", 4, "4"}, cell{family1, "a", 5, "5"}
-			if err := t.apply(ctx, row, set("a", 3, "3").set(family1, "a", 4, "4").set(family1, "a", 5, "5")); err != nil {
-				return err
-			}
-			if err := t.expect(ctx, "a read from 4 ms", row, between(4, 0), b, c); err != nil {
-				return err
-			}
-			return t.expect(ctx, "a read of [3 ms, 5 ms)", row, between(3, 5), a, b)
-		},
+		test: shows(set("a", 3, "3").set(family1, "a", 4, "4").set(family1, "a", 5, "5"),
+			reading{"a read from 4 ms", between(4, 0), []cell{{family1, "a", 4, "4"}, {family1, "a", 5, "5"}}},
+			reading{"a read of [3 ms, 5 ms)", between(3, 5), []cell{{family1, "a", 3, "3"}, {family1, "a", 4, "4"}}}),
 	},
 	{
 		ID: "timestamp-server", Group: "Cells", Class: Required,

@@ -25,11 +25,11 @@ var conditional = []Assumption{
 		Advice: "Use an app profile with single-cluster routing and single-row transactions: gcloud bigtable app-profiles update PROFILE --route-to=CLUSTER --transactional-writes.",
 		cost:   cost{requests: 3, bytes: 1 << 10},
 		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("seed", 1, "s")); err != nil {
+			row, err := seed(ctx, t)
+			if err != nil {
 				return err
 			}
-			_, err := t.check(ctx, row, exact(family1, "none"), nil, set("a", 1, "1"))
+			_, err = t.check(ctx, row, exact(family1, "none"), nil, set("a", 1, "1"))
 			if status.Code(err) == codes.FailedPrecondition {
 				return brokenf("a conditional mutation is refused: %v", err)
 			}
@@ -50,8 +50,8 @@ var conditional = []Assumption{
 		needs:  SingleRow,
 		cost:   cost{requests: 4, bytes: 4 << 10},
 		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("seed", 1, "s")); err != nil {
+			row, err := seed(ctx, t)
+			if err != nil {
 				return err
 			}
 			for _, c := range []struct {
@@ -139,6 +139,43 @@ var conditional = []Assumption{
 		test:   testConditionalAtomic,
 	},
 	{
+		ID: "conditional-whole", Group: "Conditional mutations", Class: Required,
+		Title:  "Readers see all changes of a conditional mutation, or none.",
+		Used:   "value and lock of a prewrite, record and lock of a commit (`txn/internal/store/mutations.go`)",
+		Source: writes + "#conditional",
+		Breaks: "Readers see a value without its lock: they read data that is not committed.",
+		Advice: otherService,
+		needs:  SingleRow,
+		cost:   cost{loops: true, bytes: 32 << 20},
+		test: func(ctx context.Context, t *trial) error {
+			all := bigtable.InterleaveFilters(wholeFamily(family1), wholeFamily(family2))
+			return t.torn(ctx, 10, all, func(ctx context.Context, row string, c *change) error {
+				_, err := t.check(ctx, row, all, c, nil)
+				return err
+			})
+		},
+	},
+	{
+		ID: "conditional-100000", Group: "Conditional mutations", Class: Required,
+		Title:  "A conditional mutation may have 100,000 changes.",
+		Used:   "the client fills requests up to that number (`MaxMutations` in `txn/format/limits.go`)",
+		Source: dataAPI + "#checkandmutaterowrequest",
+		Breaks: "Transactions that write many columns of a row fail.",
+		Advice: "Write fewer columns of one row in a transaction.",
+		needs:  SingleRow,
+		cost:   cost{requests: 2, bytes: 8 << 20},
+		test: func(ctx context.Context, t *trial) error {
+			row, err := seed(ctx, t)
+			if err != nil {
+				return err
+			}
+			if _, err := t.check(ctx, row, exact(family1, "none"), nil, removals(maxChanges)); err != nil {
+				return brokenf("a conditional mutation with 100,000 changes fails: %v", err)
+			}
+			return nil
+		},
+	},
+	{
 		ID: "increment-atomic", Group: "Conditional mutations", Class: Required,
 		Title:  "Concurrent increments of a cell all count, and each gets another result.",
 		Used:   "timestamps of the direct oracle (`tso/internal/row/row.go`)",
@@ -171,9 +208,10 @@ var conditional = []Assumption{
 	},
 }
 
-type predicate struct {
-	filter bigtable.Filter
-	match  bool
+// seed makes a row with the column seed.
+func seed(ctx context.Context, t *trial) (row string, err error) {
+	row = t.row("r")
+	return row, t.apply(ctx, row, set("seed", 1, "s"))
 }
 
 // testConditionalAtomic: in each round, concurrent conditional mutations claim a column that

@@ -1,11 +1,27 @@
 package conformance
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
+)
+
+// Connect opens clients over a connection of their own, with these options. The caller calls
+// end when done.
+type Connect func(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable.Client, admin *bigtable.AdminClient, end func(), err error)
 
 // Config says what Run tests, and how much it may send. The zero value tests everything.
 type Config struct {
 	// Only are the ids of the assumptions to test. Defaults to all.
 	Only []string
+	// Dial opens further connections to the service. Without it, the tests that look at single
+	// messages are left out.
+	Dial Connect
+	// Denied opens connections with an account that has no permission on the service. Without
+	// it, the test of permission-code is left out.
+	Denied Connect
 	// Table is the name of the scratch table. It must not exist. Defaults to a random name
 	// with [TablePrefix].
 	Table string
@@ -45,4 +61,15 @@ func (c Config) costOf(a Assumption) cost {
 		k.requests = c.Requests
 	}
 	return k
+}
+
+// lacks returns which field of the Config the test of an assumption needs and lacks.
+func (c Config) lacks(a Assumption) string {
+	switch {
+	case a.needsDial && c.Dial == nil:
+		return "Config.Dial"
+	case a.needsDenied && c.Denied == nil:
+		return "Config.Denied"
+	}
+	return ""
 }

@@ -44,13 +44,8 @@ var filters = []Assumption{
 		Breaks: "Transactions cannot write columns whose qualifier is empty.",
 		Advice: "Do not use columns whose qualifier is empty.",
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("", 1, "v").set(family1, "x", 1, "w")); err != nil {
-				return brokenf("an empty qualifier is refused: %v", err)
-			}
-			return t.expect(ctx, "a read of the column with the empty qualifier", row, exact(family1, ""), cell{family1, "", 1, "v"})
-		},
+		test: shows(set("", 1, "v").set(family1, "x", 1, "w"),
+			reading{"a read of the column with the empty qualifier", exact(family1, ""), []cell{{family1, "", 1, "v"}}}),
 	},
 	{
 		ID: "value-range", Group: "Filters", Class: Required,
@@ -60,16 +55,8 @@ var filters = []Assumption{
 		Breaks: "Two servers of the oracle lead at the same time.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row, c := t.row("r"), changes()
-			for _, v := range []string{"v", "v\x00", "u", "w", "vv"} {
-				c.set(family1, "q"+v, 1, v)
-			}
-			if err := t.apply(ctx, row, c); err != nil {
-				return err
-			}
-			return t.expect(ctx, "a read of the value v", row, bigtable.ValueRangeFilter([]byte("v"), []byte("v\x00")), cell{family1, "qv", 1, "v"})
-		},
+		test: shows(set("a", 1, "v").set(family1, "b", 1, "v\x00").set(family1, "c", 1, "u").set(family1, "d", 1, "w").set(family1, "e", 1, "vv"),
+			reading{"a read of the value v", bigtable.ValueRangeFilter([]byte("v"), []byte("v\x00")), []cell{{family1, "a", 1, "v"}}}),
 	},
 	{
 		ID: "latest-n", Group: "Filters", Class: Required,
@@ -79,13 +66,8 @@ var filters = []Assumption{
 		Breaks: "Reads return old values.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("a", 2, "v").set(family1, "a", 3, "w").set(family1, "a", 1, "u").set(family1, "b", 1, "x")); err != nil {
-				return err
-			}
-			return t.expect(ctx, "a read of the newest cells", row, bigtable.LatestNFilter(1), cell{family1, "a", 3, "w"}, cell{family1, "b", 1, "x"})
-		},
+		test: shows(set("a", 2, "v").set(family1, "a", 3, "w").set(family1, "a", 1, "u").set(family1, "b", 1, "x"),
+			reading{"a read of the newest cells", bigtable.LatestNFilter(1), []cell{{family1, "a", 3, "w"}, {family1, "b", 1, "x"}}}),
 	},
 	{
 		ID: "chain-order", Group: "Filters", Class: Required,
@@ -95,16 +77,9 @@ var filters = []Assumption{
 		Breaks: "Snapshots do not see a value that was overwritten after their timestamp.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			if err := t.apply(ctx, row, set("a", 1, "u").set(family1, "a", 2, "v").set(family1, "a", 3, "w")); err != nil {
-				return err
-			}
-			if err := t.expect(ctx, "a read of timestamps, then the newest", row, bigtable.ChainFilters(between(0, 3), bigtable.LatestNFilter(1)), cell{family1, "a", 2, "v"}); err != nil {
-				return err
-			}
-			return t.expect(ctx, "a read of the newest, then timestamps", row, bigtable.ChainFilters(bigtable.LatestNFilter(1), between(0, 3)))
-		},
+		test: shows(set("a", 1, "u").set(family1, "a", 2, "v").set(family1, "a", 3, "w"),
+			reading{"a read of timestamps, then the newest", bigtable.ChainFilters(between(0, 3), bigtable.LatestNFilter(1)), []cell{{family1, "a", 2, "v"}}},
+			reading{"a read of the newest, then timestamps", bigtable.ChainFilters(bigtable.LatestNFilter(1), between(0, 3)), nil}),
 	},
 	{
 		ID: "interleave-union", Group: "Filters", Class: Required,
@@ -114,14 +89,9 @@ var filters = []Assumption{
 		Breaks: "Reads miss locks or data.",
 		Advice: otherService,
 		cost:   simple,
-		test: func(ctx context.Context, t *trial) error {
-			row := t.row("r")
-			a, b, c := cell{family1, "a", 1, "u"}, cell{family1, "b", 2, "v"}, cell{family2, "c", 3, "w"}
-			if err := t.apply(ctx, row, set("a", 1, "u").set(family1, "b", 2, "v").set(family2, "c", 3, "w").set(family1, "d", 4, "x")); err != nil {
-				return err
-			}
-			return t.expect(ctx, "a read of three columns", row, bigtable.InterleaveFilters(exact(family1, "a"), exact(family1, "b"), exact(family2, "c")), a, b, c)
-		},
+		test: shows(set("a", 1, "u").set(family1, "b", 2, "v").set(family2, "c", 3, "w").set(family1, "d", 4, "x"),
+			reading{"a read of three columns", bigtable.InterleaveFilters(exact(family1, "a"), exact(family1, "b"), exact(family2, "c")),
+				[]cell{{family1, "a", 1, "u"}, {family1, "b", 2, "v"}, {family2, "c", 3, "w"}}}),
 	},
 	{
 		ID: "filter-18k", Group: "Filters", Class: Required,

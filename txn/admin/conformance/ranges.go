@@ -42,13 +42,7 @@ var ranges = []Assumption{
 		Breaks: "Scans fail, or miss rows.",
 		Advice: otherService,
 		cost:   rowCost,
-		test: func(ctx context.Context, t *trial) error {
-			keys, err := t.manyRows(ctx)
-			if err != nil {
-				return err
-			}
-			return t.expectRows(ctx, "a scan", bigtable.PrefixRange(t.row("k")), keys)
-		},
+		test:   ofRows("a scan", func(keys []string) []string { return keys }),
 	},
 	{
 		ID: "rows-reversed", Group: "Rows", Class: Required,
@@ -58,14 +52,7 @@ var ranges = []Assumption{
 		Breaks: "Reversed scans fail. Everything else works.",
 		Advice: "Do not use reversed scans.",
 		cost:   rowCost,
-		test: func(ctx context.Context, t *trial) error {
-			keys, err := t.manyRows(ctx)
-			if err != nil {
-				return err
-			}
-			slices.Reverse(keys)
-			return t.expectRows(ctx, "a reversed scan", bigtable.PrefixRange(t.row("k")), keys, bigtable.ReverseScan())
-		},
+		test:   ofRows("a reversed scan", reversed, bigtable.ReverseScan()),
 	},
 	{
 		ID: "rows-limited", Group: "Rows", Class: Required,
@@ -75,13 +62,7 @@ var ranges = []Assumption{
 		Breaks: "Scans skip rows.",
 		Advice: otherService,
 		cost:   rowCost,
-		test: func(ctx context.Context, t *trial) error {
-			keys, err := t.manyRows(ctx)
-			if err != nil {
-				return err
-			}
-			return t.expectRows(ctx, "a scan with a limit of 10", bigtable.PrefixRange(t.row("k")), keys[:10], bigtable.LimitRows(10))
-		},
+		test:   ofRows("a scan with a limit of 10", func(keys []string) []string { return keys[:10] }, bigtable.LimitRows(10)),
 	},
 	{
 		ID: "row-range-bounds", Group: "Rows", Class: Required,
@@ -149,13 +130,21 @@ var ranges = []Assumption{
 	},
 }
 
-var rowCost = cost{requests: 4, bytes: 128 << 10}
-
-func firstError(err error, errs []error) error {
-	for _, e := range errs {
-		if err == nil {
-			err = e
+// ofRows is the test of a scan of many rows. want says which it must return.
+func ofRows(what string, want func(keys []string) []string, opts ...bigtable.ReadOption) func(context.Context, *trial) error {
+	return func(ctx context.Context, t *trial) error {
+		keys, err := t.manyRows(ctx)
+		if err != nil {
+			return err
 		}
+		return t.expectRows(ctx, what, bigtable.PrefixRange(t.row("k")), want(keys), opts...)
 	}
-	return err
 }
+
+func reversed(keys []string) []string {
+	keys = slices.Clone(keys)
+	slices.Reverse(keys)
+	return keys
+}
+
+var rowCost = cost{requests: 4, bytes: 128 << 10}

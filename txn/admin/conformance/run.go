@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/capacity"
 )
@@ -18,13 +16,16 @@ import (
 func chosen(c Config) ([]Assumption, error) {
 	all := All()
 	if len(c.Only) == 0 {
-		return all, nil
+		return slices.DeleteFunc(all, func(a Assumption) bool { return c.lacks(a) != "" }), nil
 	}
 	wanted := map[string]bool{}
 	for _, id := range c.Only {
 		i := slices.IndexFunc(all, func(a Assumption) bool { return a.ID == id })
 		if i < 0 {
 			return nil, fmt.Errorf("conformance: there is no assumption %q", id)
+		}
+		if field := c.lacks(all[i]); field != "" {
+			return nil, fmt.Errorf("conformance: the test of %s needs %s", id, field)
 		}
 		wanted[id], wanted[all[i].needs] = true, true
 	}
@@ -143,17 +144,4 @@ func try(ctx context.Context, c Config, bt *bigtable.Client, admin *bigtable.Adm
 		result.State = Broken
 	}
 	return result
-}
-
-// unavailable reports whether an error says nothing about the assumption: the service could
-// not be reached or refused everything.
-func unavailable(err error) bool {
-	if errors.Is(err, errSpent) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return true
-	}
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
-		return true
-	}
-	return false
 }

@@ -13,36 +13,86 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
+	"github.com/percolator-bigtable/percolator/txn/internal/front"
+	"github.com/percolator-bigtable/percolator/txn/internal/strict"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// connect starts an emulator and returns clients of it.
-func connect(t *testing.T, opts ...grpc.ServerOption) (*bigtable.Client, *bigtable.AdminClient) {
+// A server is an emulator and clients of it.
+type server struct {
+	bt    *bigtable.Client
+	admin *bigtable.AdminClient
+	dial  conformance.Connect
+}
+
+// start starts an emulator.
+func start(t *testing.T, opts ...grpc.ServerOption) server {
 	t.Helper()
 	e, err := txntest.StartEmulator("", opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Close)
-	conn, err := e.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return open(t, conn)
+	return open(t, e.Dial)
 }
 
-func open(t *testing.T, conn *grpc.ClientConn) (*bigtable.Client, *bigtable.AdminClient) {
+// open connects to a server.
+func open(t *testing.T, dial func(...grpc.DialOption) (*grpc.ClientConn, error)) server {
 	t.Helper()
-	bt, admin, err := txntest.Open(t.Context(), conn, "project", "instance")
-	if err != nil {
+	s := server{dial: func(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+		conn, err := dial(opts...)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		bt, admin, err := txntest.Open(ctx, conn, "project", "instance")
+		return bt, admin, func() {
+			_ = bt.Close()
+			_ = admin.Close()
+			_ = conn.Close()
+		}, err
+	}}
+	var end func()
+	var err error
+	if s.bt, s.admin, end, err = s.dial(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = bt.Close()
-		_ = admin.Close()
-		_ = conn.Close()
-	})
-	return bt, admin
+	t.Cleanup(end)
+	return s
+}
+
+// denied opens clients of an account that accounts gives no permission.
+func (s server) denied(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+	return s.dial(ctx, append(opts, grpc.WithPerRPCCredentials(token("denied")))...)
+}
+
+// accounts refuses requests of accounts other than the test's own.
+var accounts = strict.Access(func(token, _ string) ([]string, error) {
+	if token != "" {
+		return nil, nil
+	}
+	return []string{"readRows", "mutateRows", "sampleRowKeys", "get", "create", "update", "delete", "list"}, nil
+})
+
+type token string
+
+func (t token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(t)}, nil
+}
+
+func (token) RequireTransportSecurity() bool { return false }
+
+// connect starts an emulator and returns clients of it.
+func connect(t *testing.T, opts ...grpc.ServerOption) (*bigtable.Client, *bigtable.AdminClient) {
+	t.Helper()
+	s := start(t, opts...)
+	return s.bt, s.admin
+}
+
+// everything is a quick run of all tests, for a server with accounts.
+func (s server) everything() conformance.Config {
+	cfg := quick
+	cfg.Dial, cfg.Denied = s.dial, s.denied
+	return cfg
 }
 
 // quick is a run of about two seconds.
@@ -65,12 +115,13 @@ func noTables(t *testing.T, admin *bigtable.AdminClient) {
 
 // TestEstimate: a run takes at most what was announced.
 func TestEstimate(t *testing.T) {
-	bt, admin := connect(t)
-	r, err := conformance.Run(t.Context(), bt, admin, quick)
+	s := start(t, front.Options(accounts)...)
+	cfg := s.everything()
+	r, err := conformance.Run(t.Context(), s.bt, s.admin, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := conformance.EstimateFor(quick)
+	e, err := conformance.EstimateFor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +131,7 @@ func TestEstimate(t *testing.T) {
 	if len(r.Latencies) < 8 {
 		t.Errorf("latencies: %v", r.Latencies)
 	}
-	noTables(t, admin)
+	noTables(t, s.admin)
 }
 
 // TestOnly: a test brings those that it needs.
@@ -90,8 +141,10 @@ func TestOnly(t *testing.T) {
 	if err != nil || !slices.Equal(r.Kept, []string{conformance.SingleRow, "predicate-chain"}) || r.Verdict != conformance.Safe {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if _, err := conformance.Run(t.Context(), bt, admin, conformance.Config{Only: []string{"nothing"}}); err == nil || !strings.Contains(err.Error(), `no assumption "nothing"`) {
-		t.Error(err)
+	for only, want := range map[string]string{"nothing": `no assumption "nothing"`, "permission-code": "needs Config.Denied", "scan-resumed": "needs Config.Dial"} {
+		if _, err := conformance.Run(t.Context(), bt, admin, conformance.Config{Only: []string{only}}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Error(err)
+		}
 	}
 	noTables(t, admin)
 }

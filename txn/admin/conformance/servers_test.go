@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -57,26 +57,24 @@ func gcloudEmulator(t *testing.T) string {
 // TestServers: every server that this machine has is safe: the emulator in this process, the
 // emulator of the gcloud SDK where it is installed, and what BIGTABLE_EMULATOR_HOST names.
 func TestServers(t *testing.T) {
-	servers := map[string]func(*testing.T) (*bigtable.Client, *bigtable.AdminClient){
-		"in this process": func(t *testing.T) (*bigtable.Client, *bigtable.AdminClient) { return connect(t) },
+	servers := map[string]func(*testing.T) server{
+		"in this process": func(t *testing.T) server { return start(t) },
 	}
 	for name, address := range map[string]string{"gcloud": gcloudEmulator(t), "BIGTABLE_EMULATOR_HOST": os.Getenv("BIGTABLE_EMULATOR_HOST")} {
 		if address == "" {
 			t.Logf("%s: there is none", name)
 			continue
 		}
-		servers[name] = func(t *testing.T) (*bigtable.Client, *bigtable.AdminClient) {
-			conn, err := txntest.Dial(address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return open(t, conn)
+		servers[name] = func(t *testing.T) server {
+			return open(t, func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return txntest.Dial(address, opts...) })
 		}
 	}
 	for name, start := range servers {
 		t.Run(name, func(t *testing.T) {
-			bt, admin := start(t)
-			r, err := conformance.Run(t.Context(), bt, admin, quick)
+			s := start(t)
+			cfg := quick
+			cfg.Dial = s.dial // these servers have no accounts
+			r, err := conformance.Run(t.Context(), s.bt, s.admin, cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,7 +91,7 @@ func TestServers(t *testing.T) {
 			if name != "BIGTABLE_EMULATOR_HOST" && !slices.Equal(limits, emulatorLimits) {
 				t.Errorf("limits %v, want %v", limits, emulatorLimits)
 			}
-			if all, err := admin.Tables(t.Context()); err != nil || slices.Contains(all, r.Table) {
+			if all, err := s.admin.Tables(t.Context()); err != nil || slices.Contains(all, r.Table) {
 				t.Errorf("tables: %v, %v", all, err)
 			}
 		})

@@ -4,12 +4,9 @@ import (
 	"context"
 	"strings"
 
-	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
-
-func rowList(keys []string) bigtable.RowList { return bigtable.RowList(keys) }
 
 // Sizes that the library uses, in bytes.
 const (
@@ -67,6 +64,33 @@ var sizes = []Assumption{
 				return brokenf("a value of 2 MB is refused: %v", err)
 			}
 			return t.expect(ctx, "a value of 2 MB", row, nil, cell{family1, "a", 1, v})
+		},
+	},
+	{
+		ID: "row-8m", Group: "Sizes", Class: Required,
+		Title:  "Rows may have 8 MB, and can be read whole.",
+		Used:   "rows with many columns or versions. Cloud Bigtable allows 256 MB (`txn/format/limits.go`)",
+		Source: quotas + "#limits-data-size",
+		Breaks: "Transactions on large rows fail.",
+		Advice: "Use smaller rows, and collect garbage more often.",
+		cost:   cost{requests: 5, bytes: 20 << 20},
+		test: func(ctx context.Context, t *trial) error {
+			row, want := t.row("r"), []cell{}
+			for i := range int64(4) {
+				c := cell{family1, "a", i + 1, strings.Repeat("v", largeValue)}
+				if err := t.apply(ctx, row, set(c.qualifier, c.ms, c.value)); err != nil {
+					return brokenf("value %d of 4 with 2 MB each is refused: %v", i+1, err)
+				}
+				want = append(want, c)
+			}
+			got, err := t.read(ctx, row, nil)
+			if err != nil {
+				return brokenf("a read of a row of 8 MB fails: %v", err)
+			}
+			if !same(got, want) {
+				return brokenf("a read of a row of 8 MB returns %v", some(got))
+			}
+			return nil
 		},
 	},
 }
@@ -141,11 +165,7 @@ var refusals = []Assumption{
 		cost:   cost{requests: 1, bytes: 8 << 20},
 		test: func(ctx context.Context, t *trial) error {
 			// In one row: the client splits a mutation of many rows.
-			c := changes()
-			for range maxChanges + 1 {
-				c.remove(family1, "q", 1, 2)
-			}
-			return refused(t.apply(ctx, t.row("r"), c), "a mutation with 100,001 changes", codes.InvalidArgument)
+			return refused(t.apply(ctx, t.row("r"), removals(maxChanges+1)), "a mutation with 100,001 changes", codes.InvalidArgument)
 		},
 	},
 	{

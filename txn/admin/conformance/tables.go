@@ -38,13 +38,23 @@ var tables = []Assumption{
 		cost:   cost{requests: 6, bytes: 16 << 10},
 		test:   testPolicy,
 	},
+	{
+		ID: "policy-empty", Group: "Tables", Class: Required,
+		Title:  "A family whose policy is replaced by the empty one keeps all versions.",
+		Used:   "adoption removes policies in this way (`txn/admin/policy.go`)",
+		Source: adminAPI + "#gcrule",
+		Breaks: "Bigtable deletes live versions and locks of adopted tables.",
+		Advice: "Do not adopt tables that have a policy. Create tables with percctl table init, and copy the data.",
+		cost:   cost{requests: 6, bytes: 16 << 10},
+		test:   testEmptyPolicy,
+	},
 }
 
 // noPolicy is how Bigtable's client writes that a family has no policy.
 const noPolicy = "<never>"
 
-// testPolicy uses a table of its own: an emulator that has a policy may lose writes.
-func testPolicy(ctx context.Context, t *trial) (err error) {
+// withTable runs f with another scratch table: an emulator that has a policy may lose writes.
+func withTable(ctx context.Context, t *trial, f func(name string) error) (err error) {
 	name := t.name + "-p"
 	if err := t.administer(ctx, func(ctx context.Context) error { return createScratch(ctx, t.bt, t.admin, name) }); err != nil {
 		return err
@@ -54,27 +64,59 @@ func testPolicy(ctx context.Context, t *trial) (err error) {
 			err = fmt.Errorf("removing table %s: %w", name, e)
 		}
 	}()
-	if err := t.administer(ctx, func(ctx context.Context) error {
-		return t.admin.SetGCPolicy(ctx, name, family2, bigtable.MaxVersionsPolicy(7))
-	}); err != nil {
-		return err
-	}
-	var info *bigtable.TableInfo
-	if err := t.administer(ctx, func(ctx context.Context) error {
-		info, err = t.admin.TableInfo(ctx, name)
-		return err
-	}); err != nil {
-		return err
-	}
-	policies := map[string]string{}
-	for _, f := range info.FamilyInfos {
-		policies[f.Name] = f.GCPolicy
-	}
-	if p, ok := policies[family1]; !ok || p != noPolicy {
-		return brokenf("a family without a policy is reported with %q", p)
-	}
-	if policies[family2] != "versions() > 7" {
-		return brokenf("a family with a policy of 7 versions is reported with %q", policies[family2])
-	}
-	return nil
+	return f(name)
+}
+
+func setPolicy(ctx context.Context, t *trial, table string, p bigtable.GCPolicy) error {
+	return t.administer(ctx, func(ctx context.Context) error { return t.admin.SetGCPolicy(ctx, table, family2, p) })
+}
+
+func testPolicy(ctx context.Context, t *trial) error {
+	return withTable(ctx, t, func(name string) error {
+		if err := setPolicy(ctx, t, name, bigtable.MaxVersionsPolicy(7)); err != nil {
+			return err
+		}
+		policies := map[string]string{}
+		if err := t.administer(ctx, func(ctx context.Context) error {
+			info, err := t.admin.TableInfo(ctx, name)
+			if err != nil {
+				return err
+			}
+			for _, f := range info.FamilyInfos {
+				policies[f.Name] = f.GCPolicy
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if p, ok := policies[family1]; !ok || p != noPolicy {
+			return brokenf("a family without a policy is reported with %q", p)
+		}
+		if policies[family2] != "versions() > 7" {
+			return brokenf("a family with a policy of 7 versions is reported with %q", policies[family2])
+		}
+		return nil
+	})
+}
+
+func testEmptyPolicy(ctx context.Context, t *trial) error {
+	return withTable(ctx, t, func(name string) error {
+		for _, p := range []bigtable.GCPolicy{bigtable.MaxVersionsPolicy(1), bigtable.NoGcPolicy()} {
+			if err := setPolicy(ctx, t, name, p); err != nil {
+				return err
+			}
+		}
+		own := t.table
+		t.table = t.bt.Open(name)
+		defer func() { t.table = own }()
+		c, want := changes(), []cell{}
+		for ms := int64(1); ms <= 5; ms++ {
+			c.set(family2, "a", ms, "v")
+			want = append(want, cell{family2, "a", ms, "v"})
+		}
+		if err := t.apply(ctx, t.row("r"), c); err != nil {
+			return err
+		}
+		return t.expect(ctx, "a family with the empty policy", t.row("r"), nil, want...)
+	})
 }

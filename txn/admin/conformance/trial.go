@@ -12,6 +12,9 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Family is a family of data that scratch tables have.
@@ -36,6 +39,19 @@ func brokenf(format string, args ...any) error { return broken{fmt.Sprintf(forma
 
 // errSpent ends a test that has sent as many requests or bytes as it may.
 var errSpent = errors.New("conformance: the test needs more requests than were announced")
+
+// unavailable reports whether an error says nothing about the assumption: the service could
+// not be reached or refused everything.
+func unavailable(err error) bool {
+	if errors.Is(err, errSpent) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
+		return true
+	}
+	return false
+}
 
 // A trial is what the test of one assumption works with. It counts what the test sends.
 type trial struct {
@@ -128,6 +144,30 @@ func wait(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// over makes the test use a connection of its own with these options.
+func (t *trial) over(ctx context.Context, opts ...grpc.DialOption) (end func(), err error) {
+	bt, _, end, err := t.cfg.Dial(ctx, opts...)
+	if err != nil {
+		return nil, err
+	}
+	t.table = bt.Open(t.name)
+	return end, nil
+}
+
+// eachStream counts each stream as a request, and wraps it.
+func (t *trial) eachStream(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		if err := t.spend(0); err != nil {
+			return nil, err
+		}
+		s, err := open(ctx, desc, conn, method, opts...)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(s), nil
+	})
 }
 
 // A change is a list of changes of one row.
@@ -259,6 +299,29 @@ func (t *trial) expect(ctx context.Context, what, row string, f bigtable.Filter,
 	return nil
 }
 
+// A reading is what a read of a row must return.
+type reading struct {
+	what   string
+	filter bigtable.Filter
+	want   []cell
+}
+
+// shows is a test that changes a row and reads it.
+func shows(c *change, all ...reading) func(context.Context, *trial) error {
+	return func(ctx context.Context, t *trial) error {
+		row := t.row("r")
+		if err := t.apply(ctx, row, c); err != nil {
+			return err
+		}
+		for _, r := range all {
+			if err := t.expect(ctx, r.what, row, r.filter, r.want...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 // same compares cells without their order.
 func same(a, b []cell) bool {
 	if len(a) != len(b) {
@@ -366,7 +429,7 @@ func (t *trial) administer(ctx context.Context, f func(context.Context) error) e
 
 // torn: a writer replaces columns of a row, and readers with a filter must always see the
 // columns of one version. The columns of three versions alternate, so columns come and go.
-func (t *trial) torn(ctx context.Context, columns int, f bigtable.Filter) error {
+func (t *trial) torn(ctx context.Context, columns int, f bigtable.Filter, write func(ctx context.Context, row string, c *change) error) error {
 	t.begin()
 	row := t.row("row")
 	version := func(c *change, n int64, write bool) *change {
@@ -388,7 +451,7 @@ func (t *trial) torn(ctx context.Context, columns int, f bigtable.Filter) error 
 	return t.workers(ctx, t.cfg.Concurrency, func(ctx context.Context, i int) error {
 		if i == 0 {
 			for n := int64(2); t.more(ctx); n++ {
-				if err := t.apply(ctx, row, version(version(changes(), n-1, false), n, true)); err != nil {
+				if err := write(ctx, row, version(version(changes(), n-1, false), n, true)); err != nil {
 					return err
 				}
 			}
@@ -407,19 +470,46 @@ func (t *trial) torn(ctx context.Context, columns int, f bigtable.Filter) error 
 	})
 }
 
-// changesInOneRequest sends n changes. They delete cells that do not exist, so nothing is
-// stored.
-func (t *trial) changesInOneRequest(ctx context.Context, n int) error {
-	var keys []string
-	var all []*change
-	for range n / 1000 {
-		c := changes()
-		for range 1000 {
-			c.remove(family1, "q", 1, 2)
-		}
-		keys = append(keys, t.row(fmt.Sprintf("k%03d", len(keys))))
-		all = append(all, c)
+// removals are n changes of a row. They delete cells that do not exist, so nothing is stored.
+func removals(n int) *change {
+	c := changes()
+	for range n {
+		c.remove(family1, "q", 1, 2)
 	}
-	errs, err := t.applyBulk(ctx, keys, all)
-	return firstError(err, errs)
+	return c
 }
+
+func firstError(err error, errs []error) error {
+	for _, e := range errs {
+		if err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+func oneVersion(got []cell, want int) error {
+	if len(got) == 0 {
+		return brokenf("a read found no cell of a row that always has %d", want)
+	}
+	columns := map[cell]bool{}
+	for _, c := range got {
+		if c.ms != got[0].ms {
+			return brokenf("a read returned cells of versions %d and %d, which are never there together", got[0].ms, c.ms)
+		}
+		columns[c] = true
+	}
+	if len(columns) != want || len(got) != want {
+		return brokenf("a read returned %d cells of %d columns; the row always has %d", len(got), len(columns), want)
+	}
+	return nil
+}
+
+type predicate struct {
+	filter bigtable.Filter
+	match  bool
+}
+
+func rowList(keys []string) bigtable.RowList { return bigtable.RowList(keys) }
+
+const maxChanges = 100_000

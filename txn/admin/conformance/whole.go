@@ -41,7 +41,7 @@ var whole = []Assumption{
 		Advice: otherService,
 		cost:   cost{loops: true, bytes: 32 << 20},
 		test: func(ctx context.Context, t *trial) error {
-			return t.torn(ctx, 10, bigtable.InterleaveFilters(wholeFamily(family1), wholeFamily(family2)))
+			return t.torn(ctx, 10, bigtable.InterleaveFilters(wholeFamily(family1), wholeFamily(family2)), t.apply)
 		},
 	},
 	{
@@ -53,7 +53,7 @@ var whole = []Assumption{
 		Advice: otherService,
 		cost:   cost{loops: true, bytes: 32 << 20},
 		test: func(ctx context.Context, t *trial) error {
-			return t.torn(ctx, 3, bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter()))
+			return t.torn(ctx, 3, bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter()), t.apply)
 		},
 	},
 	{
@@ -65,7 +65,7 @@ var whole = []Assumption{
 		Advice: otherService,
 		cost:   cost{loops: true, bytes: 32 << 20},
 		test: func(ctx context.Context, t *trial) error {
-			return t.torn(ctx, 3, bigtable.ChainFilters(between(0, maxMillis), bigtable.LatestNFilter(1), bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter())))
+			return t.torn(ctx, 3, bigtable.ChainFilters(between(0, maxMillis), bigtable.LatestNFilter(1), bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter())), t.apply)
 		},
 	},
 	{
@@ -77,7 +77,7 @@ var whole = []Assumption{
 		Advice: avoided,
 		cost:   cost{loops: true, bytes: 32 << 20},
 		test: func(ctx context.Context, t *trial) error {
-			return t.torn(ctx, 3, nil)
+			return t.torn(ctx, 3, nil, t.apply)
 		},
 	},
 	{
@@ -190,23 +190,6 @@ func testNotLost(ctx context.Context, t *trial) error {
 		}
 	}
 	return ctx.Err()
-}
-
-func oneVersion(got []cell, want int) error {
-	if len(got) == 0 {
-		return brokenf("a read found no cell of a row that always has %d", want)
-	}
-	columns := map[cell]bool{}
-	for _, c := range got {
-		if c.ms != got[0].ms {
-			return brokenf("a read returned cells of versions %d and %d, which are never there together", got[0].ms, c.ms)
-		}
-		columns[c] = true
-	}
-	if len(columns) != want || len(got) != want {
-		return brokenf("a read returned %d cells of %d columns; the row always has %d", len(got), len(columns), want)
-	}
-	return nil
 }
 
 // testLate sends requests with a short deadline, waits, and then looks twice: what

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	btapb "cloud.google.com/go/bigtable/admin/apiv2/adminpb"
-	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -43,45 +41,39 @@ func Access(guard Guard) front.Front {
 	}
 }
 
-// needs returns the table of a request, and the permissions that it needs.
-func needs(m proto.Message) (table string, permissions []string) {
-	tables := func(name string, all ...string) (string, []string) { return name, all }
+// needed are the permissions that requests need, by the name of the request.
+var needed = map[protoreflect.Name][]string{
+	"ReadRowsRequest":             {"readRows"},
+	"SampleRowKeysRequest":        {"sampleRowKeys"},
+	"MutateRowRequest":            {"mutateRows"},
+	"MutateRowsRequest":           {"mutateRows"},
+	"CheckAndMutateRowRequest":    {"mutateRows"},
+	"ReadModifyWriteRowRequest":   {"readRows", "mutateRows"},
+	"DropRowRangeRequest":         {"mutateRows"},
+	"GetTableRequest":             {"get"},
+	"ModifyColumnFamiliesRequest": {"update"},
+	"DeleteTableRequest":          {"delete"},
+	"CreateTableRequest":          {"create"},
+	"ListTablesRequest":           {"list"},
+}
+
+// tableOf returns the table of a request, "" for the instance.
+func tableOf(m proto.Message) string {
 	switch r := m.(type) {
-	case *btpb.ReadRowsRequest:
-		return tables(r.TableName, "readRows")
-	case *btpb.SampleRowKeysRequest:
-		return tables(r.TableName, "sampleRowKeys")
-	case *btpb.MutateRowRequest:
-		return tables(r.TableName, "mutateRows")
-	case *btpb.MutateRowsRequest:
-		return tables(r.TableName, "mutateRows")
-	case *btpb.CheckAndMutateRowRequest:
-		return tables(r.TableName, "mutateRows")
-	case *btpb.ReadModifyWriteRowRequest:
-		return tables(r.TableName, "readRows", "mutateRows")
-	case *btapb.DropRowRangeRequest:
-		return tables(r.Name, "mutateRows")
-	case *btapb.GetTableRequest:
-		return tables(r.Name, "get")
-	case *btapb.ModifyColumnFamiliesRequest:
-		return tables(r.Name, "update")
-	case *btapb.DeleteTableRequest:
-		return tables(r.Name, "delete")
-	case *btapb.CreateTableRequest:
-		return tables("", "create")
-	case *btapb.ListTablesRequest:
-		return tables("", "list")
+	case interface{ GetTableName() string }:
+		return r.GetTableName()
+	case interface{ GetName() string }:
+		return r.GetName()
 	}
-	return "", nil
+	return ""
 }
 
 func allow(ctx context.Context, guard Guard, m proto.Message) error {
-	table, needed := needs(m)
-	has, err := granted(ctx, guard, table)
+	has, err := granted(ctx, guard, tableOf(m))
 	if err != nil {
 		return err
 	}
-	for _, p := range needed {
+	for _, p := range needed[m.ProtoReflect().Descriptor().Name()] {
 		if !slices.Contains(has, p) {
 			return status.Errorf(codes.PermissionDenied, "Access denied. Missing IAM permission: %s.", prefix+p)
 		}

@@ -27,6 +27,8 @@ type options struct {
 	conformance.Config
 	soak  time.Duration
 	clean bool
+	// denied is a file with the credentials of an account without permissions.
+	denied string
 }
 
 // A Report is what both stages found.
@@ -90,6 +92,7 @@ have such limits. 6: transactions are not safe there. 1: something could not be 
 	f.DurationVar(&o.Duration, "duration", 3*time.Second, "time that a concurrent test takes at most")
 	f.DurationVar(&o.soak, "soak", 20*time.Second, "how long transactions run under faults in the second stage (0: not at all)")
 	f.IntVar(&o.Requests, "requests", 4000, "maximum number of requests of one concurrent test")
+	f.StringVar(&o.denied, "denied-creds", "", "file with the credentials of an account without permissions, to test how it is refused (default: not tested)")
 	f.StringVar(&o.Table, "table", "", "name of the scratch table, and prefix of the other scratch tables; they must not exist (default: a random name)")
 	f.BoolVar(&o.clean, "clean", false, "only remove scratch tables that killed runs left; stop other runs first")
 	o.Consent.Add(cmd)
@@ -98,6 +101,12 @@ have such limits. 6: transactions are not safe there. 1: something could not be 
 	cli.AtLeast(&o.Checks, "requests", &o.Requests, 100, "at least 100")
 	o.Require(func() error {
 		o.choose()
+		o.Dial = o.Connect.Dial
+		if o.denied != "" {
+			o.Denied = o.Connect.DialAs(o.denied)
+		} else if slices.Contains(o.Only, "permission-code") {
+			return cli.Usagef("--only permission-code needs an account without permissions: set --denied-creds")
+		}
 		if _, err := conformance.EstimateFor(o.Config); err != nil {
 			return cli.Usagef("--only: %w; docs/reference/assumptions.md lists them", err)
 		}

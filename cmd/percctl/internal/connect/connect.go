@@ -22,6 +22,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/rowcodec"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -302,6 +303,15 @@ func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable
 		return nil, nil, nil, f.failed(err)
 	}
 	return bt, admin, end, nil
+}
+
+// DialAs is Dial with a file of credentials of another account.
+func (f *Flags) DialAs(creds string) conformance.Connect {
+	return func(ctx context.Context, opts ...grpc.DialOption) (*bigtable.Client, *bigtable.AdminClient, func(), error) {
+		other := *f
+		other.creds = creds
+		return other.Dial(ctx, opts...)
+	}
 }
 
 // newClient connects to the data service.

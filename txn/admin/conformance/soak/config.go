@@ -1,18 +1,10 @@
 package soak
 
 import (
-	"context"
 	"time"
-
-	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 )
-
-// Connect opens clients over a connection of their own, with these options. The caller calls
-// end when done.
-type Connect func(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable.Client, admin *bigtable.AdminClient, end func(), err error)
 
 // Config says how long Run takes, and how much it may send.
 type Config struct {

@@ -44,7 +44,7 @@ var (
 // soak is one run.
 type soak struct {
 	cfg       Config
-	connect   Connect
+	connect   conformance.Connect
 	metadata  string // tables
 	docs      string
 	lists     []cell
@@ -93,7 +93,7 @@ func (s *soak) random() *rand.Rand {
 // Run makes the tables, runs transactions and observers on them under faults, checks their
 // history, measures transactions, and removes the tables, also if the context ends. If only
 // the removal fails, it returns the report and the error.
-func Run(ctx context.Context, connect Connect, cfg Config) (r *Report, err error) {
+func Run(ctx context.Context, connect conformance.Connect, cfg Config) (r *Report, err error) {
 	cfg = cfg.withDefaults()
 	s := &soak{cfg: cfg, connect: connect, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), faults: map[string]int{}}
 	s.metadata, s.docs = cfg.Prefix+"-meta", cfg.Prefix+"-docs"

@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance/soak"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // connect starts a strict server behind a front.
-func connect(t *testing.T, fault front.Front) soak.Connect {
+func connect(t *testing.T, fault front.Front) conformance.Connect {
 	t.Helper()
 	e, err := txntest.StartEmulator("", append(front.Options(fault), txntest.Strict()...)...)
 	if err != nil {
@@ -39,7 +40,7 @@ func connect(t *testing.T, fault front.Front) soak.Connect {
 	}
 }
 
-func noTables(t *testing.T, c soak.Connect) {
+func noTables(t *testing.T, c conformance.Connect) {
 	t.Helper()
 	_, admin, end, err := c(t.Context())
 	if err != nil {
