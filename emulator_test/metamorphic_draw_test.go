@@ -280,7 +280,7 @@ func TestEveryOptionIsDrawn(t *testing.T) {
 	}{
 		{drawn(t, drawTxn), []string{"TxnOption", "NameOption"}},
 		{drawn(t, drawSnapshot), []string{"SnapshotOption", "NameOption"}},
-		{[]string{"Columns", "Families", "Limit", "Reverse"}, []string{"ReadOption"}}, // fields of query
+		{[]string{"CellsPerRow", "Columns", "Families", "KeysOnly", "Limit", "Qualifiers", "Reverse"}, []string{"ReadOption"}}, // fields of query
 	} {
 		if want := optionsOf(t, c.types...); !slices.Equal(c.fields, want) {
 			t.Errorf("options of the types %v: %v are drawn, package txn has %v", c.types, c.fields, want)

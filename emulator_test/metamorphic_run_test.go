@@ -618,7 +618,7 @@ func compare(what string, want, got []string) error {
 func (m *performance) query(r reader, s planStep) error {
 	view, q := m.model(r, s.table), s.query
 	list, isList := q.rows.(bigtable.RowList)
-	point := len(q.families) == 0 && len(q.columns) > 0
+	point := q.isPoint()
 	if s.kind == "read row" {
 		row, err := r.table(s.table).ReadRow(m.ctx, s.row, q.selection()...)
 		if ok, err := m.readable(r, point, err); !ok {
@@ -789,6 +789,16 @@ func (m *performance) agree(ts tso.Timestamp, table int, clients []*txn.Client) 
 		way("rows", rowByRow(), all)
 		way("families", rowByRow(txn.Families(modelFamilies...)), all)
 		way("columns", rowByRow(txn.Columns(m.columns...)), all)
+		keysOnly := model.readRows(query{contains: everything.contains, keysOnly: true})
+		way("keys only", scan(nil, txn.KeysOnly()), keysOnly)
+		way("keys of columns", rowByRow(txn.Columns(m.columns...), txn.KeysOnly()), keysOnly)
+		first := query{contains: everything.contains, families: modelFamilies[:1], cellsPerRow: 2}
+		firstCells := model.readRows(first)
+		way("first cells", scan(nil, first.selection()...), firstCells)
+		way("first cells, row by row", rowByRow(first.selection()...), firstCells)
+		q := txn.Qualifiers(modelFamilies[0], "q", "")
+		before := txn.Qualifiers(modelFamilies[0], "", "q")
+		way("ranges of qualifiers", scan(bigtable.RowList(planRows), before, q, txn.Families(modelFamilies[1:]...)), all)
 		way("family by family", func() ([]string, error) {
 			var text []string
 			for _, key := range slices.Sorted(slices.Values(planRows)) {

@@ -79,12 +79,25 @@ type query struct {
 	text     string
 	columns  []txn.Column
 	families []string
-	limit    int
-	reverse  bool
+	// start and end are Qualifiers of the family qualifiersOf.
+	qualifiersOf, start, end string
+	keysOnly                 bool
+	cellsPerRow              int
+	limit                    int
+	reverse                  bool
 }
 
 func (q query) String() string {
 	s := fmt.Sprintf("%s, columns %q, families %q, limit %d", q.text, q.columns, q.families, q.limit)
+	if q.qualifiersOf != "" {
+		s += fmt.Sprintf(", qualifiers of %q from %q to %q", q.qualifiersOf, q.start, q.end)
+	}
+	if q.cellsPerRow > 0 {
+		s += fmt.Sprintf(", %d cells a row", q.cellsPerRow)
+	}
+	if q.keysOnly {
+		s += ", keys only"
+	}
 	if q.reverse {
 		s += ", reverse"
 	}
@@ -92,8 +105,12 @@ func (q query) String() string {
 }
 
 func (q query) selects(c txn.Column) bool {
-	return len(q.columns)+len(q.families) == 0 || slices.Contains(q.columns, c) || slices.Contains(q.families, c.Family)
+	return len(q.columns)+len(q.families)+len(q.qualifiersOf) == 0 || slices.Contains(q.columns, c) || slices.Contains(q.families, c.Family) ||
+		c.Family == q.qualifiersOf && c.Qualifier >= q.start && (q.end == "" || c.Qualifier < q.end)
 }
+
+// isPoint reports whether the query names all its columns.
+func (q query) isPoint() bool { return len(q.families)+len(q.qualifiersOf) == 0 && len(q.columns) > 0 }
 
 func (q query) selection() []txn.ReadOption {
 	var opts []txn.ReadOption
@@ -102,6 +119,15 @@ func (q query) selection() []txn.ReadOption {
 	}
 	if len(q.families) > 0 {
 		opts = append(opts, txn.Families(q.families...))
+	}
+	if q.qualifiersOf != "" {
+		opts = append(opts, txn.Qualifiers(q.qualifiersOf, q.start, q.end))
+	}
+	if q.keysOnly {
+		opts = append(opts, txn.KeysOnly())
+	}
+	if q.cellsPerRow > 0 {
+		opts = append(opts, txn.CellsPerRow(q.cellsPerRow))
 	}
 	return opts
 }
@@ -120,8 +146,15 @@ func (q query) options() []txn.ReadOption {
 // readRow returns one row of the model as text, with a line for each cell.
 func (v modelView) readRow(row string, q query) string {
 	var b strings.Builder
+	cells := 0
 	for _, c := range v.columns(row) {
 		if ver, ok := v.cell(row, c); ok && q.selects(c) {
+			if cells++; q.cellsPerRow > 0 && cells > q.cellsPerRow {
+				break
+			}
+			if q.keysOnly {
+				ver.value = nil
+			}
 			fmt.Fprintf(&b, "%q %q %q @%d\n", row, c.Family+":"+c.Qualifier, ver.value, ver.shown)
 		}
 	}
@@ -204,6 +237,17 @@ func queries(keys *rapid.Generator[string], columns []txn.Column, families []str
 		if rapid.Bool().Draw(t, "choose") {
 			q.columns = rapid.SliceOfN(rapid.SampledFrom(columns), 0, 3).Draw(t, "columns")
 			q.families = rapid.SliceOfN(rapid.SampledFrom(families), 0, 2).Draw(t, "families")
+		}
+		if rapid.IntRange(0, 2).Draw(t, "choose qualifiers") == 0 {
+			q.qualifiersOf = rapid.SampledFrom(families).Draw(t, "qualifiers of")
+			q.start, q.end = rapid.SampledFrom(columns).Draw(t, "start").Qualifier, rapid.SampledFrom(columns).Draw(t, "end").Qualifier
+			if q.start >= q.end {
+				q.end = txn.PrefixEnd(q.start) // all that begin with start
+			}
+		}
+		q.keysOnly = rapid.IntRange(0, 3).Draw(t, "keys only") == 0
+		if rapid.IntRange(0, 2).Draw(t, "first cells") == 0 {
+			q.cellsPerRow = rapid.IntRange(1, 4).Draw(t, "cells per row")
 		}
 		if rapid.Bool().Draw(t, "limited") {
 			q.limit = rapid.IntRange(1, maxLimit).Draw(t, "limit")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -313,6 +314,17 @@ func TestReadOptions(t *testing.T) {
 		{"family", nil, []txn.ReadOption{txn.Families("g")}, "b g:1=x,d g:1=x g:2=y"},
 		{"family and one of its columns", nil, []txn.ReadOption{txn.Families("g"), g1, g1}, "b g:1=x,d g:1=x g:2=y"},
 		{"family and another's column", bigtable.RowList{"d"}, []txn.ReadOption{txn.Families("f"), g1}, "d f:q=d g:1=x"},
+		{"qualifiers", nil, []txn.ReadOption{txn.Qualifiers("g", "2", "")}, "d g:2=y"},
+		{"qualifiers with a prefix", nil, []txn.ReadOption{txn.Qualifiers("g", "1", txn.PrefixEnd("1"))}, "b g:1=x,d g:1=x"},
+		{"all qualifiers", nil, []txn.ReadOption{txn.Qualifiers("g", "", "")}, "b g:1=x,d g:1=x g:2=y"},
+		{"overlapping qualifiers", nil, []txn.ReadOption{txn.Qualifiers("g", "1", "2"), txn.Qualifiers("g", "0", "11"), txn.Qualifiers("g", "10", "3"), g1}, "b g:1=x,d g:1=x g:2=y"},
+		{"qualifiers and a column", bigtable.RowList{"d"}, []txn.ReadOption{txn.Qualifiers("g", "2", "3"), g1}, "d g:1=x g:2=y"},
+		{"keys only", nil, []txn.ReadOption{txn.KeysOnly(), txn.Limit(2)}, "a f:q=,b f:q= g:1="},
+		{"keys of a column", bigtable.RowList{"d"}, []txn.ReadOption{txn.KeysOnly(), g1}, "d g:1="},
+		{"first cell", nil, []txn.ReadOption{txn.CellsPerRow(1), txn.Reverse()}, "d f:q=d,c f:q=c,b f:q=b,a f:q=a"},
+		{"first cells", nil, []txn.ReadOption{txn.CellsPerRow(2), txn.Reverse()}, "d f:q=d g:1=x,c f:q=c,b f:q=b g:1=x,a f:q=a"},
+		{"first cell of a family", nil, []txn.ReadOption{txn.CellsPerRow(1), txn.Families("g")}, "b g:1=x,d g:1=x"},
+		{"first cells, no bound", nil, []txn.ReadOption{txn.CellsPerRow(math.MaxInt), txn.Families("g")}, "b g:1=x,d g:1=x g:2=y"},
 		{"list with repetitions and absent rows", bigtable.RowList{"c", "zz", "a", "c"}, nil, "a f:q=a,c f:q=c"},
 		{"empty list", bigtable.RowList{}, nil, ""},
 		{"empty range", bigtable.NewRange("b", "b"), nil, ""},
@@ -325,12 +337,20 @@ func TestReadOptions(t *testing.T) {
 			}
 		})
 	}
+	if err := rowsError(t, &txn.Table{View: *v}, nil, txn.Qualifiers("f", strings.Repeat("x", 3000), "")); !errors.Is(err, txn.ErrLimit) {
+		t.Errorf("a qualifier of 3,000 bytes: error %v, want ErrLimit", err)
+	}
 	for name, opt := range map[string]txn.ReadOption{
-		"negative limit":  txn.Limit(-1),
-		"metadata family": txn.Families(format.LockFamily),
-		"no family":       txn.Columns(txn.Column{Qualifier: "q"}),
-		"no columns":      txn.Columns(), // it read whole rows
-		"no families":     txn.Families(),
+		"negative limit":             txn.Limit(-1),
+		"metadata family":            txn.Families(format.LockFamily),
+		"no family":                  txn.Columns(txn.Column{Qualifier: "q"}),
+		"no columns":                 txn.Columns(), // it read whole rows
+		"no families":                txn.Families(),
+		"empty range":                txn.Qualifiers("f", "b", "b"),
+		"reverse range":              txn.Qualifiers("f", "b", "a"),
+		"range without a family":     txn.Qualifiers("", "a", "b"),
+		"range of a metadata family": txn.Qualifiers(format.WriteFamily, "f:a", "f:b"),
+		"negative number of cells":   txn.CellsPerRow(-1),
 	} {
 		if err := rowsError(t, &txn.Table{View: *v}, nil, opt); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("%s: error %v, want ErrInvalid", name, err)

@@ -115,6 +115,10 @@ func TestSerializableRefusesScans(t *testing.T) {
 			_, err := tbl.ReadRow(t.Context(), "x", txn.Families("f"))
 			return err
 		},
+		"qualifiers": func(tbl *txn.Table) error {
+			_, err := tbl.ReadRow(t.Context(), "x", txn.Qualifiers("f", "q", "r"), txn.CellsPerRow(1))
+			return err
+		},
 		"whole table": func(tbl *txn.Table) error { return rowsError(t, tbl, nil, col) },
 		"range":       func(tbl *txn.Table) error { return rowsError(t, tbl, bigtable.NewRange("a", "z"), col) },
 		"prefix":      func(tbl *txn.Table) error { return rowsError(t, tbl, bigtable.PrefixRange("x"), col) },

@@ -1,8 +1,9 @@
 package txn
 
 import (
+	"cmp"
 	"context"
-	"slices"
+	"math"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -105,14 +106,15 @@ type readOption func(*readOptions)
 func (f readOption) applyRead(o *readOptions) { f(o) }
 
 type readOptions struct {
-	sel     store.Selection
-	limit   int
-	reverse bool
-	empty   bool // Columns or Families named nothing
+	sel      store.Selection
+	limit    int
+	reverse  bool
+	empty    bool // Columns or Families named nothing
+	negative bool // CellsPerRow
 }
 
-// Columns limits a read to the named columns, at least one. Together with [Families], it adds
-// to them.
+// Columns limits a read to the named columns, at least one. Together with [Families] and
+// [Qualifiers], it adds to them.
 func Columns(cols ...Column) ReadOption {
 	return readOption(func(o *readOptions) {
 		o.sel.Columns = append(o.sel.Columns, cols...)
@@ -124,9 +126,32 @@ func Columns(cols ...Column) ReadOption {
 // family that the table does not have fails with ErrSchema.
 func Families(families ...string) ReadOption {
 	return readOption(func(o *readOptions) {
-		o.sel.Families = append(o.sel.Families, families...)
+		for _, f := range families {
+			o.sel.Ranges = append(o.sel.Ranges, store.QualifierRange{Family: f})
+		}
 		o.empty = o.empty || len(families) == 0
 	})
+}
+
+// Qualifiers limits a read to the columns of a family with start ≤ qualifier < end, in the order
+// of bytes. An empty end is no bound. Qualifiers(family, prefix, PrefixEnd(prefix)) are those that
+// begin with prefix.
+func Qualifiers(family, start, end string) ReadOption {
+	return readOption(func(o *readOptions) {
+		o.sel.Ranges = append(o.sel.Ranges, store.QualifierRange{Family: family, Start: start, End: end})
+	})
+}
+
+// KeysOnly leaves the values out: the cells that a read returns have no Value.
+func KeysOnly() ReadOption { return readOption(func(o *readOptions) { o.sel.KeysOnly = true }) }
+
+// CellsPerRow limits a read to the first n visible cells of each row, in the order of their
+// families and qualifiers. 0 is no limit. If the read names one Families or one Qualifiers and
+// nothing else, a request returns 16 columns more than n of a row. If so many are deleted that the
+// row shows fewer than n cells, the client reads the rest of the row. All other reads fetch all
+// cells, and the client drops those beyond n.
+func CellsPerRow(n int) ReadOption {
+	return readOption(func(o *readOptions) { o.sel.First, o.negative = min(n, math.MaxInt32), n < 0 })
 }
 
 // Limit ends a read after n rows that have a visible cell in the chosen
@@ -156,27 +181,26 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	if o.limit < 0 {
 		return o, format.Invalidf("Limit(%d)", o.limit)
 	}
+	if o.negative {
+		return o, format.Invalidf("CellsPerRow(%d)", o.sel.First)
+	}
 	if o.empty {
 		return o, format.Invalidf("Columns or Families without a name; leave the option out to read whole rows")
 	}
-	for _, f := range o.sel.Families {
-		if err := format.CheckColumn(Column{Family: f}); err != nil {
+	for _, r := range o.sel.Ranges {
+		if r.End != "" && r.End <= r.Start {
+			return o, format.Invalidf("Qualifiers of family %q from %q to %q, which is no range", r.Family, r.Start, r.End)
+		}
+		if err := cmp.Or(format.CheckColumn(Column{Family: r.Family, Qualifier: r.Start}), format.CheckColumn(Column{Family: r.Family, Qualifier: r.End})); err != nil {
 			return o, err
 		}
 	}
-	slices.Sort(o.sel.Families)
-	o.sel.Families = slices.Compact(o.sel.Families)
-	// A column named twice, or with its family, would be returned twice.
-	var columns []Column
 	for _, c := range o.sel.Columns {
 		if err := format.CheckColumn(c); err != nil {
 			return o, err
 		}
-		if !slices.Contains(columns, c) && !slices.Contains(o.sel.Families, c.Family) {
-			columns = append(columns, c)
-		}
 	}
-	o.sel.Columns = columns
+	o.sel.Normalize()
 	return o, nil
 }
 

@@ -227,7 +227,7 @@ func (b *readBatcher) send(ctx context.Context, batch *readBatch, sel store.Sele
 	b.shared.counters.Batches.Add(1)
 	b.shared.counters.Batched.Add(int64(len(batch.members)))
 	b.shared.metrics.BatchSent(ctx, b.table.Name, len(batch.members))
-	f := sel.VisibleAt(b.ts, b.table.Schema.Current().ReadFamilies())
+	f := b.table.VisibleAt(sel, b.ts)
 	// If it fails, each member tries its own row again.
 	err := b.table.TryReadRows(ctx, rows, func(raw bigtable.Row) bool {
 		members := byRow[raw.Key()]

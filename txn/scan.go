@@ -35,6 +35,7 @@ type scan struct {
 	view    *View
 	table   *store.Table
 	options readOptions
+	sel     store.Selection // what is read: options.sel, widened by overlay
 	yield   func(bigtable.Row, error) bool
 	overlay *buffer.Overlay // nil in a snapshot
 	rest    store.RowSet    // rows that were not yielded yet
@@ -65,7 +66,7 @@ func (s *scan) run(ctx context.Context) error {
 
 // request makes one request, yields the rows of its answer, and removes them from rest.
 func (s *scan) request(ctx context.Context) error {
-	filter := bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))
+	filter := bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.ts))
 	limit := 0
 	streams := &s.view.client.streams
 	onePage := streams.Add(1) > maxStreams
@@ -115,7 +116,7 @@ func (s *scan) request(ctx context.Context) error {
 
 // addRow adds a row to the page.
 func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
-	e, err := recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, nil)
+	e, err := recovery.Evaluate(s.table, raw, s.sel, s.view.ts, nil)
 	if err != nil {
 		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
@@ -177,7 +178,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
-				if r.row, err = recovery.Evaluate(s.table, r.raw, s.options.sel, s.view.ts, passed); err != nil {
+				if r.row, err = recovery.Evaluate(s.table, r.raw, s.sel, s.view.ts, passed); err != nil {
 					break
 				}
 			}
@@ -192,8 +193,8 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 		r := &page[i]
 		r.raw = nil
 		recovery.ResolveInBackground(s.view.client.resolver, r.row.Stranded, s.view.ts)
-		if len(r.row.Exact) > 0 {
-			g.Go(func() error { return r.row.ReadExact(gctx, s.table, r.key) })
+		if len(r.row.Exact) > 0 || s.sel.First > 0 {
+			g.Go(func() error { return r.row.Complete(gctx, s.view.client.resolver, s.table, r.key, s.sel, s.view.ts) })
 		}
 	}
 	return g.Wait()
@@ -208,14 +209,14 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 	}
 	slices.Sort(set.Keys)
 	var failed error
-	filter := bigtable.RowFilter(s.options.sel.VisibleAt(s.view.ts, s.table.Schema.Current().ReadFamilies()))
+	filter := bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.ts))
 	for !set.Empty() {
 		request, last := set.Request(false).(bigtable.RowList), ""
 		err := s.table.ReadRows(ctx, request, func(raw bigtable.Row) bool {
 			last = raw.Key()
 			r := blocked[last]
 			r.raw = raw
-			r.row, failed = recovery.Evaluate(s.table, raw, s.options.sel, s.view.ts, passed)
+			r.row, failed = recovery.Evaluate(s.table, raw, s.sel, s.view.ts, passed)
 			return failed == nil
 		}, filter)
 		switch {
@@ -267,6 +268,6 @@ func (s *scan) yieldMerged(key string, row bigtable.Row) bool {
 func (s *scan) yieldRow(row bigtable.Row) {
 	if len(row) > 0 {
 		s.yielded++
-		s.stopped = !s.yield(row, nil) || s.yielded == s.options.limit
+		s.stopped = !s.yield(store.FirstCells(row, s.options.sel.First), nil) || s.yielded == s.options.limit
 	}
 }

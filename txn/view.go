@@ -9,6 +9,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
@@ -86,7 +87,7 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 	if err := v.promote([]string{row}, o.sel); err != nil {
 		return nil, err
 	}
-	if len(o.sel.Families) == 0 && len(o.sel.Columns) > 0 {
+	if len(o.sel.Columns) > 0 && len(o.sel.Ranges) == 0 && o.sel.First == 0 && !o.sel.KeysOnly {
 		return v.readColumns(ctx, row, o.sel, nil)
 	}
 	return v.readRow(ctx, row, o)
@@ -97,14 +98,18 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	if err != nil {
 		return nil, err
 	}
+	var own *buffer.Overlay
+	if v.txn != nil {
+		own = v.txn.buffer.Overlay(v.name, func(r string) bool { return r == row }, o.sel)
+	}
 	ctx, span := v.traced(ctx)
-	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, o.sel, v.ts)
+	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, own.Widen(o.sel), v.ts)
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
-	if err != nil || v.txn == nil {
+	if err != nil || own == nil {
 		return r, err
 	}
-	return v.txn.overlayRow(v.name, row, o.sel, r), nil
+	return store.FirstCells(own.Apply(row, r), o.sel.First), nil
 }
 
 // ReadRows reads the rows of rs that have a visible cell in the chosen columns, in ascending
@@ -145,6 +150,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if v.txn != nil {
 		s.overlay = v.txn.buffer.Overlay(v.name, set.Contains, o.sel)
 	}
+	s.sel = s.overlay.Widen(o.sel)
 	ctx, span := v.traced(ctx)
 	err = s.run(ctx)
 	span.Set(telemetry.AttrRows.Int(s.yielded))
@@ -158,7 +164,7 @@ func (v *View) promote(keys []string, sel store.Selection) error {
 	if v.txn == nil || !v.txn.opts.serializable {
 		return nil
 	}
-	if keys == nil || len(sel.Families) > 0 || len(sel.Columns) == 0 {
+	if keys == nil || len(sel.Ranges) > 0 || len(sel.Columns) == 0 {
 		return fmt.Errorf("txn: table %q: %w: a row or column that does not exist yet cannot be locked; name rows and columns (Get, or a RowList with txn.Columns), or read from a Client.Snapshot", v.name, ErrSerializableScan)
 	}
 	for _, key := range keys {
@@ -234,7 +240,7 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, wide.VisibleAt(v.ts, t.Schema.Current().ReadFamilies()), v.ts, v.reads.batchedRead(t, wide, v.ts))
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, t.VisibleAt(wide, v.ts), v.ts, v.reads.batchedRead(t, wide, v.ts))
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
 	if err != nil {

@@ -82,6 +82,23 @@ var filters = []Assumption{
 			reading{"a read of the newest, then timestamps", bigtable.ChainFilters(bigtable.LatestNFilter(1), between(0, 3)), nil}),
 	},
 	{
+		ID: "cells-per-row", Group: "Filters", Class: Required,
+		Title:  "The filter for the first cells of a row returns those with the smallest qualifiers.",
+		Used:   "reads with `CellsPerRow` (`txn/internal/store/firstcells.go`)",
+		Source: filterDocs + "#cells-per-row-limit",
+		Breaks: "Reads of the first cells miss cells.",
+		Advice: otherService,
+		cost:   simple,
+		test: func(ctx context.Context, t *trial) error {
+			row := t.row("r")
+			if err := t.apply(ctx, row, set("c", 1, "u").set(family1, "a", 2, "v").set(family1, "d", 3, "w").set(family1, "b", 1, "x")); err != nil {
+				return err
+			}
+			first := bigtable.InterleaveFilters(bigtable.BlockAllFilter(), bigtable.ChainFilters(bigtable.ColumnRangeFilter(family1, "a", ""), bigtable.CellsPerRowLimitFilter(2)))
+			return t.expect(ctx, "a read of the first two cells", row, first, cell{family1, "a", 2, "v"}, cell{family1, "b", 1, "x"})
+		},
+	},
+	{
 		ID: "interleave-union", Group: "Filters", Class: Required,
 		Title:  "An Interleave returns what any of its filters matches.",
 		Used:   "reads of locks, records and data together (`txn/internal/store/filter.go`)",

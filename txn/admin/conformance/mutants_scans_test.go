@@ -34,6 +34,15 @@ var scanMutants = map[string]func() []front.Front{
 			return int(b.GetCellsPerColumnLimitFilter()) - int(a.GetCellsPerColumnLimitFilter())
 		})
 	})),
+	"cells-per-row": faulty(onFilter(func(f *btpb.RowFilter) {
+		for _, branch := range f.GetInterleave().GetFilters() {
+			for _, part := range branch.GetChain().GetFilters() {
+				if n := part.GetCellsPerRowLimitFilter(); n > 0 {
+					part.Filter = &btpb.RowFilter_CellsPerRowOffsetFilter{CellsPerRowOffsetFilter: n}
+				}
+			}
+		}
+	})),
 	"interleave-union": faulty(onFilter(func(f *btpb.RowFilter) {
 		if i := f.GetInterleave(); len(i.GetFilters()) == 3 {
 			i.Filters = i.Filters[:2]

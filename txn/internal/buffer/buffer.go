@@ -167,12 +167,21 @@ func (b *Buffer) Overlay(table string, in func(row string) bool, sel store.Selec
 		if !in(row) {
 			continue
 		}
+		deletes := 0
 		for c, w := range cols {
-			if w.Kind != format.KindLock && sel.Has(c) {
-				o.rows[row] = append(o.rows[row], *w)
+			if w.Kind == format.KindLock || !sel.Has(c) {
+				continue
 			}
+			own := *w
+			if sel.KeysOnly {
+				own.Value = nil
+			}
+			if w.Kind == format.KindDelete {
+				deletes++
+			}
+			o.rows[row] = append(o.rows[row], own)
 		}
-		if len(o.rows[row]) > 0 {
+		if o.deletes = max(o.deletes, deletes); len(o.rows[row]) > 0 {
 			o.keys = append(o.keys, row)
 		}
 	}

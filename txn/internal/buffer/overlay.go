@@ -16,6 +16,17 @@ import (
 type Overlay struct {
 	rows map[string][]store.Write
 	keys []string // the keys of rows, ascending
+
+	deletes int // the largest number of deletes in a row
+}
+
+// Widen returns the selection of a read to which the overlay will be applied. If the read wants
+// the first cells of rows, it needs more of them, because the overlay may remove some.
+func (o *Overlay) Widen(sel store.Selection) store.Selection {
+	if o != nil && sel.First > 0 {
+		sel.First += o.deletes
+	}
+	return sel
 }
 
 // Apply returns a row as read from Bigtable with the buffered writes of that row applied, or

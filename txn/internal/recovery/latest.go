@@ -30,7 +30,9 @@ import (
 // ReadLatest reads one row at its newest committed state. It needs one request, unless it must
 // resolve a lock, or another transaction has prewritten a column.
 func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection) (bigtable.Row, error) {
-	f := sel.Newest(t.Schema.Current().ReadFamilies())
+	first := sel.First
+	sel.First = 0 // several requests for one row would show several states
+	f := t.Newest(sel)
 	var before []ExactRead
 	for {
 		raw, err := t.ReadRow(ctx, row, f)
@@ -78,7 +80,7 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 		known := func(m ExactRead) bool { return slices.Contains(before, m) }
 		if !slices.ContainsFunc(missing, func(m ExactRead) bool { return !known(m) }) {
 			r.Clock.NoteLatest(newest)
-			return e.Row, missingData(t, row, missing)
+			return store.FirstCells(e.Row, first), missingData(t, row, missing)
 		}
 		before = missing
 	}

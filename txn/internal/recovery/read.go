@@ -25,6 +25,9 @@ type Evaluation struct {
 	// Stranded are expired lock-only locks. They block no reader; the client resolves them
 	// after the read.
 	Stranded []*format.Lock
+
+	keysOnly bool
+	rest     *store.Selection // columns that the answer does not contain; nil if there are none
 }
 
 // An ExactRead names the data cell that a read needs.
@@ -36,8 +39,11 @@ type ExactRead struct {
 	StartTS tso.Timestamp
 }
 
-func (e ExactRead) filter() bigtable.Filter {
+func (e ExactRead) filter(keysOnly bool) bigtable.Filter {
 	c := store.ExactColumn(e.Column.Family, e.Column.Qualifier)
+	if keysOnly {
+		c = store.Chain(c, bigtable.StripValueFilter())
+	}
 	if e.StartTS == 0 {
 		return store.Chain(c, bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), store.Latest)
 	}
@@ -55,6 +61,9 @@ type Ignored map[tso.Timestamp]bool
 // Locks.
 func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, ignored Ignored) (e Evaluation, err error) {
 	key := raw.Key()
+	if e.keysOnly = sel.KeysOnly; sel.First > 0 {
+		sel, e.rest = store.Known(sel, raw)
+	}
 	for _, item := range raw[format.LockFamily] {
 		c, cell, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
@@ -139,9 +148,12 @@ func findWrite(writes []bigtable.ReadItem, column string) (int, bool) {
 	})
 }
 
-// addItem adds the value items[i] to the result. It copies nothing as long as the read
+// addItem adds the value items[i] to the result, without the value if the read wants none. It copies nothing as long as the read
 // wants all values of the family and adds them in their order.
 func (e *Evaluation) addItem(family string, items []bigtable.ReadItem, i int) {
+	if e.keysOnly {
+		items[i].Value = nil
+	}
 	if taken := e.Row[family]; len(taken) == i && (i == 0 || &taken[0] == &items[0]) {
 		e.setItems(family, items[:i+1:i+1])
 	} else {
@@ -166,8 +178,29 @@ func (e *Evaluation) Sort() {
 	}
 }
 
-// ReadExact completes an Evaluation without Locks: it reads the row again for all columns
-// in e.Exact. That is one request, unless their names do not fit into one filter.
+// Complete completes an Evaluation without Locks of a read at ts: it reads what the answer did
+// not contain (ReadExact), and the rest of a row that shows fewer cells than the read wants.
+func (e *Evaluation) Complete(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, ts tso.Timestamp) error {
+	if err := e.ReadExact(ctx, t, row); err != nil || sel.First == 0 {
+		return err
+	}
+	if missing := sel.First - store.CountCells(e.Row); e.rest != nil && missing > 0 {
+		e.rest.First = missing
+		rest, err := ReadVisible(ctx, r, t, row, *e.rest, ts)
+		if err != nil {
+			return err
+		}
+		for family, items := range rest {
+			e.setItems(family, append(slices.Clip(e.Row[family]), items...))
+		}
+	}
+	e.Row = store.FirstCells(e.Row, sel.First)
+	return nil
+}
+
+// ReadExact completes an Evaluation without Locks that is not of first cells: it reads the row
+// again for all columns in e.Exact. That is one request, unless their names do not fit into one
+// filter.
 func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) error {
 	missing, err := e.readExact(ctx, t, row)
 	if err != nil {
@@ -193,7 +226,7 @@ func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) 
 		n, cost := 0, 0
 		var filters []bigtable.Filter
 		for n < len(e.Exact) && (n == 0 || cost+store.FilterCost(e.Exact[n].Column.Key())+store.FilterOverhead < store.FilterBudget) {
-			filters = append(filters, e.Exact[n].filter())
+			filters = append(filters, e.Exact[n].filter(e.keysOnly))
 			cost += store.FilterCost(e.Exact[n].Column.Key()) + store.FilterOverhead
 			n++
 		}
@@ -225,7 +258,7 @@ type ReadFunc func(ctx context.Context, row string, f bigtable.Filter) (bigtable
 // ReadVisible reads one row at ts. It needs one request, unless it must resolve a lock, or
 // another transaction has prewritten a column.
 func ReadVisible(ctx context.Context, r *Resolver, t *store.Table, row string, sel store.Selection, ts tso.Timestamp) (bigtable.Row, error) {
-	visible, _, err := ReadResolved(ctx, r, t, row, sel, sel.VisibleAt(ts, t.Schema.Current().ReadFamilies()), ts, nil)
+	visible, _, err := ReadResolved(ctx, r, t, row, sel, t.VisibleAt(sel, ts), ts, nil)
 	return visible, err
 }
 
@@ -263,7 +296,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 			}
 		}
 		ResolveInBackground(r, e.Stranded, ts)
-		if err := e.ReadExact(ctx, t, row); err != nil {
+		if err := e.Complete(ctx, r, t, row, sel, ts); err != nil {
 			return nil, nil, err
 		}
 		return e.Row, raw, nil

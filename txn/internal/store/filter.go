@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -254,14 +255,38 @@ func Undecided(primary format.Column, startTS, asOf tso.Timestamp) bigtable.Filt
 	)
 }
 
-// A Selection says which columns a read returns: single columns and whole families. An empty
-// Selection is everything that the table has.
+// A Selection says which columns a read returns, and how much of them: single columns and
+// ranges of qualifiers, which contain neither a column nor each other twice. Without columns and
+// ranges it is everything that the table has.
 type Selection struct {
-	Columns  []format.Column
-	Families []string
+	Columns []format.Column
+	Ranges  []QualifierRange
+	// KeysOnly leaves the values out.
+	KeysOnly bool
+	// First, if positive, is how many cells of each row the read returns (see firstcells.go).
+	First int
+	ahead int // how many columns more a request returns
 }
 
-func (s Selection) everything() bool { return len(s.Columns) == 0 && len(s.Families) == 0 }
+// A QualifierRange is the columns of a family with Start ≤ qualifier < End; an empty End is no
+// bound.
+type QualifierRange struct{ Family, Start, End string }
+
+func (r QualifierRange) has(c format.Column) bool {
+	return c.Family == r.Family && c.Qualifier >= r.Start && (r.End == "" || c.Qualifier < r.End)
+}
+
+// of matches the metadata of the range in a metadata family, where the columns are
+// family:qualifier. The next byte after ':' is ';'.
+func (r QualifierRange) of(family string) bigtable.Filter {
+	end := r.Family + ";"
+	if r.End != "" {
+		end = r.Family + ":" + r.End
+	}
+	return bigtable.ColumnRangeFilter(family, r.Family+":"+r.Start, end)
+}
+
+func (s Selection) everything() bool { return len(s.Columns) == 0 && len(s.Ranges) == 0 }
 
 // Has reports whether the selection contains column c. Everything does not contain the
 // acknowledgment family.
@@ -269,8 +294,8 @@ func (s Selection) Has(c format.Column) bool {
 	if s.everything() {
 		return c.Family != format.AckFamily
 	}
-	for _, f := range s.Families {
-		if f == c.Family {
+	for _, r := range s.Ranges {
+		if r.has(c) {
 			return true
 		}
 	}
@@ -280,6 +305,30 @@ func (s Selection) Has(c format.Column) bool {
 		}
 	}
 	return false
+}
+
+// Normalize removes what the selection names twice, because the answer would contain it twice.
+func (s *Selection) Normalize() {
+	slices.SortFunc(s.Ranges, func(a, b QualifierRange) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Start, b.Start))
+	})
+	var ranges []QualifierRange
+	for _, r := range s.Ranges {
+		n := len(ranges) - 1
+		switch {
+		case n < 0 || ranges[n].Family != r.Family || ranges[n].End != "" && ranges[n].End < r.Start:
+			ranges = append(ranges, r)
+		case ranges[n].End != "" && (r.End == "" || r.End > ranges[n].End):
+			ranges[n].End = r.End
+		}
+	}
+	all := s.Columns
+	s.Ranges, s.Columns = ranges, nil
+	for _, c := range all {
+		if s.everything() || !s.Has(c) {
+			s.Columns = append(s.Columns, c)
+		}
+	}
 }
 
 // VisibleAt is the filter of a read at ts: the locks, the latest write records and the latest
@@ -297,10 +346,14 @@ func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.F
 
 // Newest is VisibleAt the end of time.
 func (s Selection) Newest(dataFamilies []string) bigtable.Filter {
-	if len(s.Families) == 0 && len(s.Columns) == 1 {
+	if s.oneColumn() {
 		return filters.of(s.Columns[0]).newest
 	}
 	return Chain(Latest, s.visible(dataFamilies))
+}
+
+func (s Selection) oneColumn() bool {
+	return len(s.Ranges) == 0 && len(s.Columns) == 1 && !s.KeysOnly
 }
 
 // visible matches all locks, write records and data of the selected columns.
@@ -308,7 +361,7 @@ func (s Selection) visible(dataFamilies []string) bigtable.Filter {
 	switch {
 	case s.everything() && dataFamilies == nil:
 		return wholeRow
-	case len(s.Families) == 0 && len(s.Columns) == 1:
+	case s.oneColumn():
 		return filters.of(s.Columns[0]).visible
 	}
 	return Interleave(s.parts(dataFamilies)...)
@@ -316,21 +369,29 @@ func (s Selection) visible(dataFamilies []string) bigtable.Filter {
 
 // parts matches the cells of the selected columns and their metadata.
 func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
-	switch {
-	case s.everything():
-		return WholeFamilies(append([]string{format.LockFamily, format.WriteFamily}, dataFamilies...)...)
-	case s.Cost() > FilterBudget:
-		return WholeFamilies(append([]string{format.LockFamily, format.WriteFamily}, s.allFamilies()...)...)
+	data := func(f bigtable.Filter) bigtable.Filter {
+		if s.KeysOnly {
+			return Chain(f, bigtable.StripValueFilter())
+		}
+		return f
+	}
+	if s.everything() || s.Cost() > FilterBudget {
+		if !s.everything() {
+			dataFamilies = s.allFamilies()
+		}
+		return wholeFamilies(append([]string{format.LockFamily, format.WriteFamily}, dataFamilies...), data)
 	}
 	var parts []bigtable.Filter
-	for _, f := range s.Families {
-		// The qualifiers of the family's metadata begin with "family:". The next byte
-		// after ':' is ';'.
-		parts = append(parts, bigtable.ColumnRangeFilter(format.LockFamily, f+":", f+";"), bigtable.ColumnRangeFilter(format.WriteFamily, f+":", f+";"), WholeFamily(f))
+	for _, r := range s.Ranges {
+		some := func(f bigtable.Filter) bigtable.Filter { return f }
+		if n := columnsPerRequest(s); n > 0 {
+			some = func(f bigtable.Filter) bigtable.Filter { return Chain(f, bigtable.CellsPerRowLimitFilter(n)) }
+		}
+		parts = append(parts, some(r.of(format.LockFamily)), some(r.of(format.WriteFamily)), data(some(bigtable.ColumnRangeFilter(r.Family, r.Start, r.End))))
 	}
 	for _, c := range s.Columns {
 		f := filters.of(c)
-		parts = append(parts, f.lock, f.write, ExactColumn(c.Family, c.Qualifier))
+		parts = append(parts, f.lock, f.write, data(ExactColumn(c.Family, c.Qualifier)))
 	}
 	return parts
 }
@@ -338,10 +399,19 @@ func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 // WholeFamilies matches whole families. If their names do not fit into a filter, it matches
 // all families of the table.
 func WholeFamilies(families ...string) []bigtable.Filter {
+	return wholeFamilies(families, func(f bigtable.Filter) bigtable.Filter { return f })
+}
+
+// wholeFamilies is WholeFamilies with a filter around those of the user's families.
+func wholeFamilies(families []string, data func(bigtable.Filter) bigtable.Filter) []bigtable.Filter {
 	var all []bigtable.Filter
 	cost := 0
 	for _, f := range families {
-		all = append(all, WholeFamily(f))
+		if format.IsMetadataFamily(f) {
+			all = append(all, WholeFamily(f))
+		} else {
+			all = append(all, data(WholeFamily(f)))
+		}
 		cost += len(f) + 40
 	}
 	if cost > FilterBudget {
@@ -353,19 +423,25 @@ func WholeFamilies(families ...string) []bigtable.Filter {
 // Cost returns an upper bound of the size of the filter that names every selected column and
 // family, in bytes.
 func (s Selection) Cost() int {
-	n := 4 * FilterOverhead
-	for _, f := range s.Families {
-		n += 3 * FilterCost(f+":")
+	n, keysOnly := 4*FilterOverhead, 0
+	if s.KeysOnly {
+		keysOnly = 16
+	}
+	for _, r := range s.Ranges {
+		n += 3*(FilterCost(r.Family+":")+len(r.Start)+len(r.End)) + keysOnly
 	}
 	for _, c := range s.Columns {
-		n += 3 * FilterCost(c.Key())
+		n += 3*FilterCost(c.Key()) + keysOnly
 	}
 	return n
 }
 
-// allFamilies returns the families of the selected columns and the selected families.
+// allFamilies returns the families of the selected columns.
 func (s Selection) allFamilies() []string {
-	families := slices.Clone(s.Families)
+	var families []string
+	for _, r := range s.Ranges {
+		families = append(families, r.Family)
+	}
 	for _, c := range s.Columns {
 		families = append(families, c.Family)
 	}

@@ -101,7 +101,7 @@ func TestReadsAreNotTorn(t *testing.T) {
 	for name, f := range map[string]bigtable.Filter{
 		"column":         Selection{Columns: []format.Column{stable}}.VisibleAt(readTS, nil),
 		"columns":        Selection{Columns: []format.Column{stable, others[0]}}.VisibleAt(readTS, nil),
-		"family":         Selection{Families: []string{"f"}}.VisibleAt(readTS, nil),
+		"family":         Selection{Ranges: []QualifierRange{{Family: "f"}}}.VisibleAt(readTS, nil),
 		"whole row":      Selection{}.VisibleAt(readTS, nil),
 		"named families": Selection{}.VisibleAt(readTS, []string{"f", "g"}),
 	} {

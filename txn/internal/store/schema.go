@@ -97,9 +97,9 @@ func (s *Schema) noFamily(what, table, family string) error {
 
 // missing returns a family of the selection that the table does not have, or "".
 func (s *Schema) missing(sel Selection) string {
-	for _, f := range sel.Families {
-		if !s.HasFamily(f) {
-			return f
+	for _, r := range sel.Ranges {
+		if !s.HasFamily(r.Family) {
+			return r.Family
 		}
 	}
 	for i := range sel.Columns {

@@ -62,6 +62,23 @@ func (t *Table) attempts() attempts {
 	return attempts{table: t, pause: t.store.Config.Backoff.Start()}
 }
 
+// VisibleAt is the filter of a read of the table at ts (Selection.VisibleAt).
+func (t *Table) VisibleAt(sel Selection, ts tso.Timestamp) bigtable.Filter {
+	return sel.VisibleAt(ts, t.dataFamilies(sel))
+}
+
+// Newest is VisibleAt the end of time.
+func (t *Table) Newest(sel Selection) bigtable.Filter { return sel.Newest(t.dataFamilies(sel)) }
+
+// dataFamilies returns the families that the filter of a read of everything must name.
+func (t *Table) dataFamilies(sel Selection) []string {
+	s := t.Schema.Current()
+	if sel.KeysOnly {
+		return s.DataFamilies()
+	}
+	return s.ReadFamilies()
+}
+
 // ReadRow reads one row. It returns nil if no cell of the row matches. It tries again until
 // ctx ends.
 func (t *Table) ReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {

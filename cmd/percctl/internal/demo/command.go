@@ -15,7 +15,6 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -313,7 +312,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
 		return err
 	}
-	if err := d.spare(ctx, client, c, sum); err != nil {
+	if err := d.spare(ctx, client, c, ch.names, sum); err != nil {
 		return err
 	}
 	batch, err = d.percolate(ctx, client, c, sum)
@@ -334,33 +333,24 @@ func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2
 }
 
 // spare waits until all kills have happened. Until then it deletes and restores
-// documents, so that workers have runs in which they can be killed. It takes several
-// documents at a time and goes through all of them: one worker has the order to stop, and it
-// would get no run that reaches its crash point if the same few documents changed again and
-// again, one by one.
-func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, sum *summary) error {
+// documents, so that workers have runs in which they can be killed.
+func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names []string, sum *summary) error {
 	d.fleet.hurry.Store(true)
-	names := c.names()
-	for {
-		for some := range slices.Chunk(names, loaders) {
-			select {
-			case <-d.fleet.spared:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(reporting):
-			}
-			deletes := func(yield func(index.Document, error) bool) {
-				for _, name := range some {
-					if !yield(index.Document{Name: name, Deleted: true}, nil) {
-						return
-					}
-				}
-			}
-			for _, documents := range []iter.Seq2[index.Document, error]{deletes, c.documents(some)} {
-				if err := d.load(ctx, client, documents, sum); err != nil {
-					return err
-				}
+	for i := 0; ; i++ {
+		select {
+		case <-d.fleet.spared:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(reporting):
+		}
+		doc, err := c.read(names[i%len(names)])
+		if err != nil {
+			return err
+		}
+		for _, doc := range []index.Document{{Name: doc.Name, Deleted: true}, doc} {
+			if err := d.load(ctx, client, func(yield func(index.Document, error) bool) { yield(doc, nil) }, sum); err != nil {
+				return err
 			}
 		}
 	}
