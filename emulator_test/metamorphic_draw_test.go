@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -86,12 +87,13 @@ func drawConfig(t *rapid.T, slow bool) txn.Config {
 type txnChoice struct {
 	Named                               string
 	Serializable, WriteOnly, NoPrefetch bool
+	OnAttempt                           bool
 	MaxAttempts                         int
 	SettleWithin                        time.Duration
 }
 
 func drawTxn(t *rapid.T) txnChoice {
-	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true), SettleWithin: pick(t, "SettleWithin", 0, 0, 10*time.Second)}
+	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true), SettleWithin: pick(t, "SettleWithin", 0, 0, 10*time.Second), OnAttempt: rapid.Bool().Draw(t, "OnAttempt")}
 	switch below(6).Draw(t, "kind of transaction") {
 	case 0, 1:
 		c.Serializable = true
@@ -116,6 +118,9 @@ func (c txnChoice) options() (opts []txn.TxnOption) {
 	}
 	if c.MaxAttempts > 0 {
 		opts = append(opts, txn.MaxAttempts(c.MaxAttempts))
+	}
+	if c.OnAttempt {
+		opts = append(opts, txn.OnAttempt(func(context.Context, txn.Attempt) {}))
 	}
 	if c.SettleWithin > 0 {
 		opts = append(opts, txn.SettleWithin(c.SettleWithin))

@@ -40,6 +40,7 @@ type txnOptions struct {
 	noPrefetch   bool
 	writeOnly    bool
 	settleWithin time.Duration
+	onAttempt    func(context.Context, Attempt)
 	becameTooOld bool // set by Update: garbage collection has passed the transaction
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -42,7 +41,8 @@ type Txn struct {
 	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
 	parentSpan  trace.SpanID
 	deferred    *deferredTrace // nil if the trace began with the transaction
-	requests    atomic.Int64   // to Bigtable
+	work        telemetry.Work
+	report      *Attempt // nil without OnAttempt
 
 	mu           sync.Mutex
 	ended        bool
@@ -65,6 +65,9 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 	}
 	if err := c.resolver.Enter(); err != nil {
 		return nil, err
+	}
+	if a.onAttempt = t.opts.onAttempt; a.onAttempt != nil {
+		t.report = &Attempt{Name: t.opts.name, Number: a.number}
 	}
 	t.beginTrace(ctx, a)
 	if err := t.takeStart(t.withTrace(ctx)); err != nil {
@@ -179,6 +182,9 @@ func (t *Txn) Commit(ctx context.Context) (tso.Timestamp, error) {
 		outcome = telemetry.OutcomeUndetermined
 		t.client.resolver.Counters.Undetermined.Add(1)
 	}
+	if err == nil && t.report != nil {
+		t.report.CommitTS = ts
+	}
 	t.measureEnd(ctx, outcome, rows, err)
 	if err != nil && t.opts.name != "" {
 		err = fmt.Errorf("transaction %s: %w", t.opts.name, err)
@@ -224,7 +230,12 @@ func (t *Txn) measureEnd(ctx context.Context, outcome string, rows int, err erro
 		t.reads.annotate(t.span)
 		t.span.EndWith(err)
 	}
-	t.client.metrics.Ended(ctx, t.opts.name, t.began, t.requests.Load(), outcome, rows)
+	t.client.metrics.Ended(ctx, t.opts.name, t.began, t.work.Requests.Load(), outcome, rows)
+	if r := t.report; r != nil {
+		r.StartTS, r.Err, r.Duration = t.startTS, err, time.Since(t.began)
+		r.Requests, r.LockWait = int(t.work.Requests.Load()), time.Duration(t.work.LockWait.Load())
+		t.attempt.report(ctx, r)
+	}
 }
 
 // commit does the work of Commit. written is how many rows it wrote.
@@ -243,6 +254,9 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	rows, err := t.buffer.Group(ctx, t.client.resolver.Store, t.client.hooks.Load().keeps)
 	if err != nil {
 		return 0, 0, err
+	}
+	if t.report != nil {
+		t.report.add(rows)
 	}
 	c := &commit{txn: t, client: t.client, startTS: t.startTS, primary: t.buffer.Primary(), rows: rows, notified: notified}
 	ts, err = c.run(ctx)
@@ -275,8 +289,8 @@ func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.R
 // withTrace returns ctx with the transaction's span, unless the caller has begun a span below
 // it. The returned context also counts the transaction's requests.
 func (t *Txn) withTrace(ctx context.Context) context.Context {
-	if t.client.metrics.CountsRequests(ctx) {
-		ctx = telemetry.CountRequests(ctx, &t.requests)
+	if t.report != nil || t.client.metrics.CountsRequests(ctx) {
+		ctx = telemetry.CountWork(ctx, &t.work)
 	}
 	if t.contextSpan == nil {
 		return ctx

@@ -27,16 +27,19 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 	}
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
-		if err == nil {
-			c.expected.Note(function, run.latchSlots, run.waited)
-			return ts, nil
-		}
 		tooOld := o.becameTooOld
 		again := errors.Is(err, ErrConflict) || (tooOld && !wasTooOld)
 		wasTooOld = tooOld
+		if errors.Is(err, ErrUndetermined) {
+			again = false
+		}
 		limit := o.maxAttempts
+		run.ended(ctx, err, again && (limit == 0 || run.number < limit))
 		switch {
-		case !again || errors.Is(err, ErrUndetermined):
+		case err == nil:
+			c.expected.Note(function, run.latchSlots, run.waited)
+			return ts, nil
+		case !again:
 			return 0, err
 		case limit > 0 && run.number >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
@@ -72,7 +75,7 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 		}
 	}()
 	var ts tso.Timestamp
-	err = f(tx.withTrace(ctx), tx)
+	err = f(withAttempt(tx.withTrace(ctx), run.number), tx)
 	switch {
 	case tx.commitCalled:
 		// Another run could commit the writes twice.
@@ -162,6 +165,27 @@ type attempt struct {
 	latchSlots []uint16
 	latch      *latch.Latch
 	waited     bool // the call has waited for a latch
+	latchWait  time.Duration
+
+	onAttempt func(context.Context, Attempt)
+	done      *Attempt // the run that has ended, if Update has not reported it yet
+}
+
+// report takes what a run did that has ended. Update reports it when it knows what follows.
+func (a *attempt) report(ctx context.Context, r *Attempt) {
+	r.LatchWait, a.latchWait = a.latchWait, 0
+	if a.done = r; !a.inUpdate {
+		a.ended(ctx, r.Err, false)
+	}
+}
+
+// ended reports the run to OnAttempt.
+func (a *attempt) ended(ctx context.Context, err error, retry bool) {
+	if r := a.done; r != nil {
+		a.done = nil
+		r.Err, r.Retry = err, retry
+		a.onAttempt(ctx, *r)
+	}
 }
 
 // takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
@@ -187,6 +211,7 @@ func (a *attempt) releaseLatch() {
 // countLatchWait counts and measures a wait for a latch.
 func countLatchWait(ctx context.Context, c *Client, a *attempt, began time.Time) {
 	a.waited = true
+	a.latchWait += time.Since(began)
 	c.resolver.Counters.LatchWaits.Add(1)
 	c.metrics.LatchWaited(ctx, began)
 }

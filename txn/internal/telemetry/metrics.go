@@ -78,8 +78,8 @@ func (m *Metrics) Close() error { return m.watching.Unregister() }
 
 // Operation records one request to Bigtable that began at began.
 func (m *Metrics) Operation(ctx context.Context, operation, table string, began time.Time, err error) {
-	if n, ok := ctx.Value(requestsKey{}).(*atomic.Int64); ok {
-		n.Add(1)
+	if w, ok := ctx.Value(workKey{}).(*Work); ok {
+		w.Requests.Add(1)
 	}
 	if !m.operations.Enabled(ctx) {
 		return
@@ -91,15 +91,22 @@ func (m *Metrics) Operation(ctx context.Context, operation, table string, began 
 	m.operations.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(attrs...))
 }
 
-// requestsKey is the context key of a transaction's count of requests.
-type requestsKey struct{}
+// Work counts what a transaction's caller waited for.
+type Work struct {
+	Requests atomic.Int64 // to Bigtable
+	LockWait atomic.Int64 // in nanoseconds
+}
 
-// CountRequests returns a context in which every request to Bigtable increments n.
-func CountRequests(ctx context.Context, n *atomic.Int64) context.Context {
-	if ctx.Value(requestsKey{}) == n {
+// workKey is the context key of a transaction's Work.
+type workKey struct{}
+
+// CountWork returns a context in which every request to Bigtable and every wait for a lock counts
+// in w.
+func CountWork(ctx context.Context, w *Work) context.Context {
+	if ctx.Value(workKey{}) == w {
 		return ctx
 	}
-	return context.WithValue(ctx, requestsKey{}, n)
+	return context.WithValue(ctx, workKey{}, w)
 }
 
 // Timestamp records one request to the oracle that began at began.
@@ -116,6 +123,9 @@ func (m *Metrics) Timestamp(ctx context.Context, began time.Time, err error) {
 
 // LockWait records how long a lock of another client held up a read or prewrite.
 func (m *Metrics) LockWait(ctx context.Context, table string, began time.Time) {
+	if w, ok := ctx.Value(workKey{}).(*Work); ok {
+		w.LockWait.Add(int64(time.Since(began)))
+	}
 	if m.lockWait.Enabled(ctx) {
 		m.lockWait.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(semconv.DBCollectionName(table)))
 	}
