@@ -57,7 +57,6 @@ type Token struct {
 	retryAt  time.Time // no first write before this time, because one failed
 	stop     context.CancelFunc
 	stopped  chan struct{} // closed when renew has ended
-	commits  int           // that are under way
 	used     time.Time     // when the last one ended
 	renewed  time.Time     // when the token was written last
 	long     bool          // that token is an idle client's
@@ -80,7 +79,6 @@ func newToken(r *Resolver) *Token {
 // Begin says that a commit begins. It writes the token before the client's first prewrite.
 func (t *Token) Begin(ctx context.Context) {
 	t.mu.Lock()
-	t.commits++
 	if t.long {
 		t.long = false
 		select {
@@ -96,7 +94,6 @@ func (t *Token) Begin(ctx context.Context) {
 func (t *Token) End() {
 	now := time.Now()
 	t.mu.Lock()
-	t.commits--
 	t.used = now
 	t.mu.Unlock()
 }
@@ -162,12 +159,13 @@ func (t *Token) now(ctx context.Context) (tso.Timestamp, error) {
 	return t.resolver.Clock.Timestamp(ctx)
 }
 
-// idle reports whether the client has no locks, as far as it knows.
+// idle reports whether the client has no locks, as far as it knows: a transaction is open until
+// its commit has ended.
 func (t *Token) idle() bool {
 	open := t.resolver.Holds.Any()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !open && t.commits == 0 && time.Since(t.used) >= t.resolver.Config.TokenTTL
+	return !open && time.Since(t.used) >= t.resolver.Config.TokenTTL
 }
 
 // write writes the token, with the oldest hold of this moment. It goes stale
