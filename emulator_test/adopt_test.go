@@ -144,7 +144,7 @@ func TestAdopt(t *testing.T) {
 	if len(plan.Refusals) > 0 || len(plan.Create) != 5 || plan.Rows != 100 || !plan.Whole {
 		t.Errorf("plan %+v", plan)
 	}
-	if want := (admin.AdoptionFamily{Name: "g", Policy: "(versions() > 5 || age() > 36500d)", Clear: true}); len(plan.Families) != 2 || plan.Families[1] != want {
+	if want := (admin.AdoptionFamily{Name: "g", Policy: "(versions() > 5 || age() > 36500d)", Clear: true, Expiry: 24 * 365 * 100 * time.Hour}); len(plan.Families) != 2 || plan.Families[1] != want {
 		t.Errorf("families %+v, want %+v", plan.Families, want)
 	}
 	if err := admin.Adopt(t.Context(), env.Admin, env.Bigtable, adoptA(env), plan); err != nil {

@@ -252,5 +252,16 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	if v.txn == nil {
 		return row, nil
 	}
+	v.noteExpiry(t, row)
+	v.noteExpiry(t, raw) // with what was prefetched
 	return v.txn.overlayRow(v.name, key, sel, row), nil
+}
+
+// noteExpiry makes a serializable transaction commit before a value expires that it has read.
+func (v *View) noteExpiry(t *store.Table, row bigtable.Row) {
+	if expiries := t.Schema.Expiries(); expiries != nil && v.txn != nil && v.txn.opts.serializable {
+		if until := expiries.EarliestUntil(row, v.ts); until != 0 {
+			v.txn.CommitBefore(until)
+		}
+	}
 }

@@ -173,6 +173,7 @@ func TestHostileNames(t *testing.T) {
 		"set":             lines([]string{at, hostile, "--dry-run"}, []string{typed, typed}),
 		"table adopt":     lines([]string{"legacy", "--dry-run"}, []string{typed, "--yes"}),
 		"table describe":  lines([]string{"documents"}, []string{typed}),
+		"table expire":    lines([]string{"accounts", typed, "1h", "--yes"}, []string{typed, typed, typed}),
 		"table init":      lines([]string{typed, "--families", typed}),
 		"table unadopt":   lines([]string{"documents", "--dry-run"}, []string{typed, "--yes"}),
 		"table verify":    lines([]string{"--all"}, []string{typed}),

@@ -20,7 +20,7 @@ func TestDeclaredOutputs(t *testing.T) {
 		"lock list --all", "lock show accounts/joe/bal:usd", "lock resolve --all --dry-run", "lock resolve --all --yes",
 		"gc plan", "gc run --dry-run", "gc status", "check --all", "doctor", "config view --project p",
 		"get accounts/ann/bal:usd", "scan accounts", "history accounts joe", "set accounts/ann/bal:usd 1 --yes", "delete accounts/ann/bal:usd --dry-run",
-		"repair plan --all", "table adopt legacy --dry-run", "table adopt legacy --yes", "table describe accounts", "table verify --all",
+		"repair plan --all", "table adopt legacy --dry-run", "table adopt legacy --yes", "table describe accounts", "table expire accounts bal 1h --dry-run", "table verify --all",
 		"observer list", "observer add accounts/bal:usd x --yes", "notify list", "notify wait", "notify send accounts/ann/bal:usd --dry-run",
 		"notify replay --all --dry-run", "notify replay --all --yes", "notify backfill accounts/bal:usd --dry-run", "worker list", "top --once",
 		"tso decode 1795152600000000", "version",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -38,7 +39,8 @@ type AdoptConfig struct {
 
 	// ClearPolicies is the consent to clear the garbage-collection policies of the
 	// table's families, which would delete live versions. Without the policies the
-	// table keeps what plain writers overwrite, until a plain writer deletes it.
+	// table keeps what plain writers overwrite, until a plain writer deletes it. A
+	// maximum age becomes an expiry, see [SetExpiry].
 	// Defaults to false: a table with a policy is refused.
 	ClearPolicies bool
 
@@ -72,6 +74,9 @@ type AdoptionFamily struct {
 	Policy string
 	// Clear says that Adopt clears the policy.
 	Clear bool
+	// Expiry is how long values last after the adoption, as the policy says; 0: without limit. See
+	// [SetExpiry].
+	Expiry time.Duration
 }
 
 // An AdoptionPlan says what [Adopt] would do.
@@ -187,6 +192,9 @@ func (a *adopter) plan(ctx context.Context) (*AdoptionPlan, error) {
 			p.Refusals = append(p.Refusals, a.refuse("family %s has the garbage-collection policy %q, which would delete live versions; consent to clearing it (AdoptConfig.ClearPolicies, percctl table adopt --clear-policies)", f.Name, policyText(f)))
 		} else if i := len(p.Families) - 1; i >= 0 && p.Families[i].Name == f.Name {
 			p.Families[i].Clear = true
+			if rule := encodePolicy(f.FullGCPolicy); p.prior.GetAdoptedTs() == 0 && rule != nil {
+				p.Families[i].Expiry = format.Micros(expiryOf(rule))
+			}
 		}
 	}
 	if len(p.Families) == 0 {
@@ -275,6 +283,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 			return err
 		}
 		record.AdoptedTs = int64(now)
+		record.Expiries = expiriesOf(record.PriorPolicies, record.AdoptedTs)
 	}
 	spec := TableSpec{Name: a.cfg.Table, Observed: a.cfg.Observed}
 	if err := spec.describe(record, families); err != nil {

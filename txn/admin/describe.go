@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/protobuf/proto"
@@ -32,6 +33,8 @@ type TableDescription struct {
 	// AdoptedTS is the oracle time of the table's adoption; 0 if [InitTable] made it
 	// transactional.
 	AdoptedTS tso.Timestamp
+	// Expiries are how long the values of families last; nil without any limit.
+	Expiries map[string]time.Duration
 }
 
 // Describe reads a table's schema record. It does not read the table itself. It
@@ -58,6 +61,12 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
 	for _, o := range m.Observed {
 		d.Observed = append(d.Observed, changes.ObservedColumn{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})
+	}
+	for _, x := range m.Expiries {
+		if d.Expiries == nil {
+			d.Expiries = map[string]time.Duration{}
+		}
+		d.Expiries[x.Family] = format.Micros(x.AfterMicros)
 	}
 	_, err = store.DecodeSchema(table, value)
 	return d, err

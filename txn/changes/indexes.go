@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -41,14 +42,28 @@ func Indexes(ctx context.Context, client *txn.Client, table string) ([]Index, er
 // RegisterIndex records an index in the schema record of a table. From then on clients refuse
 // to write its columns, unless they maintain the index (txn.Client.BeforeCommit). Running
 // clients notice it up to Config.SchemaMaxAge later. To register it again is harmless. Another
-// index of the same name and place is replaced.
+// index of the same name and place is replaced. If the values of a column expire, or those of the
+// entries, it fails with txn.ErrSchema: entries and values would expire at different times.
 func RegisterIndex(ctx context.Context, client *txn.Client, table string, index Index) error {
 	m := &recordpb.ColumnIndex{Name: index.Name, Entries: index.Entries}
 	for _, c := range index.Columns {
 		m.Columns = append(m.Columns, &recordpb.Column{Family: c.Family, Qualifier: []byte(c.Qualifier)})
 	}
-	return editObserved(ctx, access.ResolverOf(client), table, func(s *recordpb.TableSchema) error {
+	r := access.ResolverOf(client)
+	place, family, _ := strings.Cut(index.Entries, "/")
+	entries, err := r.Table(ctx, place)
+	if err == nil {
+		err = entries.Schema.Reload(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return editObserved(ctx, r, table, func(s *recordpb.TableSchema) error {
 		for _, c := range index.Columns {
+			_, expires := store.ExpiriesOf(s)[c.Family]
+			if _, entriesExpire := entries.Schema.Expiries()[family]; expires || entriesExpire {
+				return fmt.Errorf("changes: index %s of table %q: %w: column %s or the entries in %s expire, and an index cannot follow that", index.Name, table, format.ErrSchema, c, index.Entries)
+			}
 			if !slices.Contains(s.Families, c.Family) {
 				return fmt.Errorf("changes: index %s of table %q: %w: the table has no family %q", index.Name, table, format.ErrSchema, c.Family)
 			}

@@ -69,17 +69,17 @@ type columnGarbage struct {
 	writesBelow tso.Timestamp // write records in [0, writesBelow)
 	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
 	orphans     []tso.Timestamp
-	marks       bool            // all marks at or below the safe point, but not markers
-	markers     []tso.Timestamp // of rollbacks that stay, if marks go; in order
-	plain       bool            // all plain data
-	newest      tso.Timestamp   // commit_ts of the newest delete, if that is garbage; else 0
+	marks       bool               // all marks at or below the safe point, but not markers
+	markers     []tso.Timestamp    // of rollbacks that stay, if marks go; in order
+	plainBelow  bigtable.Timestamp // plain data in [0, plainBelow)
+	newest      tso.Timestamp      // commit_ts of the newest delete or expired value, if that is garbage; else 0
 }
 
 // rowGarbage is the garbage of a row.
 type rowGarbage struct {
 	rules   rules
-	columns []columnGarbage // without newest deletes
-	deletes []columnGarbage // with newest deletes
+	columns []columnGarbage // without them
+	deletes []columnGarbage // with newest deletes or expired values
 	// locks are the locks at or below the safe point. They must be resolved before
 	// anything is removed.
 	locks  []*format.Lock
@@ -103,6 +103,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			if !format.IsMetadataFamily(family) {
 				c, _ := format.SplitColumn(item.Column)
 				if h := get(c); item.Timestamp < format.PlainBefore {
+					cell.ts = tso.Timestamp(item.Timestamp)
 					h.plain = append(h.plain, cell)
 				} else {
 					h.data = append(h.data, cell)
@@ -148,8 +149,9 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			}
 		}
 	}
+	expiries := t.Schema.Expiries()
 	for _, h := range columns {
-		c, counts := r.column(h)
+		c, counts := r.column(h, expiries[h.column.Family])
 		if counts.Cells == 0 {
 			continue
 		}
@@ -168,7 +170,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 // version at or below it. That version stays, and everything newer. Versions of
 // a column never interleave, so everything older is below the start_ts of that
 // version, or below its commit_ts if it is a delete.
-func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
+func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n Counts) {
 	g.column = h.column
 	count := func(cells []storedCell, kind *int64, garbage func(tso.Timestamp) bool) (some bool) {
 		for _, c := range cells {
@@ -199,16 +201,33 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 			newest = w
 		}
 	}
+	// No read that is still possible shows what was committed up to here: their timestamps are
+	// above drained, and all clients know an expiry that was set before.
+	expired := tso.Timestamp(0)
+	if expiry.After > 0 && expiry.Since <= r.drained {
+		expired = max(r.drained-expiry.After, 0)
+	}
+	plainBelow := bigtable.Timestamp(expired).TruncateToMilliseconds()
+	if r.plain && newest.CommitTS != 0 {
+		plainBelow = format.PlainBefore
+	}
+	if count(h.plain, &n.Plain, func(ts tso.Timestamp) bool { return bigtable.Timestamp(ts) < plainBelow }) {
+		g.plainBelow = plainBelow
+	}
 	if newest.CommitTS == 0 {
-		// Without a version, plain data is visible, and other data may come from a
+		// Without a version, other plain data is visible, and other data may come from a
 		// plain writer that used timestamps like ours (docs/guarantees.md).
 		return g, n
 	}
 	for _, ts := range h.locked {
 		named[ts] = true
 	}
+	// The newest delete hides plain data, and late roll-forwards of the versions
+	// that it deleted. It also shows observers that have not run yet that the column
+	// changed. An expired value does the same.
+	newestGoes := (newest.Kind == format.KindDelete && newest.CommitTS <= r.drained || newest.CommitTS <= expired) && !h.notified && (r.plain || len(h.plain) == 0)
 	keepData := newest.StartTS
-	if newest.Kind == format.KindDelete {
+	if newest.Kind == format.KindDelete || newestGoes {
 		keepData = newest.CommitTS
 	}
 	for _, w := range h.writes {
@@ -229,16 +248,12 @@ func (r rules) column(h *columnCells) (g columnGarbage, n Counts) {
 		}
 		return orphan
 	})
-	if r.plain {
-		g.plain = count(h.plain, &n.Plain, all)
-	}
-	// The newest delete hides plain data, and late roll-forwards of the versions
-	// that it deleted. It also shows observers that have not run yet that the column
-	// changed.
-	if newest.Kind == format.KindDelete && newest.CommitTS <= r.drained && !h.notified && (r.plain || len(h.plain) == 0) {
+	if newestGoes {
 		g.newest = newest.CommitTS
 		n.Versions++
-		n.Deletes++
+		if newest.Kind == format.KindDelete {
+			n.Deletes++
+		}
 		n.Cells++
 		n.Bytes += newest.bytes
 	}
@@ -273,8 +288,8 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 			from = end + 1
 		}
 	}
-	if g.plain {
-		drop(c.Family, c.Qualifier, 0, format.PlainBefore)
+	if g.plainBelow != 0 {
+		drop(c.Family, c.Qualifier, 0, g.plainBelow)
 	}
 	return ops
 }
@@ -302,7 +317,7 @@ type conditionalRemoval struct {
 	mut    *bigtable.Mutation
 }
 
-// conditional are the removals of newest deletes. A column without write records
+// conditional are the removals of newest deletes and expired values. A column without write records
 // shows its plain data, and shows no change to an observer. So a plain write or a
 // notify cell that came since the row was read keeps the delete.
 func (g *rowGarbage) conditional() []conditionalRemoval {

@@ -55,16 +55,63 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"an old delete below a later version", false, columnCells{writes: []columnWrite{del(49, 50), put(110, 120)}}, columnGarbage{newest: 50}, 1},
 		{"an old delete with a notify cell", false, columnCells{writes: []columnWrite{del(49, 50)}, notified: true}, columnGarbage{}, 0},
 		{"an old delete over plain data", false, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{}, 0},
-		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plain: true}, 2},
+		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plainBelow: format.PlainBefore}, 2},
 		{"plain data below a version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{}, 0},
-		{"plain data below a version, to be removed", true, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{plain: true}, 2},
+		{"plain data below a version, to be removed", true, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{plainBelow: format.PlainBefore}, 2},
 		{"plain data below a version above the safe point", true, columnCells{writes: []columnWrite{put(101, 102)}, plain: at(1)}, columnGarbage{}, 0},
 		{"marks", false, columnCells{marks: at(10, 20)}, columnGarbage{marks: true}, 2},
 		{"rollback markers alone", false, columnCells{markers: []tso.Timestamp{60}}, columnGarbage{}, 0},
 		{"rollback markers among marks", false, columnCells{marks: at(10, 70), markers: []tso.Timestamp{80, 60}}, columnGarbage{marks: true, markers: []tso.Timestamp{60, 80}}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has)
+			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has, store.Expiry{})
+			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
+				t.Errorf("garbage (-want +got):\n%s", d)
+			}
+			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks {
+				t.Errorf("%+v, want %d cells", n, tt.cells)
+			}
+		})
+	}
+}
+
+// What goes of a column whose values expire after 1,000, with the safe point at 10,000, and with
+// expired values up to a safe point of 5,000.
+func TestGarbageOfAnExpiringColumn(t *testing.T) {
+	version := func(kind format.Kind, start, commit tso.Timestamp) columnWrite {
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: kind}, 1}
+	}
+	at := func(all ...tso.Timestamp) (cells []storedCell) {
+		for _, ts := range all {
+			cells = append(cells, storedCell{ts, 1})
+		}
+		return cells
+	}
+	one := []columnWrite{version(format.KindPut, 3990, 4000)}
+	known := store.Expiry{After: 1000, Since: 5000}
+	for _, tt := range []struct {
+		name   string
+		expiry store.Expiry
+		plain  bool
+		has    columnCells
+		goes   columnGarbage
+		cells  int64
+	}{
+		{"expired in time", known, false, columnCells{writes: one, data: at(3990)}, columnGarbage{newest: 4000, dataBelow: 4000}, 2},
+		{"expired later", known, false, columnCells{writes: []columnWrite{version(format.KindPut, 3990, 4001)}, data: at(3990)}, columnGarbage{}, 0},
+		{"set later", store.Expiry{After: 1000, Since: 5001}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{}, 0},
+		{"never", store.Expiry{}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{}, 0},
+		{"longer than time", store.Expiry{After: 1 << 60, Since: 1}, false, columnCells{writes: one, data: at(3990), plain: at(1)}, columnGarbage{}, 0},
+		{"with older versions", known, false, columnCells{writes: append([]columnWrite{version(format.KindPut, 10, 20)}, one...), data: at(10, 3990)}, columnGarbage{newest: 4000, writesBelow: 4000, dataBelow: 4000}, 4},
+		{"below a version that stays", known, false, columnCells{writes: append([]columnWrite{version(format.KindPut, 9000, 9001)}, one...), data: at(3990, 9000)}, columnGarbage{writesBelow: 9001, dataBelow: 9000}, 2},
+		{"with a notify cell", known, false, columnCells{writes: one, data: at(3990), notified: true}, columnGarbage{}, 0},
+		{"over plain data that has not expired", known, false, columnCells{writes: one, data: at(3990), plain: at(6000)}, columnGarbage{}, 0},
+		{"over plain data, to be removed", known, true, columnCells{writes: one, data: at(3990), plain: at(6000)}, columnGarbage{newest: 4000, dataBelow: 4000, plainBelow: format.PlainBefore}, 3},
+		{"plain data", known, false, columnCells{plain: at(3999, 4000, 6000)}, columnGarbage{plainBelow: 4000}, 1},
+		{"expired plain data below a delete", known, false, columnCells{writes: []columnWrite{version(format.KindDelete, 4900, 5000)}, plain: at(1)}, columnGarbage{plainBelow: 4000}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, n := rules{safePoint: 10_000, drained: 5000, plain: tt.plain}.column(&tt.has, tt.expiry)
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}

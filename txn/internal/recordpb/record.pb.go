@@ -144,7 +144,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{14, 0}
+	return file_record_proto_rawDescGZIP(), []int{15, 0}
 }
 
 // CellRef names a transaction's primary cell, relative to the record's own cell: a field that
@@ -680,8 +680,9 @@ type TableSchema struct {
 	// cell that is newer was written without the library.
 	AdoptedTs int64 `protobuf:"varint,10,opt,name=adopted_ts,json=adoptedTs,proto3" json:"adopted_ts,omitempty"`
 	// The garbage-collection policies that adoption cleared, so that it can be undone.
-	PriorPolicies []*PriorPolicy `protobuf:"bytes,11,rep,name=prior_policies,json=priorPolicies,proto3" json:"prior_policies,omitempty"`
-	Indexes       []*ColumnIndex `protobuf:"bytes,12,rep,name=indexes,proto3" json:"indexes,omitempty"`
+	PriorPolicies []*PriorPolicy  `protobuf:"bytes,11,rep,name=prior_policies,json=priorPolicies,proto3" json:"prior_policies,omitempty"`
+	Indexes       []*ColumnIndex  `protobuf:"bytes,12,rep,name=indexes,proto3" json:"indexes,omitempty"`
+	Expiries      []*FamilyExpiry `protobuf:"bytes,13,rep,name=expiries,proto3" json:"expiries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -758,6 +759,76 @@ func (x *TableSchema) GetIndexes() []*ColumnIndex {
 	return nil
 }
 
+func (x *TableSchema) GetExpiries() []*FamilyExpiry {
+	if x != nil {
+		return x.Expiries
+	}
+	return nil
+}
+
+// FamilyExpiry says how long the values of a family last.
+type FamilyExpiry struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Family string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	// Reads at commit_ts plus this, or later, do not show the value.
+	AfterMicros int64 `protobuf:"varint,2,opt,name=after_micros,json=afterMicros,proto3" json:"after_micros,omitempty"`
+	// Oracle time at which the expiry was set.
+	SinceTs       int64 `protobuf:"varint,3,opt,name=since_ts,json=sinceTs,proto3" json:"since_ts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FamilyExpiry) Reset() {
+	*x = FamilyExpiry{}
+	mi := &file_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FamilyExpiry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FamilyExpiry) ProtoMessage() {}
+
+func (x *FamilyExpiry) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FamilyExpiry.ProtoReflect.Descriptor instead.
+func (*FamilyExpiry) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *FamilyExpiry) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *FamilyExpiry) GetAfterMicros() int64 {
+	if x != nil {
+		return x.AfterMicros
+	}
+	return 0
+}
+
+func (x *FamilyExpiry) GetSinceTs() int64 {
+	if x != nil {
+		return x.SinceTs
+	}
+	return 0
+}
+
 // PriorPolicy is the garbage-collection policy that a family had.
 type PriorPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -769,7 +840,7 @@ type PriorPolicy struct {
 
 func (x *PriorPolicy) Reset() {
 	*x = PriorPolicy{}
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +852,7 @@ func (x *PriorPolicy) String() string {
 func (*PriorPolicy) ProtoMessage() {}
 
 func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[8]
+	mi := &file_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +865,7 @@ func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriorPolicy.ProtoReflect.Descriptor instead.
 func (*PriorPolicy) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{8}
+	return file_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PriorPolicy) GetFamily() string {
@@ -826,7 +897,7 @@ type GCRule struct {
 
 func (x *GCRule) Reset() {
 	*x = GCRule{}
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +909,7 @@ func (x *GCRule) String() string {
 func (*GCRule) ProtoMessage() {}
 
 func (x *GCRule) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +922,7 @@ func (x *GCRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRule.ProtoReflect.Descriptor instead.
 func (*GCRule) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{9}
+	return file_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GCRule) GetMaxVersions() int64 {
@@ -903,7 +974,7 @@ type WorkerToken struct {
 
 func (x *WorkerToken) Reset() {
 	*x = WorkerToken{}
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +986,7 @@ func (x *WorkerToken) String() string {
 func (*WorkerToken) ProtoMessage() {}
 
 func (x *WorkerToken) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +999,7 @@ func (x *WorkerToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerToken.ProtoReflect.Descriptor instead.
 func (*WorkerToken) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{10}
+	return file_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WorkerToken) GetFormatVersion() uint32 {
@@ -1002,7 +1073,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1085,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1098,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11}
+	return file_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Failure) GetFormatVersion() uint32 {
@@ -1100,7 +1171,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1183,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1196,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{12}
+	return file_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeadLetter) GetFormatVersion() uint32 {
@@ -1230,7 +1301,7 @@ type SafePoint struct {
 
 func (x *SafePoint) Reset() {
 	*x = SafePoint{}
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1313,7 @@ func (x *SafePoint) String() string {
 func (*SafePoint) ProtoMessage() {}
 
 func (x *SafePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1326,7 @@ func (x *SafePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
 func (*SafePoint) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{13}
+	return file_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SafePoint) GetFormatVersion() uint32 {
@@ -1341,7 +1412,7 @@ type GarbageRun struct {
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1424,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1437,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{14}
+	return file_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -1516,7 +1587,7 @@ const file_record_proto_rawDesc = "" +
 	"\vColumnIndex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
-	"\aentries\x18\x03 \x01(\tR\aentries\"\xa3\x02\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\xdc\x02\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -1525,7 +1596,12 @@ const file_record_proto_rawDesc = "" +
 	"adopted_ts\x18\n" +
 	" \x01(\x03R\tadoptedTs\x12A\n" +
 	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\x124\n" +
-	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\"P\n" +
+	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\x127\n" +
+	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\"d\n" +
+	"\fFamilyExpiry\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
+	"\fafter_micros\x18\x02 \x01(\x03R\vafterMicros\x12\x19\n" +
+	"\bsince_ts\x18\x03 \x01(\x03R\asinceTs\"P\n" +
 	"\vPriorPolicy\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12)\n" +
 	"\x04rule\x18\x02 \x01(\v2\x15.percolator.v1.GCRuleR\x04rule\"\xb9\x01\n" +
@@ -1625,7 +1701,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
 	(GarbageRun_Phase)(0),  // 1: percolator.v1.GarbageRun.Phase
@@ -1637,13 +1713,14 @@ var file_record_proto_goTypes = []any{
 	(*ObservedColumn)(nil), // 7: percolator.v1.ObservedColumn
 	(*ColumnIndex)(nil),    // 8: percolator.v1.ColumnIndex
 	(*TableSchema)(nil),    // 9: percolator.v1.TableSchema
-	(*PriorPolicy)(nil),    // 10: percolator.v1.PriorPolicy
-	(*GCRule)(nil),         // 11: percolator.v1.GCRule
-	(*WorkerToken)(nil),    // 12: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 13: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 14: percolator.v1.DeadLetter
-	(*SafePoint)(nil),      // 15: percolator.v1.SafePoint
-	(*GarbageRun)(nil),     // 16: percolator.v1.GarbageRun
+	(*FamilyExpiry)(nil),   // 10: percolator.v1.FamilyExpiry
+	(*PriorPolicy)(nil),    // 11: percolator.v1.PriorPolicy
+	(*GCRule)(nil),         // 12: percolator.v1.GCRule
+	(*WorkerToken)(nil),    // 13: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 14: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 15: percolator.v1.DeadLetter
+	(*SafePoint)(nil),      // 16: percolator.v1.SafePoint
+	(*GarbageRun)(nil),     // 17: percolator.v1.GarbageRun
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -1655,18 +1732,19 @@ var file_record_proto_depIdxs = []int32{
 	6,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
 	6,  // 7: percolator.v1.ColumnIndex.columns:type_name -> percolator.v1.Column
 	7,  // 8: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	10, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
+	11, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
 	8,  // 10: percolator.v1.TableSchema.indexes:type_name -> percolator.v1.ColumnIndex
-	11, // 11: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
-	11, // 12: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
-	11, // 13: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
-	6,  // 14: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	1,  // 15: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	10, // 11: percolator.v1.TableSchema.expiries:type_name -> percolator.v1.FamilyExpiry
+	12, // 12: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
+	12, // 13: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
+	12, // 14: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
+	6,  // 15: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	1,  // 16: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -1681,7 +1759,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -24,6 +24,9 @@ import (
 //     that, so this read resolves the lock, as a read at T does. Such a lock is in another
 //     column than the commit at T.
 //
+// Values expire by the client's estimate of the oracle's time. If a value that the client may
+// still show to a later snapshot has expired, the client asks the oracle and reads again.
+//
 // What was found out about a lock only counts for the answer that contains the lock. If a lock
 // was resolved, the client reads the row again.
 
@@ -43,7 +46,12 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 		if err != nil {
 			return nil, err
 		}
-		now := r.Clock.Now()
+		now := max(r.Clock.Now(), r.Clock.Newest())
+		if now == 0 && t.Schema.Expiries() != nil {
+			if now, err = r.Clock.Timestamp(ctx); err != nil {
+				return nil, err
+			}
+		}
 		e, err := Evaluate(t, raw, sel, now, nil)
 		if err != nil {
 			return nil, err
@@ -73,6 +81,14 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 		missing, err := e.readExact(ctx, t, row)
 		if err != nil {
 			return nil, err
+		}
+		// Later snapshots of the client must not show what has expired here, so the estimate is
+		// not enough.
+		if e.Expired != 0 && e.Expired >= r.Clock.Newest() {
+			if _, err := r.Clock.Timestamp(ctx); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		// Between the two requests, another transaction may have committed, and garbage
 		// collection may have removed what the first answer named. If the next answer

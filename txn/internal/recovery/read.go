@@ -28,6 +28,11 @@ type Evaluation struct {
 
 	keysOnly bool
 	rest     *store.Selection // columns that the answer does not contain; nil if there are none
+	// Expired is when the last of the expired values expired; 0: none was left out.
+	Expired tso.Timestamp
+
+	readTS   tso.Timestamp
+	expiries store.Expiries
 }
 
 // An ExactRead names the data cell that a read needs.
@@ -64,6 +69,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 	if e.keysOnly = sel.KeysOnly; sel.First > 0 {
 		sel, e.rest = store.Known(sel, raw)
 	}
+	e.readTS, e.expiries = readTS, t.Schema.Expiries()
 	for _, item := range raw[format.LockFamily] {
 		c, cell, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
@@ -103,7 +109,7 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 		if err != nil {
 			return Evaluation{}, err
 		}
-		if kind == format.KindDelete {
+		if kind == format.KindDelete || e.expired(c.Family, commitTS) {
 			continue
 		}
 		items := raw[c.Family]
@@ -128,7 +134,9 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 				continue
 			}
 			if item.Timestamp < format.PlainBefore {
-				e.addItem(c.Family, items, i)
+				if !e.expired(c.Family, tso.Timestamp(item.Timestamp)) {
+					e.addItem(c.Family, items, i)
+				}
 			} else {
 				// Uncommitted data hides older plain data.
 				e.Exact = append(e.Exact, ExactRead{Column: c})
@@ -139,6 +147,16 @@ func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.
 		e.Sort()
 	}
 	return e, nil
+}
+
+// expired reports whether the read does not show a value any more, and notes it.
+func (e *Evaluation) expired(family string, commitTS tso.Timestamp) bool {
+	if !e.expiries.Expired(family, commitTS, e.readTS) {
+		return false
+	}
+	until, _ := e.expiries.Until(family, commitTS)
+	e.Expired = max(e.Expired, until)
+	return true
 }
 
 // findWrite returns the index of a column's write record. column is family:qualifier.
@@ -243,6 +261,8 @@ func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) 
 			}
 			if exact.StartTS != 0 {
 				items[i].Timestamp = bigtable.Timestamp(exact.CommitTS)
+			} else if e.expired(exact.Column.Family, tso.Timestamp(items[i].Timestamp)) {
+				continue
 			}
 			e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], items[i]))
 		}

@@ -40,6 +40,8 @@ type Schema struct {
 	Observed map[format.Column]Registration
 	// Indexes are the indexes that commits have to maintain.
 	Indexes []Index
+	// Expiries say how long values last.
+	Expiries Expiries
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -334,6 +336,14 @@ func (src *SchemaSource) Current() *Schema {
 	return s
 }
 
+// Expiries returns the table's expiries, as far as this client knows them.
+func (src *SchemaSource) Expiries() Expiries {
+	if s := src.latest.Load(); s != nil {
+		return s.Expiries
+	}
+	return nil
+}
+
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
@@ -374,7 +384,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m)}
 	for _, o := range m.Observed {
 		s.Observed[ColumnOf(o)] = Registration{o.Observers, o.Weak}
 	}

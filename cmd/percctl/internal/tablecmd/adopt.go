@@ -37,7 +37,8 @@ func newAdoptCmd(s *cli.Streams) *cobra.Command {
 		Short: "Make a table that is in use transactional, in place",
 		Long: `Make an existing table transactional, in place: add the metadata families
 (` + metadataFamilies + `), clear garbage-collection policies
-if you allow it with --clear-policies, and record the schema and the time. The command
+if you allow it with --clear-policies, and record the schema and the time. It
+keeps maximum ages as expiries (see percctl table expire). The command
 rewrites no data: cells that are in the table count as committed before every
 transaction, and readers without transactions continue. docs/adoption.md leads through
 an adoption step by step.
@@ -98,9 +99,10 @@ func (o *adoptOptions) parse() error {
 
 // An adoptedFamily is one family of the table.
 type adoptedFamily struct {
-	Name   string `json:"name"`         // name of the family
-	Policy string `json:"policy"`       // garbage-collection policy; empty if there is none
-	Clear  bool   `json:"clear_policy"` // whether the policy is cleared
+	Name   string  `json:"name"`           // name of the family
+	Policy string  `json:"policy"`         // garbage-collection policy; empty if there is none
+	Clear  bool    `json:"clear_policy"`   // whether the policy is cleared
+	Expiry float64 `json:"expiry_seconds"` // how long values last after the adoption, as the policy says; 0 if there is no limit
 }
 
 // An adoption is what table adopt did, or would do.
@@ -128,7 +130,7 @@ func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 		Rows: p.Rows, Whole: p.Whole, Adopted: p.Adopted, AdoptedTS: p.AdoptedTS, AdoptedTime: cli.Time(p.AdoptedTS),
 	}
 	for _, f := range p.Families {
-		a.Families = append(a.Families, adoptedFamily{f.Name, f.Policy, f.Clear})
+		a.Families = append(a.Families, adoptedFamily{f.Name, f.Policy, f.Clear, f.Expiry.Seconds()})
 	}
 	for _, err := range p.Refusals {
 		a.Refusals = append(a.Refusals, cli.Line(err.Error()))
@@ -156,6 +158,9 @@ func (a *adoption) text(w io.Writer) error {
 		}
 		if f.Clear {
 			policy += ": to be cleared"
+		}
+		if f.Expiry != 0 {
+			policy += ", and values last " + lasts(f.Expiry)
 		}
 		fmt.Fprintf(w, "  family %s: %s; its data stays as it is\n", f.Name, policy)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
@@ -75,9 +76,10 @@ type description struct {
 
 // A describedFamily is one family of the table.
 type describedFamily struct {
-	Name   string `json:"name"`   // name of the family
-	Role   string `json:"role"`   // `data`, or what transactions store in it
-	Policy string `json:"policy"` // garbage-collection policy; empty if there is none
+	Name   string  `json:"name"`           // name of the family
+	Role   string  `json:"role"`           // `data`, or what transactions store in it
+	Policy string  `json:"policy"`         // garbage-collection policy; empty if there is none
+	Expiry float64 `json:"expiry_seconds"` // how long values last; 0 if there is no limit
 }
 
 // A describedObserved is one observed column.
@@ -107,7 +109,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 	out := &description{
 		Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, MetadataTable: s.Connect.MetadataTable,
 		FormatVersion: d.FormatVersion, AdoptedTS: d.AdoptedTS, AdoptedTime: cli.Time(d.AdoptedTS),
-		Families: describeFamilies(info), Observed: []describedObserved{},
+		Families: describeFamilies(info, d.Expiries), Observed: []describedObserved{},
 	}
 	for _, c := range d.Observed {
 		out.Observed = append(out.Observed, describedObserved{c.Column.String(), append([]string{}, c.Observers...), c.Weak})
@@ -126,7 +128,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 	return o.Print(out, out.text)
 }
 
-func describeFamilies(info *bigtable.TableInfo) []describedFamily {
+func describeFamilies(info *bigtable.TableInfo, expiries map[string]time.Duration) []describedFamily {
 	all := []describedFamily{}
 	for _, f := range info.FamilyInfos {
 		role := roles[f.Name]
@@ -137,7 +139,7 @@ func describeFamilies(info *bigtable.TableInfo) []describedFamily {
 		if policy == "<never>" {
 			policy = ""
 		}
-		all = append(all, describedFamily{f.Name, role, policy})
+		all = append(all, describedFamily{f.Name, role, policy, expiries[f.Name].Seconds()})
 	}
 	slices.SortFunc(all, func(a, b describedFamily) int { return strings.Compare(a.Name, b.Name) })
 	return all
@@ -156,7 +158,11 @@ func (d *description) text(w io.Writer) error {
 		if policy == "" {
 			policy = "none"
 		}
-		cli.WriteRow(table, f.Name, policy, f.Role)
+		role := f.Role
+		if f.Expiry != 0 {
+			role += ", which lasts " + lasts(f.Expiry)
+		}
+		cli.WriteRow(table, f.Name, policy, role)
 	}
 	if len(d.Observed) > 0 {
 		cli.WriteRow(table)

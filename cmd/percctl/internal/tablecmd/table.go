@@ -21,7 +21,7 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 
 percctl table init creates a new table. percctl table adopt makes a table
 transactional that is in use, in place, and percctl table unadopt undoes that.`,
-		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newDescribeCmd(s), newVerifyCmd(s))
+		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newExpireCmd(s), newDescribeCmd(s), newVerifyCmd(s))
 }
 
 type initOptions struct {
