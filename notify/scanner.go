@@ -96,8 +96,14 @@ func (s *Scanner) Find(ctx context.Context, search Search) error {
 	}
 	for {
 		began := time.Now()
-		if err := sw.turn(ctx); err != nil {
+		switch err := sw.turn(ctx); {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, txn.ErrClosed):
 			return err
+		default:
+			// The sweep continues with its other pieces.
+			search.Logger.WarnContext(ctx, "a sweep could not read a part of a table; the next sweep reads it again", "error", err)
+			_ = pause.For(ctx, findPause) // wait sees that ctx has ended
 		}
 		if err := sw.wait(ctx, began); err != nil {
 			return err
@@ -203,22 +209,22 @@ func (s *sweeper) turn(ctx context.Context) error {
 	n := min((s.all+s.share-1)/s.share, len(s.todo))
 	todo, later := &pieces{todo: slices.Clone(s.todo[:n])}, s.todo[n:]
 	var found atomic.Int64
-	g, gctx := errgroup.WithContext(ctx)
+	var g errgroup.Group // an error does not end the scans of other pieces
 	for range s.threads {
-		g.Go(func() error {
-			for time.Since(began) < maxTurn {
+		g.Go(func() (first error) {
+			for time.Since(began) < maxTurn && ctx.Err() == nil {
 				p, ok := todo.next()
 				if !ok {
 					break
 				}
-				n, rest, err := s.scan(gctx, p)
-				if err != nil && !s.skip(ctx, p.table, err) {
-					return err
+				n, rest, err := s.scan(ctx, p)
+				if err != nil && !s.skip(ctx, p.table, err) && first == nil {
+					first = err
 				}
 				found.Add(int64(n))
 				todo.again(rest)
 			}
-			return nil
+			return first
 		})
 	}
 	err := g.Wait()
