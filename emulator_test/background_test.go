@@ -23,6 +23,9 @@ func TestBackgroundJoinsTransactions(t *testing.T) {
 	const commits = 40
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		mustSet(t, a, "2", "p", "s")
+		synctest.Wait()
+		wantNoLocks(t, env.Client) // the secondaries are sent at once
 		first := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		mustSet(t, a, "3", "p", "s")
 		<-first.Fired()
@@ -35,10 +38,10 @@ func TestBackgroundJoinsTransactions(t *testing.T) {
 		first.Release()
 		synctest.Wait()
 		wantNoLocks(t, env.Client)
-		if n := faults.Count()[txntest.StepSecondaries]; n != 2 {
-			t.Errorf("%d requests for the secondaries of %d transactions, want 2", n, 1+commits)
+		if n := faults.Count()[txntest.StepSecondaries]; n != 3 {
+			t.Errorf("%d requests for the secondaries of %d transactions, want 3", n, 2+commits)
 		}
-		if s := a.Stats(); s.BackgroundRequests != 2 || s.BackgroundCells != 0 || s.BackgroundBytes != 0 {
+		if s := a.Stats(); s.BackgroundRequests != 3 || s.BackgroundCells != 0 || s.BackgroundBytes != 0 {
 			t.Errorf("stats say %+v", s)
 		}
 	})

@@ -248,6 +248,43 @@ func TestAnnounceWritesTheTokenOnce(t *testing.T) {
 	})
 }
 
+// Close removes the token only when its renewal has ended. Otherwise a renewal that comes late
+// would write the token again, and the client would look alive.
+func TestCloseWaitsForTheRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		renewal, release := make(chan struct{}), make(chan struct{})
+		var tokens atomic.Int32
+		c := env.NewClient(txn.Config{}, intercept(func(call txntest.Call) error {
+			if call.Step == txntest.StepToken && call.Row != "" {
+				if tokens.Add(1) == 2 {
+					close(renewal)
+					<-release
+				}
+			}
+			return nil
+		})...)
+		mustSet(t, c, "1", "bob")
+		<-renewal
+		closed := inBackground(func() error { return c.Close(t.Context()) })
+		synctest.Wait()
+		if n := tokens.Load(); n != 2 {
+			t.Errorf("%d writes of the token before its renewal has ended, want 2", n)
+		}
+		close(release)
+		if o := <-closed; o.err != nil {
+			t.Error(o.err)
+		}
+		if n := tokens.Load(); n != 3 {
+			t.Errorf("%d writes of the token, want three: with the removal", n)
+		}
+		if workers, err := admin.Workers(t.Context(), env.Client); err != nil || len(workers) > 0 {
+			t.Errorf("left: %v, %v", workers, err)
+		}
+	})
+}
+
 // A client removes the tokens of clients that died long ago, all of them, and its own when it
 // closes.
 func TestTokensAreRemoved(t *testing.T) {

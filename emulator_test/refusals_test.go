@@ -170,6 +170,34 @@ func TestFailureAmongManyPrewrites(t *testing.T) {
 	})
 }
 
+// Rows of two tables that have the same key are two rows: the one that has the primary cell is
+// committed first, wherever its table comes in the order of names.
+func TestSameRowOfTwoTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		env.CreateTable("b", "f")
+		for i, order := range [][]string{{"a", "b"}, {"b", "a"}} {
+			tx := begin(t, c)
+			for _, table := range order {
+				tx.Table(table).Set("bob", "f", "q", []byte{byte('0' + i)})
+			}
+			if _, err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			s := takeSnapshot(t, env.Client)
+			for _, table := range order {
+				if v, _, err := s.Table(table).Get(t.Context(), "bob", "f", "q"); err != nil || string(v) != string(rune('0'+i)) {
+					t.Errorf("table %s: %q, %v", table, v, err)
+				}
+			}
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 4 || n[txntest.StepCommit] != 2 || n[txntest.StepSecondaries] != 2 {
+			t.Errorf("requests: %v", n)
+		}
+	})
+}
+
 // A numberedOracle answers with the given timestamps, one after the other.
 type numberedOracle struct{ answers []tso.Timestamp }
 

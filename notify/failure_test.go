@@ -411,6 +411,35 @@ func TestDrop(t *testing.T) {
 	})
 }
 
+// TestDropBesideAnotherObserver: a dropped change stays dropped while another observer of the
+// same cell still fails, and its notification stays.
+func TestDropBesideAnotherObserver(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "drops", false)
+		register(t, env.Client, input, "fails", false)
+		w := newWorker(t, env.Client, notify.Config{})
+		var drops, fails atomic.Int32
+		handle(t, w, "drops", input, func(context.Context, *txn.Txn, txn.Cell) error {
+			drops.Add(1)
+			return notify.Drop()
+		})
+		handle(t, w, "fails", input, func(context.Context, *txn.Txn, txn.Cell) error {
+			if fails.Add(1) < 4 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		start(t, w)
+		put(t, env.Client, input, "row", "v")
+		wait(t, env.Client)
+		if drops.Load() != 1 || fails.Load() != 4 {
+			t.Errorf("%d runs of the observer that drops, %d of the one that fails; want 1 and 4", drops.Load(), fails.Load())
+		}
+		pass(time.Minute)
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
 // TestDropOfRemovedObserver: an observer drops an older change after another worker has run
 // it for a newer one, and after it was removed. What it has acknowledged stays, so it does
 // not run again once it is registered again.

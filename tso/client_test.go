@@ -189,7 +189,7 @@ func TestClientFollowsHint(t *testing.T) {
 func TestClientWithoutServers(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		c := tsotest.NewCluster(e)
-		client := c.Client(tso.ClientConfig{Timeout: 5 * time.Second}, "nowhere", "here")
+		client := c.Client(tso.ClientConfig{Timeout: 5 * time.Second}, "nowhere", "here", "nowhere", "here")
 		start := time.Now()
 		_, err := client.Timestamp(t.Context())
 		var unavailable *tso.UnavailableError
@@ -265,6 +265,23 @@ func TestClientRefusesToGoBackwards(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestClientRefusesToGoBackwardsAfterAFailure: a refusal between two answers changes nothing of
+// what the client has seen.
+func TestClientRefusesToGoBackwardsAfterAFailure(t *testing.T) {
+	const at = 1795152600000000
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		serveScript(c, "a", &tsopb.TimestampsResponse{First: at, Count: 1}, &tsopb.TimestampsResponse{NotLeader: &tsopb.NotLeader{}}, &tsopb.TimestampsResponse{First: at - 1, Count: 1})
+		client := c.Client(tso.ClientConfig{}, "a")
+		if ts, err := client.Timestamp(t.Context()); ts != at || err != nil {
+			t.Fatal(ts, err)
+		}
+		if ts, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrBackwards) {
+			t.Errorf("%d, %v", ts, err)
+		}
+	})
 }
 
 // TestClientDoubtsAJump: one wrong answer, far above the one before it or the first of
@@ -477,15 +494,23 @@ func TestClientLeavesWrongServer(t *testing.T) {
 func TestClientDoesNotStayAtWrongServer(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Register("x", func(*grpc.Server) {})
-		client := c.Client(tso.ClientConfig{}, "b", "x")
-		if _, err := client.Timestamp(t.Context()); status.Code(err) != codes.Unimplemented {
-			t.Errorf("nobody else: %v", err)
+		var clients []*tso.Client
+		for _, order := range [][]string{{"b", "x"}, {"x", "b"}} {
+			client := c.Client(tso.ClientConfig{}, order...)
+			for range 2 { // the last one asked is each of them
+				if _, err := client.Timestamp(t.Context()); status.Code(err) != codes.Unimplemented {
+					t.Errorf("nobody else: %v", err)
+				}
+			}
+			clients = append(clients, client)
 		}
 		c.Start("b", server.Config{})
 		tsotest.Advance(time.Minute)
-		failures := client.Stats().Failures
-		if _, err := client.Timestamp(t.Context()); err != nil || client.Stats().Failures != failures {
-			t.Errorf("%v, %+v", err, client.Stats())
+		for i, client := range clients {
+			failures := client.Stats().Failures
+			if _, err := client.Timestamp(t.Context()); err != nil || client.Stats().Failures != failures {
+				t.Errorf("client %d: %v, %+v", i, err, client.Stats())
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package tso_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -94,6 +95,27 @@ func TestLocks(t *testing.T) {
 			if _, _, err := l.Acquire(ctx, bad.name, bad.owner, bad.ttl); err == nil {
 				t.Errorf("accepted %+v", bad)
 			}
+		}
+	})
+}
+
+// TestLocksAfterTheirContext: a call whose context has ended changes nothing, and says so.
+func TestLocksAfterTheirContext(t *testing.T) {
+	eachLocks(t, func(t *testing.T, l tso.Locks) {
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		isEnded := func(err error) bool { return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled }
+		if ok, by, err := l.Acquire(ended, "l", "x", time.Minute); ok || by != (tso.Holder{}) || !isEnded(err) {
+			t.Errorf("acquire: %t, %v, %v", ok, by, err)
+		}
+		if by, err := l.Holder(t.Context(), "l"); by.Owner != "" || err != nil {
+			t.Errorf("the lock is held by %v, %v", by, err)
+		}
+		if _, err := l.Holder(ended, "l"); !isEnded(err) {
+			t.Errorf("holder: %v", err)
+		}
+		if err := l.Release(ended, "l", "x"); !isEnded(err) {
+			t.Errorf("release: %v", err)
 		}
 	})
 }

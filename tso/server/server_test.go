@@ -19,6 +19,25 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
+// TestStatusOfALeader: an idle leader has reserved one lease or two of the largest requests,
+// and its status says how long its lease lasts.
+func TestStatusOfALeader(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
+		for range 10 {
+			tsotest.Advance(tsotest.Lease / 7)
+			s := c.Status("a")
+			room := max(tso.Timestamp(tsotest.Lease.Microseconds()), 2*tso.MaxCount)
+			if left := time.Duration(s.LeaseLeftUs) * time.Microsecond; !s.Leading || left <= tsotest.Lease/2 || left > tsotest.Lease {
+				t.Errorf("leading: %t, with %v left of a lease of %v", s.Leading, left, tsotest.Lease)
+			}
+			if now := int64(tsotest.Now()); s.Next != now || s.Limit <= now || s.Limit > now+int64(room) {
+				t.Errorf("next %d, limit %d at %d", s.Next, s.Limit, now)
+			}
+		}
+	})
+}
+
 func TestServed(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Start("a", server.Config{})

@@ -58,7 +58,7 @@ func Protocol(root string) Suite {
 		Packages: []string{"./txn", "./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/internal/ahead", "./txn/internal/buffer",
 			"./txn/gc", "./txn/changes", "./notify", "./tso", "./tso/internal/hint", "./tso/internal/locktable", "./tso/internal/row", "./tso/server"},
 		Tests: []string{"./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/gc", "./txn/changes", "./txn",
-			"./notify", "./tso", "./tso/server", "./emulator_test"},
+			"./txn/many", "./txn/row", "./txn/idempotency", "./txn/index", "./notify", "./tso", "./tso/server", "./emulator_test"},
 		Parallel: 1,
 		Slack:    8 * time.Second,
 	}
