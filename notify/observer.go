@@ -70,6 +70,23 @@ type triggerKey struct{}
 // TriggerOf returns what triggered the run to which ctx belongs: the changes that the run
 // handles, and the failures of earlier runs. It returns nil outside of an observer.
 func TriggerOf(ctx context.Context) *changes.Observation {
-	o, _ := ctx.Value(triggerKey{}).(*changes.Observation)
-	return o
+	if r, ok := ctx.Value(triggerKey{}).(*run); ok {
+		return r.seen
+	}
+	return nil
+}
+
+// Previous returns the value that the cell had when the observer's last acknowledged run began:
+// what that run saw. ok is false if the cell was absent, or if there was no such run. tx and ctx
+// are those of the run. [changes.Previous] says what it costs, and when it fails.
+//
+// So an observer can replace what its last run has added elsewhere: each run undoes the previous
+// value, and applies the one that it reads. Runs that fail, and changes that one run handles
+// together, make no difference.
+func Previous(ctx context.Context, tx *txn.Txn) (value []byte, ok bool, err error) {
+	r, inRun := ctx.Value(triggerKey{}).(*run)
+	if !inRun {
+		return nil, false, fmt.Errorf("notify: %w: Previous outside of an observer's run", txn.ErrInvalid)
+	}
+	return changes.Previous(ctx, tx, r.seen, r.handler.id)
 }

@@ -79,7 +79,7 @@ func (r *run) do(ctx context.Context) {
 	// then lead to the change that it ran for.
 	changes.Acknowledge(tx, r.seen, h.id)
 	r.worker.counters.runs.Add(1)
-	if err = r.call(context.WithValue(ctx, triggerKey{}, r.seen), tx); err == nil {
+	if err = r.call(context.WithValue(ctx, triggerKey{}, r), tx); err == nil {
 		r.commitTS, err = tx.Commit(ctx)
 	}
 	r.outcome, r.err = r.classify(err), err

@@ -2,6 +2,7 @@ package notify_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -72,13 +73,18 @@ type simulation struct {
 	chaos   []*workload.Chaos
 	delays  []*workload.Delays
 	adopted bool
-	since   map[string]time.Time               // since when an observer is registered without a gap
-	written map[txn.Cell][]tso.Timestamp       // commits that were reported as committed
-	asked   []request                          // notifications by Notify, Backfill and Replay
-	dropped map[promise]request                // the last dead letter that was dropped
-	drops   map[promise]map[tso.Timestamp]bool // start_ts of runs that dropped their change
-	counts  map[string]int
-	story   []string // what happened, to be printed after a failure
+	since   map[string]time.Time         // since when an observer is registered without a gap
+	written map[txn.Cell][]tso.Timestamp // commits that were reported as committed
+	asked   []request                    // notifications by Notify, Backfill and Replay
+	dropped map[promise]request          // the last dead letter that was dropped
+	// drops is what runs have seen that dropped their change, by start_ts.
+	drops map[promise]map[tso.Timestamp]string
+	// unwatched are the cells whose delete garbage collection may remove before the observer has
+	// acknowledged it: a change was a dead letter, or the observer was removed.
+	unwatched map[promise]bool
+
+	counts map[string]int
+	story  []string // what happened, to be printed after a failure
 }
 
 type burst struct{ from, to time.Time }
@@ -254,7 +260,7 @@ func (s *simulation) write(ctx context.Context, c *txn.Client) {
 				case 1:
 					table.Delete(row, col.Family, col.Qualifier)
 				default:
-					table.Set(row, col.Family, col.Qualifier, []byte("v"))
+					table.Set(row, col.Family, col.Qualifier, fmt.Appendf(nil, "v%d", tx.StartTS()))
 				}
 				cells = append(cells, cellIn(col, row))
 			}
@@ -277,8 +283,20 @@ func (s *simulation) write(ctx context.Context, c *txn.Client) {
 // commits.
 func (s *simulation) observe(id string) notify.ObserverFunc {
 	return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
-		if _, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
+		value, ok, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier)
+		if err != nil {
 			return err
+		}
+		seen, previous := seenValue(value, ok), "unasked"
+		if id != "w" && s.intn(2) == 0 {
+			switch value, ok, err := notify.Previous(ctx, tx); {
+			case errors.Is(err, txn.ErrTooOld):
+				s.count("previous values that are too old")
+			case err != nil:
+				return err
+			default:
+				previous = seenValue(value, ok)
+			}
 		}
 		if !s.ended.Load() { // later it succeeds
 			if s.intn(100) < s.mix.failing[id] {
@@ -293,9 +311,9 @@ func (s *simulation) observe(id string) notify.ObserverFunc {
 				defer s.mu.Unlock()
 				p := promise{id, cell}
 				if s.drops[p] == nil {
-					s.drops[p] = map[tso.Timestamp]bool{}
+					s.drops[p] = map[tso.Timestamp]string{}
 				}
-				s.drops[p][tx.StartTS()] = true
+				s.drops[p][tx.StartTS()] = seen
 				return notify.Drop()
 			case 2:
 				select {
@@ -304,8 +322,9 @@ func (s *simulation) observe(id string) notify.ObserverFunc {
 				}
 			}
 		}
-		change := notify.TriggerOf(ctx).ChangeTS
-		tx.Table("effects").Set(fmt.Sprintf("%s/%s/%d/%d", id, cell, change, tx.StartTS()), "e", "x", fmt.Appendf(nil, "%s %s %d %d", id, cell.Row, change, tx.StartTS()))
+		trigger := notify.TriggerOf(ctx)
+		change := trigger.ChangeTS
+		tx.Table("effects").Set(fmt.Sprintf("%s/%s/%d/%d", id, cell, change, tx.StartTS()), "e", "x", fmt.Appendf(nil, "%s %s %d %d %s %d %s", id, cell.Row, change, tx.StartTS(), seen, trigger.Acks[id], previous))
 		switch {
 		case id == "a":
 			tx.Table("docs").Set(cell.Row, "d", "mid", nil)
@@ -315,6 +334,9 @@ func (s *simulation) observe(id string) notify.ObserverFunc {
 		return nil
 	}
 }
+
+// seenValue formats what an observer has seen.
+func seenValue(value []byte, ok bool) string { return fmt.Sprintf("%v,%s", ok, value) }
 
 // A repeater is a finder that offers some notifications again later, when another worker
 // may have handled them.
@@ -363,7 +385,16 @@ func (s *simulation) work(ctx context.Context, c *txn.Client) {
 }
 
 func (s *simulation) event(e notify.Event) {
+	if e.Outcome == notify.Parked {
+		s.unwatch(e.Observer, e.Cell)
+	}
 	s.tell("%s of %v for %s: change %d, start %d, commit %d (error: %v)", e.Outcome, e.Cell, e.Observer, e.ChangeTS, e.StartTS, e.CommitTS, e.Err)
+}
+
+func (s *simulation) unwatch(id string, cell txn.Cell) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unwatched[promise{id, cell}] = true
 }
 
 func (s *simulation) exists(c column) bool {
@@ -412,6 +443,9 @@ func (s *simulation) register(ctx context.Context, id string) error {
 func (s *simulation) unregister(ctx context.Context, id string) error {
 	s.registry <- struct{}{}
 	defer func() { <-s.registry }()
+	for _, row := range s.mix.rows {
+		s.unwatch(id, cellIn(watched[id], row))
+	}
 	s.mu.Lock()
 	delete(s.since, id)
 	s.mu.Unlock()
@@ -560,6 +594,7 @@ func (s *simulation) park(ctx context.Context, c *txn.Client, id string, cell tx
 		return err
 	}
 	s.tell("parking %v of %s, seen at %d", cell, id, seen.StartTS)
+	s.unwatch(id, cell)
 	if err := changes.Park(ctx, c, changes.DeadLetter{Cell: cell, Observer: id, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS}); err != nil {
 		return err
 	}
@@ -588,7 +623,7 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 		s := &simulation{
 			t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 100)), oracle: tso.NewLocal(tso.LocalConfig{}),
 			since: map[string]time.Time{}, written: map[txn.Cell][]tso.Timestamp{}, dropped: map[promise]request{},
-			drops: map[promise]map[tso.Timestamp]bool{}, counts: map[string]int{}, registry: make(chan struct{}, 1),
+			drops: map[promise]map[tso.Timestamp]string{}, unwatched: map[promise]bool{}, counts: map[string]int{}, registry: make(chan struct{}, 1),
 		}
 		counts = s.counts
 		s.mix = drawMix(s.rnd)
@@ -702,21 +737,28 @@ func (s *simulation) settle(ctx context.Context) {
 	}
 }
 
-// effects returns the start_ts of every run that committed.
-func (s *simulation) effects(ctx context.Context) map[promise]map[tso.Timestamp]bool {
+// effects returns what every run has seen that committed, by its start_ts. It checks what the runs
+// were told about the runs before.
+func (s *simulation) effects(ctx context.Context) map[promise]map[tso.Timestamp]string {
 	snapshot, err := s.env.Client.Snapshot(ctx)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	runs := map[promise]map[tso.Timestamp]bool{}
+	type told struct {
+		of       promise
+		ack      tso.Timestamp
+		previous string
+	}
+	var all []told
+	runs := map[promise]map[tso.Timestamp]string{}
 	changes := map[string]bool{}
 	for row, err := range snapshot.Table("effects").ReadRows(ctx, nil) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		var id, name string
-		var change, start tso.Timestamp
-		if _, err := fmt.Sscanf(string(row["e"][0].Value), "%s %s %d %d", &id, &name, &change, &start); err != nil {
+		var id, name, seen, previous string
+		var change, start, ack tso.Timestamp
+		if _, err := fmt.Sscanf(string(row["e"][0].Value), "%s %s %d %d %s %d %s", &id, &name, &change, &start, &seen, &ack, &previous); err != nil {
 			s.t.Fatal(err)
 		}
 		p := promise{id, cellIn(watched[id], name)}
@@ -726,10 +768,29 @@ func (s *simulation) effects(ctx context.Context) map[promise]map[tso.Timestamp]
 			changes[key] = true
 		}
 		if runs[p] == nil {
-			runs[p] = map[tso.Timestamp]bool{}
+			runs[p] = map[tso.Timestamp]string{}
 		}
-		runs[p][start] = true
+		runs[p][start] = seen
+		if previous != "unasked" {
+			all = append(all, told{p, ack, previous})
+		}
 		s.counts["effects"]++
+	}
+	for _, run := range all {
+		want, ran := runs[run.of][run.ack]
+		if !ran {
+			want, ran = s.drops[run.of][run.ack]
+		}
+		absent := seenValue(nil, false)
+		if !ran {
+			want = absent
+		}
+		if run.previous == absent && s.mix.collects && s.unwatched[run.of] {
+			continue
+		}
+		if s.counts["previous values"]++; run.previous != want {
+			s.t.Errorf("a run of %s for %s was told the previous value %s; the run at %d has seen %s", run.of.observer, run.of.cell, run.previous, run.ack, want)
+		}
 	}
 	return runs
 }
@@ -757,7 +818,9 @@ func (s *simulation) check(ctx context.Context) {
 				s.t.Fatal(err)
 			}
 			ack := o.Acks[id]
-			if ack > 0 && !runs[p][ack] && !s.drops[p][ack] {
+			_, ran := runs[p][ack]
+			_, dropped := s.drops[p][ack]
+			if ack > 0 && !ran && !dropped {
 				s.t.Errorf("observer %s acknowledged %s at %d without a run", id, p.cell, ack)
 			}
 			if want, why := s.owed(p, o); want > ack {
