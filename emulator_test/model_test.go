@@ -389,7 +389,7 @@ var (
 // without data from before their adoption, at the timestamp of every commit, and in a
 // transaction between its own writes.
 func TestReadsAgainstModel(t *testing.T) {
-	env := txntest.New(t)
+	env := txntest.New(t, txntest.WithoutQuota())
 	ctx := t.Context()
 	keys := binaryKeys()
 	tables := 0

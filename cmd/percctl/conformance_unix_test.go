@@ -74,6 +74,17 @@ func TestConformanceUnsafe(t *testing.T) {
 	noTables(t, admin)
 }
 
+// TestConformanceLargeRow: percctl reads rows of 8 MB from an emulator, which sends each row in
+// one answer.
+func TestConformanceLargeRow(t *testing.T) {
+	t.Parallel()
+	cmd, _, admin := conformanceOn(t, txntest.Strict(), "--only", "row-8m")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	noTables(t, admin)
+}
+
 // stopConformance starts a long run, sends it a signal when its table is there, and returns
 // its exit code.
 func stopConformance(t *testing.T, cmd *exec.Cmd, ready func() bool, signal os.Signal) int {

@@ -8,6 +8,9 @@ import (
 	"google.golang.org/grpc"
 )
 
+// repeat is strict.Config.Repeat: serialize would not see the copies.
+const repeat = 0
+
 // serialize makes the emulator handle one request at a time under the race
 // detector. Otherwise the detector reports a race of the emulator itself, which reads
 // a row's list of columns while a writer changes it.

@@ -12,10 +12,15 @@ import (
 // mutations, unknown families and so on. docs/assumptions.md lists the rules. [New] uses
 // them by default.
 //
+// It also applies one of five mutations twice before it answers, as a service does that
+// retries inside: no conditional mutation, and none with a timestamp of the server.
+//
 // Conditional mutations fail with app profiles that route to several clusters, if you name
 // such profiles.
-func Strict(severalClusters ...string) []grpc.ServerOption {
-	return front.Options(strict.Front(strict.Config{SeveralClusters: severalClusters}))
+func Strict(severalClusters ...string) []grpc.ServerOption { return rules(severalClusters, nil) }
+
+func rules(severalClusters, without []string) []grpc.ServerOption {
+	return front.Options(strict.Front(strict.Config{SeveralClusters: severalClusters, Without: without, Repeat: repeat}))
 }
 
 // Lenient starts the emulator of [New] without the rules of [Strict]. It implies [Embedded].
@@ -28,3 +33,18 @@ func Lenient() Option { return func(o *options) { o.lenient, o.embedded = true, 
 func Permissions(of func(token, table string) (permissions []string, err error)) []grpc.ServerOption {
 	return front.Options(strict.Access(of))
 }
+
+// WithoutQuota turns off the rule of [Strict] that bounds changes of tables in a minute, for
+// tests that make many tables at once.
+func WithoutQuota() Option {
+	return func(o *options) { o.without = append(o.without, strict.AdminQuota) }
+}
+
+// A View is an authorized view: the rows of a table that begin with a prefix, and some of its
+// families.
+type View = strict.View
+
+// Views returns options for [StartEmulator]. With them the emulator has authorized views,
+// whose names are TABLE/VIEW, and refuses requests for the data of their tables, as if the
+// caller had permissions on the views alone.
+func Views(all map[string]View) []grpc.ServerOption { return front.Options(strict.Views(all)) }

@@ -74,6 +74,7 @@ type options struct {
 	dial     []grpc.DialOption
 	unsafe   bool
 	lenient  bool
+	without  []string  // rules of Strict
 	shortcut *shortcut // nil without
 }
 
@@ -119,7 +120,7 @@ func New(t testing.TB, opts ...Option) *Env {
 	} else {
 		server := e.opts.server
 		if !e.opts.lenient {
-			server = append(server, Strict()...)
+			server = append(server, rules(nil, e.opts.without)...)
 		}
 		if e.opts.shortcut != nil {
 			server = append(server, e.opts.shortcut.serverOptions()...)

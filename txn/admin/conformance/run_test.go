@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -10,7 +11,12 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
@@ -239,5 +245,28 @@ func TestJUnit(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is not in\n%s", want, out.String())
 		}
+	}
+}
+
+// TestThrottled: a service that has too much to do, and says when to try again, is as it should
+// be.
+func TestThrottled(t *testing.T) {
+	var n atomic.Int64
+	busy := onMutate(func(r *btpb.MutateRowRequest) error {
+		if !bytes.HasPrefix(r.RowKey, []byte("throttling/")) || n.Add(1)%20 > 0 {
+			return nil
+		}
+		s, err := status.New(codes.ResourceExhausted, "too much to do").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+		if err != nil {
+			return err
+		}
+		return s.Err()
+	})
+	s := start(t, front.Options(busy)...)
+	cfg := s.everything()
+	cfg.Only = []string{"throttling"}
+	r, err := conformance.Run(t.Context(), s.bt, s.admin, cfg)
+	if err != nil || r.Verdict != conformance.Safe || n.Load() < 20 {
+		t.Errorf("%+v, %v after %d requests", r, err, n.Load())
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"regexp"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	btapb "cloud.google.com/go/bigtable/admin/apiv2/adminpb"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
@@ -46,6 +48,9 @@ const (
 	FilterFamily   = "filter-family"
 	FamilyName     = "family-name"
 	TableName      = "table-name"
+	Tables         = "tables"
+	RowSize        = "row-size"
+	AdminQuota     = "admin-quota"
 	SingleRow      = "single-row"
 )
 
@@ -59,11 +64,14 @@ var Rules = []Rule{
 	{Value, "a value larger than 100 MB", codes.InvalidArgument, quotas + "#limits-data-size"},
 	{FilterSize, "a filter larger than 20,480 bytes", codes.InvalidArgument, dataAPI + "#rowfilter"},
 	{FilterDepth, "filters nested more than 20 deep", codes.InvalidArgument, dataAPI + "#rowfilter"},
-	{ReadSize, "a read request larger than 512 KB", codes.InvalidArgument, "assumed: the client of Google for Java splits larger ones"},
+	{ReadSize, "a read request larger than 512 KB", codes.InvalidArgument, "assumed; seen: https://github.com/googleapis/google-cloud-python/issues/6836"},
 	{UnknownFamily, "a mutation with an unknown family. None of its changes applies", codes.NotFound, "https://cloud.google.com/bigtable/docs/writes (no partial changes of a row); the code was seen: https://github.com/googleapis/java-bigtable/issues/32"},
 	{FilterFamily, "a filter with a column range in an unknown family", codes.NotFound, "assumed; seen for a filter by the family's name: https://github.com/googleapis/java-bigtable/issues/32"},
 	{FamilyName, "a new family whose name has characters other than letters, digits, -, _ and ., or more than 64", codes.InvalidArgument, dataAPI + "#family; the 64 is assumed"},
 	{TableName, "a new table whose name has such characters, begins with - or ., or has more than 50", codes.InvalidArgument, adminAPI + "#createtablerequest"},
+	{Tables, "a table beyond 1,000 in an instance", codes.ResourceExhausted, quotas + "; the code is assumed"},
+	{RowSize, "a read that returns more than 256 MB of one row. Writes of larger rows are accepted, which is assumed", codes.FailedPrecondition, quotas + "#limits-data-size; code and text were seen: https://github.com/GoogleCloudPlatform/DataflowTemplates/issues/188"},
+	{AdminQuota, "more than 100 changes of tables in a minute, or more than 1,000 reads of their configuration", codes.ResourceExhausted, quotas + " (quotas of one user); the code is assumed"},
 	{SingleRow, "a conditional mutation or an increment with an app profile that routes to several clusters", codes.FailedPrecondition, "https://cloud.google.com/bigtable/docs/app-profiles; the text was seen: https://github.com/googleapis/google-cloud-python/issues/10018"},
 }
 
@@ -78,6 +86,10 @@ const (
 	maxReadRequest = 512 << 10
 	maxFamily      = 64
 	maxTable       = 50
+	maxTables      = 1000
+	maxRow         = 256 << 20
+	maxAdminWrites = 100  // in a minute
+	maxAdminReads  = 1000 // in a minute
 )
 
 // Config says which rules hold.
@@ -87,11 +99,27 @@ type Config struct {
 	// SeveralClusters are app profiles that route to several clusters. All others allow
 	// single-row transactions.
 	SeveralClusters []string
+	// MaxRow is the limit of [RowSize] in bytes, and MaxTables that of [Tables]. They default
+	// to the documented ones.
+	MaxRow, MaxTables int
+	// Repeat is after how many mutations the server applies one twice before it answers, as a
+	// service does that retries inside. It repeats no conditional mutation, and none with a
+	// timestamp of the server. 0 is never.
+	Repeat int
+	// AdminTime is how long changes of tables take. Until then, requests see the table with
+	// some of the changes, and a new table not at all.
+	AdminTime time.Duration
 }
 
 // Front returns the front that enforces the rules.
 func Front(cfg Config) front.Front {
-	s := &server{without: map[string]bool{}, several: map[string]bool{}}
+	s := &server{cfg: cfg, without: map[string]bool{}, several: map[string]bool{}, born: map[string]time.Time{}}
+	if s.cfg.MaxRow == 0 {
+		s.cfg.MaxRow = maxRow
+	}
+	if s.cfg.MaxTables == 0 {
+		s.cfg.MaxTables = maxTables
+	}
 	for _, id := range cfg.Without {
 		s.without[id] = true
 	}
@@ -102,9 +130,14 @@ func Front(cfg Config) front.Front {
 }
 
 type server struct {
+	cfg              Config
 	without, several map[string]bool
+	mutations        atomic.Int64
 
 	mu       sync.Mutex
+	minute   time.Time                  // when the present minute of quotas began
+	used     map[bool]int               // requests of the admin service in it, by whether they change tables
+	born     map[string]time.Time       // when new tables can be used
 	families map[string]map[string]bool // by table
 }
 
@@ -134,20 +167,116 @@ func (s *server) unary(ctx context.Context, c *front.Call, next func(context.Con
 	if err := s.checkUnary(ctx, c); err != nil {
 		return nil, err
 	}
-	answer, err := next(ctx)
-	switch c.Request.(type) {
+	switch r := c.Request.(type) {
+	case *btpb.MutateRowRequest:
+		answer, err := next(ctx)
+		if err == nil && s.repeats(r.Mutations) {
+			answer, err = c.Server.MutateRow(ctx, r)
+		}
+		return answer, err
 	case *btapb.CreateTableRequest, *btapb.ModifyColumnFamiliesRequest, *btapb.DeleteTableRequest:
-		s.mu.Lock()
-		s.families = nil
-		s.mu.Unlock()
+		defer func() {
+			s.mu.Lock()
+			s.families = nil
+			s.mu.Unlock()
+		}()
+		return s.change(ctx, c, next)
 	}
-	return answer, err
+	return next(ctx)
+}
+
+// change changes a table, which takes time.
+func (s *server) change(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+	if s.cfg.AdminTime == 0 {
+		return next(ctx)
+	}
+	switch r := c.Request.(type) {
+	case *btapb.CreateTableRequest:
+		s.mu.Lock()
+		s.born[r.Parent+"/tables/"+r.TableId] = time.Now().Add(s.cfg.AdminTime)
+		s.mu.Unlock()
+		return next(ctx)
+	case *btapb.ModifyColumnFamiliesRequest:
+		for ; len(r.Modifications) > 1; r.Modifications = r.Modifications[1:] {
+			one := &btapb.ModifyColumnFamiliesRequest{Name: r.Name, Modifications: r.Modifications[:1]}
+			if _, err := c.Server.ModifyColumnFamilies(ctx, one); err != nil {
+				return nil, err
+			}
+			if err := s.pass(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := s.pass(ctx); err != nil {
+		return nil, err
+	}
+	return next(ctx)
+}
+
+// pass waits while a change of a table is under way.
+func (s *server) pass(ctx context.Context) error {
+	s.mu.Lock()
+	s.families = nil
+	s.mu.Unlock()
+	select {
+	case <-time.After(s.cfg.AdminTime):
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// repeats reports whether to apply a mutation once more.
+func (s *server) repeats(all []*btpb.Mutation) bool {
+	if s.cfg.Repeat == 0 {
+		return false
+	}
+	for _, m := range all {
+		if m.GetSetCell().GetTimestampMicros() < 0 || m.GetAddToCell() != nil || m.GetMergeToCell() != nil {
+			return false
+		}
+	}
+	return s.mutations.Add(1)%int64(s.cfg.Repeat) == 0
+}
+
+// checkAdmin enforces the quotas of the admin service.
+func (s *server) checkAdmin(changes bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); s.used == nil || now.Sub(s.minute) >= time.Minute {
+		s.minute, s.used = now, map[bool]int{}
+	}
+	s.used[changes]++
+	return first(
+		s.refuse(s.used[true] > maxAdminWrites, AdminQuota, "Quota exceeded for quota metric 'Table write requests'"),
+		s.refuse(s.used[false] > maxAdminReads, AdminQuota, "Quota exceeded for quota metric 'Table read requests'"),
+	)
+}
+
+// checkBorn refuses requests to a table that is being made.
+func (s *server) checkBorn(table string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Now().Before(s.born[table]) {
+		return status.Errorf(codes.NotFound, "Table not found: %s", table)
+	}
+	return nil
+}
+
+// checkTables refuses a table too many.
+func (s *server) checkTables(ctx context.Context, c *front.Call, parent string) error {
+	all, err := c.Server.ListTables(ctx, &btapb.ListTablesRequest{Parent: parent})
+	if err != nil {
+		return err
+	}
+	return s.refuse(len(all.Tables) >= s.cfg.MaxTables, Tables, "The instance has %d tables, which is the limit", s.cfg.MaxTables)
 }
 
 func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
 	switch r := c.Request.(type) {
 	case *btpb.MutateRowRequest:
 		return first(
+			s.checkBorn(r.TableName),
 			s.checkKey(r.RowKey),
 			s.refuse(len(r.Mutations) == 0, EmptyMutation, "No mutations provided"),
 			s.refuse(len(r.Mutations) > maxChanges, ManyChanges, "Too many mutations: %d, at most %d are allowed", len(r.Mutations), maxChanges),
@@ -155,6 +284,7 @@ func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
 		)
 	case *btpb.CheckAndMutateRowRequest:
 		return first(
+			s.checkBorn(r.TableName),
 			s.checkProfile(r.AppProfileId),
 			s.checkKey(r.RowKey),
 			s.refuse(len(r.TrueMutations)+len(r.FalseMutations) == 0, EmptyCondition, "No mutations provided"),
@@ -170,14 +300,26 @@ func (s *server) checkUnary(ctx context.Context, c *front.Call) error {
 			families[i] = rule.FamilyName
 		}
 		return first(
+			s.checkBorn(r.TableName),
 			s.checkProfile(r.AppProfileId),
 			s.checkKey(r.RowKey),
 			s.refuse(len(r.Rules) == 0, EmptyMutation, "No rules provided"),
 			s.checkFamilies(ctx, c.Server, r.TableName, UnknownFamily, families...),
 		)
 	case *btapb.CreateTableRequest:
-		return s.refuse(!tableName.MatchString(r.TableId) || len(r.TableId) > maxTable, TableName, "Invalid table id %q", r.TableId)
+		return first(
+			s.checkAdmin(true),
+			s.refuse(!tableName.MatchString(r.TableId) || len(r.TableId) > maxTable, TableName, "Invalid table id %q", r.TableId),
+			s.checkTables(ctx, c, r.Parent),
+		)
+	case *btapb.GetTableRequest, *btapb.ListTablesRequest:
+		return s.checkAdmin(false)
+	case *btapb.DeleteTableRequest:
+		return s.checkAdmin(true)
 	case *btapb.ModifyColumnFamiliesRequest:
+		if err := s.checkAdmin(true); err != nil {
+			return err
+		}
 		for _, m := range r.Modifications {
 			if err := s.refuse(m.GetCreate() != nil && (!familyName.MatchString(m.Id) || len(m.Id) > maxFamily), FamilyName, "Invalid column family id %q", m.Id); err != nil {
 				return err
@@ -196,12 +338,15 @@ func (s *server) request(ctx context.Context, c *front.Call) error {
 	switch r := c.Request.(type) {
 	case *btpb.ReadRowsRequest:
 		return first(
+			s.checkBorn(r.TableName),
 			s.checkFilter(r.Filter),
 			s.checkFilterFamilies(ctx, c.Server, r.TableName, r.Filter),
 			s.refuse(proto.Size(r) > maxReadRequest, ReadSize, "The request has more than %d bytes", maxReadRequest),
 		)
 	case *btpb.MutateRowsRequest:
-		return s.checkEntries(ctx, c, r)
+		return first(s.checkBorn(r.TableName), s.checkEntries(ctx, c, r))
+	case *btpb.SampleRowKeysRequest:
+		return s.checkBorn(r.TableName)
 	}
 	return nil
 }
@@ -244,16 +389,38 @@ func (s *server) checkEntries(ctx context.Context, c *front.Call, r *btpb.Mutate
 	return nil
 }
 
-func (s *server) answer(_ context.Context, c *front.Call, answer proto.Message, send func(proto.Message) error) error {
-	refused, _ := c.Note.(map[int64]error)
-	if a, ok := answer.(*btpb.MutateRowsResponse); ok {
+func (s *server) answer(ctx context.Context, c *front.Call, answer proto.Message, send func(proto.Message) error) error {
+	switch a := answer.(type) {
+	case *btpb.ReadRowsResponse:
+		if err := s.checkRows(a); err != nil {
+			return err
+		}
+	case *btpb.MutateRowsResponse:
+		refused, _ := c.Note.(map[int64]error)
+		r, _ := c.Request.(*btpb.MutateRowsRequest)
 		for _, e := range a.Entries {
 			if err := refused[e.Index]; err != nil {
 				e.Status = status.Convert(err).Proto()
+			} else if all := r.Entries[e.Index].Mutations; e.Status.GetCode() == 0 && s.repeats(all) {
+				if _, err := c.Server.MutateRow(ctx, &btpb.MutateRowRequest{TableName: r.TableName, RowKey: r.Entries[e.Index].RowKey, Mutations: all}); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return send(answer)
+}
+
+// checkRows refuses rows that are too large. The emulator sends each row in one answer.
+func (s *server) checkRows(a *btpb.ReadRowsResponse) error {
+	size := 0
+	for _, k := range a.Chunks {
+		size += len(k.Value)
+	}
+	if size <= s.cfg.MaxRow {
+		return nil
+	}
+	return s.refuse(true, RowSize, "Read returned %d bytes from row %q, which exceeds the limit of %d", size, a.Chunks[0].RowKey, s.cfg.MaxRow)
 }
 
 func (s *server) checkProfile(id string) error {

@@ -2,6 +2,7 @@ package strict_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -23,9 +24,9 @@ const (
 )
 
 // dial starts a strict server that has a table t with a family f.
-func dial(t *testing.T, cfg strict.Config) *grpc.ClientConn {
+func dial(t *testing.T, cfg strict.Config, behind ...front.Front) *grpc.ClientConn {
 	t.Helper()
-	e, err := txntest.StartEmulator("", front.Options(strict.Front(cfg))...)
+	e, err := txntest.StartEmulator("", front.Options(append([]front.Front{strict.Front(cfg)}, behind...)...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,10 +201,50 @@ var cases = map[string]struct {
 		func(ctx context.Context, c *grpc.ClientConn) error { return create(ctx, c, strings.Repeat("t", 51)) },
 		func(ctx context.Context, c *grpc.ClientConn) error { return create(ctx, c, strings.Repeat("t", 50)) },
 	},
+	strict.Tables: {
+		func(ctx context.Context, c *grpc.ClientConn) error {
+			if err := errors.Join(create(ctx, c, "u1"), create(ctx, c, "u2")); err != nil {
+				return fmt.Errorf("the second and third table: %v", err)
+			}
+			return create(ctx, c, "u3")
+		},
+		func(context.Context, *grpc.ClientConn) error { return nil }, // u1 and u2 were made
+	},
+	strict.RowSize: {
+		func(ctx context.Context, c *grpc.ClientConn) error { return fill(ctx, c, 3) },
+		func(ctx context.Context, c *grpc.ClientConn) error { return fill(ctx, c, 2) },
+	},
+	strict.AdminQuota: {
+		func(ctx context.Context, c *grpc.ClientConn) error { return families(ctx, c, 100) },
+		func(context.Context, *grpc.ClientConn) error { return nil }, // 99 were made
+	},
 	strict.SingleRow: {
 		func(ctx context.Context, c *grpc.ClientConn) error { return check(ctx, c, set("f", "q", "v")) },
 		func(ctx context.Context, c *grpc.ClientConn) error { return mutate(ctx, c, "r", set("f", "q", "v")) },
 	},
+}
+
+// fill writes and reads a row with n values of 1 MB.
+func fill(ctx context.Context, conn *grpc.ClientConn, n int) error {
+	for i := range n {
+		if err := mutate(ctx, conn, fmt.Sprint("full", n), set("f", fmt.Sprint("q", i), strings.Repeat("v", 1<<20))); err != nil {
+			return fmt.Errorf("a write: %v", err)
+		}
+	}
+	return read(ctx, conn, &btpb.RowSet{RowKeys: [][]byte{fmt.Append(nil, "full", n)}}, nil)
+}
+
+// families adds n families. The table was made before.
+func families(ctx context.Context, conn *grpc.ClientConn, n int) error {
+	for i := range n {
+		if err := addFamily(ctx, conn, fmt.Sprint("n", i)); err != nil {
+			if i < n-1 {
+				err = fmt.Errorf("family %d: %v", i, err)
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 func many(n int) (all []*btpb.Mutation) {
@@ -228,6 +269,12 @@ func TestRules(t *testing.T) {
 				t.Fatal("no test")
 			}
 			cfg := strict.Config{}
+			switch r.ID {
+			case strict.Tables:
+				cfg.MaxTables = 3
+			case strict.RowSize:
+				cfg.MaxRow = 2 << 20
+			}
 			if r.ID == strict.SingleRow {
 				cfg.SeveralClusters = []string{"wide"}
 			}

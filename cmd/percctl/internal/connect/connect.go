@@ -22,6 +22,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
+	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/rowcodec"
@@ -46,7 +47,7 @@ type Flags struct {
 	Stats stats.Handler
 
 	// Without a flag.
-	creds, endpoint, adminEndpoint string
+	creds, endpoint, adminEndpoint, views string
 
 	embedded *embedded.Deployment // set by Open
 	answers  *answers
@@ -86,6 +87,7 @@ func (f *Flags) settings() []setting {
 		{"creds", &f.creds, false, []string{"PERCCTL_CREDS"}, "creds", ""},
 		{"data-endpoint", &f.endpoint, false, []string{"PERCCTL_DATA_ENDPOINT"}, "data-endpoint", ""},
 		{"admin-endpoint", &f.adminEndpoint, false, []string{"PERCCTL_ADMIN_ENDPOINT"}, "admin-endpoint", ""},
+		{"views", &f.views, false, []string{"PERCCTL_VIEWS"}, "", ""},
 		{"emulator", &f.Emulator, false, []string{"BIGTABLE_EMULATOR_HOST"}, "", ""},
 		{"oracle", &f.Oracle.Servers, true, []string{"PERCCTL_ORACLE"}, "", ""},
 		{"oracle-ca", &f.Oracle.CA, true, []string{"PERCCTL_ORACLE_CA"}, "", ""},
@@ -133,6 +135,9 @@ func (f *Flags) Resolve() error {
 	if _, err := f.Settings(); err != nil {
 		return err
 	}
+	if _, err := f.viewOf(); err != nil {
+		return err
+	}
 	if f.Embedded {
 		f.Project, f.Instance = embedded.Project, embedded.Instance
 	}
@@ -140,6 +145,43 @@ func (f *Flags) Resolve() error {
 		return cli.Usagef("no Bigtable instance: set --project and --instance (or PERCCTL_PROJECT and PERCCTL_INSTANCE, or ~/.cbtrc; with BIGTABLE_EMULATOR_HOST use any names). To try without one, add --embedded, or run percctl demo")
 	}
 	return nil
+}
+
+// viewOf returns the authorized view of each table that has one.
+func (f *Flags) viewOf() (map[string]string, error) {
+	all := map[string]string{}
+	if f.views == "" {
+		return all, nil
+	}
+	for part := range strings.SplitSeq(f.views, ",") {
+		table, view, _ := strings.Cut(strings.TrimSpace(part), "=")
+		if table == "" || view == "" {
+			return nil, cli.Usagef("PERCCTL_VIEWS: %q is not of the form TABLE=VIEW,TABLE=VIEW", f.views)
+		}
+		all[table] = view
+	}
+	return all, nil
+}
+
+// Tables opens tables through their authorized views, if PERCCTL_VIEWS names some.
+func (f *Flags) Tables(bt *bigtable.Client) txn.Tables {
+	all, err := f.viewOf()
+	if err != nil || len(all) == 0 {
+		return bt // Resolve has reported the error
+	}
+	return throughViews{bt, all}
+}
+
+type throughViews struct {
+	*bigtable.Client
+	views map[string]string // by table
+}
+
+func (v throughViews) OpenTable(name string) bigtable.TableAPI {
+	if view := v.views[name]; view != "" {
+		return v.OpenAuthorizedView(name, view)
+	}
+	return v.Client.OpenTable(name)
 }
 
 // Given reports whether flags, environment or ~/.cbtrc name an instance.
@@ -274,8 +316,9 @@ func (f *Flags) Dial(ctx context.Context, opts ...grpc.DialOption) (bt *bigtable
 	switch {
 	case f.embedded != nil:
 		bt, admin, err = f.embedded.Open(ctx, opts...)
-	case f.Emulator != "" && len(opts) > 0:
-		// Bigtable's client passes no options to an emulator.
+	case f.Emulator != "" && (len(opts) > 0 || f.AppProfile == ""):
+		// Bigtable's client passes no options to an emulator, and takes no answer of more than
+		// 4 MB from it. An emulator sends each row in one answer.
 		var conn *grpc.ClientConn
 		if conn, err = txntest.Dial(f.Emulator, opts...); err == nil {
 			bt, admin, err = txntest.Open(ctx, conn, f.Project, f.Instance)

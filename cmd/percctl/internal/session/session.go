@@ -156,7 +156,7 @@ func (f *Flags) explainTimeout(ctx context.Context, err error) error {
 func (s *Session) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, fmt.Errorf("the metadata table was not read within %v", connectTimeout))
 	defer cancel()
-	c, err := txn.NewClient(ctx, s.Bigtable, s.config)
+	c, err := txn.NewClient(ctx, s.Connect.Tables(s.Bigtable), s.config)
 	if err != nil {
 		return err
 	}

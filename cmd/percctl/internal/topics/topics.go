@@ -39,6 +39,7 @@ value and where it came from.
   credentials      -                 PERCCTL_CREDS                           creds
   data endpoint    -                 PERCCTL_DATA_ENDPOINT                   data-endpoint
   admin endpoint   -                 PERCCTL_ADMIN_ENDPOINT                  admin-endpoint
+  authorized views -                 PERCCTL_VIEWS                           -
   oracle servers   --oracle          PERCCTL_ORACLE                          -
   their CAs        --oracle-ca       PERCCTL_ORACLE_CA                       -
   certificate      --oracle-cert     PERCCTL_ORACLE_CERT                     -
@@ -49,8 +50,12 @@ login of a person, an impersonated service account, or an external account. Use 
 that you trust: they name the servers that percctl asks for tokens. Without a file, percctl
 uses Google's application default credentials. Google's libraries also read
 GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_CLOUD_QUOTA_PROJECT, GOOGLE_CLOUD_UNIVERSE_DOMAIN,
-HTTPS_PROXY and SSL_CERT_FILE. Authorized views are not supported: a transaction needs all
-families of its tables.
+HTTPS_PROXY and SSL_CERT_FILE.
+
+Authorized views have the form TABLE=VIEW,TABLE=VIEW. Transactions and snapshots then open
+these tables through their views. A view must contain the families _lock, _write, _mark,
+_notify and _ack of its rows, without a restriction of qualifiers. doctor, table, conformance
+and completion open the tables themselves.
 
 The oracle settings have an effect only if the oracle is in served mode. Without
 servers, percctl asks the leader that the oracle's row in Bigtable names. Without
