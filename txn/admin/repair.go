@@ -30,6 +30,15 @@ const (
 	// its row. Otherwise it may be older than the table's first transaction (a
 	// timestamp in nanoseconds, for example), and stays.
 	RepairOrphanData RepairKind = "orphan data"
+	// RepairLostRecord: data of a committed transaction without a write record. The repair
+	// writes the record at the commit_ts that the primary's record names, as a client that
+	// rolls the cell forward does. Only a prewrite writes data at a start_ts, and always
+	// with a lock. A transaction commits after all its prewrites, and then nothing but the
+	// write of the record removes the lock, until garbage collection. So the record was
+	// there. If the primary's own record is lost, that of a secondary says the same. The
+	// cell stays if the transaction is not above the safe point, or if another version or
+	// a lock blocks the record.
+	RepairLostRecord RepairKind = "lost record"
 	// RepairRedundantLock: a lock in a cell that also has the record of the same
 	// transaction, and the primary agrees with the record. The repair deletes the
 	// lock, and after a rollback its data.
@@ -45,7 +54,22 @@ const (
 	// that the oracle is behind: a commit above its time in any table, or a worker token of
 	// the owner that is as far ahead. In that case `percctl tso advance` repairs the oracle.
 	RepairLockAbove RepairKind = "lock above the oracle"
+	// RepairMarkerAbove: a rollback marker so far above the oracle's time, whose transaction
+	// has no lock. It blocks the cell as such a lock does. It stops no transaction of this
+	// oracle, because none has its start_ts. The repair deletes it. It stays if something
+	// says that the oracle is behind.
+	RepairMarkerAbove RepairKind = "marker above the oracle"
+	// RepairRecordAbove: a record so far above the oracle's time. No read up to now has
+	// seen it, and it blocks writers of the cell. The oracle may be behind, because it was
+	// restored or replaced: then the record is a commit, and `percctl tso advance` makes it
+	// visible. If RepairConfig.TrustOracle says that it is not, no transaction wrote the
+	// record. The repair deletes it, and its data if that is above the oracle as well. A
+	// client remembers recent conflicts: restart those that conflicted on it.
+	RepairRecordAbove RepairKind = "record above the oracle"
 )
+
+// RepairKinds are all kinds.
+var RepairKinds = []RepairKind{RepairOrphanData, RepairLostRecord, RepairRedundantLock, RepairOldMarker, RepairLockAbove, RepairMarkerAbove, RepairRecordAbove}
 
 // aboveBy is how far above the oracle's time a lock must be. Until the oracle gets there, the
 // repair's requests have arrived. A lock that is nearer will soon be an ordinary lock.
@@ -56,8 +80,11 @@ type Repair struct {
 	Kind    RepairKind
 	Cell    format.Cell
 	StartTS tso.Timestamp // of the transaction that left it
-	// CommitTS is that of the record in a RepairRedundantLock; 0 after a rollback.
+	// CommitTS is that of the record in a RepairRedundantLock (0 after a rollback), a
+	// RepairLostRecord and a RepairRecordAbove.
 	CommitTS tso.Timestamp
+	// Witness is the cell whose record says so, in a RepairLostRecord.
+	Witness format.Cell
 	// Why says why the cell can be repaired, or why not.
 	Why string
 
@@ -82,6 +109,10 @@ type RepairConfig struct {
 	// longer than any request takes to arrive.
 	// Defaults to 24 hours; at least 1 hour.
 	MarkerAge time.Duration
+	// TrustOracle says that the oracle was never restored from a backup or replaced, so that
+	// no transaction wrote what is above its time.
+	// Defaults to false: a record above its time stays, and with it locks and markers.
+	TrustOracle bool
 	// Most limits the plan.
 	// Defaults to 10,000 repairs.
 	Most int
@@ -131,10 +162,21 @@ func PlanRepairs(ctx context.Context, client *txn.Client, table string, rs bigta
 	}
 	for _, r := range found {
 		k := known[r.StartTS]
-		if r.Kind == RepairLockAbove && k.committed == 0 && newest.ts > now {
-			k.committed, k.at = newest.ts, newest.cell
+		var ok bool
+		switch {
+		case !r.above():
+			ok, err = confirmRepair(ctx, c, &r, k, now)
+		case !cfg.TrustOracle && r.Kind == RepairRecordAbove:
+			r.Why = fmt.Sprintf("the oracle is at %d, and the commit at %d: if the oracle was restored or replaced, run percctl tso advance; if it never was, set RepairConfig.TrustOracle", now, r.CommitTS)
+		case !cfg.TrustOracle && newest.ts > now:
+			r.Why = fmt.Sprintf("the commit at %d of %s is above the oracle's time as well: the oracle may be behind; see percctl tso advance", newest.ts, newest.cell)
+		case r.Kind == RepairMarkerAbove && k.locked != nil:
+			r.Why = lockedElsewhere(k.locked)
+		case r.Kind == RepairLockAbove:
+			_, ok, err = confirmLockAbove(ctx, c, &r, k.locked)
+		default:
+			ok, err = confirmAbove(ctx, c, &r)
 		}
-		ok, err := confirmRepair(ctx, c, &r, k, now)
 		if err != nil {
 			return nil, err
 		}
@@ -224,6 +266,11 @@ func (r *Repair) ofTransaction(now tso.Timestamp) bool {
 // markersUpTo.
 func (h *repairHistory) repairs(now, markersUpTo tso.Timestamp) []Repair {
 	var found []Repair
+	for startTS, commitTS := range h.committed {
+		if commitTS-aboveBy > now {
+			found = append(found, Repair{Kind: RepairRecordAbove, Cell: h.cell, StartTS: startTS, CommitTS: commitTS})
+		}
+	}
 	for _, ts := range h.data {
 		if _, ok := h.committed[ts]; !ok && !slices.Contains(h.locks, ts) {
 			found = append(found, Repair{Kind: RepairOrphanData, Cell: h.cell, StartTS: ts})
@@ -237,6 +284,9 @@ func (h *repairHistory) repairs(now, markersUpTo tso.Timestamp) []Repair {
 		}
 	}
 	for _, ts := range h.markers {
+		if ts-aboveBy > now {
+			found = append(found, Repair{Kind: RepairMarkerAbove, Cell: h.cell, StartTS: ts})
+		}
 		if ts <= markersUpTo && !slices.Contains(h.locks, ts) {
 			found = append(found, Repair{Kind: RepairOldMarker, Cell: h.cell, StartTS: ts})
 		}
@@ -249,6 +299,8 @@ func (h *repairHistory) repairs(now, markersUpTo tso.Timestamp) []Repair {
 type evidence struct {
 	committed tso.Timestamp // its commit_ts; 0 if no record is left
 	at        format.Cell   // a cell with such a record
+	primary   format.Cell   // that the record names
+	differ    bool          // its records name different commits or primaries
 	locked    *format.Lock  // one of its locks
 }
 
@@ -281,7 +333,8 @@ func findEvidence(ctx context.Context, c *recovery.Resolver, of []Repair, now ts
 						case v.Kind == VersionLock:
 							k.locked = v.Lock
 						case v.CommitTS != 0:
-							k.committed, k.at = v.CommitTS, v.Cell
+							k.differ = k.differ || k.committed != 0 && (k.committed != v.CommitTS || k.primary != v.Primary)
+							k.committed, k.at, k.primary = v.CommitTS, v.Cell, v.Primary
 						}
 					}
 				}
@@ -300,34 +353,143 @@ func confirmRepair(ctx context.Context, c *recovery.Resolver, r *Repair, known *
 	switch r.Kind {
 	case RepairOrphanData:
 		switch {
+		case known.committed != 0:
+			return confirmLostRecord(ctx, c, r, known)
 		case !r.ofTransaction(now):
 			r.Why = "no transaction may have written it: it may be older than the table's first transaction"
 			return false, nil
-		case known.committed != 0:
-			r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: either the record of this cell was lost, or its data should not exist", known.committed, known.at)
-			return false, nil
 		case known.locked != nil:
-			r.Why = fmt.Sprintf("its transaction has a lock on %s: resolve its locks first", known.locked.Cell)
+			r.Why = lockedElsewhere(known.locked)
 			return false, nil
 		}
 		r.Why = "no table has a trace of its transaction; no transaction reads it"
 		return true, nil
 	case RepairOldMarker:
 		if known.locked != nil {
-			r.Why = fmt.Sprintf("its transaction has a lock on %s: resolve it first", known.locked.Cell)
+			r.Why = lockedElsewhere(known.locked)
 			return false, nil
 		}
 		r.Why = "no lock of its transaction is left"
 		return true, nil
-	case RepairLockAbove:
-		if known.committed != 0 {
-			r.Why = fmt.Sprintf("the commit at %d of %s is above the oracle's time as well: the oracle may be behind; see percctl tso advance", known.committed, known.at)
-			return false, nil
-		}
-		_, ok, err := confirmLockAbove(ctx, c, r, known.locked)
-		return ok, err
 	}
 	return confirmRedundantLock(ctx, c, r, known)
+}
+
+func lockedElsewhere(l *format.Lock) string {
+	return fmt.Sprintf("its transaction has a lock on %s: resolve it first", l.Cell)
+}
+
+// confirmLostRecord makes orphan data of a committed transaction a lost record, if the records
+// of the transaction allow that, and sets r.Why.
+func confirmLostRecord(ctx context.Context, c *recovery.Resolver, r *Repair, known *evidence) (bool, error) {
+	l := Repair{Kind: RepairLostRecord, Cell: r.Cell, StartTS: r.StartTS, CommitTS: known.committed, Witness: known.primary, since: r.since}
+	if known.primary == r.Cell {
+		l.Witness = known.at // the primary's own record is lost
+	}
+	r.Why = fmt.Sprintf("its transaction committed at %d, as %s says: either the record of this cell was lost, or its data should not exist", known.committed, known.at)
+	if known.differ {
+		return false, nil
+	}
+	_, why, err := lostRecord(ctx, c, l)
+	if err != nil || why != "" {
+		r.Why += "; " + why
+		return false, err
+	}
+	l.Why = fmt.Sprintf("its transaction committed at %d, as the record of %s says", l.CommitTS, l.Witness)
+	*r = l
+	return true, nil
+}
+
+// lostRecord reads the row and the witness of a RepairLostRecord. It returns the mutation that
+// writes the record, or why it must not be written.
+func lostRecord(ctx context.Context, c *recovery.Resolver, r Repair) (m *bigtable.Mutation, why string, err error) {
+	safePoint, err := c.SafePoint.Current(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	if r.StartTS <= safePoint {
+		return nil, fmt.Sprintf("it is not above the safe point %d, so the record may have been collected", safePoint), nil
+	}
+	witness, err := readVersions(ctx, c, r.Witness)
+	if err != nil {
+		return nil, "", err
+	}
+	i := slices.IndexFunc(witness, func(v Version) bool { return v.StartTS == r.StartTS && v.CommitTS != 0 })
+	switch {
+	case i < 0:
+		return nil, fmt.Sprintf("%s has no record of it", r.Witness), nil
+	case witness[i].CommitTS != r.CommitTS || witness[i].Primary != r.Witness && witness[i].Primary != r.Cell:
+		return nil, fmt.Sprintf("the record of %s contradicts that", r.Witness), nil
+	}
+	here, err := readVersions(ctx, c, r.Cell)
+	if err != nil {
+		return nil, "", err
+	}
+	t, err := c.Table(ctx, r.Cell.Table)
+	if err != nil {
+		return nil, "", err
+	}
+	m = bigtable.NewMutation()
+	l := &format.Lock{Cell: r.Cell, Primary: witness[i].Primary, StartTS: r.StartTS, Kind: format.KindPut, Observed: t.Schema.Current().IsObserved(r.Cell.Column())}
+	found := false
+	for _, v := range here {
+		switch {
+		case v.Kind == VersionData && v.StartTS == r.StartTS:
+			// Garbage collection may take the data in the meantime: write both.
+			found = true
+			m.Set(r.Cell.Family, r.Cell.Qualifier, r.StartTS.Cell(), v.Value)
+		case v.Kind == VersionLock:
+			return nil, "the cell is locked: resolve the lock first", nil
+		case v.CommitTS != 0 && v.StartTS <= r.CommitTS && v.CommitTS >= r.StartTS, v.Kind == VersionRollback && v.StartTS == r.StartTS:
+			return nil, fmt.Sprintf("the %s at %d blocks it", v.Kind, v.TS), nil
+		case v.Kind == VersionUnreadable:
+			return nil, "a record of the cell cannot be read", nil
+		}
+	}
+	if !found {
+		return nil, "its data is gone", nil
+	}
+	store.AddCommit(m, l, r.CommitTS)
+	return m, "", nil
+}
+
+// readVersions reads everything that is stored of a cell.
+func readVersions(ctx context.Context, c *recovery.Resolver, cell format.Cell) (all []Version, err error) {
+	t, err := c.Table(ctx, cell.Table)
+	if err != nil {
+		return nil, err
+	}
+	key := cell.Column().Key()
+	raw, err := t.ReadRow(ctx, cell.Row, store.Interleave(store.ExactColumn(format.LockFamily, key), store.ExactColumn(format.WriteFamily, key), store.ExactColumn(format.MarkFamily, key), store.ExactColumn(cell.Family, cell.Qualifier)))
+	for family, items := range raw {
+		for _, item := range items {
+			all = append(all, newVersion(t, cell.Row, family, item))
+		}
+	}
+	return all, err
+}
+
+// above: the cell is above the oracle's time.
+func (r *Repair) above() bool {
+	return r.Kind == RepairLockAbove || r.Kind == RepairMarkerAbove || r.Kind == RepairRecordAbove
+}
+
+// confirmAbove decides whether a marker or record may be deleted that is above the oracle's
+// time, and sets r.Why. A client whose token is as far ahead has another oracle.
+func confirmAbove(ctx context.Context, c *recovery.Resolver, r *Repair) (ok bool, err error) {
+	now, err := c.Clock.Timestamp(ctx)
+	if err != nil {
+		return false, err
+	}
+	ok = true
+	r.Why = fmt.Sprintf("the oracle is at %d: no transaction of this oracle wrote it", now)
+	err = c.MetadataRows(ctx, recovery.TokenRowPrefix, recovery.TokenQualifier, func(row bigtable.Row, _ []byte) (bool, error) {
+		if w, readable := recovery.DecodeToken(row); readable && tso.Timestamp(w.ExpiresTs)-aboveBy > now {
+			ok, r.Why = false, fmt.Sprintf("the client with pid %d on %s has an oracle that is as far ahead", w.Pid, w.Host)
+		}
+		return ok, nil
+	})
+	return ok, err
 }
 
 // confirmLockAbove decides whether the lock l allows its repair, and sets r.Why. The timestamp
@@ -431,12 +593,19 @@ func applyRepair(ctx context.Context, c *recovery.Resolver, r Repair) (done bool
 	if err != nil {
 		return false, err
 	}
-	if ok, err := stillThere(ctx, c, t, r, asOf); err != nil || !ok {
-		return false, err
-	}
 	col := r.Cell.Column()
 	key := col.Key()
 	m := bigtable.NewMutation()
+	if r.Kind == RepairLostRecord {
+		// The data is read with its value, which stillThere does not do.
+		var why string
+		if m, why, err = lostRecord(ctx, c, r); err != nil || why != "" {
+			return false, err
+		}
+	} else if ok, err := stillThere(ctx, c, t, r, asOf, true); err != nil || !ok {
+		return false, err
+	}
+	appeared := store.Chain(store.AnyOf([]bigtable.Filter{store.ExactColumn(format.WriteFamily, key), store.ExactColumn(format.MarkFamily, key)}), store.From(asOf))
 	lock := store.Chain(store.ExactColumn(format.LockFamily, key), store.At(r.StartTS))
 	for pause := c.Store.Config.Backoff.Start(); ; {
 		var matched bool
@@ -452,13 +621,27 @@ func applyRepair(ctx context.Context, c *recovery.Resolver, r Repair) (done bool
 			store.RemoveLockAndData(m, col, r.StartTS)
 			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock), m, nil)
 			done = matched
-		case RepairOldMarker:
+		case RepairLostRecord:
+			// A prewrite or a rollback of the cell since it was read leaves one of these.
+			marker := store.Chain(store.ExactColumn(format.MarkFamily, key), store.At(r.StartTS))
+			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(store.ExactColumn(format.LockFamily, key), marker, appeared), nil, m)
+			done = !matched
+		case RepairRecordAbove:
+			for _, family := range []string{format.WriteFamily, format.MarkFamily, format.NotifyFamily} {
+				store.RemoveCell(m, family, key, r.CommitTS)
+			}
+			if r.StartTS > asOf {
+				store.RemoveCell(m, col.Family, col.Qualifier, r.StartTS)
+			}
+			record := store.Chain(store.AnyOf([]bigtable.Filter{store.ExactColumn(format.WriteFamily, key), store.ExactColumn(format.MarkFamily, key)}), store.At(r.CommitTS))
+			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(record), m, nil)
+			done = matched
+		case RepairOldMarker, RepairMarkerAbove:
 			store.RemoveCell(m, format.MarkFamily, key, r.StartTS)
 			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock), nil, m)
 			done = !matched
 		default:
 			store.RemoveCell(m, col.Family, col.Qualifier, r.StartTS)
-			appeared := store.Chain(store.AnyOf([]bigtable.Filter{store.ExactColumn(format.WriteFamily, key), store.ExactColumn(format.MarkFamily, key)}), store.From(asOf))
 			matched, err = t.CheckAndMutate(ctx, r.Cell.Row, store.Interleave(lock, appeared), nil, m)
 			done = !matched
 		}
@@ -469,12 +652,37 @@ func applyRepair(ctx context.Context, c *recovery.Resolver, r Repair) (done bool
 		if pause.Wait(ctx, 0) != nil {
 			return false, store.Ended(ctx, "admin: repairing "+r.Cell.String(), err)
 		}
-		m = bigtable.NewMutation()
+		if r.Kind != RepairLostRecord {
+			m = bigtable.NewMutation()
+		}
 	}
 }
 
-// stillThere reads the row again, and reports whether the repair is still possible.
-func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp) (bool, error) {
+// CheckRepair reports whether [ApplyRepair] would make a repair now. It changes nothing.
+func CheckRepair(ctx context.Context, client *txn.Client, r Repair) (bool, error) {
+	c := access.ResolverOf(client)
+	if err := c.Enter(); err != nil {
+		return false, err
+	}
+	defer c.Leave()
+	t, err := c.Table(ctx, r.Cell.Table)
+	if err != nil {
+		return false, err
+	}
+	if r.Kind == RepairLostRecord {
+		_, why, err := lostRecord(ctx, c, r)
+		return why == "" && err == nil, err
+	}
+	now, err := c.Clock.Timestamp(ctx)
+	if err != nil {
+		return false, err
+	}
+	return stillThere(ctx, c, t, r, now, false)
+}
+
+// stillThere reads the row again, and reports whether the repair is still possible. If apply,
+// it may repair another cell first.
+func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, now tso.Timestamp, apply bool) (bool, error) {
 	d, err := describe(ctx, c, t.Name)
 	if err != nil {
 		return false, err
@@ -491,7 +699,9 @@ func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Rep
 		case RepairOrphanData:
 			return again.ofTransaction(now), nil
 		case RepairRedundantLock, RepairLockAbove:
-			return stillLocked(ctx, c, t, r)
+			return stillLocked(ctx, c, t, r, apply)
+		case RepairMarkerAbove, RepairRecordAbove:
+			return confirmAbove(ctx, c, &r)
 		}
 		return true, nil
 	}
@@ -499,7 +709,7 @@ func stillThere(ctx context.Context, c *recovery.Resolver, t *store.Table, r Rep
 }
 
 // stillLocked reads the lock and its primary again. The primary lock goes first.
-func stillLocked(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair) (bool, error) {
+func stillLocked(ctx context.Context, c *recovery.Resolver, t *store.Table, r Repair, apply bool) (bool, error) {
 	raw, err := t.ReadRow(ctx, r.Cell.Row, store.Interleave(store.LockAt(r.Cell.Column(), r.StartTS)))
 	if err != nil || len(raw[format.LockFamily]) == 0 {
 		return false, err
@@ -512,7 +722,7 @@ func stillLocked(ctx context.Context, c *recovery.Resolver, t *store.Table, r Re
 		return confirmRedundantLock(ctx, c, &r, &evidence{locked: l})
 	}
 	primary, ok, err := confirmLockAbove(ctx, c, &r, l)
-	if ok && primary != nil {
+	if ok && apply && primary != nil {
 		_, err = applyRepair(ctx, c, *primary)
 	}
 	return ok && err == nil, err

@@ -61,12 +61,26 @@ func exitCode(ctx context.Context, err error) int {
 	return ExitFailed
 }
 
+// Flags replaces names of the library's fields in a message by those of the flags that set
+// them.
+func Flags(text string) string { return fields.Replace(text) }
+
+var fields = strings.NewReplacer(
+	"set AdoptConfig.ClearPolicies to have it cleared", "add --clear-policies to have it cleared",
+	"set BulkConfig.StartTS and CommitTS to those", "set --resume to the timestamps",
+	"set BulkConfig.CommitTS to that", "set --resume to the timestamps",
+	"with BulkConfig.Idle, or in a transaction", "with --idle, or without --bulk",
+	"Config.Retention", "--retention", "Config.Rate", "--rate",
+	"set RepairConfig.TrustOracle", "plan again with --trust-oracle",
+	"; see package index (Indexes.Keep)", "; only services that maintain it can write the column",
+)
+
 // rpcStatus is how gRPC writes a status.
 var rpcStatus = regexp.MustCompile(`rpc error: code = (\w+) desc = `)
 
 // message is the text of an error for people: the words of gRPC are not for them.
 func message(err error, code int) string {
-	text := rpcStatus.ReplaceAllStringFunc(err.Error(), func(s string) string {
+	text := rpcStatus.ReplaceAllStringFunc(Flags(err.Error()), func(s string) string {
 		switch name := rpcStatus.FindStringSubmatch(s)[1]; name {
 		case codes.Canceled.String(), codes.DeadlineExceeded.String(), codes.Unknown.String():
 			return "" // what follows says the same, or more

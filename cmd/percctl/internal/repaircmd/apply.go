@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,6 +41,8 @@ older than --max-age.
 ` + cli.AsksFirst + `
 
 After an interrupt, run the command again.
+
+With --dry-run, the command reads the cells as well, and exits as it would exit.
 
 Exit status 4: some cells have changed since the plan, or the plan is too old: plan
 again. Or the plan leaves violations to you.`,
@@ -77,10 +80,16 @@ func read(file string) (*plan, []admin.Repair, error) {
 		switch {
 		case err != nil:
 			return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
-		case r.Kind != admin.RepairOrphanData && r.Kind != admin.RepairRedundantLock && r.Kind != admin.RepairOldMarker && r.Kind != admin.RepairLockAbove:
+		case !slices.Contains(admin.RepairKinds, r.Kind):
 			return nil, nil, cli.Usagef("%s: repair %d: unknown kind %q", file, i+1, r.Kind)
 		}
-		repairs = append(repairs, admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS})
+		repair := admin.Repair{Kind: r.Kind, Cell: cell, StartTS: r.StartTS, CommitTS: r.CommitTS}
+		if r.Kind == admin.RepairLostRecord {
+			if repair.Witness, err = format.ParseCell(r.Witness); err != nil {
+				return nil, nil, cli.Usagef("%s: repair %d: %w", file, i+1, err)
+			}
+		}
+		repairs = append(repairs, repair)
 	}
 	return p, repairs, nil
 }
@@ -96,8 +105,12 @@ type applied struct {
 	Changed  []item `json:"changed"`  // repairs that were not made, because the cell has changed since the plan
 }
 
-func (a *applied) text(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%d of %s made\n", a.Repaired, cli.Count(a.Planned, "repair"))
+func (a *applied) text(w io.Writer, p *plan) (err error) {
+	if a.DryRun {
+		err = p.text(w)
+	} else {
+		_, err = fmt.Fprintf(w, "%d of %s made\n", a.Repaired, cli.Count(a.Planned, "repair"))
+	}
 	for i, r := range a.Changed {
 		if i == shown {
 			fmt.Fprintf(w, "… and %d more\n", len(a.Changed)-i)
@@ -124,30 +137,35 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	done := &applied{Project: p.Project, Instance: p.Instance, File: o.file, DryRun: o.Consent.DryRun, Planned: len(repairs), Changed: []item{}}
-	question := ""
-	if len(repairs) > 0 {
+	question, make := "", admin.ApplyRepair
+	if o.Consent.DryRun {
+		make = admin.CheckRepair
+	} else if len(repairs) > 0 {
 		question = fmt.Sprintf("Make %s in %s?", cli.Count(len(repairs), "repair"), s.Where)
 	}
-	if ok, err := o.Ask(ctx, done, p.text, question); !ok {
-		return err
+	if !o.Consent.DryRun {
+		if ok, err := o.Ask(ctx, done, p.text, question); !ok {
+			return err
+		}
 	}
 	var failed error
 	for i, r := range repairs {
-		ok, err := admin.ApplyRepair(ctx, s.Client(), r)
+		ok, err := make(ctx, s.Client(), r)
 		if err != nil {
 			failed = fmt.Errorf("stopped at repair %d of %d: %w", i+1, len(repairs), err)
 			break
 		}
-		if ok {
+		switch {
+		case ok && !done.DryRun:
 			done.Repaired++
-		} else {
+		case !ok:
 			done.Changed = append(done.Changed, p.Repairs[i])
 		}
 		s.Progress.Of(float64(i+1)/float64(len(repairs)), i+1, "repair")
-		s.Progress.Set("%d of %s made", done.Repaired, cli.Count(len(repairs), "repair"))
+		s.Progress.Set("%d of %s", i+1, cli.Count(len(repairs), "repair"))
 	}
 	s.Progress.End()
-	err = errors.Join(failed, o.Print(done, done.text))
+	err = errors.Join(failed, o.Print(done, func(w io.Writer) error { return done.text(w, p) }))
 	if err == nil && len(done.Changed) > 0 {
 		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
 	}

@@ -26,10 +26,11 @@ import (
 func NewCmd(s *cli.Streams) *cobra.Command {
 	return cli.Group("repair", "Repair what percctl check finds, where that is safe",
 		`Repair what percctl check finds, where that needs no guess: data of transactions of
-which no table has a trace, locks next to the write record of their own transaction,
-locks above the oracle's time, and old rollback markers. percctl repair plan writes a file for you to read, and
-percctl repair apply does what the file says. Other violations are listed and left to
-you: half commits, missing data and unreadable records need a decision, or a backup.`,
+which no table has a trace, lost write records of transactions that other records prove
+to be committed, locks next to the write record of their own transaction, locks and
+markers above the oracle's time, and old rollback markers. percctl repair plan writes a
+file for you to read, and percctl repair apply does what the file says. Other violations
+are left to you: docs/operations.md says what to do about each.`,
 		newPlanCmd(s), newApplyCmd(s))
 }
 
@@ -52,10 +53,11 @@ type plan struct {
 
 // An item is one repair.
 type item struct {
-	Kind     admin.RepairKind `json:"kind"`                // what is removed
+	Kind     admin.RepairKind `json:"kind"`                // what is removed, or for a lost record restored
 	Cell     string           `json:"cell"`                // table, row and column
 	StartTS  tso.Timestamp    `json:"start_ts"`            // start timestamp of its transaction
-	CommitTS tso.Timestamp    `json:"commit_ts,omitempty"` // commit timestamp of the record next to a redundant lock
+	CommitTS tso.Timestamp    `json:"commit_ts,omitempty"` // commit timestamp of the record: next to a redundant lock, lost, or above the oracle
+	Witness  string           `json:"witness,omitempty"`   // cell whose record proves a lost record
 	Why      string           `json:"why"`                 // why this is safe
 }
 
@@ -71,6 +73,7 @@ type planOptions struct {
 	tables    session.Tables
 	to        string
 	markerAge time.Duration
+	trust     bool
 	most      int
 }
 
@@ -85,13 +88,21 @@ percctl check finds as left.
 
   orphan data          data of a transaction that no record and no lock in its
                        cell names, and of which no table has a trace
+  lost record          such data of a committed transaction: the repair writes the
+                       record again, as the primary or another record says
   redundant lock       a lock next to the record of its own transaction, where
                        the primary agrees
   old rollback marker  older than --markers-older-than, with no lock of its
                        transaction left in any table
-  lock above the oracle
+  lock above the oracle, marker above the oracle
                        more than an hour above its time, so that it blocks
                        writers, where nothing says that the oracle is behind
+  record above the oracle
+                       the same, with --trust-oracle
+
+With --trust-oracle you say that the oracle was never restored from a backup or
+replaced. Otherwise what is above its time may be committed: then run percctl tso
+advance instead, which loses nothing.
 
 Exit status 4: there is something to repair, or left.`,
 		Example: `  percctl repair plan --all --to plan.json
@@ -102,6 +113,7 @@ Exit status 4: there is something to repair, or left.`,
 	o.tables.Add(cmd, &o.Options)
 	cmd.Flags().StringVar(&o.to, "to", "", "file to write the plan to; it must not exist")
 	cmd.Flags().DurationVar(&o.markerAge, "markers-older-than", 24*time.Hour, "include rollback markers of transactions that began at least this long ago, in oracle time")
+	cmd.Flags().BoolVar(&o.trust, "trust-oracle", false, "include records above the oracle's time: the oracle was never restored or replaced")
 	cmd.Flags().IntVar(&o.most, "limit", 10_000, "approximate maximum of repairs in a plan")
 	cli.AtLeast(&o.Checks, "markers-older-than", &o.markerAge, time.Hour, "at least 1h")
 	cli.AtLeast(&o.Checks, "limit", &o.most, 1, "positive")
@@ -124,20 +136,24 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 	covered := map[txn.Cell]bool{}
 	for _, table := range tables {
 		s.Progress.Set("reading table %s", table)
-		found, err := admin.PlanRepairs(ctx, s.Client(), table, o.tables.Range.Rows.Set(), admin.RepairConfig{MarkerAge: o.markerAge, Most: o.most - len(p.Repairs)})
+		found, err := admin.PlanRepairs(ctx, s.Client(), table, o.tables.Range.Rows.Set(), admin.RepairConfig{MarkerAge: o.markerAge, TrustOracle: o.trust, Most: o.most - len(p.Repairs)})
 		if err != nil {
 			return err
 		}
 		for _, r := range found.Repairs {
 			covered[r.Cell] = true
-			p.Repairs = append(p.Repairs, item{r.Kind, r.Cell.String(), r.StartTS, r.CommitTS, cli.Line(r.Why)})
+			i := item{Kind: r.Kind, Cell: r.Cell.String(), StartTS: r.StartTS, CommitTS: r.CommitTS, Why: cli.Line(r.Why)}
+			if r.Kind == admin.RepairLostRecord {
+				i.Witness = r.Witness.String()
+			}
+			p.Repairs = append(p.Repairs, i)
 		}
 		for _, r := range found.Undecided {
 			if r.Kind == admin.RepairOldMarker {
 				continue // it is in use
 			}
 			covered[r.Cell] = true
-			p.Left = append(p.Left, left{string(r.Kind), r.Cell.String(), cli.Line(r.Why)})
+			p.Left = append(p.Left, left{string(r.Kind), r.Cell.String(), cli.Line(cli.Flags(r.Why))})
 		}
 		if p.More = found.More || len(p.Repairs) >= o.most; p.More {
 			break
@@ -202,7 +218,11 @@ func (p *plan) text(w io.Writer) error {
 			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Repairs)-i)
 			break
 		}
-		fmt.Fprintf(w, "  delete %s %d of %s: %s\n", r.Kind, r.StartTS, r.Cell, r.Why)
+		do := "delete"
+		if r.Kind == admin.RepairLostRecord {
+			do = "restore"
+		}
+		fmt.Fprintf(w, "  %s %s %d of %s: %s\n", do, r.Kind, r.StartTS, r.Cell, r.Why)
 	}
 	for i, l := range p.Left {
 		if i == shown {
