@@ -24,6 +24,10 @@ const scanTimeout = 2 * time.Minute
 // it: in the meantime another client may resolve it.
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
 
+// farEnd is how far away the end of a lock must be for doctor to report it, if its owner shows
+// no sign of life.
+const farEnd = tso.Timestamp(time.Hour / time.Microsecond)
+
 // sampleParts is the number of places of a table that a sample of rows comes from.
 const sampleParts = 16
 
@@ -79,11 +83,21 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	if err != nil {
 		return err
 	}
+	clients, err := admin.Workers(ctx, d.Client)
+	if err != nil {
+		return err
+	}
+	// known are owners with a token; dead are those whose token has been stale for a while.
+	known, dead := map[string]bool{}, map[string]bool{}
+	for _, w := range clients {
+		known[w.Owner] = true
+		dead[w.Owner] = w.State == admin.OwnerStale && w.ExpiresTS < now-grace
+	}
 	var seen, all atomic.Int64
 	var cut atomic.Bool
 	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
-		stranded, inTable := 0, 0
-		oldest := now
+		stranded, inTable, silent := 0, 0, 0
+		oldest, last := now, now
 		var end error
 		for l, err := range admin.Locks(ctx, d.Client, table, nil) {
 			if unreadable(err) {
@@ -93,9 +107,13 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				end = err
 				break
 			}
-			if l.Expired(now - grace) {
+			switch {
+			case l.Expired(now - grace), dead[l.Owner]:
 				stranded++
 				oldest = min(oldest, l.StartTS)
+			case !known[l.Owner] && l.ExpiresTS()-now > farEnd:
+				silent++
+				last = max(last, l.ExpiresTS())
 			}
 			if inTable++; inTable >= d.Rows {
 				break
@@ -111,8 +129,12 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 			if inTable >= d.Rows || end != nil {
 				count = "at least " + count
 			}
-			r.find(Warning, table, fmt.Sprintf("%s past their ttl; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
-				"their clients died; the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
+			r.find(Warning, table, fmt.Sprintf("%s of dead clients; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
+				"the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
+		}
+		if silent > 0 {
+			r.find(Warning, table, fmt.Sprintf("%s of clients without a worker token, which may block others for %s", words.Count(silent, "lock"), words.Between(now, last)),
+				"nothing says whether the clients live: they were closed, died more than an hour ago, or write no tokens", "percctl lock list "+table+" --older-than 1h; docs/operations.md, A lock is stuck")
 		}
 		return end
 	})
