@@ -55,6 +55,15 @@ func (i inside) Put(cell Cell, value []byte) {
 	i.t.buffer.Add(cell, format.CheckStoredCell(cell), format.KindPut, value, false)
 }
 
+func (i inside) CheckWrites(ctx context.Context) error {
+	b := &i.t.buffer
+	if err := b.Err(); err != nil {
+		return err
+	}
+	_, err := b.Group(ctx, i.t.client.resolver.Store, i.t.client.hooks.Load().keeps)
+	return err
+}
+
 func (i inside) Trace(ctx context.Context) context.Context {
 	if i.t.deferred == nil {
 		return ctx

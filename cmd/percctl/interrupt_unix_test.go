@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-var progressLine = regexp.MustCompile(`^\d+ of \d+ documents, `)
+var progressLine = regexp.MustCompile(`^(all \d+ documents are|\d+ of \d+ documents) loaded\b`)
 
 // signalDemo starts a demo in a process group of its own, as a terminal would,
 // sends a signal once workers are at work, and returns what it wrote to its

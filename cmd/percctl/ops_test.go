@@ -86,7 +86,7 @@ func TestDeletedTable(t *testing.T) {
 	t.Setenv("PERCCTL_INSTANCE", fixtureInstance)
 	for line, code := range map[string]int{
 		"lock list --all": cli.ExitOK, "lock resolve --all --dry-run": cli.ExitOK, "observer list": cli.ExitOK, "notify list": cli.ExitOK,
-		"top --once": cli.ExitOK, "gc plan": cli.ExitOK, "gc run --dry-run": cli.ExitOK, "check --all": cli.ExitFound, "notify wait": cli.ExitOK, "repair plan --all": cli.ExitOK,
+		"top --once": cli.ExitOK, "gc plan": cli.ExitOK, "gc run --dry-run": cli.ExitNotFound, "check --all": cli.ExitFound, "notify wait": cli.ExitOK, "repair plan --all": cli.ExitOK,
 		"gc run --yes": cli.ExitNotFound, "lock list gone": cli.ExitNotFound, "table verify gone": cli.ExitFound,
 	} {
 		var out, errs bytes.Buffer

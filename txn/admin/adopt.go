@@ -189,7 +189,7 @@ func (a *adopter) plan(ctx context.Context) (*AdoptionPlan, error) {
 			continue
 		}
 		if !a.cfg.ClearPolicies {
-			p.Refusals = append(p.Refusals, a.refuse("family %s has the garbage-collection policy %q, which would delete live versions; consent to clearing it (AdoptConfig.ClearPolicies, percctl table adopt --clear-policies)", f.Name, policyText(f)))
+			p.Refusals = append(p.Refusals, a.refuse("family %s has %s; set AdoptConfig.ClearPolicies to have it cleared", f.Name, policyReason(f)))
 		} else if i := len(p.Families) - 1; i >= 0 && p.Families[i].Name == f.Name {
 			p.Families[i].Clear = true
 			if rule := encodePolicy(f.FullGCPolicy); p.prior.GetAdoptedTs() == 0 && rule != nil {

@@ -28,6 +28,14 @@ func policyText(f bigtable.FamilyInfo) string {
 	return f.GCPolicy
 }
 
+// policyReason says why a policy has to go.
+func policyReason(f bigtable.FamilyInfo) string {
+	if f.GCPolicy == store.EmptyPolicy {
+		return "an empty garbage-collection rule, as `cbt createfamily` and `cbt createtable` make it on the emulator; the emulator's collector can lose acknowledged writes of such a family"
+	}
+	return fmt.Sprintf("the garbage-collection policy %q, which would delete live versions", f.GCPolicy)
+}
+
 // clearPolicy leaves a family of a table without a garbage-collection rule.
 // instance is [AdoptConfig.Instance].
 func clearPolicy(ctx context.Context, admin *bigtable.AdminClient, instance, table, family string) error {

@@ -39,6 +39,9 @@ type Transaction interface {
 	CausedBy(hops int)
 	// Put buffers a write of a cell, which may be in the acknowledgment family.
 	Put(cell format.Cell, value []byte)
+	// CheckWrites returns the error with which Commit would refuse the writes before it sends
+	// any of them.
+	CheckWrites(ctx context.Context) error
 	// Trace begins the trace of a transaction that put it off.
 	Trace(ctx context.Context) context.Context
 }

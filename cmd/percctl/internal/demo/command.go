@@ -274,6 +274,7 @@ func (d *demo) run(ctx, signals context.Context) (*summary, error) {
 		return nil, err
 	}
 	d.count(sum)
+	d.progress.Event("the workers have ended; checking what is stored")
 	err = d.verify(ctx, own, sum)
 	sum.Seconds = round(time.Since(began).Seconds())
 	return sum, err
@@ -289,6 +290,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 	if err := d.load(ctx, client, c.documents(names), sum); err != nil {
 		return err
 	}
+	d.enter("all %d documents are loaded; the observers index them", len(names))
 	batch, err := d.percolate(ctx, client, c, sum)
 	if err != nil {
 		return err
@@ -307,7 +309,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 		return err
 	}
 	sum.Changed, sum.Added, sum.Deleted = ch.changed, ch.added, ch.deleted
-	d.progress.Event("indexed; now %d documents change, %d are added, %d are deleted", ch.changed, ch.added, ch.deleted)
+	d.enter("all are indexed, and compared; now %d documents change, %d are added, %d are deleted", ch.changed, ch.added, ch.deleted)
 	began = time.Now()
 	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
 		return err
@@ -315,12 +317,20 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 	if err := d.spare(ctx, client, c, ch.names, sum); err != nil {
 		return err
 	}
+	d.enter("the observers index the changes")
 	batch, err = d.percolate(ctx, client, c, sum)
 	sum.Percolated = round(time.Since(began).Seconds())
 	if err == nil {
 		sum.Cells = len(batch.State)
 	}
 	return err
+}
+
+// enter says what the demo does from now on.
+func (d *demo) enter(stage string, args ...any) {
+	stage = fmt.Sprintf(stage, args...)
+	d.fleet.stage.Store(stage)
+	d.progress.Event("%s", stage)
 }
 
 func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2[index.Document, error], sum *summary) error {

@@ -39,6 +39,7 @@ type fleet struct {
 	// documents and loaded decide the progress and when to kill.
 	documents int
 	loaded    atomic.Int64
+	stage     atomic.Value // what the demo does, a string, once the documents are loaded
 	// hurry: everything is loaded, so the remaining kills are due now.
 	hurry atomic.Bool
 	// spared is closed when all kills have happened.
@@ -109,8 +110,11 @@ func (f *fleet) work(ctx context.Context, finish <-chan struct{}) error {
 // show reports how far the fleet is.
 func (f *fleet) show() {
 	total := f.totals().Worker
-	f.progress.Set("%d of %d documents, %d runs of observers, %.0f/s, %d conflicts, %d of %d kills", min(f.loaded.Load(), int64(f.documents)), f.documents,
-		total.Committed, float64(total.Committed)/time.Since(f.began).Seconds(), total.Conflicts, f.plan.next, f.opts.kills)
+	doing := fmt.Sprintf("%d of %d documents loaded", min(f.loaded.Load(), int64(f.documents)), f.documents)
+	if stage, ok := f.stage.Load().(string); ok {
+		doing = stage
+	}
+	f.progress.Set("%s; %d runs of observers, %.0f/s, %d conflicts, %d of %d kills", doing, total.Committed, float64(total.Committed)/time.Since(f.began).Seconds(), total.Conflicts, f.plan.next, f.opts.kills)
 }
 
 func (f *fleet) start() error {

@@ -90,6 +90,8 @@ func verdict(r *gc.Report, err error) error {
 		return err
 	case r.Total.RowsSkipped > 0:
 		return session.Foundf("%s skipped: percctl check says why", cli.Count(r.Total.RowsSkipped, "row"))
+	case r.DryRun && len(r.Missing) > 0:
+		return session.NotFoundf("table %s has a schema record but does not exist, so a collection would refuse: run percctl table verify %[1]s", cli.Line(r.Missing[0]))
 	}
 	return nil
 }

@@ -37,7 +37,17 @@ func (o *options) args() cobra.PositionalArgs {
 
 // completeNames completes TABLE and NAME.
 func (o *options) completeNames(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return o.CompleteTables(1)(cmd, args, begun)
+	if len(args) != 1 {
+		return o.CompleteTables(1)(cmd, args, begun)
+	}
+	return o.CompleteNames(2, func(ctx context.Context, s *session.Session, args []string) ([]string, error) {
+		all, err := survey(ctx, s, args[0])
+		var names []string
+		for _, f := range all {
+			names = append(names, f.Name)
+		}
+		return names, err
+	})(cmd, args, begun)
 }
 
 // A found is an index as it is recorded, and where its entries are.

@@ -115,6 +115,9 @@ func (o *createOptions) wanted(ctx context.Context, s *session.Session) (*found,
 		if all[n].table != f.table || all[n].family != f.family {
 			return nil, cli.Usagef("--entries %s: table %s has an index %s with its entries in %s/%s", o.entries, o.table, o.name, all[n].table, all[n].family)
 		}
+		if f.Unique != all[n].Unique || !slices.Equal(f.Columns, all[n].Columns) {
+			return nil, cli.Usagef("table %s has an index %s on other columns (%s), or with another --unique: leave out the flags to continue it, or use another name", o.table, o.name, strings.Join(names(all[n].Columns), " "))
+		}
 		f.State = all[n].State
 	}
 	for _, c := range f.Columns {

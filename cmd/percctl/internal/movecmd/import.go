@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -60,7 +61,7 @@ notices only afterwards, if at all.
 
 ` + cli.AsksFirst + `
 
-With --dry-run, the command also checks the file.`,
+With --dry-run, the command also checks the file and, with --bulk, the range.`,
 		Example: `  percctl import accounts.jsonl --dry-run
   percctl import accounts.jsonl --table accounts_copy --bulk --yes`,
 		Args: cli.ExactArgs(1, "one, FILE (- for standard input)", cli.Into(&o.file)),
@@ -76,6 +77,7 @@ With --dry-run, the command also checks the file.`,
 	f.BoolVar(&o.idle, "idle", false, "with --bulk: no client reads or writes the range during the load")
 	f.StringVar(&o.resume, "resume", "", "with --bulk: START_TS,COMMIT_TS of the load to continue, as it printed them")
 	o.Consent.Add(cmd)
+	session.CompleteFlag(cmd, "table", o.CompleteTables(-1))
 	return cmd
 }
 
@@ -169,6 +171,12 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if o.Consent.DryRun {
+		if o.bulk {
+			// A load of no rows checks the range as the real one does.
+			if err := o.load(ctx, s, r, func(func(admin.BulkRow, error) bool) {}); err != nil {
+				return err
+			}
+		}
 		return o.Print(r, r.plan)
 	}
 	if o.file != "-" {
@@ -188,7 +196,7 @@ func (o *importOptions) run(ctx context.Context, s *session.Session) error {
 		}
 	}
 	if o.bulk {
-		err = o.load(ctx, s, r, in)
+		err = o.load(ctx, s, r, in.All())
 	} else {
 		err = o.transact(ctx, s, r, in)
 	}
@@ -231,14 +239,17 @@ func (o *importOptions) survey(ctx context.Context, s *session.Session, r *impor
 	return err
 }
 
-func (o *importOptions) load(ctx context.Context, s *session.Session, r *imported, in *transfer.Reader) error {
+func (o *importOptions) load(ctx context.Context, s *session.Session, r *imported, rows iter.Seq2[admin.BulkRow, error]) error {
 	if r.Rows == 0 {
 		return nil
 	}
 	resume := ""
-	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, in.All(), admin.BulkConfig{
+	report, err := admin.BulkLoad(ctx, s.Client(), r.Table, rows, admin.BulkConfig{
 		StartTS: o.startTS, CommitTS: o.commitTS, Idle: o.idle, Rows: bigtable.NewRange(r.summary.First, r.summary.Last+"\x00"),
 		Started: func(start, commit tso.Timestamp) {
+			if o.Consent.DryRun {
+				return
+			}
 			resume = fmt.Sprintf("; to continue, run the command again with --resume %d,%d", start, commit)
 			fmt.Fprintf(o.Streams.Err, "loading; if this is interrupted, continue with --resume %d,%d\n", start, commit)
 		},
@@ -248,7 +259,9 @@ func (o *importOptions) load(ctx context.Context, s *session.Session, r *importe
 		},
 	})
 	s.Progress.End()
-	r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
+	if !o.Consent.DryRun {
+		r.Written, r.StartTS, r.CommitTS = report.Rows, report.StartTS, report.CommitTS
+	}
 	switch {
 	case errors.Is(err, admin.ErrNotIdle) && report.Rows == 0:
 		return &cli.Error{Code: cli.ExitFailed, Err: fmt.Errorf("%w; nothing was written; import without --bulk, or with --idle if no client uses the range", err)}

@@ -96,6 +96,9 @@ func (o *editOptions) carryOut(ctx context.Context, s *session.Session, e *edite
 }
 
 func (o *editOptions) register(ctx context.Context, s *session.Session) error {
+	if err := changes.CheckRegistration(o.table, o.column, o.id); err != nil {
+		return err
+	}
 	if err := s.UseFamilies(ctx, o.table, o.column.Family); err != nil {
 		return err
 	}

@@ -19,15 +19,22 @@ import (
 // completionTimeout bounds how long a shell waits for names.
 const completionTimeout = 2 * time.Second
 
-// CompleteTables completes names of tables; most bounds how many, 0 for any
-// number.
+// CompleteTables completes names of tables; most bounds how many, 0 for any number, and
+// below 0 completes a flag.
 func (f *Flags) CompleteTables(most int) cobra.CompletionFunc {
+	return f.CompleteNames(most, func(ctx context.Context, s *Session, _ []string) ([]string, error) {
+		return admin.Tables(ctx, s.Client())
+	})
+}
+
+// CompleteNames completes the first most arguments with the names that ask returns.
+func (f *Flags) CompleteNames(most int, ask func(_ context.Context, _ *Session, args []string) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if most > 0 && len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return admin.Tables(ctx, s.Client()) })
-		return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), cobra.ShellCompDirectiveNoFileComp
+		names := f.quietly(cmd, func(ctx context.Context, s *Session) ([]string, error) { return ask(ctx, s, args) })
+		return slices.DeleteFunc(names, func(n string) bool { return most >= 0 && slices.Contains(args, n) }), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -56,8 +63,10 @@ const completedRows = 20
 // keys are the rows of a table whose keys begin like this, with what is stored in them
 // but for the values. They are read as they are stored: a shell must not wait for locks.
 func (s *Session) keys(ctx context.Context, table, begun string) (rows []bigtable.Row, err error) {
-	if begun, err = ParseRow(begun); err != nil {
-		return nil, err
+	if begun != "" {
+		if begun, err = ParseRow(begun); err != nil {
+			return nil, err
+		}
 	}
 	err = s.Bigtable.Open(table).ReadRows(ctx, bigtable.PrefixRange(begun), func(r bigtable.Row) bool {
 		rows = append(rows, r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -68,6 +69,11 @@ Exit status 4: the table is refused.`,
 		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[adoption]())
+	cmd.ValidArgsFunction = o.CompleteNames(1, func(ctx context.Context, s *session.Session, _ []string) ([]string, error) {
+		known, _ := admin.Tables(ctx, s.Client())
+		all, err := s.Admin.Tables(ctx)
+		return slices.DeleteFunc(all, func(n string) bool { return n == s.Connect.MetadataTable || slices.Contains(known, n) }), err
+	})
 	f := cmd.Flags()
 	f.BoolVar(&o.clearPolicies, "clear-policies", false, "clear the garbage-collection policies of the families; from then on, overwritten versions stay")
 	f.BoolVar(&o.whole, "scan", false, "read all rows instead of a sample, to look for cells in the timestamp range of transactions")
@@ -133,7 +139,8 @@ func (o *adoptOptions) result(p *admin.AdoptionPlan) *adoption {
 		a.Families = append(a.Families, adoptedFamily{f.Name, f.Policy, f.Clear, f.Expiry.Seconds()})
 	}
 	for _, err := range p.Refusals {
-		a.Refusals = append(a.Refusals, cli.Line(err.Error()))
+		_, why, _ := strings.Cut(err.Error(), admin.ErrNotAdoptable.Error()+": ")
+		a.Refusals = append(a.Refusals, cli.Line(cli.Flags(why)))
 	}
 	return a
 }

@@ -48,6 +48,7 @@ Exit status 4: a transaction has written.`,
 		RunE: o.Runs(session.Bare, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[undoing]())
+	cmd.ValidArgsFunction = o.CompleteTables(1)
 	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
 	o.Consent.Add(cmd)
 	cli.AtLeast(&o.Checks, "wait", &o.wait, 1, "positive")

@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -237,17 +238,20 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	if err != nil {
 		return err
 	}
-	if show {
-		question := fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)
-		if ok, err := o.Ask(ctx, r, r.plan, question); !ok {
-			return err
-		}
-	}
 	for _, c := range o.cells {
 		if t := tx.Table(c.Table); o.deletes {
 			t.Delete(c.Row, c.Family, c.Qualifier)
 		} else {
 			t.Set(c.Row, c.Family, c.Qualifier, o.value)
+		}
+	}
+	if err := admin.CheckWrites(ctx, tx); err != nil {
+		return err
+	}
+	if show {
+		question := fmt.Sprintf("Write %s in %s?", cli.Count(len(o.cells), "cell"), s.Where)
+		if ok, err := o.Ask(ctx, r, r.plan, question); !ok {
+			return err
 		}
 	}
 	r.CommitTS, err = tx.Commit(ctx)
