@@ -104,7 +104,7 @@ func testThrottled(ctx context.Context, t *trial) error {
 	_ = t.workers(ctx, 4*t.cfg.Concurrency, func(ctx context.Context, i int) error {
 		row := t.row(fmt.Sprint("r", i))
 		for n := int64(1); t.more(ctx); n++ {
-			err := t.apply(ctx, row, set("a", n%10, "v"))
+			err := t.apply(ctx, row, set("a", 1+n%10, "v"))
 			if err == nil {
 				_, err = t.read(ctx, row, nil)
 			}
