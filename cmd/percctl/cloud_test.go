@@ -34,6 +34,7 @@ func TestDoctorInTheCloud(t *testing.T) {
 		"multi-cluster":   {profile: &adminpb.AppProfile{RoutingPolicy: &adminpb.AppProfile_MultiClusterRoutingUseAny_{}}, permissions: all, code: 4, want: []string{"error: app profile: default: it routes to several clusters", "gcloud bigtable app-profiles update default --instance=inst"}},
 		"no transactions": {profile: single(false), permissions: all, code: 4, want: []string{"it does not allow single-row transactions"}},
 		"no profile":      {profileErr: status.Error(codes.NotFound, "x"), permissions: all, code: 4, want: []string{"there is no such app profile"}},
+		"fails":           {profileErr: status.Error(codes.InvalidArgument, "x"), permissions: all, code: 1, want: []string{"failed  app profile                  invalid argument: x"}},
 		"may not look":    {profileErr: status.Error(codes.PermissionDenied, "x"), permissions: all, want: []string{"skipped  app profile                  cannot be checked by this account: it lacks bigtable.appProfiles.get"}},
 		"cannot write":    {profile: single(true), permissions: []string{all[0], all[1], all[3]}, code: 4, want: []string{"error: permissions: accounts: this account lacks bigtable.tables.mutateRows"}},
 		"cannot describe": {profile: single(true), permissions: all[:3], want: []string{"note: permissions: accounts: this account lacks bigtable.tables.get"}},

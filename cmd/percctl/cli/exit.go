@@ -80,14 +80,7 @@ var rpcStatus = regexp.MustCompile(`rpc error: code = (\w+) desc = `)
 
 // message is the text of an error for people: the words of gRPC are not for them.
 func message(err error, code int) string {
-	text := rpcStatus.ReplaceAllStringFunc(Flags(err.Error()), func(s string) string {
-		switch name := rpcStatus.FindStringSubmatch(s)[1]; name {
-		case codes.Canceled.String(), codes.DeadlineExceeded.String(), codes.Unknown.String():
-			return "" // what follows says the same, or more
-		default:
-			return splitWords(name) + ": "
-		}
-	})
+	text := Plain(Flags(err.Error()))
 	text = strings.ReplaceAll(text, context.DeadlineExceeded.Error(), "timed out")
 	if code == ExitInterrupted {
 		text = strings.ReplaceAll(text, context.Canceled.Error(), "interrupted")
@@ -96,6 +89,18 @@ func message(err error, code int) string {
 		}
 	}
 	return text
+}
+
+// Plain replaces the words of gRPC in a message.
+func Plain(text string) string {
+	return rpcStatus.ReplaceAllStringFunc(text, func(s string) string {
+		switch name := rpcStatus.FindStringSubmatch(s)[1]; name {
+		case codes.Canceled.String(), codes.DeadlineExceeded.String(), codes.Unknown.String():
+			return "" // what follows says the same, or more
+		default:
+			return splitWords(name) + ": "
+		}
+	})
 }
 
 // splitWords makes words of a name: NotFound becomes not found.

@@ -90,7 +90,7 @@ func newReport(d *doctor.Deployment, results []doctor.Result) *Report {
 	r := &Report{Project: d.Project, Instance: d.Instance, MetadataTable: d.MetadataTable, Tables: append([]string{}, d.Tables...), Checks: results}
 	for i := range results {
 		c := &results[i]
-		c.Detail = cli.Line(c.Detail)
+		c.Detail = cli.Line(cli.Plain(c.Detail))
 		if c.State == doctor.Failed {
 			r.Failed++
 		}
