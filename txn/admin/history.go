@@ -81,6 +81,12 @@ type Version struct {
 // others in order of their timestamps. An empty row has none. It reads the row in
 // one request, and resolves no lock.
 func History(ctx context.Context, client *txn.Client, table, row string) ([]Version, error) {
+	return HistorySince(ctx, client, table, row, 0)
+}
+
+// HistorySince is [History] without the versions below a timestamp. Locks, notify cells and
+// failures of observers are always there. Plain data is left out, unless since is 0.
+func HistorySince(ctx context.Context, client *txn.Client, table, row string, since tso.Timestamp) ([]Version, error) {
 	c := access.ResolverOf(client)
 	if err := format.CheckRowKey(row); err != nil {
 		return nil, err
@@ -93,9 +99,13 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 	if err != nil {
 		return nil, err
 	}
-	filters := []bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.WriteFamily), store.WholeFamily(format.MarkFamily), store.WholeFamily(format.NotifyFamily)}
-	for _, f := range t.Schema.Current().Families {
-		filters = append(filters, store.WholeFamily(f))
+	filters := []bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.NotifyFamily)}
+	for _, f := range append([]string{format.WriteFamily, format.MarkFamily}, t.Schema.Current().Families...) {
+		if f := store.WholeFamily(f); since == 0 {
+			filters = append(filters, f)
+		} else {
+			filters = append(filters, store.Chain(f, store.From(since)))
+		}
 	}
 	raw, err := t.ReadRow(ctx, row, store.Interleave(filters...))
 	if err != nil {

@@ -17,5 +17,5 @@ A client that dies leaves its locks behind. The next reader or writer of such a
 cell resolves the lock: it looks up the outcome of the transaction at its primary
 and rolls the cell forward or back. Operators need not do anything. These commands
 show the locks, and resolve them before a reader or writer has to.`,
-		newListCmd(s), newShowCmd(s), newResolveCmd(s))
+		newListCmd(s), newShowCmd(s), newWatchCmd(s), newResolveCmd(s))
 }

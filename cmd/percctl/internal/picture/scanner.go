@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/gccmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
@@ -41,6 +42,26 @@ func (l *Limits) Add(cmd *cobra.Command, o *session.Options) {
 	cmd.Flags().IntVar(&l.Bytes, "max-bytes", 0, "bytes per second of Bigtable's answers, at most (0: 1000000, and 50000 of an emulator)")
 	cli.AtLeast(&o.Checks, "max-requests", &l.Requests, 1, "positive")
 	cli.AtLeast(&o.Checks, "max-bytes", &l.Bytes, 0, "positive, or 0 for the default")
+}
+
+// For returns the limits with the default for a Bigtable or an emulator.
+func (l Limits) For(c *connect.Flags) Limits {
+	if l.Bytes == 0 {
+		l.Bytes = defaultBytes
+		if c.IsEmulator() {
+			l.Bytes = emulatorBytes
+		}
+	}
+	return l
+}
+
+// PageRows is how many rows one piece of a pass reads.
+func (l Limits) PageRows() int { return min(pageRows, max(20, l.Bytes/100)) }
+
+// Pause is how long a pause has to be after requests.
+func (l Limits) Pause(cost watch.Usage) time.Duration {
+	seconds := max(float64(cost.Requests)/float64(l.Requests), float64(cost.Bytes)/float64(l.Bytes))
+	return time.Duration(seconds * float64(time.Second))
 }
 
 // A Scanner keeps a picture of a deployment up to date. However many look at the picture,
@@ -117,14 +138,8 @@ const maxLetters = 1000
 
 // NewScanner returns a scanner that asks through a keeper whose flags have the meter.
 func NewScanner(k *Keeper, o Options, m *watch.Meter, l Limits) *Scanner {
-	if l.Bytes == 0 {
-		l.Bytes = defaultBytes
-		if k.flags.Connect.IsEmulator() {
-			l.Bytes = emulatorBytes
-		}
-	}
 	return &Scanner{
-		Refresh: 2 * time.Second, keeper: k, options: o, meter: m, limits: l,
+		Refresh: 2 * time.Second, keeper: k, options: o, meter: m, limits: l.For(&k.flags.Connect),
 		scan: watch.Scan{Limit: o.Limit, Start: o.Tables.Range.Rows.Start, End: o.Tables.Range.Rows.End},
 		wake: make(chan struct{}, 1), txns: map[txnID]*described{},
 	}
@@ -188,8 +203,7 @@ func (s *Scanner) pause() time.Duration {
 	for len(s.window) > 2 && now.Sub(s.window[1].at) > 10*time.Second {
 		s.window = s.window[1:]
 	}
-	seconds := max(float64(cost.Requests)/float64(s.limits.Requests), float64(cost.Bytes)/float64(s.limits.Bytes))
-	return time.Duration(seconds * float64(time.Second))
+	return s.limits.Pause(cost)
 }
 
 // Complete reads everything once, without pauses, and returns what it found. The keeper's
@@ -259,7 +273,7 @@ func (s *Scanner) step(ctx context.Context, since time.Time, complete bool) (wor
 		if worked, err = s.list(ctx, stale, complete); worked || err != nil {
 			return err
 		}
-		s.scan.PageRows = min(pageRows, max(20, s.limits.Bytes/100))
+		s.scan.PageRows = s.limits.PageRows()
 		if complete {
 			s.scan.PageRows = oncePage
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,6 +22,8 @@ type historyOptions struct {
 	table string
 	row   string
 	limit int
+	tail  bool
+	every time.Duration
 }
 
 // NewHistoryCmd returns the history command.
@@ -35,9 +38,14 @@ observers, with what each means. Data from before the table was adopted comes fi
 Failures of observers have no timestamp (0). The command changes nothing and does
 not wait for locks.
 
-Exit status 3: the row is empty.`,
+With --follow, the command prints what is stored next, and which locks are gone, until
+Ctrl-C. After each --interval it reads the locks and the versions of the last 25 hours
+again. With -o json, it prints one object per line, as with -o jsonl.
+
+Exit status 3: the row is empty, without --follow.`,
 		Example: `  percctl history accounts bob
-  percctl history accounts user%00/7 -o json --limit 20`,
+  percctl history accounts user%00/7 -o json --limit 20
+  percctl history accounts bob --follow`,
 		Args: cli.ExactArgs(2, "two, TABLE and ROW", func(args []string) (err error) {
 			if o.row, err = session.ParseRow(args[1]); err != nil {
 				return cli.Usagef("%w", err)
@@ -49,6 +57,18 @@ Exit status 3: the row is empty.`,
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
 	cmd.Flags().IntVar(&o.limit, "limit", 0, "show only the newest versions, at most so many (0: all)")
 	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all")
+	cmd.Flags().BoolVarP(&o.tail, "follow", "f", false, "print what happens to the row from now on, too")
+	cmd.Flags().DurationVar(&o.every, "interval", time.Second, "with --follow: time between two reads")
+	cli.AtLeast(&o.Checks, "interval", &o.every, 100*time.Millisecond, "at least 100ms")
+	o.Require(func() error {
+		switch {
+		case o.tail && (o.Format == cli.YAML || o.Format == cli.CSV):
+			return cli.Usagef("--follow does not go with --output %s; use table, json or jsonl", o.Format)
+		case o.tail && !cmd.Flags().Changed("timeout"):
+			o.Timeout = session.WalkTimeout
+		}
+		return nil
+	})
 	cmd.ValidArgsFunction = o.CompleteRows
 	return cmd
 }
@@ -77,6 +97,7 @@ type event struct {
 	Value    []byte            `json:"value"`               // data, or the trace context of a notification; empty for locks and records
 	Text     *string           `json:"text,omitempty"`      // the value again, if it is data and printable text
 	Words    string            `json:"words"`               // what the version means
+	Gone     bool              `json:"gone,omitempty"`      // with --follow: the lock has been removed
 }
 
 // Event is one stored cell as history prints it.
@@ -92,7 +113,11 @@ func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Eve
 	if err := s.Use(ctx, table); err != nil {
 		return nil, err
 	}
-	versions, err := admin.History(ctx, s.Client(), table, row)
+	return timelineSince(ctx, s, table, row, 0)
+}
+
+func timelineSince(ctx context.Context, s *session.Session, table, row string, since tso.Timestamp) ([]Event, error) {
+	versions, err := admin.HistorySince(ctx, s.Client(), table, row, since)
 	if err != nil {
 		return nil, err
 	}
@@ -109,12 +134,15 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	if len(events) == 0 {
+	if len(events) == 0 && !o.tail {
 		return session.NotFoundf("table %s has nothing stored in row %s", o.table, session.Row(o.row))
 	}
 	if n := len(events); o.limit > 0 && n > o.limit {
 		events = events[n-o.limit:]
 		fmt.Fprintf(o.Streams.Err, "the newest %d of %d versions\n", o.limit, n)
+	}
+	if o.tail {
+		return o.follow(ctx, s, events)
 	}
 	list := &cli.List[event]{
 		Out: o.Streams.Out, Format: o.Format,
@@ -125,6 +153,73 @@ func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
 		},
 	}
 	return list.All(events)
+}
+
+// reread is how old versions may be that --follow reads again: a transaction writes data at
+// its start_ts, and may take as long as the longest Config.LockTTL.
+const reread = tso.Timestamp(25 * time.Hour / time.Microsecond)
+
+// follow prints the events, and those that come, until the context ends.
+func (o *historyOptions) follow(ctx context.Context, s *session.Session, events []event) error {
+	type version struct {
+		family, column string
+		ts             tso.Timestamp
+		words          string // of a failure, which has no timestamp
+	}
+	known := map[version]event{}
+	for {
+		there := map[version]bool{}
+		for _, e := range events {
+			v := version{family: e.Family, column: e.Column, ts: e.TS}
+			if e.Kind == admin.VersionFailure {
+				v.words = e.Words
+			}
+			there[v] = true
+			if _, old := known[v]; old {
+				continue
+			}
+			known[v] = e
+			if err := o.line(e); err != nil {
+				return err
+			}
+		}
+		for v, e := range known {
+			if there[v] {
+				continue
+			}
+			delete(known, v) // collected, or too old to be read again
+			if e.Kind == admin.VersionLock {
+				e.Gone, e.Words = true, "the lock of the transaction that started here is gone"
+				if err := o.line(e); err != nil {
+					return err
+				}
+			}
+		}
+		select {
+		case <-time.After(o.every):
+		case <-ctx.Done():
+		}
+		now, err := s.Client().Timestamp(ctx)
+		if err == nil {
+			events, err = timelineSince(ctx, s, o.table, o.row, max(1, now-reread))
+		}
+		switch {
+		case ctx.Err() != nil:
+			return session.Ended(ctx)
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// line prints an event of --follow.
+func (o *historyOptions) line(e event) error {
+	if o.Format == cli.Table {
+		_, err := fmt.Fprintf(o.Streams.Out, "%s  %s  %s  %s\n", e.TS, e.Time, e.Column, e.Words)
+		return err
+	}
+	list := &cli.List[event]{Out: o.Streams.Out, Format: cli.JSONL}
+	return list.Add(e)
 }
 
 func newEvent(v admin.Version, f outcomes) event {

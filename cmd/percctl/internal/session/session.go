@@ -133,6 +133,14 @@ func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Co
 	}))
 }
 
+// Ended is the error of a command that runs until its context ends.
+func Ended(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return fmt.Errorf("interrupted: %w", ctx.Err())
+	}
+	return context.Cause(ctx)
+}
+
 // A timeoutError says that --timeout expired.
 type timeoutError time.Duration
 
