@@ -28,6 +28,9 @@ func demoPage(t *testing.T, args ...string) (url string) {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGINT)
 		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("the demo says:\n%s%s", out.String(), errs.String())
+		}
 	})
 	errs.await(t)
 	_, url, _ = strings.Cut(errs.String(), "open ")
@@ -69,7 +72,7 @@ func TestPictures(t *testing.T) {
 		return
 	}
 	p := browser.New(t)
-	url := demoPage(t, "--limit", "300", "--seed", "7", "--kills", "4")
+	url := demoPage(t, "--limit", "1000", "--seed", "7", "--kills", "4")
 	shot := func(name, hash, ready string, width, height int, dark bool) {
 		t.Helper()
 		p.Show(t, width, height, dark)
@@ -85,10 +88,10 @@ func TestPictures(t *testing.T) {
 	const busy = `Number(document.querySelector('.stat-value')?.textContent.replace(/[^0-9.]/g, '')) > 0 && document.querySelectorAll('.uplot').length > 4`
 	p.Show(t, 1400, 1000, false)
 	p.Open(t, url, busy)
-	p.Wait(t, `Number(document.querySelectorAll('.stat-value')[4].textContent) > 30`)
+	shot("console", "", busy, 1360, 1010, false)
 	shot("console-observers", "#/observers", graph, 1360, 860, false)
-	shot("console", "", busy+" && document.querySelector('.need')", 1360, 1010, false)
-	p.Wait(t, `document.querySelector('.need')?.textContent.includes('2 transactions of dead clients hold 5')`)
+	p.Open(t, url, `document.querySelector('.stat')`)
+	p.Wait(t, `document.querySelector('.title')?.textContent.includes('6 tables') && document.querySelector('.need')?.textContent.includes('2 transactions of dead clients hold 5')`)
 	shot("console-dark", "", busy0, 1360, 1010, true)
 	shot("console-narrow", "", busy0, 500, 1010, false)
 	var cell, txn string

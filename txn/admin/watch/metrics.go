@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -132,7 +134,12 @@ func (m *Metrics) read(ctx context.Context) {
 			total.add(a.before, a.now)
 		}
 	}
-	if first != nil {
+	refused := func(a answer) bool { return errors.Is(a.err, syscall.ECONNREFUSED) }
+	switch {
+	case first == nil:
+	case !slices.ContainsFunc(answers, func(a answer) bool { return !refused(a) }):
+		first = fmt.Errorf("nothing listens at any of %d URLs: have the clients ended?", len(m.urls))
+	default:
 		first = fmt.Errorf("%d of %d URLs gave no metrics; the first error: %w", len(m.urls)-len(last), len(m.urls), first)
 	}
 	m.last, m.at = last, time.Now()

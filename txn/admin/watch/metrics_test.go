@@ -173,6 +173,20 @@ func TestMetricsFail(t *testing.T) {
 	}
 }
 
+// TestMetricsOfEndedClients: their URLs are not named one by one.
+func TestMetricsOfEndedClients(t *testing.T) {
+	s := httptest.NewServer(http.NotFoundHandler())
+	s.Close()
+	m, err := NewMetrics([]string{s.URL + "/metrics", s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.read(t.Context())
+	if _, err := m.Rates(); err == nil || err.Error() != "nothing listens at any of 2 URLs: have the clients ended?" {
+		t.Error(err)
+	}
+}
+
 // TestNewMetrics: a URL has a scheme and a host.
 func TestNewMetrics(t *testing.T) {
 	for u, ok := range map[string]bool{"http://localhost:9464/metrics": true, "https://prometheus": true, "localhost:9464": false, "/metrics": false, "ftp://x/metrics": false, "http://": false, "": false} {

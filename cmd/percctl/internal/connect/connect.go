@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/stats"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
@@ -401,6 +402,9 @@ func (f *Flags) OpenInstance(ctx context.Context) (*bigtable.InstanceAdminClient
 	opts, err := own.options(own.adminEndpoint)
 	if err != nil {
 		return nil, err
+	}
+	if own.Emulator != "" && os.Getenv("BIGTABLE_EMULATOR_HOST") == "" {
+		opts = append(opts, option.WithEndpoint(own.Emulator), option.WithoutAuthentication(), option.WithGRPCDialOption(grpc.WithTransportCredentials(insecure.NewCredentials())))
 	}
 	return bigtable.NewInstanceAdminClient(ctx, own.Project, opts...)
 }

@@ -76,6 +76,7 @@ func (f *fake) State(ctx context.Context, since float64) (*picture.State, error)
 		return nil, err
 	}
 	s := &picture.State{Picture: p, Points: []picture.Point{}, Edges: []watch.Edge{}, GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []picture.Summary{}, Failure: f.name}
+	s.Now = picture.Point{Time: float64(now) / 1e6, Locks: f.transactions * f.locks}
 	for i := range 30 * min(f.tables, 1) {
 		if at := float64(now)/1e6 - 30 + float64(i); at > since {
 			s.Points = append(s.Points, picture.Point{Time: at, Locks: f.transactions * f.locks, Pending: i})

@@ -169,6 +169,7 @@ func run(ctx context.Context, opts *options, s *cli.Streams) error {
 	case err != nil:
 		return err
 	}
+	sum.page = d.page != nil
 	if err := sum.print(s.Out, opts.format); err != nil {
 		return err
 	}

@@ -49,6 +49,8 @@ type summary struct {
 	Emulator           string          `json:"emulator,omitempty"`   // address of BIGTABLE_EMULATOR_HOST, where the tables stay
 	Project            string          `json:"project,omitempty"`    // project of the tables that stay
 	Instance           string          `json:"instance,omitempty"`   // instance of the tables that stay
+
+	page bool // the page stays open
 }
 
 func (s *summary) print(w io.Writer, format cli.Format) error {
@@ -120,9 +122,13 @@ func (s *summary) next() string {
     percctl history %s ROW
 `, s.Emulator, s.Project, s.Instance, index.Serving, index.Documents)
 	}
-	return `  The emulator and its tables ended with the demo. To keep them:
+	tables := "The emulator and its tables end with the page."
+	if !s.page {
+		tables = `The emulator and its tables ended with the demo. To keep them:
     go tool emulator -port 9000 &
-    BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo
+    BIGTABLE_EMULATOR_HOST=localhost:9000 percctl demo`
+	}
+	return "  " + tables + `
   The observers are in docs/examples/index/observers.go; docs/tutorial.md
   walks through them. More workers, more kills, other files: percctl demo --help.
 `

@@ -394,14 +394,18 @@ func (s *Scanner) takeSmall(ctx context.Context, stale time.Time, complete bool)
 	p := s.picture()
 	p.Since(s.last)
 	s.last = p
-	s.point(p)
+	s.points = append(s.points, s.point(p, n.at))
+	s.points = s.points[max(0, len(s.points)-keptPoints):]
+	for _, t := range s.scan.Tables {
+		t.Heat.Add(t.Rows, n.at)
+	}
 	return true, nil
 }
 
-// point adds a point to the strip charts and to the heat maps.
-func (s *Scanner) point(p *Picture) {
+// point is a point of the strip charts.
+func (s *Scanner) point(p *Picture, at time.Time) Point {
 	pt := Point{
-		Time: float64(p.taken.UnixMilli()) / 1000, Locks: p.Locks.Locks, Oldest: p.Locks.OldestAge,
+		Time: float64(at.UnixMilli()) / 1000, Locks: p.Locks.Locks, Oldest: p.Locks.OldestAge,
 		Pending: p.Notifications.Pending, Failing: p.Notifications.Failing, Dead: p.Notifications.Dead,
 	}
 	pt.Clients, _ = s.Metrics.Rates()
@@ -416,11 +420,7 @@ func (s *Scanner) point(p *Picture) {
 	if p.Rates != nil {
 		pt.Rate = p.Rates.Timestamps
 	}
-	s.points = append(s.points, pt)
-	s.points = s.points[max(0, len(s.points)-keptPoints):]
-	for _, t := range s.scan.Tables {
-		t.Heat.Add(t.Rows, p.taken)
-	}
+	return pt
 }
 
 // parallelDescribes is how many transactions are looked at together.

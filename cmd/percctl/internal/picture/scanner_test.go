@@ -1,6 +1,7 @@
 package picture_test
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -60,4 +61,39 @@ func TestLive(t *testing.T) {
 	if most := 40*elapsed + 60; float64(p.Scan.TotalRequests) > most {
 		t.Errorf("%d requests in %.1f s, at most %.0f", p.Scan.TotalRequests, elapsed, most)
 	}
+}
+
+// TestTabs: three tabs that ask all the time cost what one costs: the requests and bytes of
+// the limits.
+func TestTabs(t *testing.T) {
+	k, meter := keepMetered(t, 0)
+	limits := picture.Limits{Requests: 20, Bytes: 10_000}
+	s := picture.NewScanner(k, unbounded, meter, limits)
+	s.Refresh = 100 * time.Millisecond
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	began, before := time.Now(), meter.Used()
+	go s.Run(t.Context())
+	var tabs sync.WaitGroup
+	for range 3 {
+		tabs.Go(func() {
+			for range time.Tick(5 * time.Millisecond) {
+				if time.Since(began) > 5*time.Second {
+					return
+				}
+				if st, err := s.State(t.Context(), 0); err != nil || st.Failure != "" || st.Scan.MaxBytes != limits.Bytes {
+					t.Errorf("%v, %+v", err, st)
+					return
+				}
+			}
+		})
+	}
+	tabs.Wait()
+	used, seconds := meter.Used().Minus(before), time.Since(began).Seconds()
+	// The last piece of work may cost more than its share: its pause comes after it.
+	if requests, bytes := float64(used.Requests), float64(used.Bytes); requests > 20*seconds+30 || bytes > 10_000*seconds+10_000 || requests < 20 {
+		t.Errorf("%.0f requests and %.0f bytes in %.1f s", requests, bytes, seconds)
+	}
+	t.Logf("%d requests, %d bytes in %.1f s", used.Requests, used.Bytes, seconds)
 }

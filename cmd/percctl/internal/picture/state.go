@@ -19,6 +19,7 @@ import (
 type State struct {
 	*Picture
 	Points       []Point      `json:"points"` // after the time that the page has
+	Now          Point        `json:"now"`
 	Edges        []watch.Edge `json:"edges"`
 	GCFacts      [][2]string  `json:"gc_facts"`
 	Facts        []Fact       `json:"facts"`
@@ -59,7 +60,7 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 	if s.last != nil {
 		p.Rates = s.last.Rates
 	}
-	st := &State{Picture: p, Points: []Point{}, Edges: append([]watch.Edge{}, s.scan.Graph()...), GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []Summary{}}
+	st := &State{Picture: p, Points: []Point{}, Edges: append([]watch.Edge{}, s.scan.Graph()...), Now: s.point(p, time.Now()), GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []Summary{}}
 	for _, pt := range s.points {
 		if pt.Time > since {
 			st.Points = append(st.Points, pt)

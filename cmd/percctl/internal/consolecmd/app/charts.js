@@ -12,7 +12,7 @@ export function strip(title, series, format, floor = 1) {
   const element = h('figure.card.strip', {}, h('figcaption', {}, h('h3', {}, title), legend), box);
   let plot, seen = [], key;
   const options = () => ({
-    width: Math.max(box.clientWidth, 120), height: 132, padding: [8, 4, 0, 0],
+    width: Math.max(box.clientWidth, 120), height: 132, padding: [8, 22, 0, 0],
     cursor: { sync: { key: 'strips' }, points: { size: 6 }, y: false, drag: { x: false, y: false } },
     legend: { show: false },
     scales: { x: { time: true }, y: { range: (_, lo, hi) => [0, Math.max(floor, hi * 1.1 || floor)] } },

@@ -119,6 +119,12 @@ export function coarse(s) {
   return s ? duration(s) : '0';
 }
 
+// brief is a duration in one unit, for large letters.
+export const brief = (s) => (s === null || s === undefined ? '–' : s ? coarse(s) : '0 s');
+
+// sh quotes words for a shell: names may hold any character.
+export const sh = (...words) => words.map((w) => (/^[\w@%+=:,./-]+$/.test(w) ? w : "'" + String(w).replaceAll("'", "'\\''") + "'")).join(' ');
+
 export const plural = (n, thing) => num(n) + ' ' + thing + (n === 1 ? '' : 's');
 
 // clock is a timestamp in microseconds as a time of day.
@@ -172,5 +178,8 @@ export function table(columns, rows, caption) {
 export function cellLink(cell) {
   const [t, row] = cell.split('/');
   if (row === undefined) return h('span.mono', {}, cell);
-  return h('a.mono', { href: link('row', { table: t, row }) }, cell);
+  return h('a.mono', { href: link('row', { table: t, row }) }, parts(cell));
 }
+
+// parts lets a long name break after its slashes and colons.
+export const parts = (name) => name.split(/(?<=[/:])/).map((p) => [p, h('wbr')]);

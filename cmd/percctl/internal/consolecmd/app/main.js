@@ -36,7 +36,7 @@ function frame() {
 
 function turn() {
   theme(dark() ? 'light' : 'dark');
-  page?.update?.(state, points);
+  shown();
 }
 
 function route() {
@@ -53,7 +53,7 @@ function route() {
   here = name;
   main.replaceChildren();
   page = pages[name](main, params);
-  if (state) page.update?.(state, points);
+  if (state) shown();
 }
 
 // status is the line that is on every page: what is shown, how old it is, what it costs.
@@ -71,6 +71,9 @@ function status() {
       ' · ', h('b', {}, rate(s.requests_per_second)), ` of ${num(s.max_requests_per_second)} requests/s · `, h('b', {}, bytes(Math.round(s.bytes_per_second))), ` of ${bytes(s.max_bytes_per_second)}/s`));
 }
 
+// shown are the points with that of now.
+const shown = () => page?.update?.(state, state ? [...points, state.now] : points);
+
 async function poll() {
   try {
     const last = points.length ? points[points.length - 1].t : 0;
@@ -79,7 +82,7 @@ async function poll() {
     points = points.concat(next.points).slice(-keptPoints);
     state = next;
     failure = '';
-    page?.update?.(state, points);
+    shown();
   } catch (e) {
     failure = e.message;
   }
@@ -96,8 +99,8 @@ addEventListener('keydown', (e) => {
   else if (e.key === '/') { const i = main.querySelector('input'); if (i) { e.preventDefault(); i.focus(); } }
 });
 let resized;
-addEventListener('resize', () => { clearTimeout(resized); resized = setTimeout(() => page?.update?.(state, points), 100); });
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => state && page?.update?.(state, points));
+addEventListener('resize', () => { clearTimeout(resized); resized = setTimeout(shown, 100); });
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => state && shown());
 
 theme();
 frame();

@@ -1,7 +1,7 @@
 // Observers: which columns they watch, what their runs write, and where they are behind.
 
 import dagre from './vendor/dagre.js';
-import { h, fill, paint, card, pill, table, empty, link, num, duration, cellLink, plural, clean } from './dom.js';
+import { h, fill, paint, card, pill, table, empty, link, num, duration, cellLink, plural, clean, parts } from './dom.js';
 import { offer } from './actions.js';
 import * as api from './api.js';
 
@@ -12,25 +12,26 @@ function graph(s) {
   const narrow = innerWidth < 700;
   g.setGraph({ rankdir: narrow ? 'TB' : 'LR', nodesep: 18, ranksep: narrow ? 34 : 64, marginx: 8, marginy: 8 });
   g.setDefaultEdgeLabel(() => ({}));
-  const node = (id, label, kind, o) => { if (!g.hasNode(id)) g.setNode(id, { label, kind, o, width: Math.min(230, 26 + Math.max(label.length, o ? 16 : 0) * 7.4), height: o ? 54 : 34 }); };
+  const node = (id, kind, lines, o) => { if (!g.hasNode(id)) g.setNode(id, { kind, lines, o, width: Math.min(230, 26 + Math.max(...lines.map((l) => l.length), o ? 16 : 0) * 7.4), height: o ? 54 : 46 }); };
+  const column = (name) => node('c ' + name, 'column', name.split(/(?<=^[^/]*[/])/).map((l) => short(clean(l), 28)));
   const shown = s.observers.slice(0, 80);
   for (const o of shown) {
-    node('c ' + o.column, short(clean(o.column), 28), 'column');
+    column(o.column);
     if (!o.observer) continue;
     const id = 'o ' + o.column + ' ' + o.observer;
-    node(id, short(clean(o.observer), 26), 'observer', o);
+    node(id, 'observer', [short(clean(o.observer), 26)], o);
     g.setEdge('c ' + o.column, id, { o }, 'in');
   }
   for (const e of s.edges) {
     const from = 'o ' + e.column + ' ' + e.observer;
     if (!g.hasNode(from)) continue;
-    node('c ' + e.writes, short(clean(e.writes), 28), 'column');
+    column(e.writes);
     g.setEdge(from, 'c ' + e.writes, {}, 'out');
   }
   dagre.layout(g);
   const { width, height } = g.graph();
   const path = (pts) => 'M' + pts.map((p) => p.x.toFixed(1) + ' ' + p.y.toFixed(1)).join('L');
-  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': 'Graph of observers' }, h('svg.graph', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Columns, the observers that watch them, and the columns that these write' },
+  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': 'Graph of observers' }, h('svg.graph', { style: { width: width + 'px', 'min-width': Math.round(width * 0.72) + 'px' }, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Columns, the observers that watch them, and the columns that these write' },
     h('defs', {}, h('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: '7', refY: '4', markerWidth: '7', markerHeight: '7', orient: 'auto' }, h('path', { d: 'M0 0L8 4L0 8z', class: 'arrow' }))),
     g.edges().map((e) => {
       const edge = g.edge(e), o = edge.o;
@@ -44,8 +45,8 @@ function graph(s) {
       const state = o && (o.dead_letters || (o.pending && !o.live_workers) ? 'bad' : o.failing || o.lag_seconds > 600 ? 'warn' : 'ok');
       const words = o && (o.pending ? `${num(o.pending)} pending, ${duration(o.lag_seconds)}` : o.dead_letters ? plural(o.dead_letters, 'dead letter') : 'up to date');
       const body = h('g', { class: 'node ' + n.kind + (state ? ' ' + state : '') }, h('title', {}, o ? `${o.observer}: ${o.pending} pending, ${o.failing} failing, ${plural(o.dead_letters, 'dead letter')}, ${plural(o.live_workers, 'live worker')}` : id.slice(2)),
-        h('rect', { x, y, width: n.width, height: n.height, rx: o ? 8 : 17 }),
-        h('text', { x: n.x, y: o ? n.y - 5 : n.y + 4, 'text-anchor': 'middle', class: 'name' }, n.label),
+        h('rect', { x, y, width: n.width, height: n.height, rx: o ? 8 : 14 }),
+        n.lines.map((l, i) => h('text', { x: n.x, y: o ? n.y - 5 : n.y + 4 + (i - (n.lines.length - 1) / 2) * 16, 'text-anchor': 'middle', class: i === n.lines.length - 1 ? 'name' : 'words' }, l)),
         o && h('text', { x: n.x, y: n.y + 14, 'text-anchor': 'middle', class: 'words' }, words));
       if (!o) return body;
       const a = document.createElementNS('http://www.w3.org/2000/svg', 'a');
@@ -78,7 +79,7 @@ export default function observers(main, params) {
         const all = s.observers.filter((o) => !params.observer || o.observer === params.observer);
         const seen = { observers: all, edges: s.edges };
         paint(top, card('', all.length ? [graph(seen), h('p.legend-line', {}, h('span', {}, h('i.swatch.round'), 'column'), h('span', {}, h('i.swatch.square'), 'observer'), h('span', {}, 'A number at an arrow: pending changes. An arrow from an observer: a column that its runs have written, as far as a sample of rows shows.')), s.observers.length > 80 && h('p.muted', {}, `The graph has the first 80 of ${num(s.observers.length)} observers.`)] : empty('No column is observed. percctl observer add registers an observer.')));
-        paint(list, all.length ? card('', table([['Column'], ['Observer'], ['Kind'], ['Pending', 'n'], ['Failing', 'n'], ['Lag', 'n'], ['Dead letters', 'n'], ['Live workers', 'n']], all.slice(0, 300).map((o) => [h('span.mono', {}, o.column), o.observer ? h('a', { href: link('observers', { observer: o.observer }) }, o.observer) : '–', o.kind, num(o.pending), o.failing ? h('b.bad', {}, num(o.failing)) : '0', o.oldest_ts ? duration(o.lag_seconds) : '–', o.dead_letters ? h('b.bad', {}, num(o.dead_letters)) : '0', o.live_workers ? num(o.live_workers) : h('b.bad', {}, '0')]), 'Observers')) : null);
+        paint(list, all.length ? card('', table([['Column'], ['Observer'], ['Kind', 'wide'], ['Pending', 'n'], ['Failing', 'n'], ['Lag', 'n'], ['Dead letters', 'n'], ['Live workers', 'n wide']], all.slice(0, 300).map((o) => [h('span.mono', {}, parts(o.column)), o.observer ? h('a', { href: link('observers', { observer: o.observer }) }, o.observer) : '–', o.kind, num(o.pending), o.failing ? h('b.bad', {}, num(o.failing)) : '0', o.oldest_ts ? duration(o.lag_seconds) : '–', o.dead_letters ? h('b.bad', {}, num(o.dead_letters)) : '0', o.live_workers ? num(o.live_workers) : h('b.bad', {}, '0')]), 'Observers')) : null);
       }
       if (Date.now() - at > 10000) read();
     },

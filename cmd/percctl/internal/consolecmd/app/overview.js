@@ -1,6 +1,6 @@
 // Overview: what needs attention, and the last minutes.
 
-import { h, fill, paint, card, pill, table, empty, command, icon, link, num, rate, duration, coarse, clock, plural, cellLink, compact } from './dom.js';
+import { h, fill, paint, card, pill, table, empty, command, icon, link, num, rate, duration, coarse, brief, sh, clock, plural, cellLink, compact } from './dom.js';
 import { strip, spark } from './charts.js';
 import { offer } from './actions.js';
 import * as api from './api.js';
@@ -16,14 +16,14 @@ export function cards(s) {
     const locks = dead.reduce((n, t) => n + t.locks, 0), first = dead[0];
     push('warn', `${plural(dead.length, 'transaction')} of dead clients ${dead.length === 1 ? 'holds' : 'hold'} ${plural(locks, 'lock')}`,
       ['Readers and writers of these cells resolve the locks. The oldest: ', first.verdict, '.'],
-      dead.length === 1 ? `percctl lock resolve --transaction ${first.primary} ${first.start_ts}` : 'percctl lock resolve --all',
+      dead.length === 1 ? sh('percctl', 'lock', 'resolve', '--transaction', first.primary, first.start_ts) : 'percctl lock resolve --all',
       h('a.button', { href: link('txn', { primary: first.primary, start: first.start_ts }) }, 'Look at the oldest'),
       dead.length === 1 ? offer('Resolve', { action: 'resolve', primary: first.primary, start_ts: String(first.start_ts) }) : offer('Resolve all', { action: 'resolve all' }));
   }
   if (s.locks.unreadable) push('bad', `${plural(s.locks.unreadable, 'lock record')} cannot be read`, 'The check names the cells and says what is damaged.', 'percctl check --all');
   const letters = s.observers.filter((o) => o.dead_letters > 0);
   for (const o of letters.slice(0, 3)) {
-    push('warn', `Observer ${o.observer} gave up on ${plural(o.dead_letters, 'change')}`, 'Read the errors, fix the cause, then replay the dead letters.', `percctl notify replay --observer ${o.observer}`,
+    push('warn', `Observer ${o.observer} gave up on ${plural(o.dead_letters, 'change')}`, 'Read the errors, fix the cause, then replay the dead letters.', sh('percctl', 'notify', 'replay', '--observer', o.observer),
       h('a.button', { href: link('observers', { observer: o.observer }) }, 'Read the errors'), offer('Replay', { action: 'replay', observer: o.observer }));
   }
   for (const o of s.observers.filter((o) => o.observer && o.pending > 0 && o.live_workers === 0).slice(0, 3)) {
@@ -37,8 +37,25 @@ export function cards(s) {
   return all;
 }
 
+// live are the checks whose findings the cards above have, and newer.
+const live = new Set(['stranded locks', 'observers', 'workers', 'garbage collection', 'connection']);
+
+// found are the cards of what percctl doctor found.
+function found(report) {
+  const all = [];
+  for (const c of report?.checks ?? []) {
+    if (c.state === 'failed') all.push({ kind: 'warn', title: `The check of ${c.check} failed`, words: c.detail });
+    for (const f of c.findings ?? []) {
+      if (f.severity === 'note' || live.has(c.check)) continue;
+      const cmd = /^(percctl|gcloud|cbt) /.test(f.fix);
+      all.push({ kind: f.severity === 'error' ? 'bad' : 'warn', title: `${f.subject}: ${f.what}`, words: cmd ? f.why : `${f.why}. ${f.fix}`, cmd: cmd ? f.fix : '' });
+    }
+  }
+  return all;
+}
+
 function showCard(c) {
-  return h('article.need.' + c.kind, {}, h('div.need-head', {}, icon('bad'), h('h3', {}, c.title)), h('p', {}, c.words), c.cmd && command(c.cmd), c.more?.some(Boolean) && h('div.actions', {}, c.more));
+  return h('article.need.' + c.kind, {}, h('div.need-head', {}, icon(c.kind === 'info' ? 'note' : 'bad'), h('h3', {}, c.title)), h('p', {}, c.words), c.cmd && command(c.cmd), c.more?.some(Boolean) && h('div.actions', {}, c.more));
 }
 
 const groups = [['connection', /profile|permission|oracle|clock|connect|instance/], ['tables', /table|schema|famil|polic|adopt/], ['clients', /client|lock|garbage|gc|safe|worker token/], ['observers', /observer|dead letter|pending|worker/], ['data', /./]];
@@ -54,8 +71,7 @@ function checks(health, again) {
   const of = (state) => ({ ok: 'ok', note: 'note', skipped: 'note' }[state] ?? 'bad');
   return h('section.card', {}, head, h('div.checks', {}, [...by].filter(([, all]) => all.length).map(([g, all]) => h('div', {}, h('h3', {}, g), h('ul.plain', {}, all.map((c) =>
     h('li.check', { title: c.detail }, h('span.mark.' + of(c.state), {}, icon(of(c.state))), h('span', {}, c.check), h('span.muted.tail', {}, c.state))))))),
-    health.report.checks.flatMap((c) => c.findings ?? []).slice(0, 20).map((f) => h('article.need.' + (f.severity === 'error' ? 'bad' : f.severity === 'warning' ? 'warn' : 'info'), {},
-      h('div.need-head', {}, icon(f.severity === 'note' ? 'note' : 'bad'), h('h3', {}, f.subject, ': ', f.what)), h('p', {}, f.why), /^(percctl|gcloud|cbt) /.test(f.fix) ? command(f.fix) : h('p.muted', {}, f.fix))));
+    health.report.checks.flatMap((c) => c.findings ?? []).filter((f) => f.severity === 'note').slice(0, 20).map((f) => showCard({ kind: 'info', title: `${f.subject}: ${f.what}`, words: f.why, cmd: /^(percctl|gcloud|cbt) /.test(f.fix) && f.fix })));
 }
 
 export function transactions(list) {
@@ -78,14 +94,14 @@ export default function overview(main) {
   const head = h('div'), needs = h('div.needs'), stats = h('div.stats'), locks = h('div'), health = h('div'), more = h('div');
   const without = h('div');
   fill(main, head, needs, stats, without, h('div.strips', {}, charts.map((c) => c.element)), locks, health, more);
-  let found = null, asked = 0, gone = false, asking = false;
+  let made = null, asked = 0, gone = false, asking = false;
   const doctor = async (again) => {
     if (asking || gone) return;
     asking = true;
-    try { found = await (again ? api.post('api/doctor') : api.get('api/doctor')); } catch (e) { found = { error: e.message }; }
+    try { made = await (again ? api.post('api/doctor') : api.get('api/doctor')); } catch (e) { made = { error: e.message }; }
     asking = false;
     asked = Date.now();
-    if (!gone) paint(health, checks(found, () => doctor(true)));
+    if (!gone) paint(health, checks(made, () => doctor(true)));
   };
   doctor(false);
   const last = (points, of) => points.slice(-90).map(of);
@@ -93,8 +109,8 @@ export default function overview(main) {
     leave() { gone = true; charts.forEach((c) => c.destroy()); },
     update(s, points) {
       if (!s) return;
-      if (found?.running && Date.now() - asked > 900) doctor(false);
-      const list = cards(s), bad = list.filter((c) => c.kind === 'bad').length;
+      if (made?.running && Date.now() - asked > 900) doctor(false);
+      const list = [...cards(s), ...found(made?.report)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
       paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : 'Nothing needs attention'),
         pill(bad ? 'bad' : list.length ? 'warn' : 'ok', bad ? 'broken' : list.length ? 'degraded' : 'healthy'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode + ' mode'))));
       paint(needs, list.slice(0, 8).map(showCard));
@@ -103,13 +119,13 @@ export default function overview(main) {
       const atLeast = s.locks.more ? '≥ ' : '';
       paint(stats,
         metrics && stat('Commits', c ? rate(c.commits) + '/s' : '–', client('commits'), 'c1', c ? rate(c.conflicts) + ' conflicts/s' : 'waiting for metrics'),
-        metrics && stat('Commit p99', duration(c?.commit_p99), client('commit_p99'), 'c2', 'p50 ' + duration(c?.commit_p50)),
+        metrics && stat('Commit p99', brief(c?.commit_p99), client('commit_p99'), 'c2', 'p50 ' + duration(c?.commit_p50)),
         stat('Locks', atLeast + num(s.locks.locks), (q) => q.locks, 'c1', 'of ' + plural(s.locks.transactions, 'transaction')),
-        stat('Oldest lock', s.locks.locks ? duration(s.locks.oldest_age_seconds) : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
+        stat('Oldest lock', s.locks.locks ? brief(s.locks.oldest_age_seconds) : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
         stat('Pending changes', (s.notifications.more ? '≥ ' : '') + num(s.notifications.pending), (q) => q.pending, 'c2', num(s.notifications.failing) + ' failing'),
-        stat('Observer lag', duration(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
+        stat('Observer lag', brief(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
         s.rates?.timestamps_per_second !== null && s.rates && stat('Oracle', rate(s.rates.timestamps_per_second) + '/s', (q) => q.rate, 'c4', 'timestamps, without ours'),
-        stat('Safe point', s.gc.safe_point ? duration(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
+        stat('Safe point', s.gc.safe_point ? brief(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
       paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.'));
       const oracle = charts[charts.length - 1];
       oracle.element.hidden = !points.some((q) => q.rate !== null); // in direct mode there is no counter

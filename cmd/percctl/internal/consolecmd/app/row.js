@@ -51,7 +51,7 @@ export default function row(main, params) {
 
   function draw() {
     if (!answer) return;
-    width = main.clientWidth;
+    width = body.clientWidth;
     const label = width < 620 ? 92 : 190;
     const room = Math.max(160, width - label - (width < 620 ? 34 : 42));
     const step = Math.max(30, (room - 2 * pad) / Math.max(moments.length - 1, 1));
@@ -90,7 +90,7 @@ export default function row(main, params) {
       const far = p - shown > 92 && (i === moments.length - 1 || w - pad - p > 92 || i === 0);
       const last = i === moments.length - 1;
       if (last || far) shown = p;
-      return [h('line', { class: 'tick', x1: p, x2: p, y1: axisHeight - 6, y2: height }), (last || far) && h('text', { class: 'tick-label', x: Math.min(Math.max(p, 4), w - 4), y: axisHeight - 14, 'text-anchor': last ? 'end' : i === 0 ? 'start' : 'middle' }, last ? 'now' : m < 1e12 ? 'before' : clock(m))];
+      return [h('line', { class: 'tick', x1: p, x2: p, y1: axisHeight - 6, y2: height }), (last || far) && h('text', { class: 'tick-label', x: last ? p - 11 : Math.max(p, 4), y: axisHeight - 14, 'text-anchor': last ? 'end' : i === 0 ? 'start' : 'middle' }, last ? 'now' : m < 1e12 ? 'before' : clock(m))];
     });
     const line = h('g.cursor', { tabindex: '0', role: 'slider', 'aria-label': 'Time of the snapshot', 'aria-valuemin': 0, 'aria-valuemax': moments.length - 1 }, h('line', { y1: 0, y2: height }), h('rect', { x: -7, y: axisHeight - 12, width: 14, height: 14, rx: 4 }));
     const svg = h('svg.lanes', { width: w, height, viewBox: `0 0 ${w} ${height}` }, ticks, g, line);
@@ -102,10 +102,11 @@ export default function row(main, params) {
       line.setAttribute('aria-valuenow', at);
       line.setAttribute('aria-valuetext', clock(s, 6));
       for (const v of svg.querySelectorAll('.version')) v.classList.toggle('read', s >= Number(v.dataset.from) && (v.dataset.to === 'end' || s < Number(v.dataset.to)));
-      fill(facts, card(['A snapshot at ', at === moments.length - 1 ? 'this moment' : clock(s, 6), ' reads'], h('p.mono.muted', {}, s), grid([['Column'], ['Value'], ['Committed', 'n'], ['']], all.filter((l) => !l.ack).map((l) => {
+      fill(facts, card(['A snapshot at ', at === moments.length - 1 ? 'this moment' : clock(s, 6), ' reads'], h('p.mono.muted', {}, s), grid([['Column'], ['Value'], ['Committed', 'n']], all.filter((l) => !l.ack).map((l) => {
         const r = readAt(l, s);
-        return [h('span.mono', {}, l.name), r.v ? h('span.mono.value', {}, r.v.value === '' ? '(empty)' : r.v.value) : h('span.muted', {}, r.deleted ? 'deleted' : 'nothing'), (r.v ?? r.deleted)?.plain ? 'without a transaction' : (r.v ?? r.deleted) ? clock((r.v ?? r.deleted).commit, 6) : '',
-          r.lock ? h('a', { href: link('txn', { primary: r.lock.e.primary, start: r.lock.e.start_ts }) }, pill('warn', 'waits for a lock')) : ''];
+        const shown = r.v ?? r.deleted;
+        return [h('span.mono', {}, l.name), [r.v ? h('span.mono.value', {}, r.v.value === '' ? '(empty)' : r.v.value) : h('span.muted', {}, r.deleted ? 'deleted' : 'nothing'), ' ',
+          r.lock && h('a', { href: link('txn', { primary: r.lock.e.primary, start: r.lock.e.start_ts }) }, pill('warn', 'waits for a lock'))], shown?.plain ? 'without a transaction' : shown ? clock(shown.commit, 6) : ''];
       }), 'What the snapshot reads')));
     };
     const drag = (e) => set(Math.round((e.clientX - svg.getBoundingClientRect().left - pad) / step));
@@ -120,7 +121,7 @@ export default function row(main, params) {
       h('div.lane-grid', { style: { 'grid-template-columns': label + 'px minmax(0, 1fr)' } }, h('div.lane-names', { style: { 'padding-top': axisHeight + 'px' } }, all.map((l) => h('div', { class: l.ack ? 'ack' : '', title: l.name }, h('span.mono', {}, l.ack ? l.name.slice(l.name.lastIndexOf('/') + 1) : l.name), l.ack && h('small.muted', {}, 'acknowledgments')))), scroller),
       h('p.legend-line', {}, [['record', 'committed'], ['data', 'written'], ['lock', 'locked'], ['notify', 'notification'], ['delete', 'deleted'], ['rollback', 'rolled back'], ['failure', 'observer failed']].map(([c, w]) => h('span', {}, h('i.key.' + c), w)), h('span.muted', {}, 'Moments are evenly spaced. Drag the line, or use the arrow keys.'))),
       facts,
-      card('All stored versions', answer.more > 0 && h('p.muted', {}, `${num(answer.more)} earlier ones are left out; percctl history has all.`), grid([['Timestamp', 'n'], ['Time'], ['Column'], ['What happened']], [...answer.events].reverse().slice(0, 300).map((e) => [h('span.mono.one', {}, e.ts), h('span.mono.one', {}, clock(e.ts)), h('span.mono', {}, e.column), e.start_ts && e.primary ? [e.words, ' ', h('a', { href: link('txn', { primary: e.primary, start: e.start_ts }) }, 'transaction')] : e.words]), 'All stored versions')));
+      card('All stored versions', answer.more > 0 && h('p.muted', {}, `${num(answer.more)} earlier ones are left out; percctl history has all.`), grid([['Timestamp', 'n wide'], ['Time'], ['Column'], ['What happened']], [...answer.events].reverse().slice(0, 300).map((e) => [h('span.mono.one', {}, e.ts), h('span.mono.one', {}, clock(e.ts)), h('span.mono', {}, e.column), e.start_ts && e.primary ? [e.words, ' ', h('a', { href: link('txn', { primary: e.primary, start: e.start_ts }) }, 'transaction')] : e.words]), 'All stored versions')));
     set(at);
     scroller.scrollLeft = w;
   }
@@ -141,7 +142,7 @@ export default function row(main, params) {
     leave() { gone = true; },
     update(s) {
       if (s) fill(names, s.tables.slice(0, 200).map((t) => h('option', { value: t })));
-      if (answer && main.clientWidth !== width) draw();
+      if (answer && body.clientWidth !== width) draw();
     },
   };
 }
