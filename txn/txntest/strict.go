@@ -9,7 +9,7 @@ import (
 
 // Strict returns options for [StartEmulator]. With them the emulator refuses what Cloud
 // Bigtable refuses, with its error codes: filters that are too large, empty conditional
-// mutations, unknown families and so on. docs/assumptions.md lists the rules. [New] uses
+// mutations, unknown families and so on. docs/reference/assumptions.md lists the rules. [New] uses
 // them by default.
 //
 // It also applies one of five mutations twice before it answers, as a service does that

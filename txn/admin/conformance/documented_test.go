@@ -24,7 +24,7 @@ const root = "../../../"
 func TestDocumented(t *testing.T) {
 	for _, c := range []struct{ page, name, list string }{
 		{"docs/reference/assumptions.md", "assumptions", assumptions()},
-		{"docs/assumptions.md", "rules", rules()},
+		{"docs/reference/assumptions.md", "rules", rules()},
 	} {
 		text, err := os.ReadFile(root + c.page)
 		if err != nil {
