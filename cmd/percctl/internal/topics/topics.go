@@ -119,7 +119,9 @@ themselves.
 Names of cells, columns and rows are printed as commands take them: see percctl
 help cells.`
 
-const exitCodes = `  0     ok
+const exitCodes = `percctl exits with
+
+  0     ok
   1     failed
   2     wrong usage: the message names the flag or argument and what is allowed
   3     not found: the cell, table, family, transaction, observer or dead letter
