@@ -94,10 +94,15 @@ func TestFirstCellsRoundTrips(t *testing.T) {
 // expired lock is resolved, and what its transaction had deleted stays.
 func TestFirstCellsBesideLocks(t *testing.T) {
 	for _, tt := range []struct {
-		locked string
-		waits  bool
-	}{{"001", true}, {"150", false}} {
-		t.Run(tt.locked, func(t *testing.T) {
+		locked, start, want string
+		waits               bool
+	}{
+		{"001", "", "000 001", true},
+		{"001", "001", "001 002", true}, // the first column of the range
+		{"001", "002", "002 003", false},
+		{"150", "", "000 001", false},
+	} {
+		t.Run(tt.locked+" from "+tt.start, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 				manyQualifiers(t, env, 0)
@@ -112,8 +117,8 @@ func TestFirstCellsBesideLocks(t *testing.T) {
 				cancel()
 				<-ended
 				began := time.Now()
-				row, err := takeSnapshot(t, c).Table("a").ReadRow(t.Context(), "r", txn.Families("f"), txn.CellsPerRow(2))
-				if got := qualifiers(row); err != nil || got != "000 001" {
+				row, err := takeSnapshot(t, c).Table("a").ReadRow(t.Context(), "r", txn.Qualifiers("f", tt.start, ""), txn.CellsPerRow(2))
+				if got := qualifiers(row); err != nil || got != tt.want {
 					t.Errorf("%q, %v", got, err)
 				}
 				if waited := time.Since(began) > time.Second; waited != tt.waits {
