@@ -15,7 +15,7 @@ export default function tables(main, params) {
   function show() {
     const q = filter.value.toLowerCase();
     const found = all.filter((t) => t.name.toLowerCase().includes(q));
-    paint(list, card('', found.length ? [table([['Table'], ['Rows', 'n'], ['Size', 'n'], ['Locks', 'n'], ['Pending', 'n'], ['Conflicts', 'n wide'], ['Garbage', 'n'], ['Read within', 'n']], found.slice(0, 250).map((t) => [
+    paint(list, card('', found.length ? [table([['Table'], ['Rows', 'n'], ['Size', 'n'], ['Locks', 'n'], ['Pending', 'n'], ['Conflicts', 'n wide'], ['Garbage', 'n'], ['Read within', 'n wide']], found.slice(0, 250).map((t) => [
       h('a', { href: link('tables', { table: t.name }), 'aria-current': t.name === chosen ? 'true' : undefined }, t.name), (t.complete ? '' : '≥ ') + num(t.rows), bytes(t.bytes), num(t.locks), num(t.pending), num(t.conflicts), shape(t), t.complete ? duration(t.oldest_seconds) : 'first pass']), 'Tables'),
       h('p.muted', {}, 'Garbage: versions that newer ones hide, in a sample of rows. Read within: the age of the row that was not read for the longest.')]
       : empty(all.length ? 'No table has this name.' : 'There is no transactional table. percctl table init makes one.')));
