@@ -56,6 +56,14 @@ type Chart struct {
 	Width             float64 // in centimetres; 0 is 22
 }
 
+// sans is the font of all plots. Readers of an SVG may have others than the one that
+// measured its texts, of the same widths.
+var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
+
+const families = "font-family:'Liberation Sans',Arial,Helvetica,sans-serif"
+
+func init() { plot.DefaultFont = sans }
+
 func (c Chart) new() *plot.Plot {
 	p := plot.New()
 	p.Title.Text = c.Title
@@ -97,7 +105,8 @@ func (c Chart) Save(p *plot.Plot, dir string, suffixes ...string) error {
 		if _, err := canvas.WriteTo(&out); err != nil {
 			return fmt.Errorf("writing the plot: %w", err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, c.File+suffix), out.Bytes(), 0o666); err != nil {
+		text := bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans"), []byte(families))
+		if err := os.WriteFile(filepath.Join(dir, c.File+suffix), text, 0o666); err != nil {
 			return err
 		}
 	}
@@ -125,7 +134,7 @@ func (c Chart) Bars() (*plot.Plot, error) {
 				}
 				values[k] = v
 				top = max(top, v)
-				labels.XYs = append(labels.XYs, plotter.XY{X: float64(k), Y: v})
+				labels.XYs = append(labels.XYs, plotter.XY{X: float64(k), Y: c.above(k, v)})
 				labels.Labels = append(labels.Labels, cli.Fixed(v, c.Decimals))
 			}
 			b, err := plotter.NewBarChart(values, width)
@@ -156,6 +165,21 @@ func (c Chart) Bars() (*plot.Plot, error) {
 	p.X.Min, p.X.Max = -0.6, float64(len(c.Groups))-0.4
 	p.Y.Min, p.Y.Max = 0, top*1.1+top*0.07*float64(n+1) // room for the legend
 	return p, nil
+}
+
+// above is where the value of a bar is written: above the bar, and above the goal if its
+// line would cross the number.
+func (c Chart) above(k int, v float64) float64 {
+	top := 0.0
+	for _, s := range c.Series {
+		for _, v := range s.Values {
+			top = max(top, v)
+		}
+	}
+	if k < len(c.Goals) && v <= c.Goals[k] && c.Goals[k] < v+top*0.07 {
+		return c.Goals[k]
+	}
+	return v
 }
 
 // alone reports whether only one series has a value for a group.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+	"path/filepath"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -56,12 +57,7 @@ func plotFigure7(r figure7Report, path string) error {
 	p.Legend.Padding = vg.Points(3)
 	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(-4)
 	p.Legend.TextStyle.Font.Size = 11
-	for _, suffix := range []string{".svg", ".png"} {
-		if err := p.Save(22*vg.Centimeter, 14*vg.Centimeter, path+suffix); err != nil {
-			return fmt.Errorf("writing the plot: %w", err)
-		}
-	}
-	return nil
+	return charts.Chart{File: filepath.Base(path)}.Save(p, filepath.Dir(path), ".svg", ".png")
 }
 
 // delays are points with error bars, in gonum's form.
