@@ -176,6 +176,7 @@ func TestHostileNames(t *testing.T) {
 		"table describe":  lines([]string{"documents"}, []string{typed}),
 		"table expire":    lines([]string{"accounts", typed, "1h", "--yes"}, []string{typed, typed, typed}),
 		"table init":      lines([]string{typed, "--families", typed}),
+		"table leave":     lines([]string{"documents", "--dry-run"}, []string{typed, "--yes"}),
 		"table unadopt":   lines([]string{"documents", "--dry-run"}, []string{typed, "--yes"}),
 		"table verify":    lines([]string{"--all"}, []string{typed}),
 		"top":             lines([]string{"--once"}),

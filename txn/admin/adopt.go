@@ -172,7 +172,9 @@ func (a *adopter) plan(ctx context.Context) (*AdoptionPlan, error) {
 	p.AdoptedTS = tso.Timestamp(state.schema.GetAdoptedTs())
 	p.prior, p.undoing = state.prior(), state.undoing != nil
 	p.Resumes = p.prior != nil && !p.Adopted
-	if state.dropping {
+	if state.leaving != nil {
+		p.Refusals = append(p.Refusals, a.refuse("it is leaving; let Leave (percctl table leave) complete first"))
+	} else if state.dropping {
 		p.Refusals = append(p.Refusals, a.refuse("its adoption is being undone and its metadata families are being dropped; let UndoAdoption (percctl table unadopt) complete first"))
 	}
 	var metadata []string // metadata families that the table has

@@ -65,14 +65,15 @@ const (
 	adoptionRowPrefix = "adoption/"
 	adoptingQualifier = "adopting" // the schema record to write, with the policies to clear
 	undoingQualifier  = "undoing"  // the schema record that was removed
+	leavingQualifier  = "leaving"  // the schema record of a table that leaves
 	droppingQualifier = "dropping" // the families are being dropped; the undo cannot be stopped
 )
 
 // adoptionState is what the metadata table says about a table.
 type adoptionState struct {
-	schema, adopting, undoing *recordpb.TableSchema
-	schemaBytes               []byte
-	dropping                  bool
+	schema, adopting, undoing, leaving *recordpb.TableSchema
+	schemaBytes                        []byte
+	dropping                           bool
 }
 
 // prior is the record of an interrupted adoption or undo; nil if there is none.
@@ -109,6 +110,8 @@ func (a *adoption) state(ctx context.Context) (*adoptionState, error) {
 				s.adopting = m
 			case store.DeployFamily + ":" + undoingQualifier:
 				s.undoing = m
+			case store.DeployFamily + ":" + leavingQualifier:
+				s.leaving = m
 			case store.DeployFamily + ":" + droppingQualifier:
 				s.dropping = true
 			}
@@ -128,10 +131,10 @@ func (a *adoption) putState(ctx context.Context, qualifier string, record *recor
 // dropState removes the state of the adoption.
 func (a *adoption) dropState(ctx context.Context) error {
 	m := bigtable.NewMutation()
-	for _, q := range []string{adoptingQualifier, undoingQualifier, droppingQualifier} {
+	for _, q := range []string{adoptingQualifier, undoingQualifier, leavingQualifier, droppingQualifier} {
 		m.DeleteCellsInColumn(store.DeployFamily, q)
 	}
-	_, err := a.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + a.cfg.Table, Mut: m, Ops: 3}})
+	_, err := a.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + a.cfg.Table, Mut: m, Ops: 4}})
 	return err
 }
 

@@ -379,16 +379,16 @@ func (ck *checker) primaries(ctx context.Context) error {
 		byRow[id] = append(byRow[id], c)
 	}
 	var missing []claim
+	gone := map[string]error{} // tables
 	for name, keys := range rows {
 		t, err := ck.client.Table(ctx, name)
 		if err != nil && !errors.Is(err, format.ErrNotInitialized) && !errors.Is(err, format.ErrInvalid) {
 			return err
 		}
 		if err != nil {
+			gone[name] = err
 			for _, key := range keys {
-				for _, c := range byRow[rowID{name, key}] {
-					ck.report(RulePrimary, c.cell, "its primary %s: %v", c.primary, err)
-				}
+				missing = append(missing, byRow[rowID{name, key}]...)
 			}
 			continue
 		}
@@ -419,7 +419,9 @@ func (ck *checker) primaries(ctx context.Context) error {
 		return err
 	}
 	for _, c := range missing {
-		if c.startTS > p {
+		if err := gone[c.primary.Table]; err != nil && (c.startTS > p || c.commitTS == 0 || errors.Is(err, format.ErrInvalid)) {
+			ck.report(RulePrimary, c.cell, "its primary %s: %v", c.primary, err)
+		} else if c.startTS > p && err == nil {
 			ck.report(RuleAtomic, c.cell, "committed at %d by the transaction that started at %d, but its primary %s is not", c.commitTS, c.startTS, c.primary)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -80,6 +82,17 @@ func (l *lease) renew(ctx context.Context, c *recovery.Resolver) {
 			return
 		}
 	}
+}
+
+// Exclude keeps collectors from working until release is called. The returned context ends
+// before that if another collector takes the lease. Exclude fails with a [BusyError] if a
+// collector works now.
+func Exclude(ctx context.Context, client *txn.Client) (excluded context.Context, release func(), err error) {
+	lease, excluded, err := takeLease(ctx, access.ResolverOf(client))
+	if err != nil {
+		return nil, nil, err
+	}
+	return excluded, func() { lease.release(ctx) }, nil
 }
 
 // explain replaces the error of a run that stopped because it lost the lease.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 )
 
@@ -31,15 +30,13 @@ func newExpireCmd(s *cli.Streams) *cobra.Command {
 this old or older, by the timestamp of the read, and percctl gc run removes it later.
 Nothing is written when a value expires, so no observer runs.
 
-Running clients notice the change when they read the schema again (Config.SchemaMaxAge,
-1 minute by default). A family with an index cannot have an expiry. With a longer
-expiry, values come back that had expired and are still stored.
+Running clients notice it after Config.SchemaMaxAge (1 minute by default). A family with
+an index cannot have an expiry. A longer one brings back values that are still stored.
 
 ` + cli.AsksFirst,
-		Example: `  percctl table expire sessions s 720h --yes
-  percctl table expire sessions s never --yes`,
-		Args: cli.ExactArgs(3, "three, TABLE FAMILY DURATION", cli.Into(&o.table, &o.family, &o.text)),
-		RunE: o.Runs(session.Changes, o.run),
+		Example: `  percctl table expire sessions s 720h --yes`,
+		Args:    cli.ExactArgs(3, "three, TABLE FAMILY DURATION", cli.Into(&o.table, &o.family, &o.text)),
+		RunE:    o.Runs(session.Changes, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ObjectOf[expiring]())
 	o.Consent.Add(cmd)
@@ -85,14 +82,14 @@ func (o *expireOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if !slices.Contains(d.Families, o.family) {
-		return session.NotFoundf("table %s has no family %s, only %s: %w", o.table, o.family, strings.Join(d.Families, ", "), txn.ErrSchema)
+		return session.NotFoundf("table %s has no family %s, only %s", o.table, o.family, strings.Join(d.Families, ", "))
 	}
 	e := &expiring{o.table, o.family, d.Expiries[o.family].Seconds(), o.after.Seconds(), o.Consent.DryRun}
 	if ok, err := o.Ask(ctx, e, e.text, fmt.Sprintf("Change the expiry of family %s of table %s in %s?", o.family, o.table, s.Where)); !ok {
 		return err
 	}
-	if err := admin.SetExpiry(ctx, s.Client(), o.table, o.family, o.after); err != nil {
-		return err
+	if err = admin.SetExpiry(ctx, s.Client(), o.table, o.family, o.after); err == nil {
+		err = o.Print(e, e.text)
 	}
-	return o.Print(e, e.text)
+	return err
 }

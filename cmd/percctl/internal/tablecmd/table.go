@@ -20,8 +20,9 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		`Make tables transactional, describe and verify them.
 
 percctl table init creates a new table. percctl table adopt makes a table
-transactional that is in use, in place, and percctl table unadopt undoes that.`,
-		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newExpireCmd(s), newDescribeCmd(s), newVerifyCmd(s))
+transactional that is in use, in place, and percctl table unadopt undoes that. Once
+transactions have written, percctl table leave makes it a plain table.`,
+		newInitCmd(s), newAdoptCmd(s), newUnadoptCmd(s), newExpireCmd(s), newLeaveCmd(s), newDescribeCmd(s), newVerifyCmd(s))
 }
 
 type initOptions struct {

@@ -1,0 +1,225 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// newLeaving adopts table a and makes table b. Then transactions write, overwrite and delete
+// values, values expire, clients die at several points of their commits, and a plain writer
+// writes over a transaction's value. It returns what transactions see in the end.
+func newLeaving(t *testing.T) (env *txntest.Env, contents map[string]string) {
+	t.Helper()
+	env = newPlainRows(t, 12, txntest.WithoutTransport())
+	mustAdopt(t, env, adoptA(env))
+	env.CreateTable("b", "f")
+	c := env.NewClient(txn.Config{TokenTTL: -1})
+	if err := admin.SetExpiry(t.Context(), c, "a", "g", 100*24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	mustSet(t, c, "1", "r001", "r002", "r003", "r004", "new")
+	mustSet(t, c, "2", "r002")
+	_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("a").Delete("r003", "f", "q")
+		tx.Table("a").Delete("r005", "f", "q") // a plain value
+		tx.Table("a").Set("r004", "f", "empty", nil)
+		tx.Table("a").Lock("r006", "f", "q")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := bigtable.NewMutation()
+	m.Set("f", "q", bigtable.Time(time.Now().Add(time.Minute)).TruncateToMilliseconds(), []byte("hidden"))
+	if err := env.Bigtable.Open("a").Apply(t.Context(), "r002", m); err != nil {
+		t.Fatal(err)
+	}
+	die := func(at txntest.Step, tx func(*txn.Txn)) {
+		faults := txntest.NewFaults(t)
+		dying := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		x := begin(t, dying)
+		tx(x)
+		killed := faults.On("kill", step(at), txntest.DropRequest, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := commitInBackground(ctx, x)
+		<-killed.Fired()
+		faults.Kill()
+		cancel()
+		<-ended
+		closeNow(dying)
+	}
+	die(txntest.StepSecondaries, func(tx *txn.Txn) { set(tx, "committed", "r007", "r008") })
+	die(txntest.StepCommit, func(tx *txn.Txn) { set(tx, "rolled back", "r009", "new too") })
+	die(txntest.StepSecondaries, func(tx *txn.Txn) { // the primary leaves, the secondary stays
+		set(tx, "committed", "r010")
+		tx.Table("b").Set("r", "f", "q", []byte("committed"))
+	})
+	advance(time.Hour) // the locks have expired
+	// The read resolves the locks of one of them; the others stay.
+	wantValue(t, takeSnapshot(t, c), "r007", "committed")
+	return env, map[string]string{
+		"r000": "value 0", "r001": "1", "r002": "2", "r004": "1", "r006": "value 6", "r007": "committed", "r008": "committed",
+		"r009": "value 9", "r010": "committed", "r011": "value 11", "new": "1",
+	}
+}
+
+func leave(ctx context.Context, t *testing.T, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) (admin.LeaveReport, error) {
+	c, err := txn.NewClient(ctx, bt, txn.Config{TokenTTL: -1, Admin: adminClient})
+	if err != nil {
+		return admin.LeaveReport{}, err
+	}
+	defer closeNow(c)
+	return admin.Leave(ctx, adminClient, bt, c, admin.LeaveConfig{Table: "a"})
+}
+
+// wantLeft checks what plain programs see after the table has left.
+func wantLeft(t *testing.T, env *txntest.Env, want map[string]string) {
+	t.Helper()
+	got := map[string]string{}
+	err := env.Bigtable.Open("a").ReadRows(t.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+		for family, items := range r {
+			for _, item := range items {
+				if item.Timestamp >= format.PlainBefore || format.IsMetadataFamily(family) {
+					t.Errorf("row %s still has %s at %d", r.Key(), item.Column, item.Timestamp)
+				}
+				if _, newer := got[r.Key()]; item.Column == "f:q" && !newer {
+					got[r.Key()] = string(item.Value)
+				}
+			}
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("plain programs see %v, want %v", got, want)
+	}
+	// The consistency check of the other table does not miss a primary any more once garbage
+	// collection has passed its transaction.
+	advance(retention + time.Minute)
+	runGC(t, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{})
+	info, err := env.Admin.TableInfo(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := map[string]string{}
+	for _, f := range info.FamilyInfos {
+		policies[f.Name] = f.GCPolicy
+	}
+	if len(policies) != 2 || policies["f"] != "<never>" || policies["g"] != "(versions() > 5 || age() > 36500d)" {
+		t.Errorf("families with policies %v", policies)
+	}
+}
+
+// A table leaves with what its transactions committed, and nothing else. Another table that
+// shared transactions with it keeps its part. Then it can be adopted again.
+func TestLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, want := newLeaving(t)
+		report, err := leave(t.Context(), t, env, env.Admin, env.Bigtable)
+		if err != nil || report.Rows != 13 || report.Changed != 11 || report.Cells != 8 || report.Locks == 0 {
+			t.Errorf("%+v, %v", report, err)
+		}
+		wantLeft(t, env, want)
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		if _, _, err := takeSnapshot(t, c).Table("a").Get(t.Context(), "r", "f", "q"); !errors.Is(err, txn.ErrNotInitialized) {
+			t.Errorf("a transaction in the table: %v", err)
+		}
+		if v, _, err := takeSnapshot(t, c).Table("b").Get(t.Context(), "r", "f", "q"); err != nil || string(v) != "committed" {
+			t.Errorf("the other table has %q, %v", v, err)
+		}
+		checkTable(t, env, "b")
+		mustAdopt(t, env, adoptA(env))
+		for row, value := range want {
+			wantValue(t, takeSnapshot(t, c), row, value)
+		}
+		checkTable(t, env, "a")
+	})
+}
+
+// An operator dies at any request, and leaves again. Nothing is lost, and nothing comes back.
+func TestCrashOfLeave(t *testing.T) {
+	crashes := 0
+	for k, more := 1, true; more; k += 2 * shortStride() {
+		for _, after := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				env, want := newLeaving(t)
+				more = killedAt(t, env, k, after, func(ctx context.Context, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
+					_, err := leave(ctx, t, env, adminClient, bt)
+					return err
+				})
+				advance(3 * time.Minute)
+				if _, err := leave(t.Context(), t, env, env.Admin, env.Bigtable); err != nil && !errors.Is(err, txn.ErrNotInitialized) {
+					t.Error(err)
+				}
+				wantLeft(t, env, want)
+				if t.Failed() {
+					t.Fatalf("killed at request %d, after: %v", k, after)
+				}
+			})
+			crashes++
+		}
+	}
+	t.Logf("%d crashes", crashes)
+}
+
+// A table is refused while clients are alive, and while observers or indexes need it.
+func TestLeaveRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("a", "f")
+		env.CreateTable("i", "e")
+		c := env.Client
+		alive := env.NewClient(txn.Config{})
+		mustSet(t, alive, "v", "r")
+		check := func(want string, cfg admin.LeaveConfig) {
+			t.Helper()
+			cfg.Table = "a"
+			err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, cfg)
+			if _, lerr := admin.Leave(t.Context(), env.Admin, env.Bigtable, c, cfg); want != "" && fmt.Sprint(lerr) != fmt.Sprint(err) {
+				t.Errorf("Leave: %v, CheckLeave: %v", lerr, err)
+			}
+			if (want == "") != (err == nil) || want != "" && !errors.Is(err, admin.ErrNotLeavable) {
+				t.Errorf("%s: %v", want, err)
+			}
+		}
+		check("a client is alive", admin.LeaveConfig{})
+		column := txn.Column{Family: "f", Qualifier: "q"}
+		if err := changes.RegisterObserver(t.Context(), c, "a", column, "o", false); err != nil {
+			t.Fatal(err)
+		}
+		check("an observer", admin.LeaveConfig{ClientsStopped: true})
+		if _, err := changes.UnregisterObserver(t.Context(), c, "a", "o"); err != nil {
+			t.Fatal(err)
+		}
+		x := changes.Index{Name: "x", Columns: []txn.Column{column}, Entries: "i/e"}
+		if err := changes.RegisterIndex(t.Context(), c, "a", x); err != nil {
+			t.Fatal(err)
+		}
+		check("an index", admin.LeaveConfig{ClientsStopped: true})
+		if err := changes.UnregisterIndex(t.Context(), c, "a", x); err != nil {
+			t.Fatal(err)
+		}
+		closeNow(alive)
+		if err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "a", ClientsStopped: true}); err != nil {
+			t.Error(err)
+		}
+		if err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "none"}); !errors.Is(err, txn.ErrNotInitialized) && !errors.Is(err, admin.ErrNotLeavable) {
+			t.Error(err)
+		}
+	})
+}
