@@ -131,8 +131,8 @@ func TestLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, want := newLeaving(t)
 		report, err := leave(t.Context(), t, env, env.Admin, env.Bigtable)
-		if err != nil || report.Rows != 13 || report.Changed != 11 || report.Cells != 8 || report.Locks == 0 {
-			t.Errorf("%+v, %v", report, err)
+		if err != nil || report.Rows != 13 || report.Changed != 11 || report.Cells != 8 || report.Locks != 4 {
+			t.Fatalf("%+v, %v", report, err)
 		}
 		wantLeft(t, env, want)
 		c := env.NewClient(txn.Config{TokenTTL: -1})
