@@ -206,7 +206,7 @@ func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int)
 	if oracle.local != nil {
 		own.Oracle = oracle.local
 	}
-	w.env = txntest.New(r.T, txntest.WithoutTransport(), txntest.WithConfig(own))
+	w.env = txntest.New(r.T, txntest.WithoutTransport(), txntest.WithoutQuota(), txntest.WithConfig(own))
 	for i := range n {
 		w.env.InitTable(admin.TableSpec{Name: tableName(i), Families: []string{"f"}})
 	}
