@@ -109,3 +109,43 @@ func TestUpdateEndsWhileItWaits(t *testing.T) {
 		}
 	})
 }
+
+// The pauses between runs of Update are at most as long as Config.Backoff says, and at most
+// 250 ms: most conflicts end soon.
+func TestPausesBetweenRuns(t *testing.T) {
+	for _, tt := range []struct{ backoff, want txn.Backoff }{
+		{txn.Backoff{Min: 10 * time.Millisecond, Max: 40 * time.Millisecond}, txn.Backoff{Min: 10 * time.Millisecond, Max: 40 * time.Millisecond}},
+		{txn.Backoff{Min: time.Minute, Max: time.Hour}, txn.Backoff{Min: 250 * time.Millisecond, Max: 250 * time.Millisecond}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			env := txntest.New(t, txntest.Embedded())
+			env.CreateTable("a", "f")
+			c := env.NewClient(txn.Config{TokenTTL: -1, LatchWait: -1, Backoff: tt.backoff})
+			var ended time.Time
+			var pauses []time.Duration
+			if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				if !ended.IsZero() {
+					pauses = append(pauses, time.Since(ended))
+				}
+				if len(pauses) < 8 {
+					mustSet(t, env.Client, "other", "bob")
+				}
+				set(tx, "own", "bob")
+				ended = time.Now()
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			var all time.Duration
+			for i, p := range pauses {
+				if most := min(tt.want.Min<<i, tt.want.Max); p > most {
+					t.Errorf("%v: pause %d took %v, want at most %v", tt.backoff, i, p, most)
+				}
+				all += p
+			}
+			if len(pauses) != 8 || all < tt.want.Min/4 {
+				t.Errorf("%v: pauses %v", tt.backoff, pauses)
+			}
+		})
+	}
+}

@@ -281,7 +281,7 @@ func TestEarlyConflict(t *testing.T) {
 				if n := prewrites(faults, late); n != want {
 					t.Errorf("%s, %+v: %d prewrites of the transaction with the conflict, want %d", tt.name, cfg, n, want)
 				}
-				if s := c.Stats(); s.EarlyConflicts != int64(1-want) || s.Conflicts != 1 || (s.LatchWaits > 0) != (cfg.LatchWait == 0) {
+				if s := c.Stats(); s.EarlyConflicts != int64(1-want) || s.Conflicts != 1 || s.LatchWaits != map[bool]int64{true: 1}[cfg.LatchWait == 0] {
 					t.Errorf("stats %+v", s)
 				}
 				if _, err := after.Commit(t.Context()); err != nil {

@@ -166,8 +166,8 @@ func findWrite(writes []bigtable.ReadItem, column string) (int, bool) {
 	})
 }
 
-// addItem adds the value items[i] to the result, without the value if the read wants none. It copies nothing as long as the read
-// wants all values of the family and adds them in their order.
+// addItem adds the cell items[i] to the result, without its value if the read wants none. It
+// copies nothing as long as the read wants all cells of the family and adds them in their order.
 func (e *Evaluation) addItem(family string, items []bigtable.ReadItem, i int) {
 	if e.keysOnly {
 		items[i].Value = nil
