@@ -1,8 +1,7 @@
 // Package child starts this program again as a child process, and talks to it by
 // its standard input and output, in lines.
 //
-// A child ends when its standard input does, so none outlives its parent,
-// however the parent ends.
+// A child ends when its standard input does, so none outlives its parent, however the parent ends.
 package child
 
 import (
@@ -157,9 +156,8 @@ func (p *Process) Ask(order, answer any) error {
 	return p.Receive(answer)
 }
 
-// Each calls f with each line of its output until there are no more, in a
-// goroutine of its own. Half a line, of a process that was killed, is left out.
-// Wait and End return after the last one.
+// Each calls f with each line of its output until there are no more, in a goroutine of its own.
+// Half a line, of a process that was killed, is left out. Wait and End return after the last one.
 func (p *Process) Each(f func(line []byte)) {
 	ended := make(chan struct{})
 	p.mu.Lock()
@@ -179,8 +177,7 @@ func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()
 }
 
-// Suspend stops the process without ending it, until Resume; it reports whether
-// it did.
+// Suspend stops the process without ending it, until Resume; it reports whether it did.
 func (p *Process) Suspend() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,8 +201,7 @@ func (p *Process) Resume() {
 // CloseInput asks the process to end.
 func (p *Process) CloseInput() { _ = p.stdin.Close() }
 
-// Wait waits until the process has ended. An error has what it wrote on standard
-// error.
+// Wait waits until the process has ended. An error has what it wrote on standard error.
 func (p *Process) Wait() error {
 	p.mu.Lock()
 	reading := p.reading
@@ -234,8 +230,7 @@ func (p *Process) End(patience time.Duration) error {
 	return err
 }
 
-// Killed reports whether the process was ended by a signal. It is called after
-// Wait.
+// Killed reports whether the process was ended by a signal. It is called after Wait.
 func (p *Process) Killed() bool {
 	return p.cmd.ProcessState != nil && p.cmd.ProcessState.ExitCode() == -1
 }

@@ -49,15 +49,14 @@ func Main(p cli.Program) int {
 
 // Start installs what the environment asks for as the process's providers:
 //
-//   - OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER: otlp, console, none, and
-//     prometheus for metrics. Default: otlp when OTEL_EXPORTER_OTLP_ENDPOINT (or
-//     the one of the signal) is set, else none.
+//   - OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER: otlp, console, none, and prometheus for metrics.
+//     Default: otlp when OTEL_EXPORTER_OTLP_ENDPOINT (or the one of the signal) is set, else none.
 //   - every other variable of OpenTelemetry's SDK and exporters.
 //
 // The service's name is service, unless OTEL_SERVICE_NAME has another.
 //
-// Call stop before the process ends, however it ends: it sends what is left.
-// Start fails, having installed nothing, for values that cannot work.
+// Call stop before the process ends, however it ends: it sends what is left. Start fails, having
+// installed nothing, for values that cannot work.
 func Start(ctx context.Context, service string, stderr io.Writer) (stop func(), err error) {
 	if os.Getenv("OTEL_SDK_DISABLED") == "true" {
 		return func() {}, nil

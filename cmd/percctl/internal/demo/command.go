@@ -1,12 +1,11 @@
 // Package demo is percctl demo: it runs docs/examples/index on real files, with
 // workers that it kills.
 //
-// A coordinator (command.go) loads the files, later some changes (corpus.go), and
-// waits for the workers. Workers are processes of their own (worker.go) that run the
-// observers. The fleet (fleet.go) starts them, and kills some of them in the middle of
-// a run (kills.go, crash.go). strands.go counts the locks that they leave behind. In
-// the end the coordinator compares the tables with a batch computation and checks
-// them (verify.go).
+// A coordinator (command.go) loads the files, later some changes (corpus.go), and waits for the
+// workers. Workers are processes of their own (worker.go) that run the observers. The fleet
+// (fleet.go) starts them, and kills some of them in the middle of a run (kills.go, crash.go).
+// strands.go counts the locks that they leave behind. In the end the coordinator compares the
+// tables with a batch computation and checks them (verify.go).
 package demo
 
 import (
@@ -15,6 +14,7 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -315,7 +315,7 @@ func (d *demo) index(ctx context.Context, client *txn.Client, c *corpus, sum *su
 	if err := d.load(ctx, client, c.documents(ch.names), sum); err != nil {
 		return err
 	}
-	if err := d.spare(ctx, client, c, ch.names, sum); err != nil {
+	if err := d.spare(ctx, client, c, sum); err != nil {
 		return err
 	}
 	d.enter("the observers index the changes")
@@ -343,24 +343,28 @@ func (d *demo) load(ctx context.Context, client *txn.Client, documents iter.Seq2
 	return err
 }
 
-// spare waits until all kills have happened. Until then it deletes and restores
-// documents, so that workers have runs in which they can be killed.
-func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, names []string, sum *summary) error {
+// spare waits until all kills have happened. Until then it deletes and restores documents,
+// several at a time and all in turn: with a few of them, the worker that has the order to stop
+// may get no run that reaches its crash point, and the demo would not end.
+func (d *demo) spare(ctx context.Context, client *txn.Client, c *corpus, sum *summary) error {
 	d.fleet.hurry.Store(true)
-	for i := 0; ; i++ {
-		select {
-		case <-d.fleet.spared:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(reporting):
-		}
-		doc, err := c.read(names[i%len(names)])
-		if err != nil {
-			return err
-		}
-		for _, doc := range []index.Document{{Name: doc.Name, Deleted: true}, doc} {
-			if err := d.load(ctx, client, func(yield func(index.Document, error) bool) { yield(doc, nil) }, sum); err != nil {
+	for names := c.names(); ; {
+		for some := range slices.Chunk(names, loaders) {
+			select {
+			case <-d.fleet.spared:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(reporting):
+			}
+			err := d.load(ctx, client, func(yield func(index.Document, error) bool) {
+				for i := 0; i < len(some) && yield(index.Document{Name: some[i], Deleted: true}, nil); i++ {
+				}
+			}, sum)
+			if err == nil {
+				err = d.load(ctx, client, c.documents(some), sum)
+			}
+			if err != nil {
 				return err
 			}
 		}

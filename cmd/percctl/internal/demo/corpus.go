@@ -77,8 +77,7 @@ type change struct {
 	changed, added, deleted int
 }
 
-// The demo makes changeShare changes for each document of the corpus, and at least
-// fewest.
+// The demo makes changeShare changes for each document of the corpus, and at least fewest.
 const (
 	changeShare = 0.01
 	fewest      = 4
@@ -87,8 +86,8 @@ const (
 // change makes some changes of each kind, chosen by a seed:
 //
 //   - a document is deleted, the canonical one of a cluster if there is any;
-//   - a copy of a document is added, and another document with a link to the copy,
-//     which makes the copy canonical if the original has no in-links;
+//   - a copy of a document is added, and another document with a link to it. That makes the copy
+//     canonical if the original has no in-links;
 //   - a document gets the contents of another one;
 //   - a document gets contents that no other document has.
 func (c *corpus) change(seed uint64, clusters []index.Cluster) (ch change, err error) {

@@ -9,17 +9,15 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A crashPoint is a moment of an observer's run at which a worker is killed. The
-// commit of the primary, which is the acknowledgment, decides the run: before it,
-// another worker rolls the locks back and runs the observer again; after it, another
-// worker rolls them forward.
+// A crashPoint is a moment of an observer's run at which a worker is killed. The commit of the
+// primary, which is the acknowledgment, decides the run: before it, another worker rolls the locks
+// back and runs the observer again; after it, another worker rolls them forward.
 type crashPoint string
 
 const (
 	// beforePrewrite: the observer has run, nothing is written.
 	beforePrewrite crashPoint = "in an observer, before it wrote anything"
-	// beforeCommit: every cell is locked, weak notifications are set, the primary
-	// is not committed.
+	// beforeCommit: every cell is locked, weak notifications are set, the primary is not committed.
 	beforeCommit crashPoint = "before the commit of the primary"
 	// afterCommit: the primary is committed, the secondaries are still locked.
 	afterCommit crashPoint = "after the commit of the primary, before its secondaries"
@@ -48,10 +46,9 @@ func (p crashPoint) precedes(call txntest.Call) bool {
 	return false
 }
 
-// A crasher is between a worker and Bigtable. Once armed, it waits for the request
-// that the crash point names, and holds back this request and all later ones: for
-// Bigtable, the worker is dead. Then it calls stopped, and the coordinator kills the
-// process.
+// A crasher is between a worker and Bigtable. Once armed, it waits for the request that the crash
+// point names, and holds back this request and all later ones: for Bigtable, the worker is dead.
+// Then it calls stopped, and the coordinator kills the process.
 type crasher struct {
 	stopped func(crashPoint, time.Time)
 

@@ -29,8 +29,7 @@ const (
 	tokenTTL = 1500 * time.Millisecond
 )
 
-// setupTimeout bounds what should take milliseconds: the Bigtable client retries
-// without limit.
+// setupTimeout bounds what should take milliseconds: the Bigtable client retries without limit.
 const setupTimeout = 10 * time.Second
 
 func clientConfig() txn.Config {

@@ -46,10 +46,9 @@ func sourceTree() (string, error) {
 	return src, nil
 }
 
-// listDocuments reads every regular file under a directory and returns at most
-// limit of them (0: all), in order of their paths. It ignores symbolic links and other
-// irregular files; skipped names the files that do not fit into Bigtable. A file that
-// cannot be read is an error.
+// listDocuments reads every regular file under a directory and returns at most limit of them (0:
+// all), in order of their paths. It ignores symbolic links and other irregular files; skipped names
+// the files that do not fit into Bigtable. A file that cannot be read is an error.
 func listDocuments(ctx context.Context, dir string, limit int) (docs []document, skipped []string, err error) {
 	linked := map[string]bool{}
 	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
@@ -96,9 +95,8 @@ func listDocuments(ctx context.Context, dir string, limit int) (docs []document,
 	return choose(docs, linked, limit), skipped, nil
 }
 
-// choose returns at most limit documents, in order of their paths. It prefers those
-// that have in-links or duplicates, and takes the rest in the order of their hashes,
-// which is random.
+// choose returns at most limit documents, in order of their paths. It prefers those that have
+// in-links or duplicates, and takes the rest in the order of their hashes, which is random.
 func choose(docs []document, linked map[string]bool, limit int) []document {
 	if limit == 0 || limit >= len(docs) {
 		return docs

@@ -16,9 +16,8 @@ import (
 )
 
 const (
-	// landing is how long the last requests of a killed worker may take to arrive. Its
-	// locks are counted after that, and long before its token is stale and other
-	// workers resolve them.
+	// landing is how long the last requests of a killed worker may take to arrive. Its locks are
+	// counted after that, and long before its token is stale and other workers resolve them.
 	landing = 250 * time.Millisecond
 	// leaving is how long workers may take to end by themselves, a little longer than
 	// their own timeouts.

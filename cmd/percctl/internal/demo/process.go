@@ -15,8 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// A process is a worker as the coordinator sees it. Only the fleet's goroutine
-// uses it.
+// A process is a worker as the coordinator sees it. Only the fleet's goroutine uses it.
 type process struct {
 	*child.Process
 	number int
@@ -35,8 +34,7 @@ type event struct {
 	err     error // of an exited worker
 }
 
-// startProcess starts this program again as a worker, the number-th one. Its last
-// event is exited.
+// startProcess starts this program again as a worker, the number-th one. Its last event is exited.
 func startProcess(number, slot int, at deployment, stderr io.Writer, events chan<- event) (p *process, err error) {
 	p = &process{number: number, slot: slot}
 	// The coordinator ends it, not a context.
@@ -66,8 +64,7 @@ func (p *process) ready() bool { return p.owner != "" && p.stopped == nil }
 
 // An order is for a worker.
 type order struct {
-	// Crash has the worker stop at this point of the next run of an observer that
-	// reaches it.
+	// Crash has the worker stop at this point of the next run of an observer that reaches it.
 	Crash crashPoint `json:"crash,omitempty"`
 }
 

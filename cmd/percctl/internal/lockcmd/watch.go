@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -114,14 +115,11 @@ func (o *watchOptions) run(ctx context.Context, s *session.Session) error {
 			return err
 		}
 		now := o.meter.Used()
-		pause := limits.Pause(now.Minus(used))
+		wait := limits.Pause(now.Minus(used))
 		if used = now; !worked {
-			pause = max(pause, o.every/10)
+			wait = max(wait, o.every/10)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		_ = pause.For(ctx, wait) // the loop sees that ctx has ended
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/tsocmd"
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/watch"
@@ -79,6 +80,7 @@ type Scanner struct {
 	limits  Limits
 	turn    int
 	debt    time.Duration // of pauses
+	least   time.Duration // the pause for the last read of what is small
 
 	scan    watch.Scan    // its lock is for all that follows, too
 	wanted  time.Time     // when a viewer asked
@@ -156,24 +158,29 @@ func (s *Scanner) Run(ctx context.Context) {
 			continue
 		}
 		s.Metrics.Refresh(ctx)
+		small := s.small.at
 		worked, err := s.step(ctx, time.Now(), false)
 		s.scan.Lock()
 		s.err = err
 		s.scan.Unlock()
 		// Something large may have used much, the checks for example. What is small stays
 		// up to date while the rest waits.
-		s.debt += s.pause()
-		pause := min(s.debt, s.Refresh)
-		s.debt -= pause
+		cost := s.pause()
+		if s.small.at != small {
+			s.least = cost
+		}
+		s.debt += cost
+		wait := min(s.debt, s.refresh())
+		s.debt -= wait
 		if err != nil || !worked {
-			pause = max(pause, min(s.Refresh, time.Second)/4)
+			wait = max(wait, min(s.refresh(), time.Second)/4)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		_ = pause.For(ctx, wait) // the loop sees that ctx has ended
 	}
 }
+
+// refresh is Refresh, or longer: what is small gets at most half of what the limits allow.
+func (s *Scanner) refresh() time.Duration { return max(s.Refresh, 2*s.least) }
 
 // Look says that there is a viewer.
 func (s *Scanner) Look() {
@@ -266,7 +273,7 @@ func (s *Scanner) Picture(ctx context.Context) (*Picture, error) {
 func (s *Scanner) step(ctx context.Context, since time.Time, complete bool) (worked bool, err error) {
 	err = s.keeper.Do(ctx, func(ctx context.Context, at *session.Session) error {
 		s.use(at)
-		stale := time.Now().Add(-s.Refresh)
+		stale := time.Now().Add(-s.refresh())
 		if complete {
 			stale = since
 		}
