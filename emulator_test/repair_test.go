@@ -246,7 +246,7 @@ func TestRepairLostRecordMeetsPrewrite(t *testing.T) {
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("a", "f")
 	early := begin(t, env.NewClient(txn.Config{})) // another client, which knows nothing of the commit below
-	mustSet(t, env.Client, "v", "r1", "r2")
+	mustSet(t, env.NewClient(txn.Config{SyncSecondaries: true}), "v", "r1", "r2")
 	loseRecord(t, env, "r2")
 	set(early, "early", "r2")
 	came := false
