@@ -62,7 +62,7 @@ var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 const families = "font-family:'Liberation Sans',Arial,Helvetica,sans-serif"
 
-func init() { plot.DefaultFont = sans }
+func init() { plot.DefaultFont, plotter.DefaultFont = sans, sans }
 
 func (c Chart) new() *plot.Plot {
 	p := plot.New()
