@@ -87,7 +87,7 @@ func compareCharts(r *results) []drawing {
 			floor = f.Floor
 		}
 		least.Values = append(least.Values, floor)
-		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(f.Name, "_", " "))
+		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(f.Name, "_", "\n"))
 		ours.Values = append(ours.Values, f.Ratio)
 		goal := math.NaN()
 		if f.Goal > 0 {
