@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -270,19 +271,28 @@ func TestOperationsRefusedAtEveryRequest(t *testing.T) {
 			t.Parallel()
 			var undisturbed ran // it finds the requests
 			synctest.Test(t, func(t *testing.T) { undisturbed = runRefused(t, op, "", codes.OK) })
+			// Two locks of a transaction are resolved at the same time, so the requests vary.
+			// Only those count that are sent each time.
+			for range 4 {
+				synctest.Test(t, func(t *testing.T) {
+					again := runRefused(t, op, "", codes.OK)
+					maps.DeleteFunc(undisturbed.requests, func(request string, _ bool) bool { return !again.requests[request] })
+				})
+			}
 			if undisturbed.err != nil || len(undisturbed.requests) == 0 {
 				t.Fatalf("%v; %d requests", undisturbed.err, len(undisturbed.requests))
 			}
 			for request := range undisturbed.requests {
 				for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
 					var got ran
-					synctest.Test(t, func(t *testing.T) { got = runRefused(t, op, request, code) })
+					for range 20 { // mostly the first one
+						if synctest.Test(t, func(t *testing.T) { got = runRefused(t, op, request, code) }); got.fired {
+							break
+						}
+					}
 					needed := !strings.HasPrefix(request, string(txntest.StepToken)) && !strings.HasPrefix(request, string(txntest.StepSecondaries)) &&
 						(!op.token || request != searchOfTokens || op.name == "workers")
 					switch {
-					case !got.fired && !strings.HasSuffix(request, " #1"):
-						// Two locks of a transaction are resolved at the same time, so the number of
-						// requests varies.
 					case !got.fired:
 						t.Errorf("%s, %v: it was not sent", request, code)
 					case got.err == nil && code == codes.PermissionDenied && needed:
