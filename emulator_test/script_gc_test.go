@@ -58,7 +58,12 @@ func (s *script) collect(client string, words []string, opts map[string]string) 
 		say("gc held by %s", s.ts(h.OldestTS))
 	}
 	if r.Locks.Found > 0 {
-		say("gc locks: %d forward, %d back, %d gone", r.Locks.RolledForward, r.Locks.RolledBack, r.Locks.Gone)
+		// The locks of a transaction are rolled back at the same time, so one may count or not.
+		back := "none"
+		if r.Locks.RolledBack > 0 {
+			back = "some"
+		}
+		say("gc locks: %d forward, %s back, %d gone", r.Locks.RolledForward, back, r.Locks.Gone)
 	}
 	t := r.Total
 	switch {
