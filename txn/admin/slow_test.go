@@ -30,7 +30,7 @@ func TestSlowAdmin(t *testing.T) {
 		if err := env.Admin.CreateTableFromConf(ctx, &bigtable.TableConf{TableID: "old", Families: map[string]bigtable.GCPolicy{"f": bigtable.MaxVersionsPolicy(1)}}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		m := bigtable.NewMutation()
 		m.Set("f", "q", bigtable.Now(), []byte("before"))
 		if err := env.Bigtable.Open("old").Apply(ctx, "r", m); err != nil {

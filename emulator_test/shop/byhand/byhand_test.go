@@ -42,7 +42,7 @@ func TestByHand(t *testing.T) {
 				t.Errorf("order %v, again %v: %v, %v", o, again, err, err2)
 			}
 			want = append(want, o.ID)
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 		}
 		slices.Reverse(want)
 		var got []string

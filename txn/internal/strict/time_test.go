@@ -82,7 +82,7 @@ func TestAdminTime(t *testing.T) {
 		if err := mutate(t.Context(), conn, "r", set("f", "q", "v")); status.Code(err) != codes.NotFound {
 			t.Errorf("a mutation of the new table: %v", err)
 		}
-		time.Sleep(5 * time.Second)
+		<-time.After(5 * time.Second)
 		if err := mutate(t.Context(), conn, "r", set("f", "q", "v")); err != nil {
 			t.Errorf("after 5 s: %v", err)
 		}
@@ -96,7 +96,7 @@ func TestAdminTime(t *testing.T) {
 			_, err := btapb.NewBigtableTableAdminClient(conn).ModifyColumnFamilies(t.Context(), r)
 			done <- err
 		}()
-		time.Sleep(6 * time.Second)
+		<-time.After(6 * time.Second)
 		if err := mutate(t.Context(), conn, "r", set("g", "q", "v")); err != nil {
 			t.Errorf("the first family: %v", err)
 		}
