@@ -20,6 +20,7 @@ const (
 	ExitFound       = 4 // a check found something, or work is pending
 	ExitUnavailable = 5 // the service cannot be reached, or time ran out
 	ExitUnsafe      = 6 // transactions are not safe on the service
+	ExitLeft        = 7 // everything was done, and something is left to people
 	ExitInterrupted = 130
 )
 
@@ -113,4 +114,19 @@ func splitWords(name string) string {
 		b.WriteRune(r)
 	}
 	return strings.ToLower(b.String())
+}
+
+// Shell is a command line for a shell that has these arguments, without "--".
+func Shell(args []string) string {
+	var words []string
+	for _, a := range args {
+		if a == "--" {
+			continue
+		}
+		if a == "" || strings.Trim(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=/:.,%@+") != "" {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
 }

@@ -86,7 +86,7 @@ func (p *Progress) pace(now time.Time) string {
 	}
 	if p.part > 0.01 && p.part < 1 {
 		left := time.Duration(float64(elapsed) * (1 - p.part) / p.part).Round(time.Second)
-		text += fmt.Sprintf(", about %s left", Duration(left))
+		text += fmt.Sprintf(", about %s left", Duration(max(left, time.Second)))
 	}
 	return text
 }

@@ -75,7 +75,7 @@ func (c *commands) start(args []string, carryOut bool) *job {
 	if carryOut {
 		consent = "--yes"
 	}
-	j := &job{Name: rand.Text(), Command: "percctl " + strings.Join(quoted(args), " ")}
+	j := &job{Name: rand.Text(), Command: "percctl " + cli.Shell(args)}
 	c.mu.Lock()
 	c.jobs[j.Name], c.last = j, append(c.last, j.Name)
 	if len(c.last) > keptJobs {
@@ -148,18 +148,4 @@ func (o *output) Write(b []byte) (int, error) {
 		o.job.Text += string(b)
 	}
 	return len(b), nil
-}
-
-// quoted are arguments as a shell takes them.
-func quoted(args []string) (all []string) {
-	for _, a := range args {
-		if a == "--" {
-			continue
-		}
-		if strings.Trim(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=/:.,%@+") != "" {
-			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-		}
-		all = append(all, a)
-	}
-	return all
 }

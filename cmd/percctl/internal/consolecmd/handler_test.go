@@ -376,7 +376,7 @@ func TestOrders(t *testing.T) {
 			t.Errorf("%+v: %q, %v", test.order, got, err)
 		}
 	}
-	if got := strings.Join(quoted([]string{"lock", "--", "a b", "it's", "t/r/f:q"}), " "); got != `lock 'a b' 'it'\''s' t/r/f:q` {
+	if got := cli.Shell([]string{"lock", "--", "a b", "it's", "t/r/f:q"}); got != `lock 'a b' 'it'\''s' t/r/f:q` {
 		t.Error(got)
 	}
 }

@@ -45,7 +45,7 @@ After an interrupt, run the command again.
 With --dry-run, the command reads the cells as well, and exits as it would exit.
 
 Exit status 4: some cells have changed since the plan, or the plan is too old: plan
-again. Or the plan leaves violations to you.`,
+again. 7: the repairs are made, and the plan leaves violations to you.`,
 		Example: `  percctl repair apply plan.json --dry-run
   percctl repair apply plan.json --yes`,
 		Args: cli.ExactArgs(1, "one, FILE", cli.Into(&o.file)),
@@ -170,7 +170,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
 		err = session.Foundf("%s changed since the plan: plan again", cli.Count(len(done.Changed), "cell"))
 	}
 	if n := len(p.Left); err == nil && n > 0 {
-		err = session.Foundf("%s left to you: the plan names their cells", cli.Count(n, "violation"))
+		err = &cli.Error{Code: cli.ExitLeft, Err: fmt.Errorf("%s left to you: the plan names their cells", cli.Count(n, "violation"))}
 	}
 	return err
 }

@@ -128,6 +128,7 @@ const exitCodes = `percctl exits with
   4     a check found a problem, or work is left: violations, locks of live owners
   5     Bigtable or the oracle cannot be reached, or --timeout expired
   6     transactions are not safe on this Bigtable service: percctl conformance
+  7     the repairs are made, and violations are left to you: percctl repair apply
   130   interrupted; the message says what was done
 
 The output that comes with exit code 4 is complete.

@@ -257,7 +257,7 @@ func (o *options) attempt(ctx context.Context, s *session.Session, show bool) er
 	r.CommitTS, err = tx.Commit(ctx)
 	var unknown *txn.UndeterminedError
 	if errors.As(err, &unknown) {
-		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%w; run percctl txn status %s %d to find out whether it is committed", err, unknown.Primary, unknown.StartTS)}
+		return &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("%w; run percctl txn status %s %d to find out whether it is committed", err, cli.Shell([]string{unknown.Primary.String()}), unknown.StartTS)}
 	}
 	if err != nil {
 		return err
