@@ -28,10 +28,17 @@ function graph(s) {
     column(e.writes);
     g.setEdge(from, 'c ' + e.writes, {}, 'out');
   }
+  // A narrow page has room for one group of connected columns beside another only by chance.
+  const groups = narrow ? dagre.graphlib.alg.components(g).map((ids) => g.filterNodes((id) => ids.includes(id))) : [g];
+  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': 'Graph of observers' }, groups.map(drawing));
+}
+
+// drawing lays a graph out and draws it.
+function drawing(g) {
   dagre.layout(g);
   const { width, height } = g.graph();
   const path = (pts) => 'M' + pts.map((p) => p.x.toFixed(1) + ' ' + p.y.toFixed(1)).join('L');
-  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': 'Graph of observers' }, h('svg.graph', { style: { width: width + 'px', 'min-width': Math.round(width * 0.72) + 'px' }, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Columns, the observers that watch them, and the columns that these write' },
+  return h('svg.graph', { style: { width: width + 'px', 'min-width': Math.round(width * 0.72) + 'px' }, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Columns, the observers that watch them, and the columns that these write' },
     h('defs', {}, h('marker', { id: 'arrow', viewBox: '0 0 8 8', refX: '7', refY: '4', markerWidth: '7', markerHeight: '7', orient: 'auto' }, h('path', { d: 'M0 0L8 4L0 8z', class: 'arrow' }))),
     g.edges().map((e) => {
       const edge = g.edge(e), o = edge.o;
@@ -53,7 +60,7 @@ function graph(s) {
       a.setAttribute('href', link('observers', { observer: o.observer }));
       a.append(body);
       return a;
-    })));
+    }));
 }
 
 export default function observers(main, params) {
