@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,9 +74,12 @@ func compareShort(r *results) string {
 	return m.String()
 }
 
+// numbered is a word with a number behind it, as in write100.
+var numbered = regexp.MustCompile(`([a-z])([0-9])`)
+
 func compareCharts(r *results) []drawing {
 	by := map[string]figure{}
-	ratios := charts.Chart{File: "performance-compare", Title: "Transactions over raw Bigtable, on the emulator", Y: "Ratio of rates (1: as fast as raw)", Decimals: 2}
+	ratios := charts.Chart{File: "performance-compare", Title: "Transactions over raw Bigtable, on the emulator", Y: "Ratio of rates (1: as fast as raw)", Decimals: 2, Width: 27}
 	ours, least := charts.Series{Name: "this library", Colour: charts.OursColour}, charts.Series{Name: "the least raw requests with the same data", Colour: charts.RawColour}
 	for _, f := range r.Compare.Figures {
 		by[f.Name] = f
@@ -87,7 +91,7 @@ func compareCharts(r *results) []drawing {
 			floor = f.Floor
 		}
 		least.Values = append(least.Values, floor)
-		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(f.Name, "_", "\n"))
+		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(numbered.ReplaceAllString(f.Name, "$1\n$2"), "_", "\n"))
 		ours.Values = append(ours.Values, f.Ratio)
 		goal := math.NaN()
 		if f.Goal > 0 {

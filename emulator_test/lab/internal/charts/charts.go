@@ -86,14 +86,17 @@ func (c Chart) new() *plot.Plot {
 	return p
 }
 
+func (c Chart) width() float64 {
+	if c.Width == 0 {
+		return 22
+	}
+	return c.Width
+}
+
 // Save writes the chart into a directory.
 func (c Chart) Save(p *plot.Plot, dir string, suffixes ...string) error {
-	width := c.Width
-	if width == 0 {
-		width = 22
-	}
 	for _, suffix := range suffixes {
-		canvas, err := draw.NewFormattedCanvas(vg.Length(width)*vg.Centimeter, 12*vg.Centimeter, suffix[1:])
+		canvas, err := draw.NewFormattedCanvas(vg.Length(c.width())*vg.Centimeter, 12*vg.Centimeter, suffix[1:])
 		if err != nil {
 			return fmt.Errorf("writing the plot: %w", err)
 		}
@@ -117,9 +120,10 @@ func (c Chart) Save(p *plot.Plot, dir string, suffixes ...string) error {
 func (c Chart) Bars() (*plot.Plot, error) {
 	p := c.new()
 	n := len(c.Series)
-	room := vg.Points(460 / float64(max(len(c.Groups), 1)))
+	room := vg.Points(460 * c.width() / 22 / float64(max(len(c.Groups), 1)))
 	width := min(room/vg.Length(n), vg.Points(34))
 	top := 0.0
+	var numbers []plot.Plotter // above all bars, so that none hides them
 	for i, s := range c.Series {
 		// A single bar is in the middle of its group.
 		for _, alone := range []bool{false, true} {
@@ -157,9 +161,11 @@ func (c Chart) Bars() (*plot.Plot, error) {
 				marked.TextStyle[k].XAlign = draw.XCenter
 			}
 			marked.Offset = vg.Point{X: offset, Y: vg.Points(3)}
-			p.Add(b, marked)
+			p.Add(b)
+			numbers = append(numbers, marked)
 		}
 	}
+	p.Add(numbers...)
 	p.Add(c.goalLines(p, &top)...)
 	p.NominalX(c.Groups...)
 	p.X.Min, p.X.Max = -0.6, float64(len(c.Groups))-0.4
@@ -173,7 +179,9 @@ func (c Chart) above(k int, v float64) float64 {
 	top := 0.0
 	for _, s := range c.Series {
 		for _, v := range s.Values {
-			top = max(top, v)
+			if !math.IsNaN(v) {
+				top = max(top, v)
+			}
 		}
 	}
 	if k < len(c.Goals) && v <= c.Goals[k] && c.Goals[k] < v+top*0.07 {
