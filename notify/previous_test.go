@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -168,6 +169,84 @@ func TestPreviousOfOneCollectedChange(t *testing.T) {
 			t.Errorf("%q, want %q", log, want)
 		}
 	})
+}
+
+// TestPreviousOfUnseenDelete: garbage collection keeps a delete that an observer has not seen, until
+// the observer has seen it. So Previous fails, and does not say that the value was absent.
+func TestPreviousOfUnseenDelete(t *testing.T) {
+	for _, what := range []string{"parked", "dropped", "replayed", "not registered"} {
+		virtual(t, func(t *testing.T, env *txntest.Env) {
+			register(t, env.Client, input, "o", false)
+			c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Minute})
+			var broken error
+			var log []string
+			run := func() (stop func() error) {
+				w := newWorker(t, c, notify.Config{MaxAttempts: 1})
+				handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
+					value, ok, err := notify.Previous(ctx, tx)
+					if broken == nil {
+						log = append(log, fmt.Sprintf("%q %v %v", value, ok, errors.Is(err, txn.ErrTooOld)))
+					}
+					return broken
+				})
+				return start(t, w)
+			}
+			stop := run()
+			put(t, env.Client, input, "r", "1")
+			pass(2 * time.Minute)
+			broken = errors.New("broken")
+			if what == "not registered" {
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := changes.UnregisterObserver(t.Context(), env.Client, input.table, "o"); err != nil {
+					t.Fatal(err)
+				}
+				pass(2 * time.Minute)
+			}
+			remove(t, env.Client, input, "r")
+			pass(2 * time.Minute)
+			broken = nil
+			if n := collect(t, env.Client); n != 0 {
+				t.Errorf("%s: garbage collection removed %d newest deletes", what, n)
+			}
+			letters := 0
+			for d, err := range changes.DeadLetters(t.Context(), env.Client) {
+				letters++
+				switch {
+				case err != nil:
+					t.Fatal(err)
+				case what == "dropped":
+					err = changes.Drop(t.Context(), env.Client, d)
+				case what == "replayed":
+					err = changes.Replay(t.Context(), env.Client, d)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if want := what != "not registered"; (letters == 1) != want {
+				t.Errorf("%s: %d dead letters", what, letters)
+			}
+			switch what {
+			case "not registered":
+				run()
+			case "dropped":
+				collect(t, env.Client)
+			}
+			pass(2 * time.Minute)
+			if what != "replayed" {
+				put(t, env.Client, input, "r", "2")
+				pass(2 * time.Minute)
+			}
+			if want := []string{`"" false false`, `"" false true`}; !slices.Equal(log, want) {
+				t.Errorf("%s: %q, want %q", what, log, want)
+			}
+			if n := collect(t, env.Client); what == "replayed" && n != 1 {
+				t.Errorf("%s: garbage collection removed %d newest deletes once they were seen, want 1", what, n)
+			}
+		})
+	}
 }
 
 // TestPreviousExpired: a value that has expired meanwhile counts as absent, whether garbage

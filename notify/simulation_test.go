@@ -79,9 +79,6 @@ type simulation struct {
 	dropped map[promise]request          // the last dead letter that was dropped
 	// drops is what runs have seen that dropped their change, by start_ts.
 	drops map[promise]map[tso.Timestamp]string
-	// unwatched are the cells whose delete garbage collection may remove before the observer has
-	// acknowledged it: a change was a dead letter, or the observer was removed.
-	unwatched map[promise]bool
 
 	counts map[string]int
 	story  []string // what happened, to be printed after a failure
@@ -385,16 +382,7 @@ func (s *simulation) work(ctx context.Context, c *txn.Client) {
 }
 
 func (s *simulation) event(e notify.Event) {
-	if e.Outcome == notify.Parked {
-		s.unwatch(e.Observer, e.Cell)
-	}
 	s.tell("%s of %v for %s: change %d, start %d, commit %d (error: %v)", e.Outcome, e.Cell, e.Observer, e.ChangeTS, e.StartTS, e.CommitTS, e.Err)
-}
-
-func (s *simulation) unwatch(id string, cell txn.Cell) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.unwatched[promise{id, cell}] = true
 }
 
 func (s *simulation) exists(c column) bool {
@@ -443,9 +431,6 @@ func (s *simulation) register(ctx context.Context, id string) error {
 func (s *simulation) unregister(ctx context.Context, id string) error {
 	s.registry <- struct{}{}
 	defer func() { <-s.registry }()
-	for _, row := range s.mix.rows {
-		s.unwatch(id, cellIn(watched[id], row))
-	}
 	s.mu.Lock()
 	delete(s.since, id)
 	s.mu.Unlock()
@@ -594,7 +579,6 @@ func (s *simulation) park(ctx context.Context, c *txn.Client, id string, cell tx
 		return err
 	}
 	s.tell("parking %v of %s, seen at %d", cell, id, seen.StartTS)
-	s.unwatch(id, cell)
 	if err := changes.Park(ctx, c, changes.DeadLetter{Cell: cell, Observer: id, ChangeTS: seen.ChangeTS, FirstTS: seen.StartTS}); err != nil {
 		return err
 	}
@@ -623,7 +607,7 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 		s := &simulation{
 			t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 100)), oracle: tso.NewLocal(tso.LocalConfig{}),
 			since: map[string]time.Time{}, written: map[txn.Cell][]tso.Timestamp{}, dropped: map[promise]request{},
-			drops: map[promise]map[tso.Timestamp]string{}, unwatched: map[promise]bool{}, counts: map[string]int{}, registry: make(chan struct{}, 1),
+			drops: map[promise]map[tso.Timestamp]string{}, counts: map[string]int{}, registry: make(chan struct{}, 1),
 		}
 		counts = s.counts
 		s.mix = drawMix(s.rnd)
@@ -781,12 +765,8 @@ func (s *simulation) effects(ctx context.Context) map[promise]map[tso.Timestamp]
 		if !ran {
 			want, ran = s.drops[run.of][run.ack]
 		}
-		absent := seenValue(nil, false)
 		if !ran {
-			want = absent
-		}
-		if run.previous == absent && s.mix.collects && s.unwatched[run.of] {
-			continue
+			want = seenValue(nil, false)
 		}
 		if s.counts["previous values"]++; run.previous != want {
 			s.t.Errorf("a run of %s for %s was told the previous value %s; the run at %d has seen %s", run.of.observer, run.of.cell, run.previous, run.ack, want)

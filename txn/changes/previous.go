@@ -17,9 +17,7 @@ import (
 //
 // It may fail with ErrTooOld if garbage collection has passed that run: not if the cell has
 // changed only once since then, however long ago the run was, but if an older change is below the
-// safe point too. It cannot tell that a delete was collected while nobody waited for its
-// notification (the change was a dead letter, or the observer was not registered). Then the value
-// counts as absent, and so does a value that has expired meanwhile.
+// safe point too. A value that has expired meanwhile counts as absent.
 func Previous(ctx context.Context, tx *txn.Txn, o *Observation, observer string) (value []byte, ok bool, err error) {
 	if o.Weak {
 		return nil, false, format.Invalidf("the previous value of %s, which is for weak notifications and has none", o.Cell)

@@ -1,6 +1,7 @@
 package gc
 
 import (
+	"cmp"
 	"slices"
 
 	"cloud.google.com/go/bigtable"
@@ -55,6 +56,7 @@ type columnCells struct {
 	plain    []storedCell
 	locked   []tso.Timestamp // start timestamps of locks
 	notified bool            // there is a notify cell
+	seen     tso.Timestamp   // if observers have acknowledged the column: up to where all of these have seen its changes
 }
 
 type columnWrite struct {
@@ -150,6 +152,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 		}
 	}
 	expiries := t.Schema.Expiries()
+	setSeen(columns)
 	for _, h := range columns {
 		c, counts := r.column(h, expiries[h.column.Family])
 		if counts.Cells == 0 {
@@ -164,6 +167,21 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 		}
 	}
 	return g
+}
+
+// setSeen sets how far the observers of columns have seen changes. An acknowledgment's start_ts
+// says that. An observer without one has seen nothing, so no delete can surprise it.
+func setSeen(columns map[format.Column]*columnCells) {
+	for ack, h := range columns {
+		observed, _, ok := format.ObserverOf(ack)
+		if !ok || columns[observed] == nil || len(h.writes) == 0 {
+			continue
+		}
+		newest := slices.MaxFunc(h.writes, func(a, b columnWrite) int { return cmp.Compare(a.CommitTS, b.CommitTS) }).StartTS
+		if seen := &columns[observed].seen; *seen == 0 || newest < *seen {
+			*seen = newest
+		}
+	}
 }
 
 // column finds the garbage of a column. Reads at the safe point see the newest
@@ -224,8 +242,11 @@ func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n C
 	}
 	// The newest delete hides plain data, and late roll-forwards of the versions
 	// that it deleted. It also shows observers that have not run yet that the column
-	// changed. An expired value does the same.
-	newestGoes := (newest.Kind == format.KindDelete && newest.CommitTS <= r.drained || newest.CommitTS <= expired) && !h.notified && (r.plain || len(h.plain) == 0)
+	// changed. An expired value does the same. An observer that has seen an older value, but not
+	// the delete (which is a dead letter, or was made while the observer was not registered),
+	// would take that value for absent.
+	deleted := newest.Kind == format.KindDelete && newest.CommitTS <= r.drained && (h.seen == 0 || h.seen >= newest.CommitTS)
+	newestGoes := (deleted || newest.CommitTS <= expired) && !h.notified && (r.plain || len(h.plain) == 0)
 	keepData := newest.StartTS
 	if newest.Kind == format.KindDelete || newestGoes {
 		keepData = newest.CommitTS

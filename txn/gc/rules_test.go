@@ -54,6 +54,8 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"an old delete", false, columnCells{writes: []columnWrite{put(10, 20), del(49, 50)}, data: at(10)}, columnGarbage{writesBelow: 50, dataBelow: 50, newest: 50}, 3},
 		{"an old delete below a later version", false, columnCells{writes: []columnWrite{del(49, 50), put(110, 120)}}, columnGarbage{newest: 50}, 1},
 		{"an old delete with a notify cell", false, columnCells{writes: []columnWrite{del(49, 50)}, notified: true}, columnGarbage{}, 0},
+		{"an old delete that an observer has not seen", false, columnCells{writes: []columnWrite{put(10, 20), del(48, 50)}, data: at(10), seen: 49}, columnGarbage{writesBelow: 50, dataBelow: 50}, 2},
+		{"an old delete that every observer has seen", false, columnCells{writes: []columnWrite{del(49, 50)}, seen: 51}, columnGarbage{newest: 50}, 1},
 		{"an old delete over plain data", false, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{}, 0},
 		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plainBelow: format.PlainBefore}, 2},
 		{"plain data below a version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{}, 0},
