@@ -43,6 +43,13 @@ const (
 	MarkersCollectedEarly // markers are collected without waiting for a retention
 	DeletesCollectedEarly // newest deletes are, too
 
+	// Bulk prewrites.
+	BulkIgnoresLocks        // the verification does not look for other locks
+	BulkIgnoresWrites       // the verification does not look for records and markers
+	BulkCommitTSTooEarly    // the owner takes its commit_ts beside the bulk prewrite
+	BulkRollBackRemovesData // a rollback requires the lock, and does not look for records
+	ReadNewestLock          // reads take only the newest lock of a cell
+
 	bugs
 )
 
@@ -78,5 +85,10 @@ func (b Bug) String() string {
 		"locks not resolved first",
 		"markers collected early",
 		"deletes collected early",
+		"bulk ignores locks",
+		"bulk ignores writes",
+		"bulk commit_ts too early",
+		"bulk roll back removes data",
+		"read newest lock",
 	}[b]
 }

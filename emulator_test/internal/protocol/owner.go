@@ -32,6 +32,9 @@ func owner(o *steps, t int) {
 			n.txns[t].start, n.txns[t].phase = n.clock, prewriting
 			for row := range x.rows {
 				n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
+				if m.Bulk&bit(t) != 0 && row > 0 {
+					n.txns[t].rows[row] = rowState{status: waitBulk, sent: reqBulk}
+				}
 			}
 		})
 		return
@@ -104,6 +107,9 @@ func rowRequests(o *steps, t, row int) {
 	takeRow("T%d's exact prewrite of its row %d, second part, arrives", reqPart1, func(n *state, first bool) {
 		answer(n, first, applyPart(m, n, t, row, 1), waitPart1, rowLocked, inspectPart1)
 	})
+	takeRow("T%d's bulk prewrite arrives at its row %d", reqBulk, func(n *state, first bool) {
+		answer(n, first, applyBulk(m, n, t, row), waitBulk, verify, waitBulk)
+	})
 	takeRow("T%d's abort arrives at its row %d", reqAbort, func(n *state, _ bool) {
 		removeCells(n, t, m.txns[t].rows[row]...)
 	})
@@ -158,10 +164,14 @@ func primaryRequests(o *steps, t int) {
 func prewrite(o *steps, t int) {
 	m, s := o.m, o.from
 	y := &s.txns[t]
-	all := true
+	all, acknowledged := true, true
 	for row := range m.txns[t].rows {
 		switch status := y.rows[row].status; status {
 		case rowLocked:
+			continue
+		case verify:
+			verifyRow(o, t, row)
+			all = false
 			continue
 		case waitFirst, waitPart0, waitPart1:
 			if s.timeouts > 0 {
@@ -179,6 +189,7 @@ func prewrite(o *steps, t int) {
 			inspect(o, t, row, 1)
 		}
 		all = all && m.is(PrewriteNotAwaited) && row == len(m.txns[t].rows)-1 && row > 0
+		acknowledged = false
 	}
 	if s.timeouts > 0 {
 		o.add("T%d gives up and aborts", t, 0, func(n *state) {
@@ -189,7 +200,7 @@ func prewrite(o *steps, t int) {
 	if m.Heartbeats && y.rows[0].status == rowLocked && (y.sent|y.applied)&reqHeartbeat == 0 {
 		o.add("T%d sends a heartbeat", t, 0, func(n *state) { n.txns[t].sent |= reqHeartbeat })
 	}
-	if m.is(CommitTSBeforeLocks) && y.commit == 0 {
+	if y.commit == 0 && (m.is(CommitTSBeforeLocks) || m.Bulk&bit(t) != 0 && !all && (acknowledged || m.is(BulkCommitTSTooEarly))) {
 		o.add("T%d takes its commit_ts", t, 0, func(n *state) {
 			n.clock++
 			n.txns[t].commit = n.clock
@@ -212,6 +223,22 @@ func prewrite(o *steps, t int) {
 			n.txns[t].sent |= reqCommit
 		})
 	}
+}
+
+// verifyRow adds what an owner does after it has read a row that a bulk prewrite locked, beside the
+// request for commit_ts. It does nothing as long as it waits for a lock; others resolve it.
+func verifyRow(o *steps, t, row int) {
+	m, s := o.m, o.from
+	conflict, others := false, false
+	for _, cell := range m.txns[t].rows[row] {
+		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(BulkIgnoresLocks))
+		conflict = conflict || since(m, s, cell, s.txns[t].start) && !m.is(BulkIgnoresWrites)
+	}
+	if conflict || others {
+		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
+		return
+	}
+	o.add("T%d verifies its row %d", t, row, func(n *state) { n.txns[t].rows[row].status = rowLocked })
 }
 
 // inspect adds what an owner does after it has read a row (txn.inspect). It does nothing as long

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"flag"
+	"slices"
 	"testing"
 )
 
@@ -25,7 +26,10 @@ var (
 	// wide is a row of two cells, and one of one.
 	wide        = []int{0, 0, 1}
 	wideCrossed = [][]Write{puts(0, 1, 2), puts(2, 1)}
-	deletes     = [][]Write{puts(0, 1), {{1, Delete}}}
+	threeRows   = []int{0, 1, 2}
+	// oneSecondary are two transactions that share one secondary.
+	oneSecondary = [][]Write{puts(0, 1), puts(2, 1)}
+	deletes      = [][]Write{puts(0, 1), {{1, Delete}}}
 )
 
 // scenarios are explored completely by each run of the tests.
@@ -45,6 +49,29 @@ var scenarios = []Scenario{
 	{Name: "collect and read latest", Rows: twoRows, Txns: deletes, Collect: true, Readers: []Reader{{Cell: 1, Latest: true}}},
 }
 
+// bulk are scenarios of bulk prewrite.
+var bulk = []Scenario{
+	{Name: "bulk crossed", Bulk: 3, Rows: twoRows, Txns: crossed},
+	{Name: "bulk, one secondary", Bulk: 3, Rows: threeRows, Txns: oneSecondary},
+	{Name: "bulk beside conditional", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
+	{Name: "bulk beside locks only", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Lock}}}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
+	{Name: "bulk and latest", Bulk: 3, Rows: twoRows, Txns: crossed, Readers: []Reader{{Cell: 1, Latest: true}}},
+	{Name: "bulk with many duplicates", Bulk: 1, Rows: threeRows, Txns: [][]Write{puts(0, 1, 2)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1, Duplicates: 2},
+}
+
+// bulkLonger take minutes.
+var bulkLonger = []Scenario{
+	{Name: "bulk and a collected delete", Bulk: 1, Rows: twoRows, Txns: deletes, Collect: true, Duplicates: 1},
+	{Name: "bulk and a collected version", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Collect: true, Duplicates: 1},
+	{Name: "bulk crossed, with a reader", Bulk: 3, Rows: twoRows, Txns: crossed, Readers: []Reader{{Cell: 1}}},
+	{Name: "bulk, one secondary, with a reader", Bulk: 3, Rows: threeRows, Txns: oneSecondary, Readers: []Reader{{Cell: 1}}},
+	{Name: "bulk and pass", Bulk: 3, Pass: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
+	{Name: "bulk, timeout and duplicate", Bulk: 3, Rows: threeRows, Txns: oneSecondary, Timeouts: 1, Duplicates: 1},
+	{Name: "bulk and a collection", Bulk: 3, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0, 1)}, Collect: true, Duplicates: 1},
+	{Name: "bulk, collected and read latest", Bulk: 1, Rows: twoRows, Txns: deletes, Collect: true, Readers: []Reader{{Cell: 1, Latest: true}}, Duplicates: 1},
+	{Name: "bulk of two cells in a row", Bulk: 3, Rows: []int{0, 1, 1}, Txns: [][]Write{puts(0, 1, 2), puts(2, 0)}, Duplicates: 1},
+}
+
 // longer take minutes.
 var longer = []Scenario{
 	{Name: "collect after a timeout", Rows: twoRows, Txns: deletes, Collect: true, Timeouts: 1},
@@ -55,17 +82,22 @@ var longer = []Scenario{
 	{Name: "wide rows and reader", Rows: wide, Wide: true, Txns: wideCrossed, Readers: []Reader{{Cell: 1}}, Timeouts: 1, Duplicates: 1},
 	{Name: "pass with a timeout", Rows: twoRows, Pass: true, Heartbeats: true, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
 	{Name: "three transactions", Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1, 0), puts(0)}},
-	{Name: "three rows", Rows: []int{0, 1, 2}, Txns: [][]Write{puts(0, 1, 2), puts(2, 0)}, Timeouts: 1},
+	{Name: "three rows", Rows: threeRows, Txns: [][]Write{puts(0, 1, 2), puts(2, 0)}, Timeouts: 1},
 	{Name: "collect three transactions", Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Delete}}, puts(0)}, Collect: true, Duplicates: 1},
 }
 
 // TestProtocol explores the protocol as it is.
-func TestProtocol(t *testing.T) {
-	all := scenarios
+func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
+
+// TestBulkPrewrite explores the protocol with bulk prewrites, which the library does not have
+// (docs/design/2026-11-21-bulk-prewrite.md).
+func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
+
+func explore(t *testing.T, scenarios, longer []Scenario) {
 	if *long {
-		all = append(longer, scenarios...)
+		scenarios = slices.Concat(scenarios, longer)
 	}
-	for _, sc := range all {
+	for _, sc := range scenarios {
 		t.Run(sc.Name, func(t *testing.T) {
 			limit := *states
 			if testing.Short() {
@@ -111,9 +143,14 @@ func TestPlantedBugs(t *testing.T) {
 		LocksNotResolvedFirst:       "collect a version",
 		MarkersCollectedEarly:       "collect a version",
 		DeletesCollectedEarly:       "collect a delete",
+		BulkIgnoresLocks:            "bulk crossed",
+		BulkIgnoresWrites:           "bulk, one secondary",
+		BulkCommitTSTooEarly:        "bulk beside conditional",
+		BulkRollBackRemovesData:     "bulk and a collected delete",
+		ReadNewestLock:              "bulk beside conditional",
 	}
 	byName := map[string]Scenario{}
-	for _, sc := range append(longer, scenarios...) {
+	for _, sc := range slices.Concat(scenarios, longer, bulk, bulkLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < bugs; bug++ {
@@ -126,6 +163,24 @@ func TestPlantedBugs(t *testing.T) {
 			t.Log(r)
 			if r.Violation == "" {
 				t.Errorf("scenario %q does not show this bug", sc.Name)
+			}
+		})
+	}
+}
+
+// TestOldReader shows that clients which see only the newest lock of a cell must not read beside
+// bulk prewrites. All those of today are such clients.
+func TestOldReader(t *testing.T) {
+	for _, sc := range []Scenario{
+		{Name: "value", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1, Newest: true}}},
+		// The newest lock is not one of a bulk prewrite, so it cannot warn such a client.
+		{Name: "lock-only write", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Lock}}}, Readers: []Reader{{Cell: 1, Newest: true}}, Timeouts: 1},
+	} {
+		t.Run(sc.Name, func(t *testing.T) {
+			r := Explore(sc, NoBug, *states)
+			t.Log(r)
+			if r.Violation == "" {
+				t.Error("nothing is wrong")
 			}
 		})
 	}

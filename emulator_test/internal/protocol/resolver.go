@@ -88,14 +88,15 @@ func rollBackPrimary(m *machine, n *state, t int) {
 // makes a difference between a late one and a new one.
 func resolveCell(o *steps, t, cell int, forward bool) {
 	m, c := o.m, &o.from.cells[cell]
+	slow := m.Collect || m.Bulk != 0
 	switch {
-	case forward && m.Collect:
+	case forward && slow:
 		if c.forward&bit(t) == 0 {
 			o.add("a resolver sends the roll-forward of T%d at cell %d", t, cell, func(n *state) { n.cells[cell].forward |= bit(t) })
 		}
 	case forward:
 		o.add("T%d is rolled forward at cell %d", t, cell, func(n *state) { rollForward(m, n, t, cell) })
-	case m.Collect:
+	case slow:
 		if c.back&bit(t) == 0 {
 			o.add("a resolver sends the rollback of T%d at cell %d", t, cell, func(n *state) { n.cells[cell].back |= bit(t) })
 		}
@@ -110,8 +111,17 @@ func rollForward(m *machine, n *state, t, cell int) {
 	}
 }
 
+// rollBack removes a lock and its data. The lock of a bulk prewrite may have arrived after its own
+// commit. So if the cell has a record at or above it, only the lock goes.
 func rollBack(m *machine, n *state, t, cell int) {
-	if n.lockOf(cell, t) {
-		removeCells(n, t, cell)
+	if m.Bulk&bit(t) == 0 || cell == m.txns[t].primary || m.is(BulkRollBackRemovesData) {
+		if n.lockOf(cell, t) {
+			removeCells(n, t, cell)
+		}
+		return
+	}
+	n.cells[cell].locks &^= bit(t)
+	if _, commit := n.newestRecord(m, cell, n.clock); commit < n.txns[t].start {
+		n.cells[cell].data &^= bit(t)
 	}
 }

@@ -34,6 +34,7 @@ type Write struct {
 type Reader struct {
 	Cell   int
 	Latest bool // reads the latest state, as Client.Latest
+	Newest bool // sees only the newest lock of a cell, as clients without bulk prewrite
 }
 
 // A Scenario is what Explore explores.
@@ -45,6 +46,9 @@ type Scenario struct {
 	Txns    [][]Write
 	Readers []Reader
 
+	// Bulk are the transactions that lock their secondaries by bulk prewrite, a bit for each
+	// (docs/design/2026-11-21-bulk-prewrite.md).
+	Bulk uint8
 	// Wide makes transactions lock rows of two cells first as a whole, then cell by cell.
 	Wide bool
 	// Pass makes locks passable (Config.PassLocks).

@@ -79,6 +79,8 @@ const (
 	inspectPart0
 	waitPart1
 	inspectPart1
+	waitBulk
+	verify
 	rowLocked
 )
 
@@ -89,8 +91,9 @@ const (
 	reqPart1
 	reqAbort
 	reqSecondary
+	reqBulk
 
-	prewrites = reqFirst | reqPart0 | reqPart1
+	prewrites = reqFirst | reqPart0 | reqPart1 | reqBulk
 )
 
 // Requests about the primary.
