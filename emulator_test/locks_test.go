@@ -587,3 +587,26 @@ func TestOracleFailsWhileAReaderWaits(t *testing.T) {
 		owner.wantAlive(env)
 	})
 }
+
+// If the context of a reader ends while it asks for a timestamp, the error names the lock that
+// it waits for, as it does if the context ends in a pause.
+func TestContextEndsWhileAReaderWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		owner := holdCommit(t, a, faults)
+		oracle := &stuckOracle{Oracle: env.Oracle(), stuck: make(chan struct{})}
+		s := takeSnapshot(t, env.NewClient(txn.Config{TokenTTL: -1, Oracle: oracle}))
+		oracle.left.Store(3)
+		ctx, cancel := context.WithCancel(t.Context())
+		read := inBackground(func() error {
+			_, _, err := s.Table("a").Get(ctx, "bob", "f", "q")
+			return err
+		})
+		<-oracle.stuck
+		cancel()
+		if o := <-read; !errors.Is(o.err, context.Canceled) || !strings.Contains(o.err.Error(), "waiting for the lock on a/bob/f:q") {
+			t.Errorf("read: %v, want the cell of the lock, and the context's error", o.err)
+		}
+		owner.wantAlive(env)
+	})
+}

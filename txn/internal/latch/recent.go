@@ -29,6 +29,8 @@ type recentCommit struct {
 // recentSlots is how many cells a client remembers.
 const recentSlots = 1024
 
+const hour = tso.Timestamp(time.Hour / time.Microsecond)
+
 // NewRecent returns a Recent. If latchWait is negative, latches are off, and it remembers
 // nothing.
 func NewRecent(latchWait time.Duration) *Recent {
@@ -57,10 +59,12 @@ func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	}
 }
 
-// Conflicted remembers the commit that a prewrite conflicted with, if err names one.
+// Conflicted remembers the commit that a prewrite conflicted with, if err names one. It does
+// not remember one an hour above the transaction: such a record may be above the oracle, and
+// an operator may remove it (admin.ApplyRepair).
 func (r *Recent) Conflicted(err error) {
 	var c *format.ConflictError
-	if len(r.slots) == 0 || !errors.As(err, &c) || c.Reason != format.ConflictWrite {
+	if len(r.slots) == 0 || !errors.As(err, &c) || c.Reason != format.ConflictWrite || c.ConflictTS > c.StartTS+hour {
 		return
 	}
 	r.mu.Lock()

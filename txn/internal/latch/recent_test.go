@@ -3,7 +3,9 @@ package latch
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -50,6 +52,24 @@ func TestRecentIsNotReplacedByOneCommit(t *testing.T) {
 		known := r.Conflict([]*store.RowWrites{{Row: "r", Writes: []*store.Write{w}}}, 10) != nil
 		if known != (i < allowed) {
 			t.Errorf("cell %d is remembered: %v", i, known)
+		}
+	}
+}
+
+// A client that conflicted with a record above the oracle commits after the record was removed.
+func TestRecentForgetsRecordsAboveTheOracle(t *testing.T) {
+	cell := format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+	rows := []*store.RowWrites{{Row: cell.Row, Writes: []*store.Write{{Cell: cell}}}}
+	const start = 1e15
+	for _, test := range []struct {
+		above time.Duration
+		known bool
+	}{{time.Second, true}, {time.Hour, true}, {time.Hour + time.Microsecond, false}} {
+		r := NewRecent(0)
+		at := start + tso.Timestamp(test.above.Microseconds())
+		r.Conflicted(fmt.Errorf("prewrite: %w", &format.ConflictError{Cell: cell, StartTS: start, ConflictTS: at, Reason: format.ConflictWrite}))
+		if got := r.Conflict(rows, start+1) != nil; got != test.known {
+			t.Errorf("a commit %v above the transaction: remembered %v, want %v", test.above, got, test.known)
 		}
 	}
 }

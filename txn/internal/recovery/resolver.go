@@ -301,6 +301,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 	}
 	r.Counters.LocksMet.Add(1)
 	var last error
+	ended := func() error { return store.Ended(ctx, "percolator: waiting for the lock on "+l.Cell.String(), last) }
 	for pause := r.Store.Config.Backoff.Start(); ; justRead = false {
 		// A primary lock that the caller just read shows the state of its transaction.
 		o := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
@@ -328,11 +329,13 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 			atMost += time.Millisecond
 		}
 		if pause.Wait(ctx, atMost) != nil {
-			return Outcome{}, store.Ended(ctx, "percolator: waiting for the lock on "+l.Cell.String(), last)
+			return Outcome{}, ended()
 		}
 		// Before the next read of the primary: store.Undecided requires that.
 		if asOf, err = r.Clock.Timestamp(ctx); err == nil {
 			err = checkStart(l, asOf)
+		} else if ctx.Err() != nil {
+			err = ended()
 		}
 		if err != nil {
 			return Outcome{}, err
