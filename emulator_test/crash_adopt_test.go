@@ -160,6 +160,7 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 // do not notice. A second adoption completes the first, and an undo leaves nothing of
 // it.
 func TestCrashOfAdoption(t *testing.T) {
+	t.Parallel()
 	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
 		plan, err := admin.PlanAdoption(ctx, adminClient, bt, adoptA(env))
 		if err != nil {
@@ -171,6 +172,7 @@ func TestCrashOfAdoption(t *testing.T) {
 
 // TestCrashOfUndo kills an undo before and after every request.
 func TestCrashOfUndo(t *testing.T) {
+	t.Parallel()
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
 		func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
 			return admin.UndoAdoption(ctx, adminClient, bt, adoptA(env), 0)

@@ -260,6 +260,7 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 // is visible or nothing of it, as its commit point says, and no lock is left to wait
 // for.
 func TestCrashMatrix(t *testing.T) {
+	t.Parallel()
 	points := 0
 	sizes := []int{1, 2, 5, 20, 40}
 	if testing.Short() {

@@ -397,6 +397,7 @@ func (m *expiryModel) show(cell txn.Cell, ts tso.Timestamp) (value string, near 
 // before, snapshots that are held, reads of the latest state, and collections. In the end,
 // garbage collection has removed whatever expired.
 func TestExpiryModel(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { runExpiryModel(t, rand.New(rand.NewPCG(seed, 18))) })

@@ -22,6 +22,7 @@ import (
 // healed and every lock is resolved, both accounts of the transfer have their new
 // balance or both have their old one. The outcome that the client reported says which.
 func TestRequestFaults(t *testing.T) {
+	t.Parallel()
 	steps := []struct {
 		step  txntest.Step
 		setup func(*transfer) // makes the step happen in client a

@@ -21,6 +21,7 @@ import (
 // it removes nothing. The next one completes the work. An error that is ignored is worst before
 // the removals: a lock that was not resolved, or a safe point that was not published.
 func TestCollectionRefusedAtEveryRequest(t *testing.T) {
+	t.Parallel()
 	run := func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
 		return gc.Run(ctx, c, gc.Config{Retention: retention})
 	}

@@ -288,6 +288,7 @@ var afterCollector = []struct {
 // TestCollectionKilledAtEveryRequest kills a collector before and after each of its
 // requests. Another collection follows, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
+	t.Parallel()
 	for _, after := range afterCollector {
 		t.Run(after.name, func(t *testing.T) { collectorsKilled(t, after.run) })
 	}
@@ -381,6 +382,7 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 // time. The sum is right in every snapshot at or above the safe point. A snapshot reads
 // the same before and after a collection, and a held one until it is released.
 func TestCollectionUnderLoad(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

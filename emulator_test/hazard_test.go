@@ -10,6 +10,7 @@ import (
 // docs/protocol.md. Each file says at its top which protection it tests, and what its
 // output is without that protection.
 func TestHazards(t *testing.T) {
+	t.Parallel()
 	files, err := os.ReadDir("testdata/hazards")
 	if err != nil {
 		t.Fatal(err)

@@ -153,6 +153,7 @@ func TestLeave(t *testing.T) {
 
 // An operator dies at any request, and leaves again. Nothing is lost, and nothing comes back.
 func TestCrashOfLeave(t *testing.T) {
+	t.Parallel()
 	crashes := 0
 	for k, more := 1, true; more; k += 2 * shortStride() {
 		for _, after := range []bool{false, true} {

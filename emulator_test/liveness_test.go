@@ -288,6 +288,7 @@ func TestCloseWaitsForTheRenewal(t *testing.T) {
 // A client removes the tokens of clients that died long ago, all of them, and its own when it
 // closes.
 func TestTokensAreRemoved(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")

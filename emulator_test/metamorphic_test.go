@@ -204,6 +204,7 @@ type lateOracle struct{ tso.Oracle }
 // -rapid.checks 5000. Each step shows what a model in memory expects, in whatever way it
 // reads. Without the flag it runs 60 histories.
 func TestMetamorphic(t *testing.T) {
+	t.Parallel()
 	histories := 60
 	flag.Visit(func(f *flag.Flag) {
 		if strings.HasPrefix(f.Name, "rapid.") {

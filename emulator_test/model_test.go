@@ -468,6 +468,7 @@ func adopt(ctx context.Context, t *rapid.T, env *txntest.Env, name string, model
 // TestPagesAgainstModel scans a table of many pages, with a transaction's own writes in
 // and between them. The first page has 256 rows.
 func TestPagesAgainstModel(t *testing.T) {
+	t.Parallel()
 	const rows = 900
 	env := txntest.New(t)
 	env.CreateTable("t", "f")

@@ -178,6 +178,7 @@ func onData(c txntest.Call) bool {
 // request is sent and after it was applied. Another worker takes over. Each change has
 // exactly one effect.
 func TestWorkerDiesAtEachRequest(t *testing.T) {
+	t.Parallel()
 	documents := []string{"a"}
 	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
 		for k := 1; ; k++ {
@@ -313,6 +314,7 @@ func deleteCell(ctx context.Context, c *txn.Client, table, row, family, qualifie
 // worker sends. Delayed ones arrive after all observers have run. Each change has
 // exactly one effect, and no notification is left.
 func TestObserverRequestFaults(t *testing.T) {
+	t.Parallel()
 	documents := []string{"a", "b", "c", "d"}
 	steps := []txntest.Step{
 		txntest.StepOracle, txntest.StepRead, txntest.StepLock, txntest.StepPrewrite, txntest.StepCommit, txntest.StepSecondaries,

@@ -217,6 +217,7 @@ func (o scheduledOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // read, and it shows the transaction's writes exactly if it is not older than the
 // commit_ts.
 func TestPassSchedules(t *testing.T) {
+	t.Parallel()
 	seed := *scheduleSeed
 	if seed == 0 {
 		seed = rand.Uint64()

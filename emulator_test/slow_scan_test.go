@@ -69,6 +69,7 @@ func (s *slowStream) RecvMsg(m any) error {
 // slow that a page was not full by the request's deadline lost what it had read, and
 // failed, at every try.
 func TestSlowScan(t *testing.T) {
+	t.Parallel()
 	const rows, pageRows = 300, 256
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 	for name, tt := range map[string]struct {
@@ -249,6 +250,7 @@ func (s *hourStream) RecvMsg(m any) error {
 // more than these rows if Bigtable says where tablets end. Before the fix, a request that reached its deadline without a row
 // started over, so none of these scans ended.
 func TestScansThatFindNothing(t *testing.T) {
+	t.Parallel()
 	rare := txn.Columns(txn.Column{Family: "f", Qualifier: "rare"})
 	users := bigtable.PrefixRange("user:")
 	scan := func(ctx context.Context, c *txn.Client, rs bigtable.RowSet, opts ...txn.ReadOption) error {
