@@ -50,6 +50,11 @@ const (
 	BulkRollBackRemovesData // a rollback requires the lock, and does not look for records
 	ReadNewestLock          // reads take only the newest lock of a cell
 
+	// Reads for an update, beside the request for start_ts.
+	ForUpdateChecksStart      // the prewrite looks for records at or above S, and not above the read version
+	ForUpdateIgnoresSafePoint // the safe point is compared with S alone
+	ForUpdateIgnoresLocks     // the read does not look for locks
+
 	bugs
 )
 
@@ -90,5 +95,8 @@ func (b Bug) String() string {
 		"bulk commit_ts too early",
 		"bulk roll back removes data",
 		"read newest lock",
+		"for update checks start",
+		"for update ignores safe point",
+		"for update ignores locks",
 	}[b]
 }

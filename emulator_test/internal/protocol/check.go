@@ -16,6 +16,9 @@ func violation(m *machine, s *state) string {
 		case y.phase == committed && y.commit != y.committed:
 			return fmt.Sprintf("T%d was acknowledged at %d and is committed at %d", t+1, y.commit, y.committed)
 		}
+		if p := m.txns[t].primary; y.committed != 0 && y.read != 0 && y.read != 1+s.expected(m, p, y.committed-1) {
+			return fmt.Sprintf("lost update: T%d read %s, and %s was committed before it", t+1, value(y.read-1), value(s.expected(m, p, y.committed-1)))
+		}
 		for i := range t {
 			z := &s.txns[i]
 			if y.committed != 0 && z.committed != 0 && m.txns[i].writes&m.txns[t].writes != 0 && y.start < z.committed && z.start < y.committed {

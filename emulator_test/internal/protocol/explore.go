@@ -33,7 +33,7 @@ func (r Result) String() string {
 // overlooked, has a probability of 3 in a million, and another one in each run.
 func Explore(sc Scenario, bug Bug, limit int) Result {
 	m := newMachine(sc, bug)
-	first := state{duplicates: sc.Duplicates, timeouts: sc.Timeouts}
+	first := initial(m)
 	seen := newVisited()
 	seen.add(&first, 0)
 	level := []state{first}
@@ -63,6 +63,20 @@ func Explore(sc Scenario, bug Bug, limit int) Result {
 	}
 	r.Complete = true
 	return r
+}
+
+func initial(m *machine) state {
+	s := state{duplicates: m.Duplicates, timeouts: m.Timeouts}
+	for t := range m.Before {
+		start, commit := s.clock+1, s.clock+2
+		s.clock = commit
+		s.txns[t] = txnState{start: start, commit: commit, phase: committed, committed: commit, known: knownCommitted}
+		for row, cells := range m.txns[t].rows {
+			lockCells(m, &s, t, cells)
+			commitCells(&s, t, m.txns[t].rows[row], commit)
+		}
+	}
+	return s
 }
 
 func allCommitted(m *machine, s *state) bool {

@@ -26,17 +26,24 @@ func (o *steps) add(what string, a, b int, change func(*state)) {
 func owner(o *steps, t int) {
 	m, s := o.m, o.from
 	x, y := &m.txns[t], &s.txns[t]
-	if y.phase == idle {
+	if m.ForUpdate&bit(t) != 0 && (y.phase == idle && y.read == 0 || y.phase == started) {
+		readForUpdate(o, t)
+	}
+	switch {
+	case y.phase == idle && m.ForUpdate&bit(t) != 0 && y.read == 0:
+		o.add("T%d starts", t, 0, func(n *state) {
+			n.clock++
+			n.txns[t].start, n.txns[t].phase = n.clock, started
+		})
+		return
+	case y.phase == idle:
 		o.add("T%d starts and sends its prewrites", t, 0, func(n *state) {
 			n.clock++
-			n.txns[t].start, n.txns[t].phase = n.clock, prewriting
-			for row := range x.rows {
-				n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
-				if m.Bulk&bit(t) != 0 && row > 0 {
-					n.txns[t].rows[row] = rowState{status: waitBulk, sent: reqBulk}
-				}
-			}
+			n.txns[t].start = n.clock
+			sendPrewrites(m, n, t)
 		})
+		return
+	case y.phase == started:
 		return
 	}
 	for row := range x.rows {
@@ -55,6 +62,43 @@ func owner(o *steps, t int) {
 		}
 	case readingBack:
 		readBack(o, t)
+	}
+}
+
+// sendPrewrites mirrors the beginning of txn.prewriteAll.
+func sendPrewrites(m *machine, n *state, t int) {
+	n.txns[t].phase = prewriting
+	for row := range m.txns[t].rows {
+		n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
+		if m.Bulk&bit(t) != 0 && row > 0 {
+			n.txns[t].rows[row] = rowState{status: waitBulk, sent: reqBulk}
+		}
+	}
+}
+
+// readForUpdate adds a read of the newest state of the primary. If it finds a lock, or a version
+// that is not below start_ts, the transaction reads at start_ts. The scenarios with readers check
+// that, and the owner forgets the first read.
+func readForUpdate(o *steps, t int) {
+	m, s := o.m, o.from
+	p := m.txns[t].primary
+	_, commit := s.newestRecord(m, p, s.clock)
+	start := s.txns[t].start
+	if s.cells[p].locks == 0 || m.is(ForUpdateIgnoresLocks) {
+		o.add("T%d reads the newest state for its update", t, 0, func(n *state) {
+			z := &n.txns[t]
+			z.read, z.version, z.asOf = 1+n.shows(m, p, n.clock), commit, n.clock
+			if start != 0 {
+				z.asOf = start
+				if commit >= start {
+					z.read, z.version, z.asOf = 0, 0, 0
+				}
+				sendPrewrites(m, n, t)
+			}
+		})
+	}
+	if start != 0 {
+		o.add("T%d reads at its start_ts", t, 0, func(n *state) { sendPrewrites(m, n, t) })
 	}
 }
 
@@ -209,7 +253,7 @@ func prewrite(o *steps, t int) {
 	if !all || (m.is(CommitTSBeforeLocks) && y.commit == 0) {
 		return
 	}
-	sure, perhaps := s.tooOldToWrite(t)
+	sure, perhaps := s.tooOldToWrite(m, t)
 	if perhaps && !m.is(CommitIgnoresSafePoint) {
 		o.add("T%d is below the safe point and aborts", t, 0, func(n *state) { abort(m, n, t) })
 	}
@@ -253,7 +297,7 @@ func inspect(o *steps, t, row, part int) {
 			own++
 		}
 		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(PrewriteIgnoresLocks))
-		conflict = conflict || since(m, s, cell, s.txns[t].start)
+		conflict = conflict || since(m, s, cell, s.txns[t].start) || changed(m, s, t, cell)
 	}
 	for _, cell := range m.inRow[m.Rows[x.rows[row][0]]] {
 		conflict = conflict || (s.markerOf(cell, t) && !m.is(PrewriteIgnoresMarkers))
@@ -269,7 +313,7 @@ func inspect(o *steps, t, row, part int) {
 		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
 		return
 	}
-	sure, perhaps := s.tooOldToWrite(t)
+	sure, perhaps := s.tooOldToWrite(m, t)
 	if perhaps {
 		o.add("T%d is below the safe point and aborts", t, 0, func(n *state) { abort(m, n, t) })
 	}
@@ -300,7 +344,7 @@ func acknowledged(m *machine, n *state, t int) {
 	n.txns[t].known |= knownCommitted
 	for row := range m.txns[t].rows {
 		n.txns[t].rows[row].status = rowIdle
-		if sure, _ := n.tooOldToWrite(t); row > 0 && (!sure || m.is(SecondariesIgnoreSafePoint)) {
+		if sure, _ := n.tooOldToWrite(m, t); row > 0 && (!sure || m.is(SecondariesIgnoreSafePoint)) {
 			request(&n.txns[t].rows[row], reqSecondary)
 		}
 	}
@@ -310,7 +354,7 @@ func acknowledged(m *machine, n *state, t int) {
 func readBack(o *steps, t int) {
 	m, s := o.m, o.from
 	p := m.txns[t].primary
-	sure, perhaps := s.tooOldToWrite(t)
+	sure, perhaps := s.tooOldToWrite(m, t)
 	switch {
 	case s.cells[p].records[t] != 0:
 		o.add("T%d reads back that it is committed", t, 0, func(n *state) { acknowledged(m, n, t) })

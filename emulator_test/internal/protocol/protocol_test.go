@@ -24,9 +24,10 @@ var (
 	// crossed are two transactions whose primary is the other's secondary.
 	crossed = [][]Write{puts(0, 1), puts(1, 0)}
 	// wide is a row of two cells, and one of one.
-	wide        = []int{0, 0, 1}
-	wideCrossed = [][]Write{puts(0, 1, 2), puts(2, 1)}
-	threeRows   = []int{0, 1, 2}
+	wide            = []int{0, 0, 1}
+	wideCrossed     = [][]Write{puts(0, 1, 2), puts(2, 1)}
+	threeRows       = []int{0, 1, 2}
+	updateAndDelete = [][]Write{puts(0), puts(0), {{0, Delete}}}
 	// oneSecondary are two transactions that share one secondary.
 	oneSecondary = [][]Write{puts(0, 1), puts(2, 1)}
 	deletes      = [][]Write{puts(0, 1), {{1, Delete}}}
@@ -72,6 +73,22 @@ var bulkLonger = []Scenario{
 	{Name: "bulk of two cells in a row", Bulk: 3, Rows: []int{0, 1, 1}, Txns: [][]Write{puts(0, 1, 2), puts(2, 0)}, Duplicates: 1},
 }
 
+// forUpdate are scenarios of reads for an update.
+var forUpdate = []Scenario{
+	{Name: "update twice", ForUpdate: 3, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0)}, Timeouts: 2, Duplicates: 2},
+	{Name: "update and delete", ForUpdate: 1, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0), {{0, Delete}}}},
+	{Name: "update of a secondary's row", ForUpdate: 1, Rows: twoRows, Txns: [][]Write{puts(0), puts(1, 0)}, Readers: []Reader{{Cell: 0}}, Timeouts: 1},
+	{Name: "update in a wide row", ForUpdate: 1, Wide: true, Rows: wide, Txns: [][]Write{puts(0, 1), puts(2, 1, 0)}},
+	{Name: "collect and update", Before: 1, ForUpdate: 2, Rows: []int{0}, Txns: updateAndDelete, Collect: true},
+}
+
+// forUpdateLonger take minutes.
+var forUpdateLonger = []Scenario{
+	{Name: "updates of three", ForUpdate: 7, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0), {{0, Delete}}}, Timeouts: 1, Duplicates: 1},
+	{Name: "crossed updates", ForUpdate: 3, Rows: twoRows, Txns: crossed, Timeouts: 1},
+	{Name: "collect and update, with a timeout", Before: 1, ForUpdate: 2, Rows: []int{0}, Txns: updateAndDelete, Collect: true, Timeouts: 1, Duplicates: 1},
+}
+
 // longer take minutes.
 var longer = []Scenario{
 	{Name: "collect after a timeout", Rows: twoRows, Txns: deletes, Collect: true, Timeouts: 1},
@@ -92,6 +109,9 @@ func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
 // TestBulkPrewrite explores the protocol with bulk prewrites, which the library does not have
 // (docs/design/2026-11-21-bulk-prewrite.md).
 func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
+
+// TestForUpdate explores reads for an update, beside the request for start_ts.
+func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
 
 func explore(t *testing.T, scenarios, longer []Scenario) {
 	if *long {
@@ -148,9 +168,12 @@ func TestPlantedBugs(t *testing.T) {
 		BulkCommitTSTooEarly:        "bulk beside conditional",
 		BulkRollBackRemovesData:     "bulk and a collected delete",
 		ReadNewestLock:              "bulk beside conditional",
+		ForUpdateChecksStart:        "update twice",
+		ForUpdateIgnoresSafePoint:   "collect and update",
+		ForUpdateIgnoresLocks:       "collect and update",
 	}
 	byName := map[string]Scenario{}
-	for _, sc := range slices.Concat(scenarios, longer, bulk, bulkLonger) {
+	for _, sc := range slices.Concat(scenarios, longer, bulk, bulkLonger, forUpdate, forUpdateLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < bugs; bug++ {

@@ -48,7 +48,7 @@ func resolve(o *steps, t int) {
 	if found && !late && m.Slow && y.seen != s.clock+1 {
 		o.add("a resolver takes a timestamp and finds a lock of T%d", t, 0, func(n *state) { n.txns[t].seen = n.clock + 1 })
 	}
-	_, forgotten := s.tooOldToWrite(t)
+	_, forgotten := s.tooOldToWrite(m, t)
 	if asOf := s.clock + 1; found && !late && empty && y.undecided != asOf {
 		o.add("a resolver finds a lock of T%d and nothing at its primary", t, 0, func(n *state) { n.txns[t].undecided = asOf })
 	}

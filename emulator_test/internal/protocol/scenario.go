@@ -45,10 +45,15 @@ type Scenario struct {
 	// Txns has the writes of each transaction. The first is the primary.
 	Txns    [][]Write
 	Readers []Reader
+	// Before is how many of the transactions are committed already.
+	Before int
 
 	// Bulk are the transactions that lock their secondaries by bulk prewrite, a bit for each
 	// (docs/design/2026-11-21-bulk-prewrite.md).
 	Bulk uint8
+	// ForUpdate are the transactions that first read the newest state of their primary, beside the
+	// request for start_ts, a bit for each (docs/design/2026-11-21-read-for-update.md).
+	ForUpdate uint8
 	// Wide makes transactions lock rows of two cells first as a whole, then cell by cell.
 	Wide bool
 	// Pass makes locks passable (Config.PassLocks).

@@ -41,7 +41,13 @@ type txnState struct {
 	known         uint8 // what some client remembers (recovery.OutcomeCache)
 	seen          uint8 // a resolver read a lock with this timestamp
 	undecided     uint8 // and then found nothing at the primary
-	rows          [maxRows]rowState
+
+	// A transaction that reads the newest state of its primary for an update.
+	read    uint8 // 0, or 1 + the value
+	version uint8 // the commit_ts of what was read
+	asOf    uint8 // a timestamp that was handed out before the read
+
+	rows [maxRows]rowState
 }
 
 type rowState struct {
@@ -60,7 +66,8 @@ type readerState struct {
 
 // Phases of a transaction.
 const (
-	idle uint8 = iota
+	idle    uint8 = iota
+	started       // and has not read for an update yet
 	prewriting
 	commitSent
 	readingBack
@@ -174,7 +181,11 @@ func (s *state) late(t int) bool {
 
 // tooOldToWrite mirrors store.SafePoint.CheckWrite. While a safe point is being published, a
 // client may still rely on the older one.
-func (s *state) tooOldToWrite(t int) (sure, perhaps bool) {
-	perhaps = s.collection >= published && s.txns[t].start <= s.safePoint
+func (s *state) tooOldToWrite(m *machine, t int) (sure, perhaps bool) {
+	since := s.txns[t].start
+	if s.txns[t].read != 0 && !m.is(ForUpdateIgnoresSafePoint) {
+		since = min(since, s.txns[t].asOf)
+	}
+	perhaps = s.collection >= published && since <= s.safePoint
 	return perhaps && s.collection >= fenced, perhaps
 }
