@@ -184,6 +184,49 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestFirstPass: what has not been read yet is not in order. The checks may know more than
+// the first pass, and a card may be newer than the checks.
+func TestFirstPass(t *testing.T) {
+	p := browser.New(t)
+	for _, f := range []struct {
+		fake        *fake
+		check       string // what to click on before
+		words, none []string
+	}{
+		{&fake{tables: 1, first: true}, "", []string{"Nothing found so far", "first pass", "No lock found so far", "after the first pass"}, []string{"healthy", "No transaction holds", "needs attention"}},
+		{&fake{tables: 1, first: true}, ".head > button", []string{"One thing needs attention", "table0: 9 locks of dead clients"}, []string{"healthy"}},
+		{&fake{tables: 1, first: true, transactions: 2, locks: 3}, ".head > button", []string{"One thing needs attention", "At least 2 transactions of dead clients hold 6 locks"}, []string{"table0: 9 locks"}},
+		{&fake{tables: 1, transactions: 101, locks: 1}, "", []string{"At least 100 transactions of dead clients hold 100 locks", "found since"}, nil},
+		{&fake{tables: 1, transactions: 2, locks: 3}, "", []string{"\n2 transactions of dead clients hold 6 locks", "found since"}, []string{"At least"}},
+		{&fake{tables: 1}, "", []string{"Nothing needs attention", "healthy", "No transaction holds a lock", "stranded locks\nok"}, []string{"so far", "first pass", "found since"}},
+	} {
+		url, _ := serve(t, f.fake, Config{})
+		p.Show(t, 500, 900, false)
+		p.Open(t, url+"/#/", `document.querySelector('.stat-value')`)
+		if f.check != "" {
+			p.Click(t, f.check)
+			p.Wait(t, `document.querySelector('.checks')`)
+		}
+		for _, words := range f.words {
+			p.Wait(t, fmt.Sprintf("document.querySelector('main').innerText.includes(%q)", words))
+		}
+		var text string
+		p.Eval(t, `document.querySelector('main').innerText`, &text)
+		for _, words := range f.none {
+			if strings.Contains(text, words) {
+				t.Errorf("%+v: %q in %s", f.fake, words, text)
+			}
+		}
+		var hint, plots int
+		p.Eval(t, `document.querySelector('.hint').childNodes.length`, &hint)
+		p.Show(t, 1300, 900, false)
+		p.Eval(t, `new Set([...document.querySelectorAll('.strip:not([hidden]) .plot')].map((e) => e.getBoundingClientRect().top)).size`, &plots)
+		if hint != 2 || plots != 1 {
+			t.Errorf("%+v: the hint has %d parts, the charts are at %d heights", f.fake, hint, plots)
+		}
+	}
+}
+
 // look finds what runs off the page, what became markup, and controls without a name.
 const look = `(() => {
 	const inner = document.documentElement.clientWidth, off = [];

@@ -37,6 +37,7 @@ type fake struct {
 	transactions int
 	locks        int // of each
 	tables       int
+	first        bool // the first pass is under way
 	err          error
 
 	asked    int
@@ -57,7 +58,7 @@ func (f *fake) Picture(context.Context) (*picture.Picture, error) {
 		Project: "p" + f.name, Instance: "i", TS: now, Time: cli.Time(now), Tables: []string{}, Warnings: []string{}, NotVisible: []string{"much"},
 		Oracle: &tsocmd.Report{Row: &tsocmd.RowReport{Mode: "direct"}}, GC: &gccmd.Status{}, Observers: []observercmd.Observer{}, DeadLetters: []picture.DeadLetter{},
 	}
-	p.Scan = picture.Scan{Complete: true, Rows: 100 * f.tables, Oldest: 3, MaxRequests: 20, MaxBytes: 1e6}
+	p.Scan = picture.Scan{Complete: !f.first, Rows: 100 * f.tables, Oldest: 3, MaxRequests: 20, MaxBytes: 1e6}
 	for i := range f.tables {
 		table := fmt.Sprint("table", i, f.name)
 		p.Tables = append(p.Tables, table)
@@ -66,7 +67,7 @@ func (f *fake) Picture(context.Context) (*picture.Picture, error) {
 	if f.name != "" {
 		p.Warnings = append(p.Warnings, f.name)
 	}
-	p.Locks.Locks, p.Locks.Transactions = f.transactions*f.locks, f.transactions
+	p.Locks.Locks, p.Locks.Transactions, p.Locks.More = f.transactions*f.locks, f.transactions, f.first
 	return p, nil
 }
 
@@ -152,7 +153,14 @@ func (f *fake) Transaction(_ context.Context, primary txn.Cell, _ tso.Timestamp)
 
 func (f *fake) Doctor(context.Context, bool) (*health, error) {
 	f.asked++
-	return &health{At: 1, Report: &checks.Report{Checks: []doctor.Result{{Check: "oracle", State: doctor.OK, Detail: f.name, Findings: []doctor.Finding{{Severity: doctor.Error, Subject: f.name, What: f.name, Fix: f.name}}}}}}, f.err
+	r := &checks.Report{Checks: []doctor.Result{{Check: "stranded locks", State: doctor.OK}}}
+	switch {
+	case f.first:
+		r.Checks[0] = doctor.Result{Check: "stranded locks", State: doctor.Found, Findings: []doctor.Finding{{Severity: doctor.Warning, Subject: "table0", What: "9 locks of dead clients"}}}
+	case f.name != "":
+		r.Checks = append(r.Checks, doctor.Result{Check: "oracle", State: doctor.OK, Detail: f.name, Findings: []doctor.Finding{{Severity: doctor.Error, Subject: f.name, What: f.name, Fix: f.name}}})
+	}
+	return &health{At: 1, Report: r}, f.err
 }
 
 func (f *fake) Command(args []string, carryOut bool) (*job, error) {

@@ -1,9 +1,12 @@
 // Strip charts and heat maps.
 
 import uPlot from './vendor/uplot.js';
-import { h, clock } from './dom.js';
+import { h, clock, coarse } from './dom.js';
 
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+
+// seconds are steps of time that people count in.
+const seconds = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000, 31536000, 315360000];
 
 // strip makes a strip chart of points: series are {name, of, color, format}.
 export function strip(title, series, format, floor = 1) {
@@ -17,8 +20,8 @@ export function strip(title, series, format, floor = 1) {
     legend: { show: false },
     scales: { x: { time: true }, y: { range: (_, lo, hi) => [0, Math.max(floor, hi * 1.1 || floor)] } },
     axes: [
-      { stroke: color('muted'), font: '11px ' + color('sans'), grid: { show: false }, ticks: { stroke: color('line'), size: 4 }, size: 24, space: 80, values: (_, all) => all.map((v) => clock(v * 1e6, 0)) },
-      { stroke: color('muted'), font: '11px ' + color('sans'), grid: { stroke: color('line'), width: 1 }, ticks: { show: false }, size: 52, space: 32, values: (_, all) => all.map((v) => format(v)) },
+      { stroke: color('muted'), font: '11px ' + color('sans'), grid: { show: false }, ticks: { stroke: color('line'), size: 4 }, size: 24, space: 80, incrs: seconds.slice(9), values: (_, all) => all.map((v) => clock(v * 1e6, 0)) },
+      { stroke: color('muted'), font: '11px ' + color('sans'), grid: { stroke: color('line'), width: 1 }, ticks: { show: false }, size: 52, space: 32, ...(format === coarse && { incrs: seconds }), values: (_, all) => all.map((v) => format(v)) },
     ],
     series: [{}, ...series.map((s) => ({ label: s.name, stroke: color(s.color), width: 1.75, fill: s.fill === false ? undefined : color(s.color) + '1f', points: { show: false }, spanGaps: false }))],
     hooks: { setCursor: [(u) => show(u.cursor.idx)] },

@@ -13,8 +13,8 @@ export function cards(s) {
   if (oracle.row?.mode === 'served' && !s.oracle.leader) push('bad', 'No server of the oracle leads', 'No transaction can begin until a server leads.', 'percctl tso serve');
   const dead = s.transactions.filter((t) => t.stranded);
   if (dead.length) {
-    const locks = dead.reduce((n, t) => n + t.locks, 0), first = dead[0];
-    push('warn', `${plural(dead.length, 'transaction')} of dead clients ${dead.length === 1 ? 'holds' : 'hold'} ${plural(locks, 'lock')}`,
+    const locks = dead.reduce((n, t) => n + t.locks, 0), first = dead[0], more = s.locks.more || s.locks.transactions > s.transactions.length;
+    push('warn', `${more ? 'At least ' : ''}${plural(dead.length, 'transaction')} of dead clients ${dead.length === 1 ? 'holds' : 'hold'} ${plural(locks, 'lock')}`,
       ['Readers and writers of these cells resolve the locks. The oldest: ', first.verdict, '.'],
       dead.length === 1 ? sh('percctl', 'lock', 'resolve', '--transaction', first.primary, first.start_ts) : 'percctl lock resolve --all',
       h('a.button', { href: link('txn', { primary: first.primary, start: first.start_ts }) }, 'Look at the oldest'),
@@ -37,16 +37,21 @@ export function cards(s) {
   return all;
 }
 
-// live are the checks whose findings the cards above have, and newer.
-const live = new Set(['stranded locks', 'observers', 'workers', 'garbage collection', 'connection']);
+// live are the checks whose findings the cards above have, and newer, by the command of the
+// card. Before the first pass has read every row, the checks may know more.
+const live = { lock: 'stranded locks', notify: 'observers', observer: 'observers', gc: 'garbage collection' };
+
+// newer are the checks that the cards above contradict if they are ok.
+const newer = (s) => new Set(cards(s).map((c) => live[c.cmd?.split(' ')[1]]));
 
 // found are the cards of what percctl doctor found.
-function found(report) {
+function found(report, s) {
+  const has = new Set(['workers', 'connection', ...(s.scan.complete ? Object.values(live) : newer(s))]);
   const all = [];
   for (const c of report?.checks ?? []) {
     if (c.state === 'failed') all.push({ kind: 'warn', title: `The check of ${c.check} failed`, words: c.detail });
     for (const f of c.findings ?? []) {
-      if (f.severity === 'note' || live.has(c.check)) continue;
+      if (f.severity === 'note' || has.has(c.check)) continue;
       const cmd = /^(percctl|gcloud|cbt) /.test(f.fix);
       all.push({ kind: f.severity === 'error' ? 'bad' : 'warn', title: `${f.subject}: ${f.what}`, words: cmd ? f.why : `${f.why}. ${f.fix}`, cmd: cmd ? f.fix : '' });
     }
@@ -61,16 +66,17 @@ function showCard(c) {
 const groups = [['connection', /profile|permission|oracle|clock|connect|instance/], ['tables', /table|schema|famil|polic|adopt/], ['clients', /client|lock|garbage|gc|safe|worker token/], ['observers', /observer|dead letter|pending|worker/], ['data', /./]];
 
 // checks are what percctl doctor found, by group.
-function checks(health, again) {
+function checks(health, again, since) {
   const head = h('div.head', {}, h('h2', {}, 'Checks'), h('span.muted', {}, health?.running ? 'running…' : health?.at ? 'made at ' + clock(health.at * 1e6, 0) : ''),
     h('button', { type: 'button', disabled: health?.running, onclick: again }, 'Check again'));
   if (health?.error) return h('section.card', {}, head, h('p.bad', {}, health.error));
-  if (!health?.report) return h('section.card', {}, head, empty('The checks of percctl doctor run once, with 100 rows of each table.'));
+  if (!health?.report) return h('section.card', {}, head, empty('The checks of percctl doctor run once after the first pass, or after a minute, with 100 rows of each table.'));
   const by = new Map(groups.map(([g]) => [g, []]));
   for (const c of health.report.checks) by.get(groups.find(([, re]) => re.test(c.check))[0]).push(c);
+  const state = (c) => (c.state === 'ok' && since.has(c.check) ? 'found since' : c.state);
   const of = (state) => ({ ok: 'ok', note: 'note', skipped: 'note' }[state] ?? 'bad');
   return h('section.card', {}, head, h('div.checks', {}, [...by].filter(([, all]) => all.length).map(([g, all]) => h('div', {}, h('h3', {}, g), h('ul.plain', {}, all.map((c) =>
-    h('li.check', { title: c.detail }, h('span.mark.' + of(c.state), {}, icon(of(c.state))), h('span', {}, c.check), h('span.muted.tail', {}, c.state))))))),
+    h('li.check', { title: c.detail }, h('span.mark.' + of(state(c)), {}, icon(of(state(c)))), h('span', {}, c.check), h('span.muted.tail', {}, state(c)))))))),
     health.report.checks.flatMap((c) => c.findings ?? []).filter((f) => f.severity === 'note').slice(0, 20).map((f) => showCard({ kind: 'info', title: `${f.subject}: ${f.what}`, words: f.why, cmd: /^(percctl|gcloud|cbt) /.test(f.fix) && f.fix })));
 }
 
@@ -95,24 +101,25 @@ export default function overview(main) {
   const without = h('div');
   fill(main, head, needs, stats, without, h('div.strips', {}, charts.map((c) => c.element)), locks, health, more);
   let made = null, asked = 0, gone = false, asking = false;
+  const opened = Date.now();
   const doctor = async (again) => {
     if (asking || gone) return;
     asking = true;
     try { made = await (again ? api.post('api/doctor') : api.get('api/doctor')); } catch (e) { made = { error: e.message }; }
     asking = false;
     asked = Date.now();
-    if (!gone) paint(health, checks(made, () => doctor(true)));
   };
-  doctor(false);
   const last = (points, of) => points.slice(-90).map(of);
   return {
     leave() { gone = true; charts.forEach((c) => c.destroy()); },
     update(s, points) {
       if (!s) return;
-      if (made?.running && Date.now() - asked > 900) doctor(false);
-      const list = [...cards(s), ...found(made?.report)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
-      paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : 'Nothing needs attention'),
-        pill(bad ? 'bad' : list.length ? 'warn' : 'ok', bad ? 'broken' : list.length ? 'degraded' : 'healthy'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode + ' mode'))));
+      // The checks use up what the limits allow: the first pass comes first, unless it is long.
+      if (made ? made.running && Date.now() - asked > 900 : s.scan.complete || Date.now() - opened > 60_000) doctor(false);
+      paint(health, checks(made, () => doctor(true), newer(s)));
+      const list = [...cards(s), ...found(made?.report, s)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
+      paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : s.scan.complete ? 'Nothing needs attention' : 'Nothing found so far'),
+        pill(bad ? 'bad' : list.length ? 'warn' : s.scan.complete ? 'ok' : 'note', bad ? 'broken' : list.length ? 'degraded' : s.scan.complete ? 'healthy' : 'first pass'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode + ' mode'))));
       paint(needs, list.slice(0, 8).map(showCard));
       const p = points[points.length - 1], c = p?.clients;
       const stat = (name, value, of, col, note) => h('div.stat', {}, h('div.stat-name', {}, name), h('div.stat-value', {}, value), h('div.stat-note', {}, note ?? ''), of && spark(last(points, of), col));
@@ -126,11 +133,11 @@ export default function overview(main) {
         stat('Observer lag', brief(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
         s.rates?.timestamps_per_second !== null && s.rates && stat('Oracle', rate(s.rates.timestamps_per_second) + '/s', (q) => q.rate, 'c4', 'timestamps, without ours'),
         stat('Safe point', s.gc.safe_point ? brief(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
-      paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.'));
+      paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), h('span', {}, 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.')));
       const oracle = charts[charts.length - 1];
       oracle.element.hidden = !points.some((q) => q.rate !== null); // in direct mode there is no counter
       for (const k of charts) if (!k.element.hidden) k.update(points);
-      paint(locks, card('Transactions with locks', s.transactions.length ? [transactions(s.transactions.slice(0, 50)), s.locks.transactions > Math.min(50, s.transactions.length) && h('p.muted', {}, `The oldest ${Math.min(50, s.transactions.length)} of ${num(s.locks.transactions)}.`)] : empty('No transaction holds a lock.')));
+      paint(locks, card('Transactions with locks', s.transactions.length ? [transactions(s.transactions.slice(0, 50)), s.locks.transactions > Math.min(50, s.transactions.length) && h('p.muted', {}, `The oldest ${Math.min(50, s.transactions.length)} of ${num(s.locks.transactions)}.`)] : empty(s.scan.complete ? 'No transaction holds a lock.' : 'No lock found so far.')));
       paint(more, h('details.card', {}, h('summary', {}, 'In words, and what cannot be seen from outside'), h('dl.facts', {}, s.facts.map((f) => [h('dt', {}, f.name), h('dd', { class: f.bad ? 'bad' : undefined }, f.words)])), h('ul', {}, s.not_visible.map((n) => h('li.muted', {}, n)))));
     },
   };

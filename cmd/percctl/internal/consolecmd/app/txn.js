@@ -71,7 +71,7 @@ export default function txn(main, params) {
     leave() { gone = true; clearInterval(timer); },
     update(s) {
       if (!s) return;
-      paint(list, params.primary ? null : card('Transactions with locks', s.transactions.length ? transactions(s.transactions) : empty('No transaction holds a lock. To look at one that has ended, write its primary and its start timestamp.')));
+      paint(list, params.primary ? null : card('Transactions with locks', s.transactions.length ? transactions(s.transactions) : empty((s.scan.complete ? 'No transaction holds a lock.' : 'No lock found so far.') + ' To look at one that has ended, write its primary and its start timestamp.')));
     },
   };
 }
