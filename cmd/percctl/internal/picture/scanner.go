@@ -158,18 +158,13 @@ func (s *Scanner) Run(ctx context.Context) {
 			continue
 		}
 		s.Metrics.Refresh(ctx)
-		small := s.small.at
 		worked, err := s.step(ctx, time.Now(), false)
 		s.scan.Lock()
 		s.err = err
 		s.scan.Unlock()
 		// Something large may have used much, the checks for example. What is small stays
 		// up to date while the rest waits.
-		cost := s.pause()
-		if s.small.at != small {
-			s.least = cost
-		}
-		s.debt += cost
+		s.debt += s.pause()
 		wait := min(s.debt, s.refresh())
 		s.debt -= wait
 		if err != nil || !worked {
@@ -367,7 +362,7 @@ func (s *Scanner) takeSmall(ctx context.Context, stale time.Time, complete bool)
 	if s.small.at.After(stale) || !complete && time.Since(s.small.at) < 4*s.small.took {
 		return false, nil
 	}
-	n := small{at: time.Now()}
+	n, used := small{at: time.Now()}, s.meter.Used()
 	var err error
 	if n.ts, err = s.session.Client().Timestamp(ctx); err != nil {
 		return false, err
@@ -394,7 +389,7 @@ func (s *Scanner) takeSmall(ctx context.Context, stale time.Time, complete bool)
 		}
 		n.letters = append(n.letters, d)
 	}
-	n.took = time.Since(n.at)
+	n.took, s.least = time.Since(n.at), s.limits.Pause(s.meter.Used().Minus(used))
 	s.scan.Lock()
 	defer s.scan.Unlock()
 	s.small = n

@@ -1,12 +1,14 @@
 package picture_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 )
 
 var unbounded = picture.Options{Limit: 100, Transactions: 10}
@@ -96,4 +98,51 @@ func TestTabs(t *testing.T) {
 		t.Errorf("%.0f requests and %.0f bytes in %.1f s", requests, bytes, seconds)
 	}
 	t.Logf("%d requests, %d bytes in %.1f s", used.Requests, used.Bytes, seconds)
+}
+
+// TestSmallFirst: what else uses the connection, for example the checks, delays the reading of
+// rows, and not what is small.
+func TestSmallFirst(t *testing.T) {
+	k, meter := keepMetered(t, 0)
+	s := picture.NewScanner(k, unbounded, meter, picture.Limits{Requests: 20, Bytes: 1_000_000})
+	s.Refresh = 100 * time.Millisecond
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	go s.Run(t.Context())
+	points := func() int {
+		t.Helper()
+		st, err := s.State(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(st.Points)
+	}
+	waitFor := func(n int) {
+		t.Helper()
+		for began := time.Now(); points() < n; <-time.After(10 * time.Millisecond) {
+			if time.Since(began) > 15*time.Second {
+				t.Fatalf("%d points after 15 s, not %d", points(), n)
+			}
+		}
+	}
+	// This is what the limits allow in 40 s, between pieces of the scanner's work.
+	for range 4 {
+		before, first := meter.Used(), points()
+		if err := k.Do(t.Context(), func(ctx context.Context, at *session.Session) error {
+			for range 200 {
+				if _, err := at.Client().Timestamp(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if used := meter.Used().Minus(before); used.Requests < 200 {
+			t.Fatalf("%+v", used)
+		}
+		waitFor(first + 1)
+	}
+	waitFor(points() + 2)
 }
