@@ -14,7 +14,7 @@ const mostSuggestions = 3
 // DidYouMean is the end of a message about a name that does not exist: ", did you mean …?"
 // with the names that are like it, or empty. Cobra compares them, as it compares commands.
 func DidYouMean(typed string, names ...string) string {
-	all := &cobra.Command{SuggestionsMinimumDistance: min(2, len(typed)-1)}
+	all := &cobra.Command{SuggestionsMinimumDistance: min(2, len(strings.TrimLeft(typed, "-"))-1)}
 	for _, name := range names {
 		all.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}

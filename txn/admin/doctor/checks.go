@@ -265,6 +265,9 @@ func (c *Check) run(ctx context.Context, d *Deployment) Result {
 	r := Result{Check: c.Name, State: OK, Findings: []Finding{}}
 	if c.Client && d.Client == nil {
 		r.State, r.Detail = Skipped, "it needs a client of the deployment: "+d.NoClient.Error()
+		if errors.Is(d.NoClient, txn.ErrNotInitialized) || errors.Is(d.NoClient, tso.ErrNotInitialized) {
+			r.Detail = "it needs the metadata table"
+		}
 		return r
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)

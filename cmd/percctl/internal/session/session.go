@@ -165,6 +165,9 @@ func (s *Session) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, fmt.Errorf("the metadata table was not read within %v", connectTimeout))
 	defer cancel()
 	c, err := txn.NewClient(ctx, s.Connect.Tables(s.Bigtable), s.config)
+	if errors.Is(err, txn.ErrNotInitialized) {
+		return NotFoundf("%s has no metadata table %q: check --project, --instance and --metadata-table; percctl table init and percctl table adopt create it", s.Where, s.Connect.MetadataTable)
+	}
 	if err != nil {
 		return err
 	}
