@@ -528,7 +528,7 @@ func (f *finder) binary(b *ast.BinaryExpr) {
 	from, to := f.pos(b.Pos()), f.pos(b.End())
 	if other, ok := bounds[b.Op]; ok {
 		text := f.textOf(b)
-		if strings.Contains(text, "func(") || strings.Contains(text, "//") || f.isEmptiness(b) || f.isTime(b) || f.isLarger(b) {
+		if strings.Contains(text, "func(") || strings.Contains(text, "//") || f.isEmptiness(b) || f.isTime(b) || f.isLarger(b) || f.isBytes(b.X) {
 			return
 		}
 		changed := string(f.text[from:at]) + other + string(f.text[at+len(b.Op.String()):to])
@@ -570,6 +570,12 @@ func (f *finder) isTime(b *ast.BinaryExpr) bool {
 		return true
 	})
 	return measured
+}
+
+// isBytes reports whether e is a size in bytes: an estimate, in which one byte does not matter.
+// The limits of what an application writes are exact.
+func (f *finder) isBytes(e ast.Expr) bool {
+	return f.pkg.Name != "format" && strings.Contains(strings.ToLower(f.textOf(e)), "bytes")
 }
 
 // isLarger reports whether b is the condition of if a < b { a = b }, which for equal operands
@@ -648,9 +654,14 @@ func (f *finder) nameable(t types.Type) bool {
 	if !ok || basic.Info()&types.IsInteger == 0 || basic.Info()&types.IsUntyped != 0 || f.typeName(t) == "" {
 		return false
 	}
-	switch f.parent(0).(type) {
+	switch p := f.parent(0).(type) {
 	case *ast.CaseClause, *ast.ArrayType:
 		return false
+	case *ast.BinaryExpr:
+		// On the values that matter, == and != are then always or never; x < 1 is x <= 0.
+		if slices.Contains([]token.Token{token.EQL, token.NEQ, token.LSS, token.GEQ}, p.Op) || f.isBytes(p.X) {
+			return false
+		}
 	}
 	return types.TypeString(t, nil) != "time.Duration"
 }

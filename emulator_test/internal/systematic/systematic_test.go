@@ -54,7 +54,6 @@ func TestVerdicts(t *testing.T) {
 		"Checked: return check(n) → nil":    systematic.Survived,
 		explained:                           systematic.Explained,
 		"check: n == 0 → true":              systematic.Survived,
-		"check: n == 0: 0 → 0+1":            systematic.Survived,
 		"Count: i++ dropped":                systematic.Timeout, // it uses a processor
 		"Count: i != n → false":             systematic.Killed,
 		"Wait: c <- 1 dropped":              systematic.Timeout, // it waits
@@ -84,7 +83,7 @@ import (
 )
 
 // Quiet has few mutants: most of what it does is for the log, or saves time or memory.
-func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most int, list []int) ([]int, bool) {
+func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most, bytes int, list []int) ([]int, bool) {
 	ctx := context.Background()
 	if log.Enabled(ctx, slog.LevelDebug) && most > 1 {
 		log.Debug("began")
@@ -101,12 +100,15 @@ func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most int
 			most = n
 		}
 	}
+	for bytes < 100 && most >= 1 {
+		bytes++
+	}
 	return append(list, most), time.Since(began) > time.Minute || age < limit || age > time.Hour
 }
 `
 
-// TestLeftOut: what only reports, reserves memory or compares measured times has no mutants of
-// that, but all others.
+// TestLeftOut: what only reports, reserves memory, counts bytes or compares measured times has no
+// mutants of that, but all others. No two mutants are the same.
 func TestLeftOut(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -132,6 +134,11 @@ func TestLeftOut(t *testing.T) {
 		"age < limit → false",
 		"age > time.Hour → false",
 		"age > time.Hour → >=",
+		"bytes < 100 && most >= 1 → false",
+		"bytes < 100 → true",
+		"most >= 1 → true",
+		"most >= 1 → >",
+		"bytes++ dropped",
 	}
 	slices.Sort(got)
 	slices.Sort(want)
