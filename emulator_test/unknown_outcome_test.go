@@ -161,10 +161,10 @@ func TestSettleIsRefused(t *testing.T) {
 		if _, err := c.Settle(t.Context(), u); !errors.Is(err, txn.ErrUndetermined) || status.Code(errors.Unwrap(err)) != codes.PermissionDenied {
 			t.Errorf("settle: %v, want an UndeterminedError with the refusal", err)
 		}
-		impossible := *u
-		impossible.CommitTS = u.StartTS
-		if _, err := env.Client.Settle(t.Context(), &impossible); !errors.Is(err, txn.ErrInvalid) {
-			t.Errorf("settle with a commit_ts that is not above start_ts: %v", err)
+		for _, bad := range []*txn.UndeterminedError{nil, {Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.StartTS}, {Primary: u.Primary, CommitTS: u.CommitTS}, {StartTS: u.StartTS, CommitTS: u.CommitTS}} {
+			if _, err := env.Client.Settle(t.Context(), bad); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("settle %+v: %v", bad, err)
+			}
 		}
 		if s, err := env.Client.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
 			t.Errorf("settle: %v, %v", s.State, err)

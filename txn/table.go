@@ -61,9 +61,8 @@ func (t *Table) DeleteRow(ctx context.Context, row string) error {
 	}
 	for _, items := range r {
 		for _, item := range items {
-			if c, ok := format.SplitColumn(item.Column); ok {
-				t.Delete(row, c.Family, c.Qualifier)
-			}
+			c, _ := format.SplitColumn(item.Column)
+			t.Delete(row, c.Family, c.Qualifier)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@ package format
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -110,15 +111,8 @@ func ParseRow(s string) (string, error) {
 // escape writes spaces, percent signs and unprintable bytes as %XX, and slashes if slash
 // is set.
 func escape(s string, slash bool) string {
-	clean := true
-	for i := 0; i < len(s) && clean; i++ {
-		b := s[i]
-		clean = b > ' ' && b < 0x7f && b != '%' && (b != '/' || !slash)
-	}
-	if clean {
-		return s
-	}
 	var out strings.Builder
+	out.Grow(len(s))
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
 		if (r == utf8.RuneError && n <= 1) || r == '%' || r == ' ' || (slash && r == '/') || !unicode.IsPrint(r) {
@@ -134,36 +128,20 @@ func escape(s string, slash bool) string {
 }
 
 func unescape(s string) (string, error) {
-	if strings.IndexByte(s, '%') < 0 {
-		return s, nil
-	}
 	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		if s[i] != '%' {
-			out = append(out, s[i])
+	for s != "" {
+		if s[0] != '%' {
+			out, s = append(out, s[0]), s[1:]
 			continue
 		}
-		if i+2 >= len(s) {
+		if len(s) < 3 {
 			return "", fmt.Errorf("%q ends inside an escape", s)
 		}
-		hi, lo := unhex(s[i+1]), unhex(s[i+2])
-		if hi < 0 || lo < 0 {
-			return "", fmt.Errorf("%q is not an escape of the form %%XX", s[i:i+3])
+		b, err := strconv.ParseUint(s[1:3], 16, 8)
+		if err != nil {
+			return "", fmt.Errorf("%q is not an escape of the form %%XX", s[:3])
 		}
-		out = append(out, byte(hi<<4|lo))
-		i += 2
+		out, s = append(out, byte(b)), s[3:]
 	}
 	return string(out), nil
-}
-
-func unhex(b byte) int {
-	switch {
-	case '0' <= b && b <= '9':
-		return int(b - '0')
-	case 'a' <= b && b <= 'f':
-		return int(b-'a') + 10
-	case 'A' <= b && b <= 'F':
-		return int(b-'A') + 10
-	}
-	return -1
 }

@@ -188,7 +188,7 @@ func middle(low, high string, text bool) (m string, ok bool) {
 	if high != "" {
 		b = number(high[n:])
 	}
-	if b < a+2 || a+2 < a {
+	if b < a+2 {
 		return "", false
 	}
 	digits := binary.BigEndian.AppendUint64(nil, a+(b-a)/2)

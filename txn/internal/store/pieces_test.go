@@ -149,3 +149,82 @@ func TestPiecesOfOneScan(t *testing.T) {
 		t.Errorf("a scan that begins with a short range asks first for %q", got.Ranges)
 	}
 }
+
+// TestMiddle: the key in the middle is between both, if there is one.
+func TestMiddle(t *testing.T) {
+	half := "\x7f\xff\xff\xff\xff\xff\xff\xff"
+	for _, tt := range []struct {
+		low, high string
+		text      bool
+		want      string // empty: there is none
+	}{
+		{"", "", true, "\x80"},
+		{"a", "", true, "b"},
+		{"abcd", "", true, "ac"},
+		{"abcde", "", true, "abd"},
+		{"a\xffcd", "", true, "b"},
+		{"a", "", false, "\xb0" + half[:7]},
+		{"\xff\xff", "", true, "\xff\xff" + half},
+		{"\xff\xffa", "", false, "\xff\xff\xb0" + half[:7]},
+		{"", "user:1234", true, "user"},
+		{"", "\x02", true, "\x01"},
+		{"", "\x00\x00\x00\x00\x00\x00\x00\x04", true, "\x00\x00\x00\x00\x00\x00\x00\x02"},
+		{"a", "c", false, "b"},
+		{"row1", "row3", true, "row2"},
+		{"row1", "row1\x02", true, "row1\x01"},
+		{"a", "a\x00\x00\x00\x00\x00\x00\x00\x02", false, "a\x00\x00\x00\x00\x00\x00\x00\x01"},
+		{"a", "a\x00\x00\x00\x00\x00\x00\x00\x01", false, ""},
+		{"a", "a\x00", false, ""},
+	} {
+		got, ok := middle(tt.low, tt.high, tt.text)
+		if got != tt.want || ok != (tt.want != "") || ok && (got <= tt.low || tt.high != "" && got >= tt.high) {
+			t.Errorf("between %q and %q, text %t: %q, %t; want %q", tt.low, tt.high, tt.text, got, ok, tt.want)
+		}
+	}
+}
+
+// TestPieceSizes: a piece doubles after nine fast answers in a row, and not in gaps. A scan whose
+// pieces became large enough is not divided any more.
+func TestPieceSizes(t *testing.T) {
+	const timeout = 20 * time.Second
+	p, table := &Pieces{on: true, level: 2, worked: 2}, &tablets{}
+	fast := func(n int) {
+		for range n {
+			p.answered(table, timeout/4, timeout)
+		}
+	}
+	level := func(want int) {
+		t.Helper()
+		if p.level != want {
+			t.Errorf("level %d, want %d", p.level, want)
+		}
+	}
+	fast(8)
+	level(2)
+	fast(1)
+	level(1)
+	fast(1) // it stays fast, so the next is larger at once
+	level(0)
+	p.answered(table, timeout/4+1, timeout)
+	if level(0); !table.slow || table.startLevel != 0 {
+		t.Errorf("later scans begin with level %d, %t", table.startLevel, table.slow)
+	}
+	fast(8)
+	level(0)
+	fast(1)
+	level(-1)
+	fast(-minPieceLevel - 1)
+	level(minPieceLevel)
+	if !p.on || !table.slow {
+		t.Error("not divided any more")
+	}
+	fast(1)
+	if p.on || table.slow || *p != (Pieces{}) {
+		t.Errorf("%+v, and the table is slow: %t", p, table.slow)
+	}
+	fast(1)
+	p.answered(table, timeout, timeout)
+	if *p != (Pieces{}) || table.slow {
+		t.Errorf("a scan that is not divided became %+v", p)
+	}
+}

@@ -81,40 +81,15 @@ func newRangeSet(list bigtable.RowRangeList) (RowSet, error) {
 // newKeyRange reads the bounds of a RowRange from its String method; no other method shows
 // them. It makes the same RowRange again to prove that it read the bounds right.
 func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
-	fail := func() (KeyRange, error) {
-		return KeyRange{}, fmt.Errorf("percolator: the bounds of the row range %v cannot be read; this version of cloud.google.com/go/bigtable prints ranges differently", rr)
-	}
-	text := rr.String()
-	if strings.HasPrefix(text, "(∞") {
-		text = text[len("(∞"):]
-		end, closed, ok := readEnd(text)
-		if !ok {
-			return fail()
-		}
-		same := bigtable.NewOpenRange("", end)
-		if closed {
-			same = bigtable.InfiniteReverseRange(end)
-		}
-		return KeyRange{"", after(end, closed)}, sameRange(rr, same)
-	}
-	if text == "" {
-		return fail()
-	}
-	open := text[0] == '('
-	quoted, err := strconv.QuotedPrefix(text[1:])
-	if err != nil {
-		return fail()
-	}
-	start, err := strconv.Unquote(quoted)
-	if err != nil {
-		return fail()
-	}
-	end, closed, ok := readEnd(text[1+len(quoted):])
-	if !ok {
-		return fail()
-	}
+	text := rr.String() // for example ["a","b"), ("a",∞) or (∞,"b"]
+	open, closed := strings.HasPrefix(text, "("), strings.HasSuffix(text, "]")
+	start, rest := unquote(strings.TrimLeft(text, "[("))
+	_, rest, _ = strings.Cut(rest, ",")
+	end, _ := unquote(rest)
 	var same bigtable.RowRange
 	switch {
+	case strings.HasPrefix(text, "(∞") && closed:
+		same = bigtable.InfiniteReverseRange(end)
 	case open && closed:
 		same = bigtable.NewOpenClosedRange(start, end)
 	case open:
@@ -124,38 +99,17 @@ func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 	default:
 		same = bigtable.NewClosedOpenRange(start, end)
 	}
-	return KeyRange{after(start, open), after(end, closed)}, sameRange(rr, same)
+	if rr != same {
+		return KeyRange{}, fmt.Errorf("percolator: the bounds of the row range %v were read as %v; this version of cloud.google.com/go/bigtable prints ranges differently", rr, same)
+	}
+	return KeyRange{after(start, open), after(end, closed)}, nil
 }
 
-// readEnd reads `,"end")`, `,"end"]` or `,∞)`.
-func readEnd(text string) (end string, closed, ok bool) {
-	if text == ",∞)" {
-		return "", false, true
-	}
-	if !strings.HasPrefix(text, ",") {
-		return "", false, false
-	}
-	quoted, err := strconv.QuotedPrefix(text[1:])
-	if err != nil {
-		return "", false, false
-	}
-	if end, err = strconv.Unquote(quoted); err != nil {
-		return "", false, false
-	}
-	switch text[1+len(quoted):] {
-	case ")":
-		return end, false, true
-	case "]":
-		return end, true, true
-	}
-	return "", false, false
-}
-
-func sameRange(a, b bigtable.RowRange) error {
-	if a != b {
-		return fmt.Errorf("percolator: the bounds of the row range %v were read as %v", a, b)
-	}
-	return nil
+// unquote reads the quoted text at the beginning of text; it is empty if there is none.
+func unquote(text string) (value, rest string) {
+	quoted, _ := strconv.QuotedPrefix(text)
+	value, _ = strconv.Unquote(quoted)
+	return value, text[len(quoted):]
 }
 
 // after returns the next key after key if key itself is excluded, and otherwise key.
