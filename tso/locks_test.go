@@ -63,7 +63,8 @@ func TestLocks(t *testing.T) {
 		}
 		holder := func(name, want string) {
 			t.Helper()
-			if by, err := l.Holder(ctx, name); err != nil || by.Owner != want {
+			by, err := l.Holder(ctx, name)
+			if err != nil || by.Owner != want || (want == "") != (by.Left == 0) || by.Left < 0 || by.Left > 10*time.Second {
 				t.Errorf("Holder(%q): %v, %v", name, by, err)
 			}
 		}
@@ -95,6 +96,12 @@ func TestLocks(t *testing.T) {
 			if _, _, err := l.Acquire(ctx, bad.name, bad.owner, bad.ttl); err == nil {
 				t.Errorf("accepted %+v", bad)
 			}
+		}
+		if err := l.Release(ctx, "", "x"); err == nil {
+			t.Error("released a lock without a name")
+		}
+		if _, err := l.Holder(ctx, ""); err == nil {
+			t.Error("a lock without a name has a holder")
 		}
 	})
 }

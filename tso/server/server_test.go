@@ -24,9 +24,13 @@ import (
 func TestStatusOfALeader(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Start("a", server.Config{})
+		began := time.Now()
 		for range 10 {
 			tsotest.Advance(tsotest.Lease / 7)
 			s := c.Status("a")
+			if up := time.Duration(s.UptimeUs) * time.Microsecond; up > time.Since(began) || up < time.Since(began)-time.Millisecond {
+				t.Errorf("up for %v instead of %v", up, time.Since(began))
+			}
 			room := max(tso.Timestamp(tsotest.Lease.Microseconds()), 2*tso.MaxCount)
 			if left := time.Duration(s.LeaseLeftUs) * time.Microsecond; !s.Leading || left <= tsotest.Lease/2 || left > tsotest.Lease {
 				t.Errorf("leading: %t, with %v left of a lease of %v", s.Leading, left, tsotest.Lease)

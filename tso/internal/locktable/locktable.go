@@ -86,8 +86,7 @@ func (t *Table) Acquire(name, owner string, ttl time.Duration, client any) (bool
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	old, ok := t.held[name]
-	if ok && old.owner != owner && now.Before(old.until) {
+	if old := t.held[name]; old.owner != owner && now.Before(old.until) {
 		return false, Holder{old.owner, old.until.Sub(now)}, nil
 	}
 	next := lock{owner, now.Add(ttl), client}
@@ -168,7 +167,7 @@ func (t *Table) Holder(name string) (Holder, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	if l, ok := t.held[name]; ok && now.Before(l.until) {
+	if l := t.held[name]; now.Before(l.until) {
 		return Holder{l.owner, l.until.Sub(now)}, nil
 	}
 	return Holder{}, nil

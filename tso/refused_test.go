@@ -1,0 +1,156 @@
+package tso_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+)
+
+// An operation on the oracle's row or on locks returns what it did.
+type operation struct {
+	name string
+	// before prepares the row: in direct mode unless it does more.
+	before func(e *tsotest.Emulator)
+	call   func(ctx context.Context, e *tsotest.Emulator) (any, error)
+	want   any
+	// again: a failure that passes is tried again.
+	again bool
+}
+
+func operations() []operation {
+	served := func(e *tsotest.Emulator) { e.SetMode(tso.ModeServed) }
+	mode := func(m tso.Mode) func(context.Context, *tsotest.Emulator) (any, error) {
+		return func(ctx context.Context, e *tsotest.Emulator) (any, error) {
+			return tso.SetMode(ctx, e.Table("percolator"), tso.RowConfig{}, m)
+		}
+	}
+	advance := func(ctx context.Context, e *tsotest.Emulator) (any, error) {
+		return tso.Advance(ctx, e.Table("percolator"), tso.RowConfig{}, tso.FromTime(time.Now().Add(time.Hour)))
+	}
+	timestamp := func(ctx context.Context, e *tsotest.Emulator) (any, error) {
+		ts, err := e.Direct(tso.DirectConfig{}).Timestamp(ctx)
+		return ts > tso.FromTime(time.Now().Add(-time.Second)), err
+	}
+	heldBy := func(owner string) func(e *tsotest.Emulator) {
+		return func(e *tsotest.Emulator) {
+			if ok, _, err := rowLocks(e.T, e).Acquire(e.T.Context(), "l", owner, time.Minute); !ok || err != nil {
+				e.T.Fatal(ok, err)
+			}
+		}
+	}
+	expired := func(e *tsotest.Emulator) {
+		heldBy("y")(e)
+		tsotest.Advance(2 * time.Minute)
+	}
+	locks := func(f func(ctx context.Context, l *tso.RowLocks) (any, error)) func(context.Context, *tsotest.Emulator) (any, error) {
+		return func(ctx context.Context, e *tsotest.Emulator) (any, error) { return f(ctx, rowLocks(e.T, e)) }
+	}
+	acquire := locks(func(ctx context.Context, l *tso.RowLocks) (any, error) {
+		ok, by, err := l.Acquire(ctx, "l", "x", time.Minute)
+		return fmt.Sprintf("%t %s", ok, by.Owner), err
+	})
+	release := locks(func(ctx context.Context, l *tso.RowLocks) (any, error) {
+		err := l.Release(ctx, "l", "x")
+		return err == nil, err
+	})
+	holder := locks(func(ctx context.Context, l *tso.RowLocks) (any, error) {
+		by, err := l.Holder(ctx, "l")
+		return by.Owner, err
+	})
+	sweep := locks(func(ctx context.Context, l *tso.RowLocks) (any, error) { return l.Sweep(ctx, time.Second) })
+	return []operation{
+		{name: "first timestamp", before: (*tsotest.Emulator).DeleteRow, call: timestamp, want: true, again: true},
+		{name: "timestamp", call: timestamp, want: true, again: true},
+		{name: "row", call: func(ctx context.Context, e *tsotest.Emulator) (any, error) {
+			s, err := tso.ReadRow(ctx, e.Table("percolator"), tso.RowConfig{})
+			return s.Mode, err
+		}, want: tso.ModeDirect},
+		{name: "to served", call: mode(tso.ModeServed), want: true},
+		{name: "to direct", before: served, call: mode(tso.ModeDirect), want: true},
+		{name: "first mode is served", before: (*tsotest.Emulator).DeleteRow, call: mode(tso.ModeServed), want: true},
+		{name: "first mode is direct", before: (*tsotest.Emulator).DeleteRow, call: mode(tso.ModeDirect), want: true},
+		{name: "is served", before: served, call: mode(tso.ModeServed), want: false},
+		{name: "advance", call: advance, want: true},
+		{name: "advance nothing", before: (*tsotest.Emulator).DeleteRow, call: advance, want: true},
+		{name: "advance in served mode", before: served, call: advance, want: true},
+		{name: "take a lock", call: acquire, want: "true x"},
+		{name: "take an expired lock", before: expired, call: acquire, want: "true x"},
+		{name: "take a held lock", before: heldBy("y"), call: acquire, want: "false y"},
+		{name: "renew a lock", before: heldBy("x"), call: acquire, want: "true x"},
+		{name: "release a lock", before: heldBy("x"), call: release, want: true},
+		{name: "release another's lock", before: heldBy("y"), call: release, want: true},
+		{name: "holder", before: heldBy("y"), call: holder, want: "y"},
+		{name: "holder of an expired lock", before: expired, call: holder, want: ""},
+		{name: "sweep", before: expired, call: sweep, want: 1},
+	}
+}
+
+// TestOperationsRefusedAtEveryRequest refuses one request of each operation, each in turn. The
+// operation returns that, and says of nothing that it was done. Called again, it does what it
+// does without the refusal.
+func TestOperationsRefusedAtEveryRequest(t *testing.T) {
+	for _, op := range operations() {
+		t.Run(op.name, func(t *testing.T) {
+			more := true
+			for k := 1; more && !t.Failed(); k++ {
+				for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
+					tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { more = refuseOne(t, e, op, k, code) })
+				}
+				if !more && k == 1 {
+					t.Error("it sent no request")
+				}
+			}
+		})
+	}
+}
+
+func refuseOne(t *testing.T, e *tsotest.Emulator, op operation, k int, code codes.Code) (fired bool) {
+	if _, err := e.Direct(tso.DirectConfig{}).Timestamp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if op.before != nil {
+		op.before(e)
+	}
+	state := func() string {
+		s, err := tso.ReadRow(t.Context(), e.Table("percolator"), tso.RowConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("%+v", s)
+	}
+	before := state()
+	n := 0
+	e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
+		if n++; n == k {
+			fired = true
+			return nil, status.Error(code, "injected")
+		}
+		return call()
+	})
+	got, err := op.call(t.Context(), e)
+	e.On(nil)
+	passes := code == codes.Unavailable && op.again
+	switch {
+	case (!fired || passes) && (err != nil || got != op.want):
+		t.Errorf("request %d, %v: %v, %v; want %v", k, code, got, err, op.want)
+	case !fired || passes:
+		return fired
+	case code == codes.Unavailable && err == nil && got == op.want: // tried again
+		return true
+	case status.Code(err) != code:
+		t.Errorf("request %d was refused with %v: %v, %v", k, code, got, err)
+	case got == op.want && got != false && got != "":
+		t.Errorf("request %d was refused with %v, and the result is %v", k, code, got)
+	}
+	if got, err := op.call(t.Context(), e); err != nil || got != op.want && state() == before {
+		t.Errorf("again after request %d failed with %v: %v, %v; want %v", k, code, got, err, op.want)
+	}
+	return fired
+}
