@@ -225,3 +225,56 @@ func writeUnknownLock(t *testing.T, env *txntest.Env, startTS tso.Timestamp) {
 		t.Fatal(err)
 	}
 }
+
+// TestPassedTooLate: a reader passes a commit whose bound does not allow a later commit_ts. Then
+// it can only be rolled back, which the owner does although nobody asked it to settle, and Update
+// runs the function again. If the owner cannot find that out, the outcome is unknown, and the
+// function does not run again.
+func TestPassedTooLate(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		t.Run(fmt.Sprintf("outcome refused %t", refused), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				sent, reads := false, 0
+				env, owner, faults := newFaultyClient(t, txn.Config{PassLocks: true, TokenTTL: -1}, refuse(func(c txntest.Call) bool {
+					mu.Lock()
+					defer mu.Unlock()
+					sent = sent || c.Step == txntest.StepCommit
+					if !sent || c.Step != txntest.StepRead {
+						return false
+					}
+					reads++
+					return refused && reads > 1 // the first one finds the minimum
+				})...)
+				held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+				runs := 0
+				done := inBackground(func() error {
+					_, err := owner.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+						if runs++; runs == 1 {
+							tx.CommitBefore(tx.StartTS() + 5e6)
+						}
+						set(tx, "3", "bob", "joe")
+						return nil
+					})
+					return err
+				})
+				<-held.Fired()
+				advance(time.Second)
+				wantValue(t, takeSnapshot(t, env.NewClient(txn.Config{PassLocks: true, TokenTTL: -1})), "bob", "") // passes
+				advance(10 * time.Second)
+				held.Release()
+				err := (<-done).err
+				if refused {
+					if !errors.Is(err, txn.ErrUndetermined) || runs != 1 {
+						t.Errorf("%v after %d runs, want an unknown outcome after one", err, runs)
+					}
+					return
+				}
+				if err != nil || runs != 2 {
+					t.Errorf("%v after %d runs, want success after two", err, runs)
+				}
+				wantValue(t, takeSnapshot(t, env.Client), "joe", "3")
+			})
+		})
+	}
+}
