@@ -9,7 +9,6 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
@@ -58,7 +57,7 @@ const (
 	// MaxBatchRows is how many rows a background request has at most.
 	MaxBatchRows = 1000
 	// maxBatchBytes is how much memory the mutations of a request take at most, unless it
-	// is a single row.
+	// is a single row. So many bytes have fewer changes than Bigtable allows.
 	maxBatchBytes = 4 << 20
 	// maxTasks is how many functions of Run, and how many retries for one table, run at a
 	// time.
@@ -236,13 +235,12 @@ func (b *Background) uncount(muts []RowMutation) {
 // nextBatch removes the rows of the next request from a lane. They belong to as many
 // transactions as fit, or to one if they have failed before.
 func (l *lane) nextBatch() []RowMutation {
-	n, ops, bytes := 0, 0, 0
+	n, bytes := 0, 0
 	for n < len(l.pending) && n < MaxBatchRows {
 		m := &l.pending[n]
-		if n > 0 && (ops+m.Ops > format.MaxMutations || bytes+m.size() > maxBatchBytes || (l.retries && m.StartTS != l.pending[0].StartTS)) {
+		if n > 0 && (bytes+m.size() > maxBatchBytes || (l.retries && m.StartTS != l.pending[0].StartTS)) {
 			break
 		}
-		ops += m.Ops
 		bytes += m.size()
 		n++
 	}
