@@ -1,0 +1,151 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net/url"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/tso"
+)
+
+// TestBoundsOfRequests: as many requests and streams are open as the bounds say, and ended ones
+// make room.
+func TestBoundsOfRequests(t *testing.T) {
+	l := newLimits(nil, nil)
+	l.all, l.each = counts{connections: 2, requests: 3}, counts{long: 2}
+	one, stream := counts{requests: 1}, counts{requests: 1, long: 1}
+	begin := func(c *client, n counts, want string) {
+		t.Helper()
+		if reason, err := l.begin(c, n); reason != want || (err == nil) != (want == "") || err != nil && status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%q, %v; want %q", reason, err, want)
+		}
+	}
+	a, b := &client{}, &client{}
+	begin(a, stream, "")
+	begin(a, stream, "")
+	begin(a, stream, "streams")
+	begin(a, one, "")
+	begin(b, one, "requests")
+	l.end(a, stream)
+	begin(b, stream, "")
+	begin(&client{excess: true}, one, "connections")
+	if got := l.present(); got != (counts{requests: 3, long: 2}) {
+		t.Errorf("open: %+v", got)
+	}
+	l.end(a, one)
+	l.end(a, stream)
+	l.end(b, stream)
+	if got := l.present(); got != (counts{}) || a.used != got || b.used != got {
+		t.Errorf("open after all: %+v, %+v, %+v", got, a.used, b.used)
+	}
+}
+
+// TestBoundsOfConnections: the connections beyond the bound are refused their requests, and those
+// beyond some more are not kept.
+func TestBoundsOfConnections(t *testing.T) {
+	l := newLimits(nil, nil)
+	l.all.connections = 2
+	excess := func() bool { return clientOf(conns{l}.TagConn(context.Background(), nil)).excess }
+	for n := 1; n <= 2+moreRefused; n++ {
+		if !l.connected(1) {
+			t.Fatalf("connection %d is not kept", n)
+		}
+		if excess() != (n > 2) {
+			t.Fatalf("with %d connections, requests of the last are refused: %t", n, n <= 2)
+		}
+	}
+	if l.connected(1) || l.present().connections != 2+moreRefused {
+		t.Errorf("one more is kept: %+v", l.present())
+	}
+	l.connected(-1)
+	if !l.connected(1) || clientOf(context.Background()) != nil {
+		t.Error("a connection that was closed makes no room")
+	}
+}
+
+// TestNamesOfClients: only clients whose certificate has one of the names are served.
+func TestNamesOfClients(t *testing.T) {
+	uri := &url.URL{Scheme: "spiffe", Host: "x", Path: "/shop"}
+	with := func(c *x509.Certificate) context.Context {
+		state := tls.ConnectionState{}
+		if c != nil {
+			state.VerifiedChains = [][]*x509.Certificate{{c, {DNSNames: []string{"ca"}}}, {{DNSNames: []string{"other"}}}}
+		}
+		return peer.NewContext(t.Context(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
+	}
+	named := &x509.Certificate{Subject: pkix.Name{CommonName: "common"}, DNSNames: []string{"dns"}, URIs: []*url.URL{uri}}
+	common := &x509.Certificate{Subject: pkix.Name{CommonName: "common"}}
+	if got, want := certificateNames(named), []string{"dns", "spiffe://x/shop"}; !slices.Equal(got, want) {
+		t.Errorf("names %q, want %q", got, want)
+	}
+	for _, tt := range []struct {
+		names []string
+		ctx   context.Context
+		want  codes.Code
+	}{
+		{nil, t.Context(), codes.OK},
+		{[]string{"dns"}, t.Context(), codes.Unauthenticated},
+		{[]string{"dns"}, with(nil), codes.Unauthenticated},
+		{[]string{"no", "dns"}, with(named), codes.OK},
+		{[]string{"spiffe://x/shop"}, with(named), codes.OK},
+		{[]string{"common"}, with(named), codes.PermissionDenied},
+		{[]string{"common"}, with(common), codes.OK},
+		{[]string{"ca", "other"}, with(named), codes.PermissionDenied},
+	} {
+		if err := newLimits(tt.names, nil).permit(tt.ctx); status.Code(err) != tt.want {
+			t.Errorf("of %q: %v, want %v", tt.names, err, tt.want)
+		}
+	}
+}
+
+// TestPace: how fast one client and all together may take timestamps, by how far oracle time is
+// ahead of the clock.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := func(l *limits, c *client, count, ahead tso.Timestamp, want time.Duration) {
+			t.Helper()
+			wait, err := l.pace(c, count, ahead)
+			if want < 0 && status.Code(err) != codes.ResourceExhausted || want >= 0 && (err != nil || wait != want) {
+				t.Errorf("%d at %d ahead: %v, %v; want %v", count, ahead, wait, err, want)
+			}
+		}
+		l, c := newLimits(nil, nil), &client{}
+		pace(l, c, clientAhead, 0, 0) // all at once
+		pace(l, c, 250_000, 0, 250*time.Millisecond)
+		pace(l, c, 1, 0, -1) // which was not counted
+		<-time.After(time.Millisecond)
+		pace(l, c, 1000, 0, 250*time.Millisecond)
+		<-time.After(time.Hour)
+		pace(l, c, clientAhead, 0, 0) // and not more than that
+		pace(l, c, 1000, 0, time.Millisecond)
+
+		l, c = newLimits(nil, nil), &client{}
+		pace(l, c, clientAhead/2, allAhead/2, 0) // half of it, half as fast
+		pace(l, c, 1000, allAhead/2, 2*time.Millisecond)
+
+		l, c = newLimits(nil, nil), &client{}
+		pace(l, c, 1000, allAhead, 8*time.Millisecond) // an eighth, with nothing at once
+		<-time.After(time.Hour)
+		pace(l, c, tso.MaxCount, allAhead, 0)
+		pace(l, c, 1000, 2*allAhead, 2*time.Millisecond) // of all clients
+
+		// Beyond, all clients together may take half of what the clock makes.
+		l = newLimits(nil, nil)
+		for range 2 {
+			<-time.After(time.Hour)
+			pace(l, &client{own: credit{tso.MaxCount, time.Now()}}, tso.MaxCount, allAhead, 0)
+			pace(l, &client{own: credit{1e6, time.Now()}}, 1000, allAhead, 2*time.Millisecond)
+		}
+	})
+}
