@@ -117,6 +117,77 @@ func TestAllWaiting(t *testing.T) {
 	}
 }
 
+// TestSkips: a lane leaves a cell out for as long as it was told, unless a newer notification
+// arrives.
+func TestSkips(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLane(nil, 1, 1, nil)
+		skipped := func(want bool, triggers ...tso.Timestamp) {
+			t.Helper()
+			n := changes.Notification{Cell: txn.Cell{Row: "r"}}
+			for _, ts := range triggers {
+				n.Triggers = append(n.Triggers, format.NotifyCell{TS: ts})
+			}
+			if l.skipped(n) != want {
+				t.Errorf("notifications at %v are skipped: %t", triggers, !want)
+			}
+		}
+		skipped(false, 1)
+		l.skip("r", 7, time.Minute)
+		skipped(true, 5, 7)
+		skipped(true)
+		<-time.After(time.Minute)
+		skipped(true, 7)
+		<-time.After(1)
+		skipped(false, 7)
+		l.skip("r", 7, time.Minute)
+		skipped(false, 8, 7)
+		skipped(false, 7) // the skip has ended
+		l.skip("other", 7, time.Minute)
+		skipped(false, 7)
+	})
+}
+
+// TestRoomOfALane: a finder waits for room for a while, once. After that its cells join the hints,
+// until it finds room again at once. A hint without room is refused.
+func TestRoomOfALane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLane([]*handler{{concurrency: 1}}, 1, 2, nil)
+		offer := func(row string, finder, want bool, wait time.Duration) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			began := time.Now()
+			if got := l.offer(ctx, task{cell: txn.Cell{Row: row}}, finder); got != want || time.Since(began) != wait {
+				t.Errorf("%s: accepted %t after %v, want %t after %v", row, got, time.Since(began), want, wait)
+			}
+			if l.busy(row) != want {
+				t.Errorf("%s is queued: %t", row, !want)
+			}
+		}
+		offer("f1", true, true, 0)
+		offer("f1", true, true, 0) // it is queued already
+		offer("h1", false, true, 0)
+		offer("f2", true, true, roomTimeout)
+		offer("f3", true, false, time.Second) // hints have no room either
+		offer("h2", false, false, 0)
+		if len(l.found) != 1 || len(l.queue) != 2 {
+			t.Fatalf("%d cells found, %d hinted", len(l.found), len(l.queue))
+		}
+		<-l.queue
+		offer("f4", true, true, 0) // without another wait
+		<-l.found
+		offer("f5", true, true, 0)
+		<-l.queue
+		offer("f6", true, true, roomTimeout) // it is fast again, so worth a wait
+		<-l.queue
+		go func() { <-time.After(roomTimeout / 2); <-l.found }()
+		<-l.found
+		offer("f7", true, true, 0)
+		offer("f8", true, true, roomTimeout/2)
+	})
+}
+
 // TestBoundedMemory: neither the cells that the cleaner has to clear nor a lane's skips
 // nor its timers grow without bound.
 func TestBoundedMemory(t *testing.T) {
