@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // A Job runs a function over every row of a range. The package comment says what it
@@ -34,7 +36,7 @@ type Job struct {
 	// BatchRows is how many rows a transaction handles at most; 0 is 100. After a conflict,
 	// the next attempt handles half as many.
 	BatchRows int
-	// Parallel is how many parts run at a time; 0 is 8. The job has up to four times as many
+	// Parallel is how many parts run at a time, if the service takes them; 0 is 16. The job has up to four times as many
 	// parts.
 	Parallel int
 	// RowsPerSecond bounds the rate of this process; 0 is no bound.
@@ -83,7 +85,7 @@ func (j *Job) withDefaults() (Job, error) {
 		c.BatchRows = 100
 	}
 	if c.Parallel == 0 {
-		c.Parallel = 8
+		c.Parallel = 16
 	}
 	fail := func(format string, args ...any) (Job, error) {
 		return c, fmt.Errorf("jobs: job %q: %w: %s", c.Name, txn.ErrInvalid, fmt.Sprintf(format, args...))
@@ -138,7 +140,7 @@ func (j *Job) RunBatches(ctx context.Context, client *txn.Client, f func(ctx con
 	if err != nil {
 		return Status{}, err
 	}
-	r := &run{job: job, client: client, f: f, status: Status{Parts: len(parts)}, rows: make([]int64, len(parts))}
+	r := &run{job: job, client: client, f: f, pacer: pace.New(job.Parallel), status: Status{Parts: len(parts)}, rows: make([]int64, len(parts))}
 	if job.RowsPerSecond > 0 {
 		r.limit = rate.NewLimiter(rate.Limit(job.RowsPerSecond), job.BatchRows)
 	}
@@ -273,6 +275,7 @@ type run struct {
 	client *txn.Client
 	f      func(context.Context, *txn.Txn, []bigtable.Row) error
 	limit  *rate.Limiter // nil without a bound
+	pacer  *pace.Pacer
 
 	mu     sync.Mutex
 	status Status
@@ -315,7 +318,21 @@ func (r *run) note(part int, p position) {
 func (r *run) batch(ctx context.Context, part int, rows Range) (before, after position, err error) {
 	key, family := r.job.partKey(part), r.job.Family
 	n := r.job.BatchRows
+	turn, err := r.pacer.Begin(ctx)
+	if err != nil {
+		return before, after, err
+	}
+	var committing time.Time
+	written, took := 0, time.Duration(0)
+	defer func() { turn.End(written, took) }()
+	attempt := txn.OnAttempt(func(_ context.Context, a txn.Attempt) {
+		if a.Err == nil && a.Rows > 0 {
+			// Neither the function nor waits for other transactions say how fast the service is.
+			written, took = a.Rows, max(0, time.Since(committing)-a.LatchWait-a.LockWait)
+		}
+	})
 	_, err = r.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		defer func() { committing = time.Now() }()
 		limit := n
 		n = max(1, n/2) // for the next attempt
 		cells := tx.Table(r.job.Progress)
@@ -343,7 +360,7 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 			return nil
 		}
 		return r.f(ctx, tx, batch)
-	}, txn.Named("job"), txn.NoPrefetch())
+	}, txn.Named("job"), txn.NoPrefetch(), attempt)
 	return before, after, err
 }
 

@@ -20,8 +20,9 @@ const (
 	// latchSlots is how many slots the cells are distributed over.
 	latchSlots = 1024
 	// maxLatched is how many cells a transaction may write to take latches. A larger one
-	// would hold up too many transactions; it continues without.
-	maxLatched = 128
+	// continues without: cells share slots, and two transactions of 100 cells each always have
+	// a slot in common. So the transactions of a job would wait for each other.
+	maxLatched = 16
 	// maxOvertaken is how often other transactions may overtake a waiting one at its
 	// slots.
 	maxOvertaken = 8

@@ -1,0 +1,173 @@
+package jobs_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/jobs"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
+)
+
+// loadKeys are the keys of table t on a model of a cluster, spread over its tablets.
+func loadKeys(rows int) (keys []string) {
+	for i := range rows {
+		keys = append(keys, fmt.Sprintf("%08x", uint64(2*i+1)<<32/uint64(2*rows)))
+	}
+	return keys
+}
+
+// newCluster makes table t with rows on a cluster of some nodes.
+func newCluster(t *testing.T, nodes, rows int) (*model.Cluster, *txntest.Env) {
+	t.Helper()
+	table := model.Table{Splits: model.HexSplits("", 10)}
+	cluster := model.New(model.Config{Nodes: nodes, Tables: map[string]model.Table{"t": table, "plain": table}})
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
+	for table, family := range map[string]string{"t": "f", "plain": "f", "jobs": "job"} {
+		env.CreateTable(table, family)
+	}
+	_, err := admin.BulkLoad(t.Context(), env.Client, "t", func(yield func(admin.BulkRow, error) bool) {
+		for _, key := range loadKeys(rows) {
+			if !yield(admin.BulkRow{Row: key, Cells: []admin.BulkCell{{Family: "f", Qualifier: "n", Value: []byte("0")}}}, nil) {
+				return
+			}
+		}
+	}, admin.BulkConfig{Idle: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cluster, env
+}
+
+// traffic reads and writes random rows, 100 times a second, until stop is called, which returns how
+// long the transactions took, in order.
+func traffic(t *testing.T, c *txn.Client, rows int) (stop func() []time.Duration) {
+	ctx, cancel := context.WithCancel(t.Context())
+	keys := loadKeys(rows)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var took []time.Duration
+	all.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			all.Go(func() {
+				began := time.Now()
+				_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+					key := keys[rand.IntN(len(keys))]
+					_, _, err := tx.Table("t").Get(ctx, key, "f", "n")
+					tx.Table("t").Set(key, "f", "other", []byte("x"))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				took = append(took, time.Since(began))
+			})
+		}
+	})
+	return func() []time.Duration {
+		cancel()
+		all.Wait()
+		slices.Sort(took)
+		return took
+	}
+}
+
+func p99(sorted []time.Duration) time.Duration { return sorted[len(sorted)*99/100] }
+
+// TestLoad: on a model of a cluster, in virtual time, a job takes little longer than the nodes need
+// for its requests, and the transactions of other clients stay fast meanwhile.
+func TestLoad(t *testing.T) {
+	const rows = 20_000
+	for _, tt := range []struct {
+		nodes int
+		times float64
+	}{{1, 4.5}, {3, 8}} { // 3.9 and 6 are usual; without the pacer, 3.1 and 3.9
+		t.Run(fmt.Sprint(tt.nodes, " nodes"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cluster, env := newCluster(t, tt.nodes, rows)
+				bt, _ := env.Open(cluster.Client("plain")...)
+				began := time.Now()
+				var muts []*bigtable.Mutation
+				for range rows {
+					m := bigtable.NewMutation()
+					m.Set("f", "n", bigtable.Now(), []byte("1"))
+					muts = append(muts, m)
+				}
+				if _, err := bt.Open("plain").ApplyBulk(t.Context(), loadKeys(rows), muts); err != nil {
+					t.Fatal(err)
+				}
+				bulk := time.Since(began)
+
+				stop := traffic(t, env.NewClient(txn.Config{}, cluster.Client("traffic")...), rows)
+				<-time.After(5 * time.Second)
+				alone := stop()
+				job := newJob()
+				job.BatchRows, job.Parallel = 0, 0
+				began = time.Now()
+				stop = traffic(t, env.NewClient(txn.Config{}, cluster.Client("traffic")...), rows)
+				if _, err := job.Run(t.Context(), env.NewClient(txn.Config{}, cluster.Client("job")...), increment); err != nil {
+					t.Fatal(err)
+				}
+				took := time.Since(began)
+				with := stop()
+				// Without the pacer, p99 is 13 times as long on one node and 10 times on three.
+				if x := float64(took) / float64(bulk); x > tt.times {
+					t.Errorf("the job takes %.1f times as long as ApplyBulk, want at most %v", x, tt.times)
+				}
+				if p99(with) > 5*p99(alone) {
+					t.Errorf("p99 is %v during the job, and %v without it", p99(with), p99(alone))
+				}
+				t.Logf("ApplyBulk %v, job %v, %.1f times; p99 of %d: %v, during the job %v, max %v", bulk, took, float64(took)/float64(bulk), len(with), p99(alone), p99(with), with[len(with)-1])
+			})
+		})
+	}
+}
+
+// TestThrottled: while the cluster refuses everything, a job sends few requests, as RetryInfo
+// advises, and then continues.
+func TestThrottled(t *testing.T) {
+	const rows, advice = 2000, 2 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		cluster, env := newCluster(t, 1, rows)
+		job := newJob()
+		job.BatchRows, job.Parallel = 0, 0
+		throttled := sync.OnceFunc(func() { cluster.Throttle(10*time.Second, advice) })
+		job.Report = func(s jobs.Status) {
+			if s.Rows >= rows/2 {
+				throttled()
+			}
+		}
+		began := time.Now()
+		s, err := job.Run(t.Context(), env.NewClient(txn.Config{}, cluster.Client("job")...), increment)
+		if err != nil || s.Rows != rows {
+			t.Fatalf("%d rows, error %v", s.Rows, err)
+		}
+		wantValues(t, env.Client, rows, one)
+		took := time.Since(began)
+		refused := cluster.Sum(func(k model.Key) bool { return k.Client == "job" }).Refused
+		t.Logf("took %v, %d requests were refused", took, refused)
+		if took < 10*time.Second || took > 25*time.Second {
+			t.Errorf("took %v", took)
+		}
+		if refused == 0 || refused > 3000 {
+			t.Errorf("%d requests were refused", refused)
+		}
+	})
+}

@@ -1,0 +1,131 @@
+package pace_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn/pace"
+)
+
+// A service takes at least rest for each piece of work, and does one after the other in work.
+type service struct {
+	mu         sync.Mutex
+	rest, work time.Duration
+	until      time.Time
+}
+
+func (s *service) do() time.Duration {
+	began := time.Now()
+	s.mu.Lock()
+	if s.until.Before(began) {
+		s.until = began
+	}
+	s.until = s.until.Add(s.work)
+	done := s.until.Add(s.rest)
+	s.mu.Unlock()
+	<-time.After(time.Until(done))
+	return time.Since(began)
+}
+
+// run does pieces of work with 100 goroutines for some time. It returns how many were done, and
+// how many ran at most during the second half of the time.
+func run(t *testing.T, p *pace.Pacer, s *service, d time.Duration) (pieces, most int64) {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	half := time.Now().Add(d / 2)
+	var done, running, top atomic.Int64
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			for {
+				turn, err := p.Begin(ctx)
+				if err != nil {
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+					return
+				}
+				if n := running.Add(1); time.Now().After(half) && n > top.Load() {
+					top.Store(n)
+				}
+				took := s.do()
+				running.Add(-1)
+				done.Add(1)
+				turn.End(100, took)
+			}
+		})
+	}
+	all.Wait()
+	return done.Load(), top.Load()
+}
+
+// TestIdleService: a service with time for all gets as many pieces as allowed.
+func TestIdleService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, most := run(t, pace.New(20), &service{rest: 10 * time.Millisecond}, 10*time.Second)
+		if most != 20 || n < 19_000 {
+			t.Errorf("%d pieces, at most %d at a time, want 20", n, most)
+		}
+	})
+}
+
+// TestBusyService: a service that can do 100 pieces a second gets nearly as many, and they wait
+// for each other only as long as one takes.
+func TestBusyService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, most := run(t, pace.New(50), &service{rest: 20 * time.Millisecond, work: 10 * time.Millisecond}, 30*time.Second)
+		if n < 2500 || most > 8 {
+			t.Errorf("%d pieces, at most %d at a time", n, most)
+		}
+	})
+}
+
+// TestSlowdown: when the service becomes slower, there are fewer pieces at a time; when it
+// recovers, as many as before.
+func TestSlowdown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{rest: 20 * time.Millisecond, work: time.Millisecond}
+		p := pace.New(50)
+		_, before := run(t, p, s, 10*time.Second)
+		s.work = 40 * time.Millisecond
+		_, slow := run(t, p, s, 60*time.Second)
+		s.work = time.Millisecond
+		_, after := run(t, p, s, 60*time.Second)
+		if before < 20 || slow > 4 || after < 20 {
+			t.Errorf("%d pieces at a time, then %d, then %d", before, slow, after)
+		}
+	})
+}
+
+// TestUncounted: pieces without requests, and pieces of other sizes, do not disturb.
+func TestUncounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pace.New(20)
+		for range 100 {
+			for size, took := range map[int]time.Duration{0: 0, 1: time.Millisecond, 1000: time.Second} {
+				turn, err := p.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				turn.End(size, took)
+			}
+		}
+		if n, most := run(t, p, &service{rest: 10 * time.Millisecond}, 10*time.Second); most != 20 {
+			t.Errorf("%d pieces, at most %d at a time, want 20", n, most)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		one := pace.New(0)
+		if _, err := one.Begin(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := one.Begin(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("an ended context: %v", err)
+		}
+	})
+}
