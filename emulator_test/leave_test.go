@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
 // newLeaving adopts table a and makes table b. Then transactions write, overwrite and delete
@@ -176,6 +178,85 @@ func TestCrashOfLeave(t *testing.T) {
 		}
 	}
 	t.Logf("%d crashes", crashes)
+}
+
+// An operator dies when a part of the rows has left. The next call rewrites the others only, but
+// searches all of them: it finds a cell that came back to a row that had left.
+func TestLeaveResumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rows = 400
+		cluster := model.New(model.Config{Tables: map[string]model.Table{"a": {Bytes: 1e6, Splits: model.HexSplits("", 20)}}})
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		var keys []string
+		for i := range rows {
+			keys = append(keys, fmt.Sprintf("%08x", uint64(i)<<32/rows))
+		}
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		mustSet(t, c, "v", keys...)
+		closeNow(env.Client)
+		advance(time.Minute)
+		// try leaves, and dies when so many parts have left.
+		try := func(parts int) (admin.LeaveReport, error) {
+			faults := txntest.NewFaults(t)
+			bt, adminClient := env.Open(append(faults.DialOptions(), cluster.Client("operator")...)...)
+			leaving, err := txn.NewClient(t.Context(), bt, txn.Config{TokenTTL: -1, Admin: adminClient, Parallelism: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeNow(leaving)
+			n := 0
+			killed := faults.On("kill", func(call txntest.Call) bool {
+				if call.Row == "adoption/a" && call.Method == "MutateRows" {
+					n++
+				}
+				return n > parts+1 // the first one says that the table leaves
+			}, txntest.DropRequest, 0).Optional()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				select {
+				case <-killed.Fired():
+					faults.Kill()
+					cancel()
+				case <-ctx.Done():
+				}
+			}()
+			return admin.Leave(ctx, adminClient, bt, leaving, admin.LeaveConfig{Table: "a"})
+		}
+		if r, err := try(10); err == nil || r.Changed < 200 || r.Changed > 260 {
+			t.Fatalf("first call: %+v, error %v; want a death after half of the rows", r, err)
+		}
+		advance(3 * time.Minute)
+		m := bigtable.NewMutation()
+		m.Set(format.WriteFamily, "f:q", 1000, []byte("x"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), keys[0], m); err != nil {
+			t.Fatal(err)
+		}
+		r, err := try(rows)
+		if err == nil || !strings.Contains(err.Error(), keys[0]) || r.Rows < 140 || r.Rows > 200 {
+			t.Fatalf("second call: %+v, error %v; want the cell in row %s, and the rows that were left", r, err, keys[0])
+		}
+		advance(3 * time.Minute)
+		m = bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open("a").Apply(t.Context(), keys[0], m); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := try(rows); err != nil || r.Rows != rows-1 || r.Changed != 0 {
+			t.Fatalf("third call: %+v, error %v", r, err)
+		}
+		n := 0
+		err = env.Bigtable.Open("a").ReadRows(t.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+			if n++; len(r) != 1 || len(r["f"]) != 1 || string(r["f"][0].Value) != "v" || r["f"][0].Timestamp >= format.PlainBefore {
+				t.Errorf("row %v", r)
+			}
+			return true
+		})
+		if err != nil || n != rows-1 {
+			t.Errorf("%d rows, error %v", n, err)
+		}
+	})
 }
 
 // A table is refused while clients are alive, and while observers or indexes need it.

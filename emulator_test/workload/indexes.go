@@ -85,7 +85,7 @@ func Indexes() *Workload {
 			return ops, matches(ctx, w, s.Table(table), x.At(s))
 		})
 	}
-	turn := &turner{x: x}
+	turn := &turner{x: x, used: map[string]int{}}
 	return &Workload{
 		Name:   "indexes",
 		Tables: []admin.TableSpec{{Name: table, Families: []string{"f"}}, {Name: entries, Families: []string{"e"}}},
@@ -128,6 +128,7 @@ func Indexes() *Workload {
 			return err
 		},
 		ReadAll: readAll,
+		Used:    turn.counts,
 		Verify: func(ctx context.Context, c *txn.Client) (wrong []string, err error) {
 			for _, name := range []string{"by-n", "by-slot"} {
 				if s, err := x.State(ctx, c, name); err != nil {
@@ -157,6 +158,31 @@ type turner struct {
 	mu      sync.Mutex
 	running bool
 	err     error // of the last run, unless faults explain it
+	used    map[string]int
+}
+
+// The changes of indexes that a turner counts.
+const (
+	IndexesCreated = "indexes created and verified"
+	IndexesDropped = "indexes dropped"
+)
+
+func (t *turner) counts() map[string]int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	used := t.used
+	t.used = map[string]int{}
+	return used
+}
+
+// count counts a change that has succeeded.
+func (t *turner) count(what string, err error) error {
+	if err == nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.used[what]++
+	}
+	return err
 }
 
 // step begins the next change, if none is under way.
@@ -187,7 +213,7 @@ func (t *turner) turn(ctx context.Context, c *txn.Client) error {
 	case err != nil:
 		return err
 	case s == index.Ready || s == index.Dropping:
-		return t.x.Drop(ctx, c, "by-n")
+		return t.count(IndexesDropped, t.x.Drop(ctx, c, "by-n"))
 	}
 	var wrong error
 	err = t.x.Create(ctx, c, "by-n", nil)
@@ -199,5 +225,5 @@ func (t *turner) turn(ctx context.Context, c *txn.Client) error {
 	if wrong != nil {
 		return wrong
 	}
-	return err
+	return t.count(IndexesCreated, err)
 }

@@ -49,6 +49,8 @@ type Workload struct {
 	Handle func(*notify.Worker) error
 	// Fail, if set, says whether an observer's run fails. Set it before Handle.
 	Fail func() bool
+	// Used, if not nil, counts what the workload did since the last call, besides transactions.
+	Used func() map[string]int
 	// Verify checks the state at the end, when every lock is resolved and every
 	// observer has run, and returns what is wrong with it. It may be nil.
 	Verify func(context.Context, *txn.Client) ([]string, error)

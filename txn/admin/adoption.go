@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
@@ -67,6 +68,7 @@ const (
 	undoingQualifier  = "undoing"  // the schema record that was removed
 	leavingQualifier  = "leaving"  // the schema record of a table that leaves
 	droppingQualifier = "dropping" // the families are being dropped; the undo cannot be stopped
+	leftPrefix        = "left/"    // and a key: from there to the key in the value, all rows have left
 )
 
 // adoptionState is what the metadata table says about a table.
@@ -74,6 +76,7 @@ type adoptionState struct {
 	schema, adopting, undoing, leaving *recordpb.TableSchema
 	schemaBytes                        []byte
 	dropping                           bool
+	left                               []store.KeyRange
 }
 
 // prior is the record of an interrupted adoption or undo; nil if there is none.
@@ -99,6 +102,10 @@ func (a *adoption) state(ctx context.Context) (*adoptionState, error) {
 			return nil, err
 		}
 		for _, item := range row[store.DeployFamily] {
+			if start, ok := strings.CutPrefix(item.Column, store.DeployFamily+":"+leftPrefix); ok {
+				s.left = append(s.left, store.KeyRange{Start: start, End: string(item.Value)})
+				continue
+			}
 			m := &recordpb.TableSchema{}
 			if err := proto.Unmarshal(item.Value, m); err != nil {
 				return nil, fmt.Errorf("admin: table %q: %w: %s in row %s of metadata table %q does not parse: %w", a.cfg.Table, format.ErrCorrupt, item.Column, key, a.cfg.MetadataTable, err)
@@ -131,10 +138,8 @@ func (a *adoption) putState(ctx context.Context, qualifier string, record *recor
 // dropState removes the state of the adoption.
 func (a *adoption) dropState(ctx context.Context) error {
 	m := bigtable.NewMutation()
-	for _, q := range []string{adoptingQualifier, undoingQualifier, leavingQualifier, droppingQualifier} {
-		m.DeleteCellsInColumn(store.DeployFamily, q)
-	}
-	_, err := a.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + a.cfg.Table, Mut: m, Ops: 4}})
+	m.DeleteCellsInFamily(store.DeployFamily)
+	_, err := a.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + a.cfg.Table, Mut: m, Ops: 1}})
 	return err
 }
 

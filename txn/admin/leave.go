@@ -84,10 +84,11 @@ func CheckLeave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.C
 //     [UndoAdoption] does.
 //  2. It resolves the locks in the table, and the locks in other tables whose primary is in it.
 //  3. It rewrites the rows, in parallel, by one mutation for each row, reads each of them again,
-//     and compares.
+//     and compares. It stores how far it has come.
 //  4. It searches the whole table for cells of transactions. Then it drops the families.
 //
-// After an error, or if its process dies, call it again: it continues. Until it has succeeded,
+// After an error, or if its process dies, call it again: it continues with the rows that are left,
+// and searches the whole table. Until it has succeeded,
 // neither plain programs nor transactions may use the table.
 func Leave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Client, cfg LeaveConfig) (LeaveReport, error) {
 	l, err := newLeaver(admin, bt, client, cfg)
@@ -229,13 +230,8 @@ func (l *leaver) rewrite(ctx context.Context, record *recordpb.TableSchema, stat
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(l.c.Store.Config.Parallelism)
-	everything := func(*store.Table) bigtable.Filter { return store.Interleave(bigtable.PassAllFilter()) }
-	for _, part := range split(ctx, t) {
-		g.Go(func() error {
-			return l.c.Pages(gctx, t.Name, bigtable.NewRange(part.Start, part.End), everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
-				return true, l.page(gctx, t, page, now, store.ExpiriesOf(record))
-			})
-		})
+	for _, part := range without(split(ctx, t), state.left) {
+		g.Go(func() error { return l.part(gctx, t, part, now, store.ExpiriesOf(record)) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -244,7 +240,11 @@ func (l *leaver) rewrite(ctx context.Context, record *recordpb.TableSchema, stat
 	u.cfg.Progress = l.config.Progress
 	found, err := u.written(ctx)
 	if err == nil && found != nil {
-		err = fmt.Errorf("admin: table %q: %s was written while the table left; stop the clients, and leave again", l.cfg.Table, found.Cell)
+		m := bigtable.NewMutation() // the next call has to rewrite the row
+		m.DeleteCellsInFamily(store.DeployFamily)
+		m.Set(store.DeployFamily, leavingQualifier, 0, format.Marshal(record))
+		_, err = l.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + l.cfg.Table, Mut: m, Ops: 2}})
+		err = errors.Join(fmt.Errorf("admin: table %q: %s was written while the table left; stop the clients, and leave again", l.cfg.Table, found.Cell), err)
 	}
 	if err != nil {
 		return err
@@ -282,6 +282,54 @@ func (l *leaver) resolve(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// saveInterval is how often a part stores how far it has come.
+const saveInterval = time.Second
+
+// part rewrites a part of the table, and stores how far it has come.
+func (l *leaver) part(ctx context.Context, t *store.Table, part store.KeyRange, now tso.Timestamp, expiries store.Expiries) error {
+	left := func(end string) error {
+		m := bigtable.NewMutation()
+		m.Set(store.DeployFamily, leftPrefix+part.Start, 0, []byte(end))
+		_, err := l.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + l.cfg.Table, Mut: m, Ops: 1}})
+		return err
+	}
+	everything := func(*store.Table) bigtable.Filter { return store.Interleave(bigtable.PassAllFilter()) }
+	saved := time.Now()
+	err := l.c.Pages(ctx, t.Name, bigtable.NewRange(part.Start, part.End), everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
+		err := l.page(ctx, t, page, now, expiries)
+		if err == nil && len(page) > 0 && time.Since(saved) >= saveInterval {
+			saved = time.Now()
+			err = left(page[len(page)-1].Key() + "\x00")
+		}
+		return true, err
+	})
+	if err != nil {
+		return err
+	}
+	return left(part.End)
+}
+
+// without returns the parts of ranges that are not in done.
+func without(ranges, done []store.KeyRange) []store.KeyRange {
+	for _, d := range done {
+		var rest []store.KeyRange
+		for _, r := range ranges {
+			if d.End != "" && d.End <= r.Start || r.End != "" && r.End <= d.Start {
+				rest = append(rest, r)
+				continue
+			}
+			if r.Start < d.Start {
+				rest = append(rest, store.KeyRange{Start: r.Start, End: d.Start})
+			}
+			if d.End != "" && (r.End == "" || d.End < r.End) {
+				rest = append(rest, store.KeyRange{Start: d.End, End: r.End})
+			}
+		}
+		ranges = rest
+	}
+	return ranges
 }
 
 // page rewrites rows, and compares what is stored then.

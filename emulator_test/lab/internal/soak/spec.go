@@ -371,6 +371,9 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 			usedLatest: int(s.LatestReads - before.LatestReads),
 		}
 		before = s
+		if load.Used != nil {
+			maps.Copy(m.Used, load.Used())
+		}
 		send(m)
 	}
 	go every(ctx, report)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -26,7 +27,7 @@ const (
 	usedMarks    = "marks collected"
 )
 
-var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks}
+var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks, workload.IndexesCreated, workload.IndexesDropped}
 
 // missing returns the faults and features that a soak should have had and did not have. A
 // soak with few histories need not have all.
