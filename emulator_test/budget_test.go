@@ -12,6 +12,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -214,15 +215,25 @@ func TestRoundTripsOfRecovery(t *testing.T) {
 
 // TestSequentialRoundTrips measures the critical path in virtual time. Each request
 // takes 10 ms, so the latency of a write transaction shows its number of sequential
-// requests. It does not depend on the number of rows.
+// requests. It does not depend on the number of rows, and journal entries add none.
 func TestSequentialRoundTrips(t *testing.T) {
-	for _, rows := range []int{1, 2, 50} {
-		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
+	for _, tt := range []struct {
+		rows     int
+		observed bool
+	}{{1, false}, {2, false}, {50, false}, {1, true}, {50, true}} {
+		rows := tt.rows
+		t.Run(fmt.Sprintf("%d rows, observed: %v", rows, tt.observed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env := txntest.New(t, txntest.Embedded())
 				env.CreateTable("a", "f")
+				if tt.observed {
+					if err := changes.RegisterObserver(t.Context(), env.Client, "a", txn.Column{Family: "f", Qualifier: "q"}, "o", false); err != nil {
+						t.Fatal(err)
+					}
+				}
 				delay := 10 * time.Millisecond
-				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, slow(delay)...)
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, append(faults.DialOptions(), slow(delay)...)...)
 				update := func() {
 					_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 						for r := range rows {
@@ -237,10 +248,14 @@ func TestSequentialRoundTrips(t *testing.T) {
 				update() // opens the table
 				synctest.Wait()
 				<-time.After(time.Second)
+				faults.Reset()
 				begun := time.Now()
 				update()
 				if got, want := time.Since(begun)/delay, 4; int(got) != want {
 					t.Errorf("%d sequential requests, want %d: start_ts, prewrite, commit_ts, primary", got, want)
+				}
+				if n := faults.Count()[txntest.StepJournal]; (n == 1) != tt.observed || n > 1 {
+					t.Errorf("%d requests with journal entries", n)
 				}
 			})
 		})

@@ -153,6 +153,74 @@ func TestLeave(t *testing.T) {
 	})
 }
 
+// metadataRows returns how many rows of the metadata table have one of the prefixes.
+func metadataRows(t *testing.T, env *txntest.Env, prefixes ...string) (n int) {
+	t.Helper()
+	for _, p := range prefixes {
+		if err := env.Bigtable.Open("percolator").ReadRows(t.Context(), bigtable.PrefixRange(p), func(bigtable.Row) bool {
+			n++
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// beginSweep stores a position of a table's sweep.
+func beginSweep(t *testing.T, c *txn.Client, table string) {
+	t.Helper()
+	all, err := changes.SweepPositions(t.Context(), c, nil, table)
+	if err == nil {
+		_, _, err = changes.MoveSweep(t.Context(), c, all[0], "", true, time.Hour)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestJournalOfPlainTable: nothing of the journal of a table stays when the table is plain again.
+func TestJournalOfPlainTable(t *testing.T) {
+	for _, leaves := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			env := newPlain(t)
+			mustAdopt(t, env, adoptA(env))
+			env.CreateTable("b", "f")
+			c := env.NewClient(txn.Config{TokenTTL: -1})
+			column := txn.Column{Family: "f", Qualifier: "q"}
+			for _, table := range []string{"a", "b"} {
+				if err := changes.RegisterObserver(t.Context(), c, table, column, "o", false); err != nil {
+					t.Fatal(err)
+				}
+				beginSweep(t, c, table)
+			}
+			if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("b").Set("r", "f", "q", nil)
+				if leaves {
+					tx.Table("a").Set("r", "f", "q", nil)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			if leaves {
+				if _, err = changes.UnregisterObserver(t.Context(), c, "a", "o"); err == nil {
+					_, err = leave(t.Context(), t, env, env.Admin, env.Bigtable)
+				}
+			} else {
+				err = admin.UndoAdoption(t.Context(), env.Admin, env.Bigtable, adoptA(env), 0)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := metadataRows(t, env, "journal/", "sweep/"); n != 2 {
+				t.Errorf("%d rows of the journal, want 2 of the other table", n)
+			}
+		})
+	}
+}
+
 // An operator dies at any request, and leaves again. Nothing is lost, and nothing comes back.
 func TestCrashOfLeave(t *testing.T) {
 	t.Parallel()

@@ -61,22 +61,22 @@ func TestRoundTripsOfObservers(t *testing.T) {
 		want    map[txntest.Step]int
 	}{
 		{"an observed write, and its observer's run, hinted", own, nil, write, false,
-			map[txntest.Step]int{txntest.StepOracle: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1 + 1, txntest.StepCommit: 1 + 1, txntest.StepClear: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1 + 1, txntest.StepCommit: 1 + 1, txntest.StepClear: 1, txntest.StepJournal: 1, txntest.StepJournalClear: 1}},
 		{"a run that writes another row", func(_ context.Context, tx *txn.Txn, _ txn.Cell) error {
 			tx.Table("a").Set("other", "f", "out", nil)
 			return nil
 		}, nil, write, false,
-			map[txntest.Step]int{txntest.StepOracle: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1 + 2, txntest.StepCommit: 1 + 1, txntest.StepSecondaries: 1, txntest.StepClear: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1 + 2, txntest.StepCommit: 1 + 1, txntest.StepSecondaries: 1, txntest.StepClear: 1, txntest.StepJournal: 1, txntest.StepJournalClear: 1}},
 		{"a run that was found", own, write, nil, true,
-			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1, txntest.StepJournalClear: 1}},
 		{"a run that was found, under an advisory lock in the metadata table", own, write, nil, true,
-			map[txntest.Step]int{txntest.StepOracle: 1 + 2, txntest.StepLock: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 1 + 2, txntest.StepLock: 2 + 2, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepClear: 1, txntest.StepJournalClear: 1}},
 		{"a weak notification", nil, nil, writeAndNotify, false,
-			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepNotify: 1, txntest.StepCommit: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepNotify: 1, txntest.StepCommit: 1, txntest.StepJournal: 1}},
 		{"a run that fails", func(context.Context, *txn.Txn, txn.Cell) error { return errors.New("broken") }, nil, write, false,
-			map[txntest.Step]int{txntest.StepOracle: 2 + 1, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepFailure: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2 + 1, txntest.StepRead: 1, txntest.StepPrewrite: 1, txntest.StepCommit: 1, txntest.StepFailure: 1, txntest.StepJournal: 2}},
 		{"a read of acknowledgments", own, nil, func(ctx context.Context, c *txn.Client) error { return changes.Notify(ctx, c, cell) }, false,
-			map[txntest.Step]int{txntest.StepOracle: 1 + 1, txntest.StepNotify: 1, txntest.StepRead: 1, txntest.StepClear: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 1 + 1, txntest.StepNotify: 1, txntest.StepRead: 1, txntest.StepClear: 1, txntest.StepJournal: 1, txntest.StepJournalClear: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -36,28 +36,30 @@ type account struct {
 	role        string   // the predefined role that contains them
 	// metadata: it needs them on the metadata table alone.
 	metadata bool
-	run      func(context.Context, *bigtable.Client, *bigtable.AdminClient) error
+	// journal: its tables have a journal of pending work.
+	journal bool
+	run     func(context.Context, *bigtable.Client, *bigtable.AdminClient) error
 }
 
 var accounts = []account{
-	{"client", []string{"mutateRows", "readRows"}, "roles/bigtable.user", false, func(ctx context.Context, bt *bigtable.Client, _ *bigtable.AdminClient) error {
+	{"client", []string{"mutateRows", "readRows"}, "roles/bigtable.user", false, false, func(ctx context.Context, bt *bigtable.Client, _ *bigtable.AdminClient) error {
 		return transact(ctx, bt, txn.Config{})
 	}},
-	{"client with `Config.Admin`", []string{"get", "mutateRows", "readRows"}, "roles/bigtable.user", false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	{"client with `Config.Admin`", []string{"get", "mutateRows", "readRows"}, "roles/bigtable.user", false, false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 		return transact(ctx, bt, txn.Config{Admin: adminClient})
 	}},
-	{"worker", []string{"mutateRows", "readRows", "sampleRowKeys"}, "roles/bigtable.user", false, work},
-	{"oracle server (`percctl tso serve`)", []string{"mutateRows", "readRows"}, "roles/bigtable.user", true, serveOracle},
-	{"garbage collection (`percctl gc run`)", []string{"get", "mutateRows", "readRows"}, "roles/bigtable.user", false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	{"worker", []string{"mutateRows", "readRows", "sampleRowKeys"}, "roles/bigtable.user", false, false, work},
+	{"oracle server (`percctl tso serve`)", []string{"mutateRows", "readRows"}, "roles/bigtable.user", true, false, serveOracle},
+	{"garbage collection (`percctl gc run`)", []string{"get", "mutateRows", "readRows"}, "roles/bigtable.user", false, false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 		return withClient(ctx, bt, txn.Config{Admin: adminClient}, func(c *txn.Client) error {
 			_, err := gc.Run(ctx, c, gc.Config{Retention: time.Hour})
 			return err
 		})
 	}},
-	{"operator who makes tables transactional (`percctl table init`, `adopt`)", []string{"create", "get", "mutateRows", "readRows", "update"}, "roles/bigtable.admin", false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	{"operator who makes tables transactional (`percctl table init`, `adopt`)", []string{"create", "get", "mutateRows", "readRows", "update"}, "roles/bigtable.admin", false, false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 		return admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: "new", Families: []string{"f"}})
 	}},
-	{"`percctl conformance`", []string{"create", "delete", "get", "mutateRows", "readRows", "sampleRowKeys", "update"}, "roles/bigtable.admin", false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
+	{"`percctl conformance`", []string{"create", "delete", "get", "mutateRows", "readRows", "sampleRowKeys", "update"}, "roles/bigtable.admin", false, false, func(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
 		r, err := conformance.Run(ctx, bt, adminClient, conformance.Config{Only: []string{"predicate-chain", "sampled-keys", "policy-reported"}})
 		if err == nil && r.Verdict != conformance.Safe {
 			for _, x := range r.Results {
@@ -215,7 +217,7 @@ func (b bearer) options() []grpc.DialOption {
 func (a account) runAs(t *testing.T, has []string) (err error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded(), txntest.WithServerOptions(txntest.Permissions(func(token, table string) ([]string, error) {
+		opts := []txntest.Option{txntest.Embedded(), txntest.WithServerOptions(txntest.Permissions(func(token, table string) ([]string, error) {
 			switch {
 			case token == "": // the test's own clients
 				return []string{"readRows", "mutateRows", "sampleRowKeys", "get", "create", "update", "delete", "list"}, nil
@@ -223,7 +225,11 @@ func (a account) runAs(t *testing.T, has []string) (err error) {
 				return nil, nil
 			}
 			return has, nil
-		})...))
+		})...)}
+		if !a.journal {
+			opts = append(opts, txntest.WithoutJournal())
+		}
+		env := txntest.New(t, opts...)
 		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "seen"}}})
 		if a.metadata {
 			mode := func(m tso.Mode) {
@@ -268,5 +274,27 @@ func TestPermissions(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPermissionsWithJournal: programs whose tables have a journal need no further permission. Without
+// sampleRowKeys a worker finds its work, but cannot sweep.
+func TestPermissionsWithJournal(t *testing.T) {
+	for _, a := range accounts {
+		a.journal = true
+		if err := a.runAs(t, a.permissions); err != nil {
+			t.Errorf("%s: %v", a.who, err)
+		}
+		if a.who != "worker" {
+			continue
+		}
+		for _, p := range []string{"mutateRows", "readRows"} {
+			if err := a.runAs(t, []string{p, "sampleRowKeys"}); err == nil {
+				t.Errorf("a worker with %s and sampleRowKeys alone ran", p)
+			}
+		}
+		if err := a.runAs(t, []string{"mutateRows", "readRows"}); err != nil {
+			t.Errorf("a worker without sampleRowKeys: %v", err)
+		}
 	}
 }

@@ -137,7 +137,7 @@ func TestWaitSeesLocks(t *testing.T) {
 			tx.Table("right").Set("s", "f", "in", nil)
 			_, _ = tx.Commit(ctx)
 		}
-		const secondaries = 6 // oracle, two prewrites, oracle, commit
+		const secondaries = 7 // oracle, two prewrites, a journal entry, oracle, commit
 		steps := crash{t: t, env: env, at: secondaries}.run(change)
 		if last := steps[len(steps)-1]; last != txntest.StepSecondaries {
 			t.Fatalf("the client died at %s of %v", last, steps)

@@ -115,15 +115,17 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 		return 0
 	}
 	last := slices.MaxFunc(results, func(a, b result) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
-	cleared := changes.Cleared{Cell: c.task.cell, UpTo: last.KnownUpTo()}
+	cleared := changes.Cleared{Cell: c.task.cell, UpTo: last.KnownUpTo(), ChangeTS: last.KnownChange()}
 	failures := map[string]bool{}
 	for _, r := range results {
 		if !r.upToDate {
 			return 0
 		}
 		cleared.UpTo = min(cleared.UpTo, r.seen.KnownUpTo())
+		cleared.ChangeTS = min(cleared.ChangeTS, r.seen.KnownChange())
 		if r.failed {
 			failures[r.observer] = true
+			cleared.FailedTS = max(cleared.FailedTS, r.seen.StartTS)
 		}
 	}
 	for _, observer := range last.Observers {
@@ -132,8 +134,9 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 			return cleared.UpTo // the change is pending for an observer of another worker
 		}
 	}
-	for observer := range last.Failures {
+	for observer, f := range last.Failures {
 		failures[observer] = true
+		cleared.FailedTS = max(cleared.FailedTS, f.LastTS)
 	}
 	if cleared.UpTo > 0 || len(failures) > 0 {
 		cleared.Failures = slices.Sorted(maps.Keys(failures))

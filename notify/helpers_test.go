@@ -36,11 +36,11 @@ func columnOf(table, family, qualifier string) column {
 
 // virtual runs f in virtual time, with tables docs (family d) and effects
 // (family e).
-func virtual(t *testing.T, f func(t *testing.T, env *txntest.Env)) {
+func virtual(t *testing.T, f func(t *testing.T, env *txntest.Env), opts ...txntest.Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Rarely renewed tokens make long waits cheap.
-		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
+		env := txntest.New(t, append(opts, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))...)
 		env.CreateTable("docs", "d")
 		env.CreateTable("effects", "e")
 		f(t, env)

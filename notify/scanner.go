@@ -17,25 +17,27 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Scanner is the paper's distributed scan (§2.4): each worker runs a few threads, and
-// each thread reads the notify family of a random piece of a random table, from a random
-// row in it. If another worker turns out to work there, the thread jumps to another piece.
-// The scanner also resolves locks that dead clients left in observed columns, because
-// such a lock may hide a change (changes.Sweep).
+// A Scanner finds notifications without hints. If a table has a journal of pending work, the
+// worker reads that (changes.Pending), and all workers together sweep the table once a day. Its
+// cost follows what is pending.
+//
+// Other tables it scans as the paper does (§2.4): each worker runs a few threads, and each
+// thread reads the notify family of a random piece of a random table, from a random row in it. If
+// another worker turns out to work there, the thread jumps to another piece. It also resolves
+// locks that dead clients left in observed columns, because such a lock may hide a change
+// (changes.Sweep). It does the same while a worker token is fresh that a release without a
+// journal wrote.
 //
 // A sweep reads every piece once, in random order, so one sweep finds everything that was
 // there when it began. Workers share the work: of n workers, each reads an n-th of its pieces,
 // waits for an interval, and reads the next ones. So the cost does not depend on the number of
 // workers. If sweeps find nothing, the intervals grow from MinInterval to MaxInterval. If the
 // table is so large that all workers together would read all the time, they read about as much
-// as one of them could.
-//
-// Bigtable may have to skip everything else in a row to read its notify family. That is
-// the cost of a sweep.
+// as one of them could. Bigtable may have to skip everything else in a row to read its notify
+// family.
 //
 // The zero value is usable. Do not change the fields once a worker runs.
 type Scanner struct {
@@ -50,7 +52,7 @@ type Scanner struct {
 
 	// MaxInterval is the same after many sweeps that found nothing: about the longest
 	// time that a notification without a hint waits, unless one worker needs longer
-	// for a sweep.
+	// for a sweep. Workers read the journal five times as often.
 	// Defaults to 1 minute.
 	MaxInterval time.Duration
 
@@ -63,7 +65,7 @@ type Scanner struct {
 	// Defaults to false.
 	NoTeleport bool
 
-	sweeps, pieces, notifications, teleports atomic.Int64
+	sweeps, pieces, notifications, teleports, reads atomic.Int64
 }
 
 // ScannerStats are counts since the Scanner was first used.
@@ -85,30 +87,21 @@ func (s *Scanner) Stats() ScannerStats {
 // Find implements [Finder]. Fails with txn.ErrInvalid if a field is negative, or
 // MaxInterval is below MinInterval.
 func (s *Scanner) Find(ctx context.Context, search Search) error {
-	sw := &sweeper{scanner: s, search: search, least: cmp.Or(s.MinInterval, time.Second), most: cmp.Or(s.MaxInterval, time.Minute), share: 1, cuts: map[string]cut{}}
+	sw := &sweeper{scanner: s, search: search, least: cmp.Or(s.MinInterval, time.Second), most: cmp.Or(s.MaxInterval, time.Minute), cuts: map[string]cut{}}
 	threads, pieces := cmp.Or(s.Threads, 2), cmp.Or(s.Pieces, 1000)
 	if threads < 0 || pieces < 0 || sw.least < 0 || sw.most < sw.least {
 		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all must be positive, and MaxInterval must not be below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
 	}
 	sw.threads, sw.pieces, sw.interval = threads, pieces, sw.least
-	if err := sw.waitForOthers(ctx); err != nil {
+	j := newJournal(s, search, sw.least, sw.most, pieces)
+	if err := j.begin(ctx); err != nil {
 		return err
 	}
-	for {
-		began := time.Now()
-		switch err := sw.turn(ctx); {
-		case err == nil:
-		case ctx.Err() != nil || errors.Is(err, txn.ErrClosed):
-			return err
-		default:
-			// The sweep continues with its other pieces.
-			search.Logger.WarnContext(ctx, "a sweep could not read a part of a table; the next sweep reads it again", "error", err)
-			_ = pause.For(ctx, findPause) // wait sees that ctx has ended
-		}
-		if err := sw.wait(ctx, began); err != nil {
-			return err
-		}
-	}
+	sw.fleet, sw.swept = j.fleet, j.needsSweeps // before the journal runs
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return j.run(ctx) })
+	g.Go(func() error { return sw.run(ctx) })
+	return g.Wait()
 }
 
 // A sweeper makes one worker's sweeps.
@@ -124,8 +117,8 @@ type sweeper struct {
 	part     float64       // of the sweep that the last turn was
 	took     time.Duration // the last turn; 0 if it found something
 	interval time.Duration // between the sweeps of all workers together
-	share    int           // workers that share the sweeps, this one included
-	counted  time.Time     // when share was counted
+	fleet    fleet         // the workers that share the sweeps
+	swept    func(table string) bool
 	cuts     map[string]cut
 	missing  sync.Map // tables that this sweep has not found
 }
@@ -140,9 +133,6 @@ type cut struct {
 // size, but together they are always the whole table.
 const cutMaxAge = time.Minute
 
-// workersMaxAge is how long a sweeper uses the number of workers.
-const workersMaxAge = 10 * time.Second
-
 // maxTurn bounds a turn: after that, a worker begins no further piece. A piece that Bigtable does
 // not answer for may take longer, and does not lengthen the pause.
 const maxTurn = 30 * time.Second
@@ -151,17 +141,26 @@ const maxTurn = 30 * time.Second
 // one interval for each worker. While there is nothing to find, about one worker reads at a time:
 // wait waits for three quarters of the pause, on average.
 func (s *sweeper) pause() time.Duration {
-	return max(time.Duration(s.share)*time.Duration(s.part*float64(s.interval)), time.Duration(s.share-1)*s.took*4/3)
+	return max(time.Duration(s.fleet.share)*time.Duration(s.part*float64(s.interval)), time.Duration(s.fleet.share-1)*s.took*4/3)
 }
 
-// waitForOthers waits before the first turn if there are other workers: many may have been
-// started at once.
-func (s *sweeper) waitForOthers(ctx context.Context) error {
-	s.countWorkers(ctx)
-	if s.share == 1 {
-		return nil
+// run makes one turn after the other until ctx ends.
+func (s *sweeper) run(ctx context.Context) error {
+	for {
+		began := time.Now()
+		switch err := s.turn(ctx); {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, txn.ErrClosed):
+			return err
+		default:
+			// The sweep continues with its other pieces.
+			s.search.Logger.WarnContext(ctx, "a sweep could not read a part of a table; the next sweep reads it again", "error", err)
+			_ = pause.For(ctx, findPause) // wait sees that ctx has ended
+		}
+		if err := s.wait(ctx, began); err != nil {
+			return err
+		}
 	}
-	return pause.For(ctx, rand.N(s.least))
 }
 
 // wait waits until the next turn is due. With many workers that takes long, and most of
@@ -176,18 +175,21 @@ func (s *sweeper) wait(ctx context.Context, began time.Time) error {
 		if err := pause.For(ctx, min(left, max(s.most, workersMaxAge))); err != nil {
 			return err
 		}
-		s.countWorkers(ctx)
+		if s.all > 0 {
+			s.fleet.count(ctx, s.search)
+		}
 	}
 }
 
-// skip reports whether err says that a table is missing, for example because it was
-// deleted while it had observers. The sweep then continues with the other tables.
-func (s *sweeper) skip(ctx context.Context, table string, err error) bool {
+// isMissing reports whether err says that a table is missing, for example because it was
+// deleted while it had observers. The search then continues with the other tables. It warns once of
+// those that are not in missing.
+func isMissing(ctx context.Context, s Search, missing *sync.Map, table string, err error) bool {
 	if status.Code(err) != codes.NotFound && !errors.Is(err, txn.ErrNotInitialized) {
 		return false
 	}
-	if _, known := s.missing.LoadOrStore(table, true); !known {
-		s.search.Logger.WarnContext(ctx, "a table with observers is missing; the next sweep tries it again", "table", table, "error", err)
+	if _, known := missing.LoadOrStore(table, true); !known {
+		s.Logger.WarnContext(ctx, "a table with observers is missing; the next sweep tries it again", "table", table, "error", err)
 	}
 	return true
 }
@@ -196,17 +198,22 @@ func (s *sweeper) skip(ctx context.Context, table string, err error) bool {
 // sweep if there are none.
 func (s *sweeper) turn(ctx context.Context) error {
 	began := time.Now()
-	s.countWorkers(ctx)
+	tables := s.tables()
+	if len(tables) == 0 {
+		s.todo, s.all, s.part, s.took, s.interval = nil, 0, 1, 0, s.least
+		return nil
+	}
+	s.fleet.count(ctx, s.search)
 	if len(s.todo) == 0 {
 		s.scanner.sweeps.Add(1)
 		s.missing.Clear()
-		all, err := s.shuffled(ctx)
+		all, err := s.shuffled(ctx, tables)
 		if err != nil {
 			return err
 		}
 		s.todo, s.all = all, max(len(all), 1)
 	}
-	n := min((s.all+s.share-1)/s.share, len(s.todo))
+	n := min((s.all+s.fleet.share-1)/s.fleet.share, len(s.todo))
 	todo, later := &pieces{todo: slices.Clone(s.todo[:n])}, s.todo[n:]
 	var found atomic.Int64
 	var g errgroup.Group // an error does not end the scans of other pieces
@@ -218,7 +225,7 @@ func (s *sweeper) turn(ctx context.Context) error {
 					break
 				}
 				n, rest, err := s.scan(ctx, p)
-				if err != nil && !s.skip(ctx, p.table, err) && first == nil {
+				if err != nil && !isMissing(ctx, s.search, &s.missing, p.table, err) && first == nil {
 					first = err
 				}
 				found.Add(int64(n))
@@ -270,37 +277,21 @@ func (s *sweeper) scan(ctx context.Context, p piece) (found int, rest []piece, e
 	return found, nil, nil
 }
 
-// countWorkers counts the workers that share the sweeps: those with an observer in common
-// with this one. Other workers sweep other tables.
-func (s *sweeper) countWorkers(ctx context.Context) {
-	if time.Since(s.counted) < workersMaxAge {
-		return
-	}
-	workers, err := admin.Workers(ctx, s.search.Client)
-	if err != nil {
-		s.search.Logger.DebugContext(ctx, "counting the workers failed", "error", err)
-		return
-	}
-	n := 0
-	for _, w := range workers {
-		mine := func(id string) bool { return slices.Contains(s.search.Observers, id) }
-		if slices.ContainsFunc(w.Observers, mine) && w.State == admin.OwnerFresh {
-			n++
-		}
-	}
-	s.share, s.counted = max(n, 1), time.Now()
+// tables returns the tables that the journal does not cover.
+func (s *sweeper) tables() []string {
+	return slices.DeleteFunc(slices.Clone(s.search.Tables), func(t string) bool { return !s.swept(t) })
 }
 
-// shuffled returns the pieces of all tables in random order.
-func (s *sweeper) shuffled(ctx context.Context) ([]piece, error) {
+// shuffled returns the pieces of tables in random order.
+func (s *sweeper) shuffled(ctx context.Context, tables []string) ([]piece, error) {
 	var all []piece
-	for _, table := range s.search.Tables {
+	for _, table := range tables {
 		c, ok := s.cuts[table]
 		if !ok || time.Since(c.at) > cutMaxAge {
 			keys, err := changes.SampleRowKeys(ctx, s.search.Client, table)
 			switch {
 			case err == nil:
-			case s.skip(ctx, table, err):
+			case isMissing(ctx, s.search, &s.missing, table, err):
 				continue
 			default:
 				return nil, err

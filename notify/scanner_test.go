@@ -97,7 +97,7 @@ func TestTeleportSkipsNothing(t *testing.T) {
 			check(every, 1, 1)
 			check(every, 3, 5)
 		}
-	})
+	}, txntest.WithoutJournal())
 }
 
 // TestTableGrows: a sweep finds each row that was there when it began once, although clients
@@ -148,7 +148,7 @@ func TestTableGrows(t *testing.T) {
 			}
 			maps.Copy(rows, grown)
 		}
-	})
+	}, txntest.WithoutJournal())
 }
 
 // scans counts requests that read a range of docs.
@@ -199,7 +199,7 @@ func TestScanCost(t *testing.T) {
 			if d := time.Since(begun); d > 3*time.Minute {
 				t.Errorf("%d workers, all but one stopped: found after %v", workers, d)
 			}
-		})
+		}, txntest.WithoutJournal())
 	}
 	if count[8] > 2*count[1] {
 		t.Errorf("%d scans by one worker, %d by eight", count[1], count[8])
@@ -236,7 +236,7 @@ func TestLargeTableIsSwept(t *testing.T) {
 		if took := time.Since(begun); took > 10*time.Minute {
 			t.Errorf("found after %v", took)
 		}
-	})
+	}, txntest.WithoutJournal())
 }
 
 // TestScanSpeedsUp: a scanner that finds something sweeps again soon.
@@ -258,7 +258,7 @@ func TestScanSpeedsUp(t *testing.T) {
 		if d := time.Since(begun); d > 5*time.Second {
 			t.Errorf("the second was found after %v", d)
 		}
-	})
+	}, txntest.WithoutJournal())
 }
 
 // TestForeignObserver: notifications of an observer that no worker runs cost this worker a

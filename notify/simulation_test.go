@@ -615,7 +615,7 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 		s.env.CreateTable("docs", "d")
 		s.env.CreateTable("effects", "e")
 		s.plainTable()
-		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), 72*time.Hour)
 		defer cancel()
 		for _, id := range []string{"a", "b", "m", "w"} {
 			if s.intn(4) > 0 {
@@ -692,19 +692,21 @@ func (s *simulation) settle(ctx context.Context) {
 			}
 		}
 	}
-	wctx, stop := context.WithCancel(ctx)
-	var working sync.WaitGroup
-	defer working.Wait()
-	defer stop()
 	var ids []string
 	for _, id := range []string{"a", "b", "m", "w", "o"} {
 		if s.exists(watched[id]) {
 			ids = append(ids, id)
 		}
 	}
-	for range 2 {
-		working.Go(func() { s.run(wctx, s.env.NewClient(s.config(s.oracle)), notify.Config{OnEvent: s.event}, ids) })
+	work := func() (stop func()) {
+		wctx, cancel := context.WithCancel(ctx)
+		var working sync.WaitGroup
+		for range 2 {
+			working.Go(func() { s.run(wctx, s.env.NewClient(s.config(s.oracle)), notify.Config{OnEvent: s.event}, ids) })
+		}
+		return func() { cancel(); working.Wait() }
 	}
+	stop := work()
 	<-time.After(2 * time.Minute)
 	for range 2 {
 		for _, d := range s.letters(ctx, s.env.Client) {
@@ -718,6 +720,14 @@ func (s *simulation) settle(ctx context.Context) {
 	defer cancel()
 	if _, err := notify.Wait(wctx, s.env.Client, notify.WaitConfig{}); err != nil {
 		s.t.Errorf("something stays pending: %v", err)
+	}
+	stop()
+	// What late requests have left, and nobody waits for, is removed by the next sweep.
+	for range 3 { // a table has up to two pieces
+		<-time.After(13 * time.Hour)
+		stop = work()
+		<-time.After(time.Minute)
+		stop()
 	}
 }
 

@@ -79,6 +79,12 @@ func (w *waiter) pause(ctx context.Context, left changes.Unfinished) error {
 	if w.cfg.Progress != nil {
 		w.cfg.Progress(left)
 	}
+	if left.Lock == nil && !left.Ran {
+		// If it has no journal entry, only a sweep would find it.
+		if err := changes.Enter(ctx, w.client, left.TS, left.Cell); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
 	d := w.next
 	w.next = min(2*d, max(w.cfg.Backoff.Min, w.cfg.Backoff.Max))
 	return pause.For(ctx, pause.Jitter(d))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -30,6 +31,8 @@ type commit struct {
 	rows    []*store.RowWrites // the primary's row first
 	// notified are the cells of the weak notifications.
 	notified []Cell
+
+	entries *journal.Pending // of the observed cells
 
 	traceParent string // of the transaction's span; locks carry it
 	heartbeat   heartbeat
@@ -56,6 +59,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
+	c.entries = c.client.resolver.Journal.Begin(ctx, c.rows, c.startTS)
 	if err := prewriteAll(ctx, c); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		c.client.recent.Conflicted(err)
@@ -84,6 +88,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	// locks. If an earlier one may have removed a conflicting record, this check fails
 	// (docs/gc.md).
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
+	// Before the commit point: no scan of the journal must miss a change that may be pending.
+	if err := c.entries.Wait(ctx); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
@@ -122,7 +131,7 @@ func (c *commit) sendNotifications(ctx context.Context, commitTS tso.Timestamp) 
 		return nil
 	}
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "notify", "")
-	err := store.WriteNotifications(ctx, c.client.resolver.Store, c.notified, commitTS, format.EncodeNotifyCell(c.traceParent, c.txn.hops))
+	err := c.client.resolver.Journal.Notify(ctx, c.notified, commitTS, format.EncodeNotifyCell(c.traceParent, c.txn.hops))
 	span.EndWith(err)
 	return err
 }
@@ -264,6 +273,7 @@ func (c *commit) abort(ctx context.Context) {
 	c.heartbeat.stop()
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "roll back", "")
 	defer span.EndWith(nil) // if the removal fails, the next reader removes the locks
+	defer c.client.resolver.Journal.Withdraw(c.entries)
 	byTable := map[*store.Table][]store.RowMutation{}
 	for _, row := range c.rows {
 		if !row.Touched {
@@ -291,6 +301,7 @@ func (c *commit) abort(ctx context.Context) {
 // sent. From then on the owner may remove locks only by conditional mutations (hazard 16). If
 // cleanUp fails, the next reader removes the locks.
 func (c *commit) cleanUp(ctx context.Context) {
+	c.client.resolver.Journal.Withdraw(c.entries)
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {

@@ -274,7 +274,7 @@ func (t *Txn) notifyWithoutCommit(ctx context.Context, cells []Cell) (tso.Timest
 	if err != nil {
 		return 0, err
 	}
-	if err := store.WriteNotifications(ctx, t.client.resolver.Store, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), t.hops)); err != nil {
+	if err := t.client.resolver.Journal.Notify(ctx, cells, ts, format.EncodeNotifyCell(format.TraceParent(ctx), t.hops)); err != nil {
 		return 0, err
 	}
 	t.client.resolver.Hints.Publish(cells...)

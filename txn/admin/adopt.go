@@ -251,7 +251,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 	}
 	record := p.prior
 	if record == nil {
-		record = &recordpb.TableSchema{FormatVersion: format.Version}
+		record = &recordpb.TableSchema{FormatVersion: format.Version, Journal: recordpb.Journal_JOURNAL_ALWAYS}
 	}
 	record.PriorPolicies = addPolicies(record.PriorPolicies, infos)
 	// The record comes before any change to the table, so that an adoption that is

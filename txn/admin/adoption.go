@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -133,6 +134,15 @@ func (a *adoption) putState(ctx context.Context, qualifier string, record *recor
 	m.Set(store.DeployFamily, qualifier, 0, format.Marshal(record))
 	_, err := a.meta.Apply(ctx, []store.RowMutation{{Row: adoptionRowPrefix + a.cfg.Table, Mut: m, Ops: 1}})
 	return err
+}
+
+// end removes what is stored about a table that is plain again. Without this, an adoption by an
+// older release would make the journal of the table look complete too early.
+func (a *adoption) end(ctx context.Context) error {
+	if err := journal.Forget(ctx, a.meta, a.cfg.Table); err != nil {
+		return err
+	}
+	return a.dropState(ctx)
 }
 
 // dropState removes the state of the adoption.

@@ -17,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -258,12 +259,15 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 	}
 	g.SetLimit(parallel)
 	var batch []store.RowMutation
+	var observed []format.Cell // of the batch
 	cells, bytes := 0, 0
 	send := func() {
-		muts, n := batch, cells
-		batch, cells, bytes = nil, 0, 0
+		muts, entries, n := batch, observed, cells
+		batch, observed, cells, bytes = nil, nil, 0, 0
 		if len(muts) > 0 {
-			g.Go(func() error { return b.sendBatch(gctx, muts, n) })
+			g.Go(func() error {
+				return b.entered(gctx, entries, func() error { return b.sendBatch(gctx, muts, n) })
+			})
 		}
 	}
 	var failed error
@@ -282,10 +286,13 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 			break
 		}
 		if !b.load.Idle {
-			g.Go(func() error { return b.sendRow(gctx, r) })
+			g.Go(func() error {
+				return b.entered(gctx, r.observed, func() error { return b.sendRow(gctx, r) })
+			})
 			continue
 		}
 		batch = append(batch, store.RowMutation{Row: r.row, Mut: r.mutation, Ops: r.ops})
+		observed = append(observed, r.observed...)
 		cells += len(r.columns)
 		if bytes += r.bytes; bytes >= bulkBatchBytes || len(batch) >= store.MaxBatchRows {
 			send()
@@ -303,10 +310,28 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 	return failed
 }
 
+// entered writes journal entries of cells, and then the cells. A load may be continued long after
+// its start timestamp, and even below the safe point. Then a scan of the journal may remove an
+// entry whose cell is not written yet, so entered writes the entries once more.
+func (b *bulkLoad) entered(ctx context.Context, cells []format.Cell, write func() error) error {
+	entry := journal.Entry{StartTS: b.startTS}
+	if err := b.client.Journal.Enter(ctx, entry, cells...); err != nil {
+		return err
+	}
+	if err := write(); err != nil || len(cells) == 0 {
+		return err
+	}
+	if ts, err := b.client.SafePoint.Current(ctx); err != nil || ts < b.startTS && !b.client.Journal.Late(b.startTS) {
+		return err
+	}
+	return b.client.Journal.Enter(ctx, entry, cells...)
+}
+
 // A bulkRow is a row that is ready to send.
 type bulkRow struct {
 	row      string
 	columns  []format.Column
+	observed []format.Cell
 	mutation *bigtable.Mutation
 	ops      int
 	bytes    int
@@ -349,7 +374,7 @@ func (b *bulkLoad) prepare(ctx context.Context, row BulkRow, last string) (*bulk
 		return nil, err
 	}
 	slices.SortFunc(writes.Writes, func(a, b *store.Write) int { return cmp.Compare(a.Cell.Column().Key(), b.Cell.Column().Key()) })
-	r := &bulkRow{row: row.Row, columns: writes.Columns(), mutation: bigtable.NewMutation()}
+	r := &bulkRow{row: row.Row, columns: writes.Columns(), observed: writes.Observed(), mutation: bigtable.NewMutation()}
 	primary := writes.Writes[0].Cell
 	for i, w := range writes.Writes {
 		if i > 0 && w.Cell == writes.Writes[i-1].Cell {

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
@@ -14,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -50,6 +52,9 @@ const (
 	// RuleAck: an acknowledgment names an observer, has 8 bytes, is at most the
 	// start_ts of the transaction that wrote it, and never decreases.
 	RuleAck Rule = "acknowledgment"
+	// RuleJournal: a cell with a notification that an observer has not seen yet has a journal
+	// entry. Without one nothing is lost, but the change may wait a day for a sweep.
+	RuleJournal Rule = "journal entry"
 	// RuleFuture: no timestamp is above the oracle's present time.
 	RuleFuture Rule = "timestamp above the oracle"
 )
@@ -102,6 +107,9 @@ func Check(ctx context.Context, client *txn.Client, table string, rs bigtable.Ro
 			if err := ck.clock(ctx); err != nil {
 				return false, err
 			}
+			if err := ck.journal(ctx); err != nil {
+				return false, err
+			}
 			for _, v := range ck.found {
 				if !yield(v, nil) {
 					return false, nil
@@ -140,6 +148,8 @@ type checker struct {
 	locked    []cellTime // its locks
 	// claims are commits and locks of secondaries, to compare with their primaries.
 	claims []claim
+	// pending are notifications that an observer has not seen.
+	pending []cellTime
 }
 
 type cellTime struct {
@@ -169,6 +179,7 @@ type history struct {
 	locks   []*format.Lock
 	records []format.WriteRecord // writes and marks
 	data    []tso.Timestamp
+	notify  tso.Timestamp            // the newest notify cell
 	acks    map[tso.Timestamp][]byte // values of an acknowledgment column
 }
 
@@ -214,6 +225,8 @@ func (ck *checker) row(raw bigtable.Row) {
 			ck.newest.raise(cell, ts)
 			h := get(cell)
 			switch family {
+			case format.NotifyFamily:
+				h.notify = max(h.notify, ts)
 			case format.LockFamily:
 				l, e := format.DecodeLock(cell, ts, item.Value)
 				if err = e; e == nil {
@@ -237,6 +250,63 @@ func (ck *checker) row(raw bigtable.Row) {
 	for _, h := range columns {
 		ck.column(h)
 	}
+	for _, h := range columns {
+		if ck.isPending(h, columns) {
+			ck.pending = append(ck.pending, cellTime{h.cell, h.notify})
+		}
+	}
+}
+
+// isPending reports whether the newest notification of a column is that of a commit that one of
+// its observers has not acknowledged. Its table has always had a journal.
+func (ck *checker) isPending(h *history, columns map[format.Column]*history) bool {
+	s := ck.table.Schema.Current()
+	if h.notify == 0 || s.Journal != recordpb.Journal_JOURNAL_ALWAYS {
+		return false
+	}
+	if n := len(h.records); n == 0 || h.records[n-1].CommitTS != h.notify {
+		return false
+	}
+	for _, id := range s.Observed[h.cell.Column()].Observers {
+		var acked tso.Timestamp
+		if a := columns[format.AckColumn(h.cell.Column(), id)]; a != nil {
+			for _, r := range a.records {
+				if v := a.acks[r.StartTS]; len(v) == 8 {
+					acked = max(acked, tso.Timestamp(binary.BigEndian.Uint64(v)))
+				}
+			}
+		}
+		if acked < h.notify {
+			return true
+		}
+	}
+	return false
+}
+
+// journal checks that pending notifications have journal entries. A worker may have removed
+// both since the page was read.
+func (ck *checker) journal(ctx context.Context) error {
+	var cells []format.Cell
+	for _, n := range ck.pending {
+		cells = append(cells, n.cell)
+	}
+	entries, err := ck.client.Journal.Find(ctx, cells...)
+	if err != nil {
+		return err
+	}
+	for _, n := range ck.pending {
+		if _, ok := entries[n.cell]; ok {
+			continue
+		}
+		now, err := ck.table.ReadRow(ctx, n.cell.Row, store.Interleave(store.Chain(store.ExactColumn(format.NotifyFamily, n.cell.Column().Key()), store.At(n.ts))))
+		if err != nil {
+			return err
+		}
+		if len(now[format.NotifyFamily]) > 0 {
+			ck.report(RuleJournal, n.cell, "the notification at %d is pending and has no journal entry; a sweep finds it within a day, percctl notify wait at once", n.ts)
+		}
+	}
+	return nil
 }
 
 // failure checks the record of an observer's failure.

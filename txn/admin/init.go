@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -73,13 +74,30 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err != nil {
 		return err
 	}
-	return store.ReplaceSchema(ctx, bt.OpenTable(metadataTable), metadataTable, spec.Name, initTimeout, func(record *recordpb.TableSchema) error {
-		return spec.describe(record, families)
+	meta := bt.OpenTable(metadataTable)
+	return store.ReplaceSchema(ctx, meta, metadataTable, spec.Name, initTimeout, func(record *recordpb.TableSchema) error {
+		before := record.Journal
+		if err := spec.describe(record, families); err != nil || record.Journal == before || record.Journal != recordpb.Journal_JOURNAL_LATER {
+			return err
+		}
+		// The table may have had a journal before it left the deployment. Only a sweep from
+		// now on makes the new one complete.
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		rctx, cancel := context.WithTimeout(ctx, initTimeout)
+		defer cancel()
+		return store.WrapRPC(ctx, "removal of the sweep's record", metadataTable, meta.Apply(rctx, journal.SweepRow(spec.Name), m))
 	})
 }
 
 // describe fills in the schema record of spec. Columns keep their observers.
 func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) error {
+	switch {
+	case record.FormatVersion == 0:
+		record.Journal = recordpb.Journal_JOURNAL_ALWAYS
+	case record.Journal == recordpb.Journal_JOURNAL_NONE:
+		record.Journal = recordpb.Journal_JOURNAL_LATER
+	}
 	record.FormatVersion = format.Version
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })
 	if spec.Observed == nil {

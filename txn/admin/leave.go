@@ -188,7 +188,7 @@ func (l *leaver) leave(ctx context.Context) error {
 	if err := restorePolicies(ctx, l.admin, l.cfg.Table, policies); err != nil {
 		return err
 	}
-	return l.dropState(ctx)
+	return l.end(ctx)
 }
 
 // rewrite does everything up to the drop of the families.

@@ -141,7 +141,7 @@ func (u *undoer) undo(ctx context.Context, wait time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if err := u.dropState(ctx); err != nil || found == nil {
+	if err := u.end(ctx); err != nil || found == nil {
 		return err
 	}
 	found.Late = true

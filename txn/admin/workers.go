@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -17,6 +18,9 @@ type Worker struct {
 	OwnerStatus
 	// Observers are the observers that it runs; none if it only runs transactions.
 	Observers []string
+	// SchemaMaxAge is the client's Config.SchemaMaxAge; 0: it comes from a release that writes no
+	// journal entries.
+	SchemaMaxAge time.Duration
 }
 
 // Workers reads the worker tokens of all clients, and compares them with the oracle's
@@ -34,6 +38,7 @@ func Workers(ctx context.Context, client *txn.Client) ([]Worker, error) {
 		w := Worker{Owner: r.Key()[len(recovery.TokenRowPrefix):], OwnerStatus: OwnerStatus{State: OwnerMissing}}
 		if t, ok := recovery.DecodeToken(r); ok {
 			w.OwnerStatus, w.Observers = newOwnerStatus(t, now), t.Observers
+			w.SchemaMaxAge = time.Duration(t.SchemaMaxAgeMicros) * time.Microsecond
 		}
 		workers = append(workers, w)
 		return true, nil

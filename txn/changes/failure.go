@@ -8,6 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -20,6 +21,9 @@ func SetFailure(ctx context.Context, client *txn.Client, cell format.Cell, obser
 		return err
 	}
 	if err := format.CheckObserver(observer); err != nil {
+		return err
+	}
+	if err := c.Journal.Enter(ctx, journal.Entry{FailureTS: f.LastTS}, cell); err != nil {
 		return err
 	}
 	m := bigtable.NewMutation()

@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -174,7 +175,7 @@ func setNotifications(ctx context.Context, c *recovery.Resolver, value []byte, c
 	if err != nil {
 		return err
 	}
-	if err := store.WriteNotifications(ctx, c.Store, cells, ts, value); err != nil {
+	if err := c.Journal.Notify(ctx, cells, ts, value); err != nil {
 		return err
 	}
 	c.Hints.Publish(cells...)
@@ -189,8 +190,15 @@ type Cleared struct {
 	// had acknowledged the cell's newest change, and that had seen a notification.
 	// 0 removes none.
 	UpTo tso.Timestamp
+	// ChangeTS is a change of the cell that all of these observations have seen: at most the
+	// oldest of their newest ones. The journal entries of the transactions that started up to
+	// there are removed; 0: none.
+	ChangeTS tso.Timestamp
 	// Failures are the observers whose failures on the cell are removed, too.
 	Failures []string
+	// FailedTS is the newest start_ts of the runs that failed; 0: their journal entries stay,
+	// and a scan removes them later.
+	FailedTS tso.Timestamp
 }
 
 // ClearNotifications removes notify cells, and failures. It checks nothing: if an
@@ -199,6 +207,7 @@ type Cleared struct {
 func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Cleared) error {
 	c := access.ResolverOf(client)
 	byTable := map[string][]store.RowMutation{}
+	var entries []journal.Removal
 	for _, d := range cleared {
 		if err := format.CheckCell(d.Cell); err != nil {
 			return err
@@ -213,9 +222,24 @@ func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Clea
 			m.DeleteCellsInColumn(format.NotifyFamily, format.FailureQualifier(observer, d.Cell.Column()))
 			ops++
 		}
+		t, err := c.Table(ctx, d.Cell.Table)
+		if err != nil {
+			return err
+		}
+		if t.Schema.Journaled() {
+			e := journal.Removal{Cell: d.Cell, NotifyTS: d.UpTo, FailureTS: d.FailedTS}
+			if d.UpTo > 0 {
+				e.StartTS = d.ChangeTS
+			}
+			entries = append(entries, e)
+		}
 		if ops > 0 {
 			byTable[d.Cell.Table] = append(byTable[d.Cell.Table], store.RowMutation{Row: d.Cell.Row, Mut: m, Ops: ops})
 		}
 	}
-	return c.Mutate(ctx, byTable)
+	// The entries last: without them nobody would find what is left of the notifications.
+	if err := c.Mutate(ctx, byTable); err != nil {
+		return err
+	}
+	return c.Journal.Remove(ctx, entries...)
 }

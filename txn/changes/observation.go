@@ -67,6 +67,17 @@ func (o *Observation) KnownUpTo() tso.Timestamp {
 	return 0
 }
 
+// KnownChange is the newest change of the cell, for [Cleared], or 0 if the observation has not
+// seen its notification. Versions of a cell never interleave, so a transaction that started up to
+// there and has not committed the cell yet never will. That does not hold for other
+// notifications.
+func (o *Observation) KnownChange() tso.Timestamp {
+	if o.Weak || o.KnownUpTo() < o.ChangeTS {
+		return 0
+	}
+	return o.ChangeTS
+}
+
 // Failure returns what is stored about an observer's failed runs on the newest change. A
 // change that is a dead letter has not failed any more once it is notified again: a
 // replay notifies the cell after the letter was stored, but the failure beside the

@@ -38,6 +38,10 @@ const (
 	StepOracle       Step = "oracle"
 	StepSchema       Step = "schema"
 	StepToken        Step = "token"
+	StepJournal      Step = "journal"       // MutateRows: entries of pending work
+	StepJournalClear Step = "journal clear" // MutateRows: remove entries
+	StepJournalRead  Step = "journal read"
+	StepSweep        Step = "sweep"       // the position of a sweep
 	StepSafePoint    Step = "safe point"  // the safe point and the state of garbage collection
 	StepCollect      Step = "collect"     // MutateRows: garbage collection removes versions
 	StepCollectRow   Step = "collect row" // CheckAndMutateRow: garbage collection removes versions and a newest delete
@@ -69,6 +73,12 @@ func Classify(fullMethod string, req proto.Message) Call {
 		if len(r.GetRows().GetRowKeys()) > 0 {
 			c.Row = string(r.Rows.RowKeys[0])
 		}
+		for _, rr := range r.GetRows().GetRowRanges() {
+			if c.Table == format.DefaultMetadataTable && bytes.HasPrefix(rr.GetStartKeyClosed(), []byte("journal/")) {
+				c.Step = StepJournalRead
+				return c
+			}
+		}
 	case *btpb.MutateRowRequest:
 		c.Table, c.Row = path.Base(r.TableName), string(r.RowKey)
 	case *btpb.MutateRowsRequest:
@@ -93,6 +103,10 @@ func Classify(fullMethod string, req proto.Message) Call {
 			c.Step = StepToken
 		case strings.HasPrefix(c.Row, "dead/"):
 			c.Step = StepDeadLetter
+		case strings.HasPrefix(c.Row, "journal/"):
+			c.Step = stepOfJournal(req)
+		case strings.HasPrefix(c.Row, "sweep/"):
+			c.Step = StepSweep
 		case strings.HasPrefix(c.Row, "lock/"):
 			c.Step = StepLock
 		default:
@@ -100,6 +114,17 @@ func Classify(fullMethod string, req proto.Message) Call {
 		}
 	}
 	return c
+}
+
+func stepOfJournal(req proto.Message) Step {
+	r, ok := req.(*btpb.MutateRowsRequest)
+	switch {
+	case !ok:
+		return StepJournalRead
+	case r.Entries[0].Mutations[0].GetSetCell() == nil:
+		return StepJournalClear
+	}
+	return StepJournal
 }
 
 func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {

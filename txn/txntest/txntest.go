@@ -33,6 +33,7 @@
 package txntest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"net"
@@ -47,6 +48,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // An Env is an emulator with a client. The end of the test closes both.
@@ -68,14 +71,15 @@ type Env struct {
 }
 
 type options struct {
-	config   txn.Config
-	embedded bool
-	server   []grpc.ServerOption
-	dial     []grpc.DialOption
-	unsafe   bool
-	lenient  bool
-	without  []string  // rules of Strict
-	shortcut *shortcut // nil without
+	config         txn.Config
+	embedded       bool
+	server         []grpc.ServerOption
+	dial           []grpc.DialOption
+	unsafe         bool
+	withoutJournal bool
+	lenient        bool
+	without        []string  // rules of Strict
+	shortcut       *shortcut // nil without
 }
 
 // An Option configures New.
@@ -88,6 +92,9 @@ func WithConfig(c txn.Config) Option { return func(o *options) { o.config = c } 
 // Embedded starts an emulator inside the process even if BIGTABLE_EMULATOR_HOST is
 // set.
 func Embedded() Option { return func(o *options) { o.embedded = true } }
+
+// WithoutJournal lets tables have no journal of pending work, as tables that release 0.1 made.
+func WithoutJournal() Option { return func(o *options) { o.withoutJournal = true } }
 
 // WithServerOptions passes options, for example interceptors, to the emulator. It
 // implies [Embedded].
@@ -212,7 +219,22 @@ func (e *Env) InitTable(spec admin.TableSpec) {
 	if err := admin.InitTable(ctx, e.Admin, e.Bigtable, e.opts.config.MetadataTable, spec); err != nil {
 		e.t.Fatal(err)
 	}
+	if e.opts.withoutJournal {
+		e.removeJournal(ctx, spec.Name)
+	}
 	e.tables = append(e.tables, spec.Name)
+}
+
+// removeJournal makes a table as release 0.1 makes it.
+func (e *Env) removeJournal(ctx context.Context, table string) {
+	e.t.Helper()
+	meta := cmp.Or(e.opts.config.MetadataTable, format.DefaultMetadataTable)
+	if err := store.ReplaceSchema(ctx, e.Bigtable.OpenTable(meta), meta, table, time.Minute, func(m *recordpb.TableSchema) error {
+		m.Journal = recordpb.Journal_JOURNAL_NONE
+		return nil
+	}); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // Oracle returns an oracle like the clients' default one: direct mode on the

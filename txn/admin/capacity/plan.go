@@ -95,8 +95,9 @@ func New(w Workload, r Rates) (Plan, error) {
 		size := sized(float64(k.Cells) * (k.Bytes + r.Cell))
 		p.RowWrites += k.Rate * (float64(k.Rows)*size + float64(k.Rows))
 		// A notification is read with its cell by the observer, whose
-		// transactions are a kind of their own, and cleared by a mutation.
-		p.RowWrites += k.Rate * float64(k.Observed)
+		// transactions are a kind of their own, and cleared by a mutation. Its journal entry
+		// is written and removed.
+		p.RowWrites += k.Rate * float64(3*k.Observed)
 		old += k.Rate * float64(k.Rows*k.Cells) * (k.Bytes + r.Cell)
 		p.warnHot(kp, k)
 	}
@@ -156,7 +157,7 @@ func (p *Plan) warnShares() {
 			p.Warnings = append(p.Warnings, fmt.Sprintf(format, args...))
 		}
 	}
-	warn(p.SweepNodes, "sweeps for notifications take %.2f of %.2f busy nodes, if Bigtable reads all rows of the observed tables: keep observed columns in smaller tables, or raise MaxInterval of notify.Scanner (--sweep-interval); then a change without a hint waits longer", p.SweepNodes, p.CPUNodes)
+	warn(p.SweepNodes, "sweeps for notifications take %.2f of %.2f busy nodes, if Bigtable reads all rows of the observed tables: keep observed columns in smaller tables, or give them a journal (percctl table init), so that a sweep a day is enough (--sweep-interval)", p.SweepNodes, p.CPUNodes)
 	warn(p.GCNodes, "garbage collection takes %.2f of %.2f busy nodes, if it runs every %.0f h and reads all rows: run it less often", p.GCNodes, p.CPUNodes, 1/(gcRuns*3600))
 	warn(p.IdleNodes, "%d processes take %.2f of %.2f busy nodes, even if they have no transactions: use fewer processes", p.Workload.Processes, p.IdleNodes, p.CPUNodes)
 	if p.GCHours > p.Workload.Retention {

@@ -64,7 +64,7 @@ func TestPlan(t *testing.T) {
 	near(t, "oracle requests", p.OracleRequests, 4*1000/5)
 	near(t, "row reads", p.RowReads, 1000*2+3000*10*2)
 	near(t, "conditional mutations", p.Conditions, 1000*3+800)
-	near(t, "row writes", p.RowWrites, 1000*(2+2+1)+800)
+	near(t, "row writes", p.RowWrites, 1000*(2+2+3)+800)
 	near(t, "live storage", p.LiveGiB, 1e8*(850+150)/(1<<30))
 	near(t, "old versions", p.OldGiB, 1000*2*(100+150)*36000.0/(1<<30))
 	near(t, "a sweep", p.Tables[0].SweepSecs, 1e11/220e6)
@@ -72,7 +72,7 @@ func TestPlan(t *testing.T) {
 	near(t, "garbage collection", p.GCNodes, 2*p.StorageGiB*(1<<30)/220e6/21600)
 	near(t, "a run of garbage collection", p.GCHours, 1e8/1e5/3600)
 	near(t, "idle processes", p.IdleNodes, 4*(.6/14_000+(.1+1/60.0)/17_000))
-	nodes := (62_000+3800)/17_000.0 + 5800/14_000.0 + p.SweepNodes + p.GCNodes + p.IdleNodes
+	nodes := (62_000+3800)/17_000.0 + 7800/14_000.0 + p.SweepNodes + p.GCNodes + p.IdleNodes
 	near(t, "busy nodes", p.CPUNodes, nodes)
 	near(t, "nodes", float64(p.Nodes), math.Ceil(nodes/.7))
 	near(t, "CPU", p.CPU, nodes/float64(p.Nodes))
@@ -97,7 +97,7 @@ func TestWarnings(t *testing.T) {
 		want     []string
 	}{
 		{"fine", Workload{Oracle: Served, Processes: 500, Transactions: []Kind{{Rate: 10_000, Rows: 1}}, Tables: []Table{{Rows: 1e8}}}, nil},
-		{"10 TB with observers", Workload{Oracle: Served, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e10, Observed: true}}}, []string{"sweeps for notifications take 871.21 of", "one collector needs 28 h"}},
+		{"10 TB with observers and no journal", Workload{Oracle: Served, Sweep: 60, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e10, Observed: true}}}, []string{"sweeps for notifications take 871.21 of", "one collector needs 28 h"}},
 		{"10 TB", Workload{Oracle: Served, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e10}}}, []string{"garbage collection takes 4.85 of 5.11 busy nodes, if it runs every 6 h", "one collector needs 28 h"}},
 		{"idle processes", Workload{Oracle: Served, Processes: 10_000, Transactions: []Kind{writes}}, []string{"10000 processes take 0.49 of"}},
 		{"hot row", Workload{Oracle: Served, Transactions: []Kind{{Name: "write", Rate: 1000, Rows: 1, Hot: 1}}}, []string{"write: each of its 1 hot rows"}},

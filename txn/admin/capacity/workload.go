@@ -29,9 +29,10 @@ type Workload struct {
 	RTT          float64 `json:"rtt_ms"`                   // time of a request to Bigtable; defaults to 5
 	OracleRTT    float64 `json:"oracle_rtt_ms"`            // time of a request to a served oracle; defaults to 1
 	Parallelism  int     `json:"parallelism"`              // txn.Config.Parallelism; defaults to 64
-	// Sweep is the MinInterval of notify.Scanner while there is something to find
-	// without hints, and its MaxInterval in quiet times.
-	Sweep float64 `json:"sweep_interval_seconds"` // time between two sweeps of a table for notifications; defaults to 60
+	// Sweep is a day for a table with a journal. For one without it is the MinInterval of
+	// notify.Scanner while there is something to find without hints, and its MaxInterval in
+	// quiet times.
+	Sweep float64 `json:"sweep_interval_seconds"` // time between two sweeps of a table for notifications; defaults to 86,400
 }
 
 // A Kind is transactions of one kind.
@@ -86,7 +87,7 @@ func (w Workload) complete() (Workload, error) {
 	setDefault(&w.RTT, 5)
 	setDefault(&w.OracleRTT, 1)
 	setDefault(&w.Parallelism, 64)
-	setDefault(&w.Sweep, 60)
+	setDefault(&w.Sweep, 86_400)
 	if w.Oracle == "" {
 		w.Oracle = Direct
 	}

@@ -92,6 +92,59 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 	return file_record_proto_rawDescGZIP(), []int{0}
 }
 
+// Journal says since when the commits of a table have journal entries.
+type Journal int32
+
+const (
+	Journal_JOURNAL_NONE Journal = 0
+	// Since the first record of the table.
+	Journal_JOURNAL_ALWAYS Journal = 1
+	// Since a later change of the record, so the first sweep has to end before workers rely
+	// on the journal.
+	Journal_JOURNAL_LATER Journal = 2
+)
+
+// Enum value maps for Journal.
+var (
+	Journal_name = map[int32]string{
+		0: "JOURNAL_NONE",
+		1: "JOURNAL_ALWAYS",
+		2: "JOURNAL_LATER",
+	}
+	Journal_value = map[string]int32{
+		"JOURNAL_NONE":   0,
+		"JOURNAL_ALWAYS": 1,
+		"JOURNAL_LATER":  2,
+	}
+)
+
+func (x Journal) Enum() *Journal {
+	p := new(Journal)
+	*p = x
+	return p
+}
+
+func (x Journal) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Journal) Descriptor() protoreflect.EnumDescriptor {
+	return file_record_proto_enumTypes[1].Descriptor()
+}
+
+func (Journal) Type() protoreflect.EnumType {
+	return &file_record_proto_enumTypes[1]
+}
+
+func (x Journal) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Journal.Descriptor instead.
+func (Journal) EnumDescriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{1}
+}
+
 type GarbageRun_Phase int32
 
 const (
@@ -131,11 +184,11 @@ func (x GarbageRun_Phase) String() string {
 }
 
 func (GarbageRun_Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_record_proto_enumTypes[1].Descriptor()
+	return file_record_proto_enumTypes[2].Descriptor()
 }
 
 func (GarbageRun_Phase) Type() protoreflect.EnumType {
-	return &file_record_proto_enumTypes[1]
+	return &file_record_proto_enumTypes[2]
 }
 
 func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
@@ -144,7 +197,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{15, 0}
+	return file_record_proto_rawDescGZIP(), []int{17, 0}
 }
 
 // CellRef names a transaction's primary cell, relative to the record's own cell: a field that
@@ -683,6 +736,8 @@ type TableSchema struct {
 	PriorPolicies []*PriorPolicy  `protobuf:"bytes,11,rep,name=prior_policies,json=priorPolicies,proto3" json:"prior_policies,omitempty"`
 	Indexes       []*ColumnIndex  `protobuf:"bytes,12,rep,name=indexes,proto3" json:"indexes,omitempty"`
 	Expiries      []*FamilyExpiry `protobuf:"bytes,13,rep,name=expiries,proto3" json:"expiries,omitempty"`
+	// Commits of observed columns have entries in the journal of pending work.
+	Journal       Journal `protobuf:"varint,14,opt,name=journal,proto3,enum=percolator.v1.Journal" json:"journal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -766,6 +821,13 @@ func (x *TableSchema) GetExpiries() []*FamilyExpiry {
 	return nil
 }
 
+func (x *TableSchema) GetJournal() Journal {
+	if x != nil {
+		return x.Journal
+	}
+	return Journal_JOURNAL_NONE
+}
+
 // FamilyExpiry says how long the values of a family last.
 type FamilyExpiry struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -829,6 +891,167 @@ func (x *FamilyExpiry) GetSinceTs() int64 {
 	return 0
 }
 
+// JournalEntry names a cell with pending work. It is in the metadata table, in a row for each
+// cell: in column meta:t at the start_ts of a transaction that writes the cell, in column meta:n at
+// the timestamp of a notification without a write, in column meta:f at the start_ts of a failed run.
+type JournalEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Table         string                 `protobuf:"bytes,2,opt,name=table,proto3" json:"table,omitempty"`
+	Row           []byte                 `protobuf:"bytes,3,opt,name=row,proto3" json:"row,omitempty"`
+	Column        *Column                `protobuf:"bytes,4,opt,name=column,proto3" json:"column,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JournalEntry) Reset() {
+	*x = JournalEntry{}
+	mi := &file_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JournalEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JournalEntry) ProtoMessage() {}
+
+func (x *JournalEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JournalEntry.ProtoReflect.Descriptor instead.
+func (*JournalEntry) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *JournalEntry) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *JournalEntry) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *JournalEntry) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *JournalEntry) GetColumn() *Column {
+	if x != nil {
+		return x.Column
+	}
+	return nil
+}
+
+// Sweep is stored in row "sweep/TABLE" of the metadata table: the progress of the sweep of a
+// table with a journal, which all workers share.
+type Sweep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	// The next row to read. Everything before it was read since begun_ts.
+	Row []byte `protobuf:"bytes,2,opt,name=row,proto3" json:"row,omitempty"`
+	// Oracle times: when this sweep began, when its next piece is due, and when the last sweep
+	// that is complete began; 0: none.
+	BegunTs    int64 `protobuf:"varint,3,opt,name=begun_ts,json=begunTs,proto3" json:"begun_ts,omitempty"`
+	DueTs      int64 `protobuf:"varint,4,opt,name=due_ts,json=dueTs,proto3" json:"due_ts,omitempty"`
+	CompleteTs int64 `protobuf:"varint,5,opt,name=complete_ts,json=completeTs,proto3" json:"complete_ts,omitempty"`
+	// A piece of this sweep could not be read.
+	Missed        bool `protobuf:"varint,6,opt,name=missed,proto3" json:"missed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sweep) Reset() {
+	*x = Sweep{}
+	mi := &file_record_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sweep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sweep) ProtoMessage() {}
+
+func (x *Sweep) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sweep.ProtoReflect.Descriptor instead.
+func (*Sweep) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Sweep) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *Sweep) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *Sweep) GetBegunTs() int64 {
+	if x != nil {
+		return x.BegunTs
+	}
+	return 0
+}
+
+func (x *Sweep) GetDueTs() int64 {
+	if x != nil {
+		return x.DueTs
+	}
+	return 0
+}
+
+func (x *Sweep) GetCompleteTs() int64 {
+	if x != nil {
+		return x.CompleteTs
+	}
+	return 0
+}
+
+func (x *Sweep) GetMissed() bool {
+	if x != nil {
+		return x.Missed
+	}
+	return false
+}
+
 // PriorPolicy is the garbage-collection policy that a family had.
 type PriorPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -840,7 +1063,7 @@ type PriorPolicy struct {
 
 func (x *PriorPolicy) Reset() {
 	*x = PriorPolicy{}
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1075,7 @@ func (x *PriorPolicy) String() string {
 func (*PriorPolicy) ProtoMessage() {}
 
 func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1088,7 @@ func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriorPolicy.ProtoReflect.Descriptor instead.
 func (*PriorPolicy) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{9}
+	return file_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PriorPolicy) GetFamily() string {
@@ -897,7 +1120,7 @@ type GCRule struct {
 
 func (x *GCRule) Reset() {
 	*x = GCRule{}
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1132,7 @@ func (x *GCRule) String() string {
 func (*GCRule) ProtoMessage() {}
 
 func (x *GCRule) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1145,7 @@ func (x *GCRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRule.ProtoReflect.Descriptor instead.
 func (*GCRule) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{10}
+	return file_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GCRule) GetMaxVersions() int64 {
@@ -967,14 +1190,17 @@ type WorkerToken struct {
 	// Hold. The safe point stays below it. 0: none.
 	OldestTs int64 `protobuf:"varint,6,opt,name=oldest_ts,json=oldestTs,proto3" json:"oldest_ts,omitempty"`
 	// Ids of the observers that the client runs, if it is a worker of package notify.
-	Observers     []string `protobuf:"bytes,10,rep,name=observers,proto3" json:"observers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Observers []string `protobuf:"bytes,10,rep,name=observers,proto3" json:"observers,omitempty"`
+	// The client writes journal entries where a table has them, and notices so late that a table
+	// got a journal (Config.SchemaMaxAge). 0: it comes from a release that writes none.
+	SchemaMaxAgeMicros int64 `protobuf:"varint,11,opt,name=schema_max_age_micros,json=schemaMaxAgeMicros,proto3" json:"schema_max_age_micros,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *WorkerToken) Reset() {
 	*x = WorkerToken{}
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1212,7 @@ func (x *WorkerToken) String() string {
 func (*WorkerToken) ProtoMessage() {}
 
 func (x *WorkerToken) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1225,7 @@ func (x *WorkerToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerToken.ProtoReflect.Descriptor instead.
 func (*WorkerToken) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11}
+	return file_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WorkerToken) GetFormatVersion() uint32 {
@@ -1051,6 +1277,13 @@ func (x *WorkerToken) GetObservers() []string {
 	return nil
 }
 
+func (x *WorkerToken) GetSchemaMaxAgeMicros() int64 {
+	if x != nil {
+		return x.SchemaMaxAgeMicros
+	}
+	return 0
+}
+
 // Failure says that an observer's last run on a cell failed or was snoozed, and when a worker
 // may run the observer again. It is in the notify family of the cell's row, in column
 // :observer:family:qualifier, at timestamp 0. It is removed with the cell's notify cells.
@@ -1073,7 +1306,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1318,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1331,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{12}
+	return file_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Failure) GetFormatVersion() uint32 {
@@ -1171,7 +1404,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1416,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1429,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{13}
+	return file_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeadLetter) GetFormatVersion() uint32 {
@@ -1301,7 +1534,7 @@ type SafePoint struct {
 
 func (x *SafePoint) Reset() {
 	*x = SafePoint{}
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1546,7 @@ func (x *SafePoint) String() string {
 func (*SafePoint) ProtoMessage() {}
 
 func (x *SafePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1559,7 @@ func (x *SafePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
 func (*SafePoint) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{14}
+	return file_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SafePoint) GetFormatVersion() uint32 {
@@ -1412,7 +1645,7 @@ type GarbageRun struct {
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[15]
+	mi := &file_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1657,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[15]
+	mi := &file_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1670,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{15}
+	return file_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -1587,7 +1820,7 @@ const file_record_proto_rawDesc = "" +
 	"\vColumnIndex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
-	"\aentries\x18\x03 \x01(\tR\aentries\"\xdc\x02\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\x8e\x03\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -1597,11 +1830,25 @@ const file_record_proto_rawDesc = "" +
 	" \x01(\x03R\tadoptedTs\x12A\n" +
 	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\x124\n" +
 	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\x127\n" +
-	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\"d\n" +
+	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\x120\n" +
+	"\ajournal\x18\x0e \x01(\x0e2\x16.percolator.v1.JournalR\ajournal\"d\n" +
 	"\fFamilyExpiry\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fafter_micros\x18\x02 \x01(\x03R\vafterMicros\x12\x19\n" +
-	"\bsince_ts\x18\x03 \x01(\x03R\asinceTs\"P\n" +
+	"\bsince_ts\x18\x03 \x01(\x03R\asinceTs\"\x8c\x01\n" +
+	"\fJournalEntry\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x14\n" +
+	"\x05table\x18\x02 \x01(\tR\x05table\x12\x10\n" +
+	"\x03row\x18\x03 \x01(\fR\x03row\x12-\n" +
+	"\x06column\x18\x04 \x01(\v2\x15.percolator.v1.ColumnR\x06column\"\xab\x01\n" +
+	"\x05Sweep\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x10\n" +
+	"\x03row\x18\x02 \x01(\fR\x03row\x12\x19\n" +
+	"\bbegun_ts\x18\x03 \x01(\x03R\abegunTs\x12\x15\n" +
+	"\x06due_ts\x18\x04 \x01(\x03R\x05dueTs\x12\x1f\n" +
+	"\vcomplete_ts\x18\x05 \x01(\x03R\n" +
+	"completeTs\x12\x16\n" +
+	"\x06missed\x18\x06 \x01(\bR\x06missed\"P\n" +
 	"\vPriorPolicy\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12)\n" +
 	"\x04rule\x18\x02 \x01(\v2\x15.percolator.v1.GCRuleR\x04rule\"\xb9\x01\n" +
@@ -1609,7 +1856,7 @@ const file_record_proto_rawDesc = "" +
 	"\fmax_versions\x18\x01 \x01(\x03R\vmaxVersions\x12$\n" +
 	"\x0emax_age_micros\x18\x02 \x01(\x03R\fmaxAgeMicros\x12+\n" +
 	"\x05union\x18\x03 \x03(\v2\x15.percolator.v1.GCRuleR\x05union\x129\n" +
-	"\fintersection\x18\x04 \x03(\v2\x15.percolator.v1.GCRuleR\fintersection\"\xd3\x01\n" +
+	"\fintersection\x18\x04 \x03(\v2\x15.percolator.v1.GCRuleR\fintersection\"\x86\x02\n" +
 	"\vWorkerToken\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
 	"\n" +
@@ -1620,7 +1867,8 @@ const file_record_proto_rawDesc = "" +
 	"\x03pid\x18\x05 \x01(\x03R\x03pid\x12\x1b\n" +
 	"\toldest_ts\x18\x06 \x01(\x03R\boldestTs\x12\x1c\n" +
 	"\tobservers\x18\n" +
-	" \x03(\tR\tobservers\"\xd7\x01\n" +
+	" \x03(\tR\tobservers\x121\n" +
+	"\x15schema_max_age_micros\x18\v \x01(\x03R\x12schemaMaxAgeMicros\"\xd7\x01\n" +
 	"\aFailure\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1b\n" +
 	"\tchange_ts\x18\x02 \x01(\x03R\bchangeTs\x12\x1a\n" +
@@ -1686,7 +1934,11 @@ const file_record_proto_rawDesc = "" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
 	"\vKIND_DELETE\x10\x02\x12\r\n" +
 	"\tKIND_LOCK\x10\x03\x12\x11\n" +
-	"\rKIND_ROLLBACK\x10\x04BAZ?github.com/percolator-bigtable/percolator/txn/internal/recordpbb\x06proto3"
+	"\rKIND_ROLLBACK\x10\x04*B\n" +
+	"\aJournal\x12\x10\n" +
+	"\fJOURNAL_NONE\x10\x00\x12\x12\n" +
+	"\x0eJOURNAL_ALWAYS\x10\x01\x12\x11\n" +
+	"\rJOURNAL_LATER\x10\x02BAZ?github.com/percolator-bigtable/percolator/txn/internal/recordpbb\x06proto3"
 
 var (
 	file_record_proto_rawDescOnce sync.Once
@@ -1700,51 +1952,56 @@ func file_record_proto_rawDescGZIP() []byte {
 	return file_record_proto_rawDescData
 }
 
-var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),              // 0: percolator.v1.Kind
-	(GarbageRun_Phase)(0),  // 1: percolator.v1.GarbageRun.Phase
-	(*CellRef)(nil),        // 2: percolator.v1.CellRef
-	(*Lock)(nil),           // 3: percolator.v1.Lock
-	(*Write)(nil),          // 4: percolator.v1.Write
-	(*Mark)(nil),           // 5: percolator.v1.Mark
-	(*Column)(nil),         // 6: percolator.v1.Column
-	(*ObservedColumn)(nil), // 7: percolator.v1.ObservedColumn
-	(*ColumnIndex)(nil),    // 8: percolator.v1.ColumnIndex
-	(*TableSchema)(nil),    // 9: percolator.v1.TableSchema
-	(*FamilyExpiry)(nil),   // 10: percolator.v1.FamilyExpiry
-	(*PriorPolicy)(nil),    // 11: percolator.v1.PriorPolicy
-	(*GCRule)(nil),         // 12: percolator.v1.GCRule
-	(*WorkerToken)(nil),    // 13: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 14: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 15: percolator.v1.DeadLetter
-	(*SafePoint)(nil),      // 16: percolator.v1.SafePoint
-	(*GarbageRun)(nil),     // 17: percolator.v1.GarbageRun
+	(Journal)(0),           // 1: percolator.v1.Journal
+	(GarbageRun_Phase)(0),  // 2: percolator.v1.GarbageRun.Phase
+	(*CellRef)(nil),        // 3: percolator.v1.CellRef
+	(*Lock)(nil),           // 4: percolator.v1.Lock
+	(*Write)(nil),          // 5: percolator.v1.Write
+	(*Mark)(nil),           // 6: percolator.v1.Mark
+	(*Column)(nil),         // 7: percolator.v1.Column
+	(*ObservedColumn)(nil), // 8: percolator.v1.ObservedColumn
+	(*ColumnIndex)(nil),    // 9: percolator.v1.ColumnIndex
+	(*TableSchema)(nil),    // 10: percolator.v1.TableSchema
+	(*FamilyExpiry)(nil),   // 11: percolator.v1.FamilyExpiry
+	(*JournalEntry)(nil),   // 12: percolator.v1.JournalEntry
+	(*Sweep)(nil),          // 13: percolator.v1.Sweep
+	(*PriorPolicy)(nil),    // 14: percolator.v1.PriorPolicy
+	(*GCRule)(nil),         // 15: percolator.v1.GCRule
+	(*WorkerToken)(nil),    // 16: percolator.v1.WorkerToken
+	(*Failure)(nil),        // 17: percolator.v1.Failure
+	(*DeadLetter)(nil),     // 18: percolator.v1.DeadLetter
+	(*SafePoint)(nil),      // 19: percolator.v1.SafePoint
+	(*GarbageRun)(nil),     // 20: percolator.v1.GarbageRun
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
-	2,  // 1: percolator.v1.Lock.primary:type_name -> percolator.v1.CellRef
+	3,  // 1: percolator.v1.Lock.primary:type_name -> percolator.v1.CellRef
 	0,  // 2: percolator.v1.Write.kind:type_name -> percolator.v1.Kind
-	2,  // 3: percolator.v1.Write.primary:type_name -> percolator.v1.CellRef
+	3,  // 3: percolator.v1.Write.primary:type_name -> percolator.v1.CellRef
 	0,  // 4: percolator.v1.Mark.kind:type_name -> percolator.v1.Kind
-	2,  // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
-	6,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
-	6,  // 7: percolator.v1.ColumnIndex.columns:type_name -> percolator.v1.Column
-	7,  // 8: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	11, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
-	8,  // 10: percolator.v1.TableSchema.indexes:type_name -> percolator.v1.ColumnIndex
-	10, // 11: percolator.v1.TableSchema.expiries:type_name -> percolator.v1.FamilyExpiry
-	12, // 12: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
-	12, // 13: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
-	12, // 14: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
-	6,  // 15: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	1,  // 16: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	3,  // 5: percolator.v1.Mark.primary:type_name -> percolator.v1.CellRef
+	7,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
+	7,  // 7: percolator.v1.ColumnIndex.columns:type_name -> percolator.v1.Column
+	8,  // 8: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
+	14, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
+	9,  // 10: percolator.v1.TableSchema.indexes:type_name -> percolator.v1.ColumnIndex
+	11, // 11: percolator.v1.TableSchema.expiries:type_name -> percolator.v1.FamilyExpiry
+	1,  // 12: percolator.v1.TableSchema.journal:type_name -> percolator.v1.Journal
+	7,  // 13: percolator.v1.JournalEntry.column:type_name -> percolator.v1.Column
+	15, // 14: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
+	15, // 15: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
+	15, // 16: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
+	7,  // 17: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	2,  // 18: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -1758,8 +2015,8 @@ func file_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   16,
+			NumEnums:      3,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
@@ -32,6 +33,7 @@ type Resolver struct {
 	Token    *Token
 	Holds    *Holds
 	Outcomes *OutcomeCache
+	Journal  *journal.Journal
 	// OnResolve is called after each cell that the Resolver rolled forward or back.
 	OnResolve atomic.Pointer[func(format.Resolution)]
 }
@@ -39,7 +41,7 @@ type Resolver struct {
 // New returns the resolver of a client. It has no worker token if cfg.TokenTTL is not
 // positive.
 func New(s *store.Store, cfg Config) *Resolver {
-	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache()}
+	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache(), Journal: journal.New(s)}
 	r.Token = newToken(r)
 	return r
 }

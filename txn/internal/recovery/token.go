@@ -190,13 +190,14 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	oldest, _ := t.resolver.Holds.oldest()
 	m := bigtable.NewMutation()
 	m.Set(store.DeployFamily, TokenQualifier, 0, format.Marshal(&recordpb.WorkerToken{
-		FormatVersion: format.Version,
-		ExpiresTs:     int64(now) + lasts.Microseconds(),
-		StartedTs:     int64(started),
-		Host:          host,
-		Pid:           int64(os.Getpid()),
-		Observers:     observers,
-		OldestTs:      int64(oldest),
+		FormatVersion:      format.Version,
+		ExpiresTs:          int64(now) + lasts.Microseconds(),
+		StartedTs:          int64(started),
+		Host:               host,
+		Pid:                int64(os.Getpid()),
+		Observers:          observers,
+		SchemaMaxAgeMicros: max(t.resolver.Store.Config.SchemaMaxAge.Microseconds(), 1),
+		OldestTs:           int64(oldest),
 	}))
 	began := time.Now()
 	_, err := t.resolver.Metadata.Apply(ctx, []store.RowMutation{{Row: TokenRowPrefix + t.Name, Mut: m, Ops: 1}})

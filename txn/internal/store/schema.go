@@ -42,6 +42,8 @@ type Schema struct {
 	Indexes []Index
 	// Expiries say how long values last.
 	Expiries Expiries
+	// Journal says since when commits of observed columns have journal entries.
+	Journal recordpb.Journal
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -344,6 +346,12 @@ func (src *SchemaSource) Expiries() Expiries {
 	return nil
 }
 
+// Journaled reports whether commits of the table's observed columns have journal entries.
+func (src *SchemaSource) Journaled() bool { return src.Journal() != recordpb.Journal_JOURNAL_NONE }
+
+// Journal says since when they have entries. It sends nothing.
+func (src *SchemaSource) Journal() recordpb.Journal { return src.latest.Load().Journal }
+
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
@@ -384,7 +392,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m)}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal}
 	for _, o := range m.Observed {
 		s.Observed[ColumnOf(o)] = Registration{o.Observers, o.Weak}
 	}

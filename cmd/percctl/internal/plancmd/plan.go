@@ -96,7 +96,7 @@ assumptions.`,
 	f.StringVar(&o.workload.Oracle, "oracle", capacity.Direct, "direct or served")
 	f.DurationVar(&rtt, "rtt", 5*time.Millisecond, "round trip of a request to Bigtable")
 	f.DurationVar(&oracleRTT, "oracle-rtt", time.Millisecond, "round trip of a request to a served oracle")
-	f.DurationVar(&sweep, "sweep-interval", time.Minute, "time between two sweeps of an observed table for notifications")
+	f.DurationVar(&sweep, "sweep-interval", 24*time.Hour, "time between two sweeps of an observed table for notifications; a minute for a table without a journal")
 	f.Float64Var(&o.rates.Reads, "node-reads", o.rates.Reads, "rows of 1 KB that a node reads per second")
 	f.Float64Var(&o.rates.Writes, "node-writes", o.rates.Writes, "rows of 1 KB that a node writes per second")
 	f.Float64Var(&o.rates.CPU, "cpu-target", o.rates.CPU, "average CPU utilisation to plan for, from 0 to 1")

@@ -9,8 +9,6 @@ import (
 // when it is met.
 var missed = regexp.MustCompile(`^(` +
 	`empty range: doctor` +
-	`|idle fleet: .*` +
-	`|lost hint: .*` +
 	`|garbage collection: (node time|versions removed by) .*` +
 	`|slow observer: .*` +
 	`|more workers: .*` +

@@ -1,0 +1,296 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso/pause"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+)
+
+// A journal finds notifications in the journal of pending work, at a cost that follows the number
+// of cells with pending work. It reads the whole journal; of n workers, each does so at every
+// n-th interval. While there is much to find, each worker reads its own part instead, without
+// a pause, so that two workers seldom find the same cell. The parts of all workers need not be the
+// whole: one may have died, or run other observers too and share with more workers. So each still
+// reads the whole journal at every n-th of the longest intervals.
+//
+// The journal does not contain what clients of older releases committed, and what a restored
+// backup brought. So all workers together also sweep each table once a day, piece by piece.
+type journal struct {
+	scanner     *Scanner
+	search      Search
+	least, most time.Duration
+	pieces      int
+
+	fleet    fleet
+	interval time.Duration // between two reads by all workers together
+	took     time.Duration // the last turn
+	busy     bool          // the last turn found something
+	whole    time.Time     // the last turn that read the whole journal
+	offers   map[target]chan changes.Notification
+	offering sync.WaitGroup
+	missing  sync.Map     // tables that were not found
+	found    atomic.Int64 // since the last turn
+
+	mu        sync.Mutex
+	journaled []string        // tables
+	share     int             // of fleet
+	old       bool            // of fleet
+	covered   map[string]bool // tables of which a sweep has ended since they have a journal
+}
+
+func newJournal(s *Scanner, search Search, least, most time.Duration, pieces int) *journal {
+	// Several reads fall into the longest time that a notification may wait.
+	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, offers: map[target]chan changes.Notification{}}
+}
+
+// begin finds out which tables have a journal. If there are other workers, it waits for a moment:
+// many may have been started at once.
+func (j *journal) begin(ctx context.Context) error {
+	j.fleet.count(ctx, j.search)
+	j.share, j.old = j.fleet.share, j.fleet.old
+	if j.fleet.share > 1 {
+		if err := pause.For(ctx, rand.N(j.least)); err != nil {
+			return err
+		}
+	}
+	return j.tolerate(ctx, j.look(ctx, false))
+}
+
+// tolerate returns err only if it ends the search. Until the journal can be read, workers sweep
+// the tables.
+func (j *journal) tolerate(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || errors.Is(err, txn.ErrClosed) {
+		return err
+	}
+	j.search.Logger.WarnContext(ctx, "reading the journal of pending work failed; the next turn reads it again", "error", err)
+	return nil
+}
+
+// needsSweeps reports whether the journal may miss notifications of a table for long.
+func (j *journal) needsSweeps(table string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.old || !j.covered[table]
+}
+
+// look finds out which tables the journal covers. If sweep is set, it also sweeps a piece of each
+// table whose turn it is.
+func (j *journal) look(ctx context.Context, sweep bool) error {
+	var journaled []string
+	for _, table := range j.search.Tables {
+		ok, err := changes.Journaled(ctx, j.search.Client, table)
+		switch {
+		case errors.Is(err, txn.ErrClosed):
+			return err
+		case err == nil && ok:
+			journaled = append(journaled, table) // the sweeper reports those that are missing
+		}
+	}
+	positions, err := changes.SweepPositions(ctx, j.search.Client, j.firstSweep, journaled...)
+	if len(positions) == 0 && err != nil {
+		return err
+	}
+	j.mu.Lock()
+	j.journaled, j.covered = journaled, map[string]bool{}
+	for _, p := range positions {
+		j.covered[p.Table] = p.Complete
+	}
+	j.mu.Unlock()
+	errs := []error{err}
+	for _, p := range positions {
+		if sweep && p.DueTS <= changes.OracleNow(j.search.Client) {
+			errs = append(errs, j.sweep(ctx, p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (j *journal) firstSweep(ctx context.Context) (time.Duration, error) {
+	return firstSweepAfter(ctx, j.search.Client)
+}
+
+// sweepEvery is how often all workers together sweep a table that has a journal.
+const sweepEvery = 24 * time.Hour
+
+// sweepLease is how long other workers leave a piece to the one that sweeps it.
+const sweepLease = 10 * time.Minute
+
+// sweep reads the next piece of a table. If Bigtable does not answer for it, the sweep continues
+// with the other pieces.
+func (j *journal) sweep(ctx context.Context, p changes.SweepPosition) error {
+	p, ok, err := changes.MoveSweep(ctx, j.search.Client, p, p.Row, false, sweepLease)
+	if err != nil || !ok {
+		return err // another worker has it
+	}
+	keys, err := changes.SampleRowKeys(ctx, j.search.Client, p.Table)
+	if isMissing(ctx, j.search, &j.missing, p.Table, err) {
+		p.Missed = true
+		return j.moveOn(ctx, p, "", sweepEvery)
+	}
+	if err != nil {
+		return err
+	}
+	cuts := cutTable(p.Table, keys, j.pieces)
+	next := piece{table: p.Table, start: p.Row}
+	for _, c := range cuts {
+		if c.end > p.Row {
+			next.end = c.end
+			break
+		}
+	}
+	if p.Row == "" {
+		j.scanner.sweeps.Add(1)
+	}
+	j.scanner.pieces.Add(1)
+	var failed error
+	for n, err := range changes.Sweep(ctx, j.search.Client, p.Table, next.rows()) {
+		if failed = err; err != nil {
+			break
+		}
+		j.scanner.notifications.Add(1)
+		j.search.Offer(ctx, n, func() {})
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	p.Missed = p.Missed || failed != nil
+	return errors.Join(failed, j.moveOn(ctx, p, next.end, sweepEvery/time.Duration(len(cuts))))
+}
+
+// moveOn moves a sweep after a piece that begins at p was read. If that took longer than the
+// lease, another worker reads the piece again. It may take as long, so what was read counts.
+func (j *journal) moveOn(ctx context.Context, p changes.SweepPosition, end string, pause time.Duration) error {
+	for {
+		_, ok, err := changes.MoveSweep(ctx, j.search.Client, p, end, end == "", pause)
+		if ok || err != nil {
+			return err
+		}
+		now, err := changes.SweepPositions(ctx, j.search.Client, nil, p.Table)
+		if err != nil || now[0].Row != p.Row || now[0].BegunTS != p.BegunTS {
+			return err
+		}
+		now[0].Missed = now[0].Missed || p.Missed
+		p = now[0]
+	}
+}
+
+// run reads the journal, and sweeps what is due, until ctx ends.
+func (j *journal) run(ctx context.Context) error {
+	defer j.offering.Wait()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		for {
+			if err := j.tolerate(ctx, j.turn(ctx)); err != nil {
+				return err
+			}
+			if err := j.wait(ctx); err != nil {
+				return err
+			}
+		}
+	})
+	g.Go(func() error {
+		for {
+			if err := j.tolerate(ctx, j.look(ctx, true)); err != nil {
+				return err
+			}
+			j.mu.Lock()
+			share := max(j.share, 1)
+			j.mu.Unlock()
+			if err := pause.For(ctx, time.Duration(share)*pause.Jitter(j.most)); err != nil {
+				return err
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// wait waits until the next turn.
+func (j *journal) wait(ctx context.Context) error {
+	d := j.interval
+	if !j.busy {
+		d = time.Duration(float64(j.fleet.share) * float64(j.interval) * (0.5 + rand.Float64()/2))
+	}
+	return pause.For(ctx, max(d, 3*j.took))
+}
+
+// turn reads the journal once.
+func (j *journal) turn(ctx context.Context) error {
+	began := time.Now()
+	j.fleet.count(ctx, j.search)
+	j.mu.Lock()
+	tables := j.journaled
+	j.share, j.old = j.fleet.share, j.fleet.old
+	j.mu.Unlock()
+	if len(tables) == 0 {
+		return nil
+	}
+	var failed error
+	part, of := j.fleet.rank, j.fleet.share
+	if !j.busy || time.Since(j.whole) >= time.Duration(of)*j.most {
+		part, of, j.whole = 0, 1, time.Now()
+	}
+	j.scanner.reads.Add(1)
+	for n, err := range changes.Pending(ctx, j.search.Client, tables, part, of) {
+		if err != nil {
+			if !isMissing(ctx, j.search, &j.missing, n.Cell.Table, err) {
+				failed = errors.Join(failed, err)
+			}
+			continue
+		}
+		j.missing.Delete(n.Cell.Table)
+		j.scanner.notifications.Add(1)
+		j.offer(ctx, n)
+	}
+	j.took = time.Since(began)
+	j.busy = j.found.Swap(0) > 0
+	for _, ch := range j.offers {
+		j.busy = j.busy || len(ch) > 0
+	}
+	if j.busy {
+		j.interval = j.least
+	} else {
+		j.interval = min(2*j.interval, j.most)
+	}
+	return failed
+}
+
+// maxOffers is how many notifications of a column wait in memory until the worker takes them.
+const maxOffers = 1000
+
+// offer offers a notification to the worker. The worker lets the caller wait while it has much to
+// do for the column, and that must not hold up other columns. So each column has its own
+// goroutine. What does not fit is found again in the next turn.
+func (j *journal) offer(ctx context.Context, n changes.Notification) {
+	to := targetOf(n.Cell)
+	ch := j.offers[to]
+	if ch == nil {
+		ch = make(chan changes.Notification, maxOffers)
+		j.offers[to] = ch
+		j.offering.Go(func() {
+			for {
+				select {
+				case n := <-ch:
+					if j.search.Offer(ctx, n, func() {}) {
+						j.found.Add(1)
+					}
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	select {
+	case ch <- n:
+	default:
+		j.found.Add(1)
+	}
+}
