@@ -57,11 +57,45 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 		if len(columns) == 0 {
 			return nil
 		}
+		if err := journal(ctx, d, r, table, now); err != nil {
+			return err
+		}
 		return oldNotifications(ctx, d, r, table, now)
 	})
 	r.Detail = words.Count(int(registered.Load()), "observer") + " registered"
 	return err
 }}
+
+// overdue is how long after its time the daily sweep of a table may continue.
+const overdue = tso.Timestamp(24 * time.Hour / time.Microsecond)
+
+// journal says whether workers can rely on the journal of pending work of a table.
+func journal(ctx context.Context, d *Deployment, r *Result, table string, now tso.Timestamp) error {
+	subject := "journal of " + table
+	has, err := changes.Journaled(ctx, d.Client, table)
+	if err == nil && !has {
+		r.find(Note, subject, "the table has no journal of pending work", "workers find a change without a hint only by sweeps of the table, which takes hours if it is large", "when every client runs this release, percctl table init "+table)
+	}
+	if err != nil || !has {
+		return err
+	}
+	positions, err := changes.SweepPositions(ctx, d.Client, nil, table)
+	if errors.Is(err, format.ErrCorrupt) || errors.Is(err, format.ErrFormatVersion) {
+		r.find(Warning, subject, err.Error(), "workers sweep the table all the time", "percctl version on all machines; if the record is damaged, remove row sweep/"+table+" of the metadata table")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p := positions[0]
+	if !p.Complete {
+		r.find(Note, subject, "it is not complete before a sweep of the table has ended; the next piece is due at "+words.Stamp(p.DueTS), "until then workers also sweep the table as without a journal", "wait")
+	}
+	if p.DueTS+overdue < now {
+		r.find(Warning, subject, "the daily sweep has not continued since "+words.Stamp(p.DueTS), "a change that the journal lacks waits for it, for example one of a restored backup", "start the workers of its observers; their logs say why they cannot sweep")
+	}
+	return nil
+}
 
 // oldNotifications finds what observers of a table are behind with.
 func oldNotifications(ctx context.Context, d *Deployment, r *Result, table string, now tso.Timestamp) error {

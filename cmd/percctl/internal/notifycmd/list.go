@@ -21,6 +21,7 @@ type listOptions struct {
 	session.Options
 	tables    session.Tables
 	dead      bool
+	journal   bool
 	observer  string
 	olderThan time.Duration
 	limit     int
@@ -38,7 +39,7 @@ notification is the age of its oldest change, in oracle time.
 
 Workers remove notifications that all observers have acknowledged. In a large table
 the command may take minutes, because Bigtable may have to read all rows to find the
-notifications.`,
+notifications. --journal reads only the rows that the journal of pending work names.`,
 		Example: `  percctl notify list
   percctl notify list documents --older-than 5m --observer parser
   percctl notify list --dead -o jsonl`,
@@ -49,10 +50,10 @@ notifications.`,
 	o.tables.Range.Add(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&o.dead, "dead", false, "only dead letters")
+	f.BoolVar(&o.journal, "journal", false, "only what the journal of pending work names; fast in a large table")
 	observerFlag(cmd, &o.Flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
 	f.DurationVar(&o.olderThan, "older-than", 0, "only those at least this old, in oracle time (0: all)")
 	f.IntVar(&o.limit, "limit", 0, "maximum number to list (0: all)")
-	o.Require(o.tables.Range.Check)
 	cli.AtLeast(&o.Checks, "older-than", &o.olderThan, 0, "positive")
 	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all")
 	o.Require(o.check)
@@ -61,10 +62,11 @@ notifications.`,
 }
 
 func (o *listOptions) check() error {
-	if o.dead && o.tables.Range.Rows != (session.Range{}) {
-		return cli.Usagef("--dead does not go with a range of rows: name tables, or add --observer")
+	err := o.tables.Range.Check()
+	if err == nil && (o.dead || o.journal) && o.tables.Range.Rows != (session.Range{}) {
+		return cli.Usagef("--dead and --journal do not go with a range of rows: name tables, or add --observer")
 	}
-	return nil
+	return err
 }
 
 // errLimit ends the walk at --limit.
@@ -83,13 +85,11 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	style := cli.StyleFor(o.Streams.Out)
 	l := &lister{listOptions: o, now: now, out: &cli.List[item]{
 		Out: o.Streams.Out, Format: o.Format, Header: csvHeader, Rows: item.csv,
-		Text: func(w io.Writer, it item) error { return it.text(w, style) },
+		Text: func(w io.Writer, it item) error { return it.text(w, cli.StyleFor(o.Streams.Out)) },
 	}}
-	err = l.list(ctx, s)
-	if errors.Is(err, errLimit) {
+	if err = l.list(ctx, s); errors.Is(err, errLimit) {
 		err = nil
 	}
 	s.Progress.End()
@@ -125,8 +125,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 		if err != nil {
 			return err
 		}
-		old := l.now-d.ParkedTS >= tso.Timestamp(l.olderThan.Microseconds())
-		if (len(only) > 0 && !slices.Contains(only, d.Cell.Table)) || (l.observer != "" && d.Observer != l.observer) || (l.olderThan > 0 && !old) {
+		if (len(only) > 0 && !slices.Contains(only, d.Cell.Table)) || (l.observer != "" && d.Observer != l.observer) || (l.olderThan > 0 && l.now-d.ParkedTS < tso.Timestamp(l.olderThan.Microseconds())) {
 			continue
 		}
 		if err := l.add(newDeadLetter(d, l.now)); err != nil {
@@ -138,7 +137,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 }
 
 func (l *lister) listNotifications(ctx context.Context, s *session.Session) error {
-	tables := slices.Clone(l.tables.Names)
+	tables := l.tables.Names
 	if len(tables) == 0 {
 		observed, err := session.AllObserved(ctx, s)
 		if err != nil {
@@ -148,9 +147,8 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 			tables = append(tables, o.Table)
 		}
 	}
-	slices.Sort(tables)
-	tables = slices.Compact(tables)
-	return l.tables.Each(ctx, s, tables, func(table string, rows bigtable.RowSet) error {
+	tables = slices.Compact(slices.Sorted(slices.Values(tables)))
+	look := func(table string, rows bigtable.RowSet) error {
 		for o, err := range changes.Observations(ctx, s.Client(), table, rows) {
 			if err != nil {
 				return err
@@ -165,14 +163,25 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 			l.notifications++
 		}
 		return nil
-	})
+	}
+	if !l.journal {
+		return l.tables.Each(ctx, s, tables, look)
+	}
+	for _, table := range tables {
+		rows, err := changes.EnteredRows(ctx, s.Client(), table)
+		if err == nil && len(rows) > 0 {
+			err = look(table, rows)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *lister) wants(o changes.Observation) bool {
-	if l.observer != "" && (!slices.Contains(o.Observers, l.observer) || !o.Pending(l.observer)) {
-		return false
-	}
-	return l.olderThan == 0 || (len(o.Triggers) > 0 && l.now-o.Triggers[0].TS >= tso.Timestamp(l.olderThan.Microseconds()))
+	return (l.observer == "" || slices.Contains(o.Observers, l.observer) && o.Pending(l.observer)) &&
+		(l.olderThan == 0 || len(o.Triggers) > 0 && l.now-o.Triggers[0].TS >= tso.Timestamp(l.olderThan.Microseconds()))
 }
 
 func (l *lister) add(it item) error {

@@ -97,7 +97,6 @@ type Scanner struct {
 	window  []spending
 }
 
-// small is what is read at once.
 type small struct {
 	at      time.Time
 	took    time.Duration
@@ -120,7 +119,6 @@ type described struct {
 	at time.Time
 }
 
-// spending is what was used until a moment.
 type spending struct {
 	at   time.Time
 	used watch.Usage
@@ -335,7 +333,6 @@ func (s *Scanner) use(at *session.Session) {
 // listEvery is how often the tables of the deployment are listed.
 const listEvery = 30 * time.Second
 
-// list finds the tables.
 func (s *Scanner) list(ctx context.Context, stale time.Time, complete bool) (bool, error) {
 	if !complete {
 		stale = time.Now().Add(-listEvery)
@@ -404,7 +401,6 @@ func (s *Scanner) takeSmall(ctx context.Context, stale time.Time, complete bool)
 	return true, nil
 }
 
-// point is a point of the strip charts.
 func (s *Scanner) point(p *Picture, at time.Time) Point {
 	pt := Point{
 		Time: float64(at.UnixMilli()) / 1000, Locks: p.Locks.Locks, Oldest: p.Locks.OldestAge,
@@ -428,7 +424,6 @@ func (s *Scanner) point(p *Picture, at time.Time) Point {
 // parallelDescribes is how many transactions are looked at together.
 const parallelDescribes = 8
 
-// describe looks at the primaries of the oldest transactions.
 func (s *Scanner) describe(ctx context.Context, stale time.Time, complete bool) (bool, error) {
 	if complete && !s.scan.Passed(stale) {
 		return false, nil
