@@ -293,3 +293,58 @@ func TestExpected(t *testing.T) {
 		t.Errorf("%d functions are remembered, want at most %d", n, maxExpected)
 	}
 }
+
+// TestSlots: cells that differ in any part mostly have different slots, the same cell always has
+// the same one, and a transaction of too many cells has none.
+func TestSlots(t *testing.T) {
+	ls := New(time.Second)
+	rows := func(n int, cell func(i int) format.Cell) []*store.RowWrites {
+		r := []*store.RowWrites{{}, {}}
+		for i := range n {
+			r[i%2].Writes = append(r[i%2].Writes, &store.Write{Cell: cell(i)})
+		}
+		return r
+	}
+	for part, cell := range map[string]func(i int) format.Cell{
+		"table":  func(i int) format.Cell { return format.Cell{Table: fmt.Sprint(i), Row: "r", Family: "f"} },
+		"row":    func(i int) format.Cell { return format.Cell{Table: "t", Row: fmt.Sprint(i), Family: "f"} },
+		"family": func(i int) format.Cell { return format.Cell{Table: "t", Row: "r", Family: fmt.Sprint(i)} },
+		"qualifier": func(i int) format.Cell {
+			return format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: fmt.Sprint(i)}
+		},
+	} {
+		all := rows(maxLatched, cell)
+		slots := ls.SlotsOf(all, nil)
+		if len(slots) < 100 || !slices.IsSorted(slots) || slots[len(slots)-1] >= latchSlots || !slices.Equal(slots, ls.SlotsOf(all, nil)) {
+			t.Errorf("%d cells with different names of the %s have %d slots: %v", maxLatched, part, len(slots), slots)
+		}
+		if got := ls.SlotsOf(rows(maxLatched+1, cell), nil); got != nil {
+			t.Errorf("%d cells have slots: %v", maxLatched+1, got)
+		}
+		if got := New(-1).SlotsOf(all, nil); got != nil {
+			t.Errorf("without latches, cells have slots: %v", got)
+		}
+	}
+	same := func(int) format.Cell { return format.Cell{Table: "t", Row: "r"} }
+	if got := ls.SlotsOf(rows(3, same), nil); len(got) != 1 {
+		t.Errorf("one cell has slots %v", got)
+	}
+	l, waited, err := ls.Acquire(t.Context(), []uint16{3, 5, 7})
+	if err != nil || waited {
+		t.Fatal(waited, err)
+	}
+	for _, tt := range []struct {
+		slots []uint16
+		want  bool
+	}{{nil, true}, {[]uint16{5}, true}, {[]uint16{3, 5, 7}, true}, {[]uint16{3, 4}, false}, {[]uint16{8}, false}} {
+		if l.Covers(tt.slots) != tt.want {
+			t.Errorf("3, 5 and 7 cover %v: %t", tt.slots, !tt.want)
+		}
+	}
+	if (*Latch)(nil).Covers(nil) {
+		t.Error("no latch covers something")
+	}
+	if l, waited, err := ls.Acquire(t.Context(), nil); l != nil || waited || err != nil {
+		t.Errorf("no slots: %v, %t, %v", l, waited, err)
+	}
+}
