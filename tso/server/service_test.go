@@ -51,19 +51,55 @@ func TestServedBadRequests(t *testing.T) {
 	})
 }
 
-// TestLockRequests: requests that are refused, and not answered with an empty response.
+// TestLockRequests: requests that are refused, and not answered with an empty response; and the
+// answers of a leader. Only the leader answers.
 func TestLockRequests(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Start("a", server.Config{})
 		synctest.Wait()
-		o := tsopb.NewOracleClient(c.Raw("a"))
-		_, acquire := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: 1, Name: []byte("l"), Owner: []byte("x")})
-		_, release := o.Release(t.Context(), &tsopb.ReleaseRequest{FormatVersion: 1, Name: []byte("l")})
-		_, holder := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: 1})
-		for says, err := range map[string]error{"ttl of 0s": acquire, "owner of 0 bytes": release, "name of 0 bytes": holder} {
-			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
-				t.Errorf("%v; want %q", err, says)
+		c.Start("b", server.Config{})
+		tsotest.Advance(time.Minute) // the leader knows all locks
+		call := func(server string, version uint32, name, owner string, ttl time.Duration) map[string]error {
+			o := tsopb.NewOracleClient(c.Raw(server))
+			_, acquire := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: version, Name: []byte(name), Owner: []byte(owner), TtlUs: ttl.Microseconds()})
+			_, release := o.Release(t.Context(), &tsopb.ReleaseRequest{FormatVersion: version, Name: []byte(name), Owner: []byte(owner)})
+			_, holder := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: version, Name: []byte(name)})
+			return map[string]error{"acquire": acquire, "release": release, "holder": holder}
+		}
+		for _, tt := range []struct {
+			errs map[string]error
+			code codes.Code
+			says map[string]string
+		}{
+			{call("a", 1, "l", "", time.Second), codes.InvalidArgument, map[string]string{"acquire": "owner of 0 bytes", "release": "owner of 0 bytes"}},
+			{call("a", 1, "", "x", time.Second), codes.InvalidArgument, map[string]string{"acquire": "name of 0 bytes", "release": "name of 0 bytes", "holder": "name of 0 bytes"}},
+			{call("a", 1, "l", "x", 0), codes.InvalidArgument, map[string]string{"acquire": "ttl of 0s"}},
+			{call("a", 2, "l", "x", time.Second), codes.FailedPrecondition, map[string]string{"acquire": "version 2", "release": "version 2", "holder": "version 2"}},
+			{call("b", 1, "l", "x", time.Second), codes.Unavailable, map[string]string{"acquire": "", "release": "", "holder": ""}},
+		} {
+			for what, err := range tt.errs {
+				says, refused := tt.says[what]
+				if refused && (status.Code(err) != tt.code || !strings.Contains(err.Error(), says)) || !refused && err != nil {
+					t.Errorf("%s: %v; want %v, %q", what, err, tt.code, says)
+				}
 			}
+		}
+		o := tsopb.NewOracleClient(c.Raw("a"))
+		for _, tt := range []struct {
+			owner string
+			ttl   time.Duration
+			ok    bool
+		}{{"x", 10 * time.Second, true}, {"y", 20 * time.Second, false}, {"x", 10 * time.Second, true}} {
+			r, err := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: 1, Name: []byte("l"), Owner: []byte(tt.owner), TtlUs: tt.ttl.Microseconds()})
+			if err != nil || r.Acquired != tt.ok || string(r.Owner) != "x" || r.LeftUs != 10e6 {
+				t.Errorf("%s: %v, %v", tt.owner, r, err)
+			}
+		}
+		if r, err := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: 1, Name: []byte("l")}); err != nil || string(r.Owner) != "x" || r.LeftUs != 10e6 {
+			t.Errorf("held by %v, %v", r, err)
+		}
+		if s := c.Status("a"); s.Locks != 1 || s.FormatVersion != 1 || s.BigtableRpcs < s.BigtableWrites || s.BigtableWrites == 0 {
+			t.Errorf("%v", s)
 		}
 	})
 }
