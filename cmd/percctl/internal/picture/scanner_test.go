@@ -146,3 +146,29 @@ func TestSmallFirst(t *testing.T) {
 	}
 	waitFor(points() + 2)
 }
+
+// TestAges: a transaction grows older also while its primary is not read again.
+func TestAges(t *testing.T) {
+	k, meter := keepMetered(t, 0)
+	s := picture.NewScanner(k, unbounded, meter, picture.Limits{Requests: 1000, Bytes: 1_000_000})
+	s.Refresh = time.Hour
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	go s.Run(t.Context())
+	first := 0.0
+	for began := time.Now(); ; <-time.After(10 * time.Millisecond) {
+		st, err := s.State(t.Context(), 0)
+		if err != nil || time.Since(began) > 30*time.Second {
+			t.Fatalf("%v; the first age was %v s", err, first)
+		}
+		if len(st.Transactions) == 0 {
+			continue
+		}
+		if age := st.Transactions[0].Transaction.Age; first == 0 {
+			first = age
+		} else if age > first+0.5 {
+			return
+		}
+	}
+}

@@ -69,8 +69,9 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 	for _, t := range p.Locks.Listed {
 		c := *t
 		c.Locks = nil
-		d := s.txns[txnID{t.StartTS, t.Found[0].Primary}]
-		st.Transactions = append(st.Transactions, Summary{&c, len(t.Found), t.AgeText(), t.OwnerText(), time.Since(d.at).Seconds(), t.Stranded()})
+		checked := time.Since(s.txns[txnID{t.StartTS, t.Found[0].Primary}].at).Seconds()
+		c.Age += checked
+		st.Transactions = append(st.Transactions, Summary{&c, len(t.Found), c.AgeText(), c.OwnerText(), checked, c.Stranded()})
 	}
 	p.Locks.Listed = nil
 	if s.err != nil {
