@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,6 +97,9 @@ func TestExitCodes(t *testing.T) {
 	for _, m := range codeLine.FindAllStringSubmatch(topic.Long, -1) {
 		if !of[m[1]] {
 			t.Errorf("percctl help exit-codes lists %s, and no test produces it", m[1])
+		}
+		if !slices.Contains(strings.Fields(root.Long), m[1]) {
+			t.Errorf("percctl help exit-codes lists %s, and percctl --help does not", m[1])
 		}
 	}
 	if listed < 30 {

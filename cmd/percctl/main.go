@@ -45,8 +45,8 @@ Commands find the Bigtable instance by --project and --instance, by environment
 variables, or by ~/.cbtrc: see percctl help environment.
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 a check found a problem
-or work is left, 5 unavailable or timed out, 6 transactions
-are not safe on this service, 130 interrupted.`,
+or work is left, 5 unavailable or timed out, 6 transactions are not safe on this
+service, 7 what repair apply leaves to you, 130 interrupted.`,
 	Example: `  percctl demo                  # an index of real files, built by observers while workers are killed
   percctl demo --limit 500 -o json
   percctl doctor                # is everything in order, and if not, how to fix it?
