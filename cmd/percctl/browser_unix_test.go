@@ -72,20 +72,21 @@ func TestPictures(t *testing.T) {
 		return
 	}
 	p := browser.New(t)
-	url := demoPage(t, "--limit", "1000", "--seed", "7", "--kills", "4")
+	url := demoPage(t, "--limit", "1000", "--seed", "7", "--kills", "8")
 	shot := func(name, hash, ready string, width, height int, dark bool) {
 		t.Helper()
 		p.Show(t, width, height, dark)
 		p.Open(t, url+hash, ready)
 		var x bool
 		p.Eval(t, `new Promise((r) => setTimeout(() => r(true), 2500))`, &x)
+		p.Wait(t, ready)
 		if err := os.WriteFile(filepath.Join("../../docs/images", name+".png"), p.Picture(t, width, height), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	const graph = `document.querySelectorAll('.node.observer').length > 5 && document.querySelectorAll('.edge').length > 9`
 	const busy0 = `document.querySelector('.need') && document.querySelectorAll('.uplot').length > 4`
-	const busy = `Number(document.querySelector('.stat-value')?.textContent.replace(/[^0-9.]/g, '')) > 0 && document.querySelectorAll('.uplot').length > 4`
+	const busy = `Number(document.querySelector('.stat-value')?.textContent.replace(/[^0-9.]/g, '')) > 0 && document.querySelector('.spark path')?.getAttribute('d').split('L').length > 6 && document.querySelector('.need') && !document.querySelector('.hint') && document.querySelectorAll('.uplot').length > 4`
 	p.Show(t, 1400, 1000, false)
 	p.Open(t, url, busy)
 	shot("console", "", busy, 1360, 1010, false)

@@ -217,6 +217,13 @@ func TestFirstPass(t *testing.T) {
 				t.Errorf("%+v: %q in %s", f.fake, words, text)
 			}
 		}
+		p.Open(t, url+"/#/tables", `document.querySelector('main td')`)
+		var row string
+		p.Eval(t, `document.querySelector('main tbody tr').innerText`, &row)
+		if n := strings.Count(row, "≥ 0"); n != 3 && f.fake.first || n != 0 && !f.fake.first {
+			t.Errorf("%+v: %q", f.fake, row)
+		}
+		p.Open(t, url+"/#/", `document.querySelector('.hint')`)
 		var hint, plots int
 		p.Eval(t, `document.querySelector('.hint').childNodes.length`, &hint)
 		p.Show(t, 1300, 900, false)

@@ -106,7 +106,7 @@ func (f *fake) Tables(context.Context) ([]picture.Table, error) {
 	f.asked++
 	all := []picture.Table{}
 	for i := range f.tables {
-		all = append(all, picture.Table{Name: fmt.Sprint("table", i, f.name), Rows: i * 1000, Complete: true, Columns: []string{}})
+		all = append(all, picture.Table{Name: fmt.Sprint("table", i, f.name), Rows: i * 1000, Complete: !f.first, Columns: []string{}})
 	}
 	return all, f.err
 }

@@ -12,11 +12,13 @@ export default function tables(main, params) {
   let all = [], state = null, what = 'locks', reading = false, gone = false, chosen = params.table;
   const shape = (t) => (t.sample.versions ? Math.round(100 * t.sample.garbage / t.sample.versions) + ' %' : '–');
 
+  const some = (t, n) => (t.complete ? '' : '≥ ') + num(n);
+
   function show() {
     const q = filter.value.toLowerCase();
     const found = all.filter((t) => t.name.toLowerCase().includes(q));
     paint(list, card('', found.length ? [table([['Table'], ['Rows', 'n'], ['Size', 'n'], ['Locks', 'n'], ['Pending', 'n'], ['Conflicts', 'n wide'], ['Garbage', 'n'], ['Read within', 'n wide']], found.slice(0, 250).map((t) => [
-      h('a', { href: link('tables', { table: t.name }), 'aria-current': t.name === chosen ? 'true' : undefined }, t.name), (t.complete ? '' : '≥ ') + num(t.rows), bytes(t.bytes), num(t.locks), num(t.pending), num(t.conflicts), shape(t), t.complete ? duration(t.oldest_seconds) : 'first pass']), 'Tables'),
+      h('a', { href: link('tables', { table: t.name }), 'aria-current': t.name === chosen ? 'true' : undefined }, t.name), some(t, t.rows), bytes(t.bytes), some(t, t.locks), some(t, t.pending), num(t.conflicts), shape(t), t.complete ? duration(t.oldest_seconds) : 'first pass']), 'Tables'),
       h('p.muted', {}, 'Garbage: versions that newer ones hide, in a sample of rows. Read within: the age of the row that was not read for the longest.')]
       : empty(all.length ? 'No table has this name.' : 'There is no transactional table. percctl table init makes one.')));
   }
@@ -48,7 +50,7 @@ export default function tables(main, params) {
     drawn = heat(canvas, slots, rows, (s) => s[what], map.slot_seconds, 60, kinds.find(([k]) => k === what)[2]);
     const label = (i) => (i === 0 ? '(first)' : map.bounds[i - 1]);
     paint(keys, rows === 1 ? h('span', {}, 'all keys') : [0, Math.floor(rows / 2), rows - 1].map((i) => h('span', { title: label(i) }, label(i))));
-    paint(axis, slots.length ? [h('span', {}, clock(drawn.first * 1e6, 0)), h('span', {}, '10 minutes'), h('span', {}, clock(slots[slots.length - 1].t * 1e6, 0))] : h('span', {}, 'nothing has been locked or pending since the console started'));
+    paint(axis, slots.length ? [h('span', {}, clock(drawn.first * 1e6, 0)), h('span', {}, '10 minutes'), h('span', {}, clock(slots[slots.length - 1].t * 1e6, 0))] : h('span', {}, all.find((t) => t.name === chosen)?.complete ? 'nothing has been locked or pending since the console started' : 'nothing found so far: the first pass is under way'));
     canvas.onmousemove = (e) => {
       const { t, row } = drawn.at(e.offsetX, e.offsetY), s = slots.find((x) => x.t === t);
       tip.textContent = `${clock(t * 1e6, 0)}, from ${label(row)}: ` + (s ? `${compact(s.locks[row])} locks, ${compact(s.pending[row])} pending, ${compact(s.conflicts[row])} conflicts` : 'not seen');
