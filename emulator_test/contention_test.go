@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -148,4 +150,120 @@ func TestPausesBetweenRuns(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A conflict costs no more requests than it takes to find it.
+func TestRequestsOfAConflict(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		// do lets a transaction of c conflict with one of other on row hot. held holds the other
+		// one's commit.
+		do   func(t *testing.T, c, other *txn.Client, held *txntest.Rule) error
+		want map[txntest.Step]int
+	}{
+		{"a commit that its prewrite finds", func(t *testing.T, c, other *txn.Client, held *txntest.Rule) error {
+			tx := beginSet(t, c, "1", "hot")
+			held.Release()
+			mustSet(t, other, "2", "hot")
+			_, err := tx.Commit(t.Context())
+			return err
+		}, map[txntest.Step]int{txntest.StepPrewrite: 1, txntest.StepRead: 1}},
+
+		// It waits for the lock of a younger transaction, and sees its commit. It reads the row, and
+		// then the outcome. So the next transaction sends no prewrite.
+		{"a lock that its prewrite waits for", func(t *testing.T, c, other *txn.Client, held *txntest.Rule) error {
+			tx, late := beginSet(t, c, "1", "hot"), beginSet(t, c, "1", "hot")
+			done := commitInBackground(t.Context(), beginSet(t, other, "2", "hot"))
+			<-held.Fired()
+			synctest.Wait()
+			waiting := commitInBackground(t.Context(), tx)
+			synctest.Wait()
+			held.Release()
+			if o := <-done; o.err != nil {
+				t.Error(o.err)
+			}
+			o := <-waiting
+			if _, err := late.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) {
+				t.Errorf("the second one: %v", err)
+			}
+			return o.err
+		}, map[txntest.Step]int{txntest.StepPrewrite: 1, txntest.StepRead: 2}},
+
+		// It waits for the lock with its read, and then it is too old. It knows that before its
+		// prewrite. The commit has removed its primary lock. It reads the row, the outcome, and
+		// the value below the lock.
+		{"a lock that its read waits for", func(t *testing.T, c, other *txn.Client, held *txntest.Rule) error {
+			done := commitInBackground(t.Context(), beginSet(t, other, "2", "hot"))
+			<-held.Fired()
+			synctest.Wait()
+			tx := begin(t, c)
+			read := inBackground(func() error { _, _, err := tx.Table("a").Get(t.Context(), "hot", "f", "q"); return err })
+			synctest.Wait()
+			held.Release()
+			for _, o := range []outcome{<-done, <-read} {
+				if o.err != nil {
+					t.Error(o.err)
+				}
+			}
+			set(tx, "1", "hot")
+			_, err := tx.Commit(t.Context())
+			return err
+		}, map[txntest.Step]int{txntest.StepRead: 3}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Second, Max: time.Second}})
+				mustSet(t, c, "0", "warm")
+				synctest.Wait()
+				otherFaults := txntest.NewFaults(t)
+				other := env.NewClient(txn.Config{TokenTTL: -1}, otherFaults.DialOptions()...)
+				// The commit_ts of the other one is above the start of a reader that waits.
+				held := otherFaults.OnStep(txntest.StepPrewrite, txntest.HoldResponse)
+				faults.Reset()
+				if err := tt.do(t, c, other, held); !errors.Is(err, txn.ErrConflict) {
+					t.Errorf("%v, want a conflict", err)
+				}
+				synctest.Wait()
+				got := faults.Count()
+				delete(got, txntest.StepOracle)
+				delete(got, txntest.StepSchema)
+				if d := cmp.Diff(tt.want, got); d != "" {
+					t.Errorf("requests (-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// If the outcome of a prewrite is unknown, the transaction removes its lock after a conflict, even
+// if it has found none.
+func TestLatePrewriteOfAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		locked := txntest.NewFaults(t)
+		held := locked.OnStep(txntest.StepCommit, txntest.Hold)
+		other := commitInBackground(t.Context(), beginSet(t, env.NewClient(txn.Config{TokenTTL: -1}, locked.DialOptions()...), "1", "bob"))
+		<-held.Fired()
+		tx := beginSet(t, c, "2", "joe", "bob") // younger, so it does not wait
+		late := faults.On("first prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.Delay, 1)
+		again := faults.On("second prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.DropRequest, 1)
+		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
+		done := commitInBackground(t.Context(), tx)
+		select {
+		case <-abort.Fired():
+		case o := <-done:
+			t.Fatalf("%v; want it to remove the lock", o.err)
+		}
+		<-again.Fired()
+		late.Release()
+		abort.Release()
+		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("%v, want a conflict", o.err)
+		}
+		held.Release()
+		if o := <-other; o.err != nil {
+			t.Error(o.err)
+		}
+		wantNoLocks(t, env.Client)
+	})
 }

@@ -200,7 +200,7 @@ func (tr *transfer) conflictInTheWay() {
 		if c.Step != txntest.StepPrewrite || tx == nil {
 			return false
 		}
-		tr.set(tx, 100, 0)
+		tx.Table("bank").Set("alice", "bal", "usd", []byte("100")) // a locks bob meanwhile
 		if _, err := tx.Commit(tr.t.Context()); err != nil {
 			tr.t.Error(err)
 		}

@@ -610,3 +610,25 @@ func TestContextEndsWhileAReaderWaits(t *testing.T) {
 		owner.wantAlive(env)
 	})
 }
+
+// If a row was restored wrongly, a primary lock may be there beside its own commit. A reader that
+// waited for the lock removes it, although the commit does not matter to the reader.
+func TestLockBesideItsCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		held := faults.OnStep(txntest.StepPrewrite, txntest.HoldResponse)
+		done := commitInBackground(t.Context(), beginSet(t, a, "1", "bob"))
+		<-held.Fired()
+		synctest.Wait()
+		s := takeSnapshot(t, env.NewClient(txn.Config{TokenTTL: -1}))
+		lock := stored(t, env, "bob")[format.LockFamily][0]
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		put(t, env, "bob", format.LockFamily, "f:q", lock.Timestamp, lock.Value)
+		wantValue(t, s, "bob", "")
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}

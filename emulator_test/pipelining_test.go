@@ -239,6 +239,7 @@ func TestRetryBeginsAfterItsPause(t *testing.T) {
 					putValue(t, env.Client, "r", "1") // the conflict
 					asked = c.Stats().Timestamps
 				}
+				a.Set("own", "f", "q", nil) // there is a lock to remove
 				a.Set("r", "f", "q", []byte("2"))
 				return nil
 			})

@@ -88,7 +88,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	}
 	s.Clock.Oracle = oracle
 	s.Hints.Carrier, _ = oracle.(tso.Hints)
-	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks})
+	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks, OnConflict: c.recent.Conflicted})
 	s.SafePoint.KeepFresh(c.resolver.Holds.Any, func(ctx context.Context) { c.resolver.Holds.Announce(ctx, c.resolver.Token) })
 	return c, nil
 }

@@ -20,9 +20,6 @@ import (
 // are under way: a cancelled prewrite may still take effect after the abort, and would block
 // other transactions until its ttl expires.
 func prewriteAll(ctx context.Context, c *commit) error {
-	for _, row := range c.rows {
-		row.Touched = true
-	}
 	if len(c.rows) == 1 {
 		return prewriteTraced(ctx, c, ctx, c.rows[0])
 	}
@@ -83,6 +80,7 @@ func prewriteRow(ctx context.Context, c *commit, waitCtx context.Context, row *s
 	if !row.Wide() {
 		return prewriteCells(ctx, c, waitCtx, row)
 	}
+	row.Touched = true
 	if locked, err := prewriteWholeRow(ctx, c, row); locked || err != nil {
 		return err
 	}
@@ -128,10 +126,12 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
+		row.Touched = true
 		matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.PrewriteConflict(cols, c.startTS, exact), nil, lockMutation(c, row))
 		if err == nil && !matched {
 			return nil
 		}
+		row.Unanswered = row.Unanswered || err != nil
 		switch {
 		case store.Permanent(err):
 			return err
@@ -235,6 +235,9 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 			others = append(others, l)
 		}
 	}
+	if own == 0 && !row.Unanswered {
+		row.Touched = false // every prewrite was refused
+	}
 	if err := findConflict(c, row, raw); err != nil {
 		return false, err
 	}
@@ -251,11 +254,14 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 		defer context.AfterFunc(waitCtx, cancel)()
 	}
 	for _, l := range others {
-		clear, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.releaseLatch)
-		if err != nil {
+		o, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.releaseLatch)
+		switch {
+		case err != nil:
 			return false, err
-		}
-		if !clear {
+		case o.CommitTS >= c.startTS:
+			// The lock is a write record now.
+			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: o.CommitTS, Reason: format.ConflictWrite}
+		case !o.LockGone && !o.Final():
 			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
 		}
 	}

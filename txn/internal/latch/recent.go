@@ -12,7 +12,7 @@ import (
 )
 
 // Recent remembers recent commits of cells: those of this client, and those of other
-// clients that its prewrites conflicted with. A transaction that began before such a commit
+// clients that its prewrites conflicted with, or that its reads waited for. A transaction that began before such a commit
 // and writes the cell will conflict. It need not send a prewrite to find that out. Recent
 // holds one cell for each slot; a newer commit replaces an older one there.
 type Recent struct {
@@ -59,7 +59,7 @@ func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	}
 }
 
-// Conflicted remembers the commit that a prewrite conflicted with, if err names one. It does
+// Conflicted remembers the commit that a prewrite or a read conflicted with, if err names one. It does
 // not remember one an hour above the transaction: such a record may be above the oracle, and
 // an operator may remove it (admin.ApplyRepair).
 func (r *Recent) Conflicted(err error) {

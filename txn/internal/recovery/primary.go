@@ -98,7 +98,7 @@ func (p *PrimaryCommit) undetermined(err error) error {
 // done is false if the primary lock still exists, or if the read failed: Run sends the
 // commit again.
 func (p *PrimaryCommit) readBack(ctx context.Context) (done bool, err error) {
-	status, err := readStatus(ctx, p.Table.TryReadRow, p.Primary, p.StartTS)
+	status, _, err := readStatus(ctx, p.Table.TryReadRow, p.Primary, p.StartTS)
 	if err != nil {
 		return false, err
 	}

@@ -51,6 +51,9 @@ func New(s *store.Store, cfg Config) *Resolver {
 type Config struct {
 	TokenTTL  time.Duration
 	PassLocks bool
+	// OnConflict is called with a ConflictError if a read finds that a lock was committed above
+	// its timestamp.
+	OnConflict func(error)
 }
 
 // A waitPolicy says whether to wait for the live owner of a lock.
@@ -62,7 +65,8 @@ func WaitNever(*format.Lock, Outcome) bool { return false }
 // An Outcome is the status of a transaction, with what this client knows besides.
 type Outcome struct {
 	format.Status
-	// primaryCleared: this client has replaced the primary lock by a marker.
+	// primaryCleared: this client has replaced the primary lock by a marker, or has read the
+	// outcome at the primary and no lock beside it.
 	primaryCleared bool
 	// LockGone: nothing shows the transaction's outcome, but the lock does not exist any
 	// more. Its owner rolled the transaction back, or another client resolved the lock.
@@ -102,6 +106,10 @@ func (r *Resolver) resolveOneForRead(ctx context.Context, l *format.Lock, ts tso
 		return false, err
 	}
 	if o.State == format.StateCommitted && o.CommitTS > ts {
+		r.Config.OnConflict(&format.ConflictError{Cell: l.Cell, StartTS: ts, ConflictTS: o.CommitTS, Reason: format.ConflictWrite})
+		if l.IsPrimary() && o.primaryCleared {
+			return true, nil
+		}
 		r.Background.Run(func(ctx context.Context) {
 			if err := r.ResolveCell(ctx, l, o); err != nil {
 				r.Log.DebugContext(ctx, "could not roll forward a lock that a read found", "cell", l.Cell, "start_ts", l.StartTS, "error", err)
@@ -153,12 +161,12 @@ func (r *Resolver) resolveOneForLatest(ctx context.Context, l *format.Lock, newe
 
 // ResolveForWrite resolves a lock that the prewrite of the transaction that started at ts
 // found. Transactions that wait while they hold locks could deadlock. So only an older
-// transaction waits, and a younger one fails at once (wait-die): clear is false. The
+// transaction waits, and a younger one fails at once (wait-die): the outcome is not final. The
 // function calls unlatch before it waits.
-func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.Timestamp, unlatch func()) (clear bool, err error) {
+func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.Timestamp, unlatch func()) (o Outcome, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
-	o, err := r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
+	o, err = r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
@@ -170,15 +178,10 @@ func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.T
 		span.Set(telemetry.AttrAction.String(ActionName(o, 0)))
 		span.EndWith(err)
 	}()
-	switch {
-	case err != nil:
-		return false, err
-	case o.LockGone:
-		return true, nil
-	case !o.Final():
-		return false, nil
+	if err != nil || o.LockGone || !o.Final() {
+		return o, err
 	}
-	return true, r.ResolveCell(ctx, l, o)
+	return o, r.ResolveCell(ctx, l, o)
 }
 
 // ResolveLock is ResolveLocks for one lock.
@@ -308,7 +311,9 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		// A primary lock that the caller just read shows the state of its transaction.
 		o := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
 		if !justRead || !l.IsPrimary() {
-			o.Status, err = readStatus(ctx, t.TryReadRow, l.Primary, l.StartTS)
+			var locked bool
+			o.Status, locked, err = readStatus(ctx, t.TryReadRow, l.Primary, l.StartTS)
+			o.primaryCleared = err == nil && o.Final() && !locked
 		}
 		expires := l.ExpiresTS()
 		if err == nil && !o.Final() {

@@ -13,45 +13,47 @@ import (
 // commit decides first, then a rollback marker, then the lock; without any of them, the
 // state is unknown (design §4).
 func ReadStatus(ctx context.Context, t *store.Table, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
-	return readStatus(ctx, t.ReadRow, primary, startTS)
+	s, _, err := readStatus(ctx, t.ReadRow, primary, startTS)
+	return s, err
 }
 
-// readStatus is ReadStatus with one try, if read is t.TryReadRow.
-func readStatus(ctx context.Context, read ReadFunc, primary format.Cell, startTS tso.Timestamp) (format.Status, error) {
+// readStatus is ReadStatus with one try, if read is t.TryReadRow. locked reports whether the
+// primary has the transaction's lock, whatever decides.
+func readStatus(ctx context.Context, read ReadFunc, primary format.Cell, startTS tso.Timestamp) (s format.Status, locked bool, err error) {
 	raw, err := read(ctx, primary.Row, store.OutcomeCells(primary.Column(), startTS))
 	if err != nil {
-		return format.Status{}, err
+		return format.Status{}, false, err
 	}
-	var s format.Status
+	locked = len(raw[format.LockFamily]) > 0
 	for _, item := range raw[format.LockFamily] {
 		s.State = format.StateLocked
 		if s.Lock, err = format.DecodeLock(primary, startTS, item.Value); err != nil {
-			return format.Status{}, err
+			return format.Status{}, false, err
 		}
 	}
 	for _, item := range raw[format.MarkFamily] {
 		m, err := format.DecodeMark(primary, tso.FromCell(item.Timestamp), item.Value)
 		if err != nil {
-			return format.Status{}, err
+			return format.Status{}, false, err
 		}
 		if m.StartTS != startTS {
 			continue
 		}
 		if m.Kind == format.KindLock {
-			return format.Status{State: format.StateCommitted, CommitTS: m.CommitTS}, nil
+			return format.Status{State: format.StateCommitted, CommitTS: m.CommitTS}, locked, nil
 		}
 		s = format.Status{State: format.StateRolledBack}
 	}
 	for _, item := range raw[format.WriteFamily] {
 		w, err := format.DecodeWrite(primary, tso.FromCell(item.Timestamp), item.Value)
 		if err != nil {
-			return format.Status{}, err
+			return format.Status{}, false, err
 		}
 		if w.StartTS == startTS {
-			return format.Status{State: format.StateCommitted, CommitTS: w.CommitTS}, nil
+			return format.Status{State: format.StateCommitted, CommitTS: w.CommitTS}, locked, nil
 		}
 	}
-	return s, nil
+	return s, locked, nil
 }
 
 // An OutcomeCache remembers final outcomes by start_ts. No two transactions share one, so

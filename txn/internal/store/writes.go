@@ -18,8 +18,10 @@ type RowWrites struct {
 	Table  *Table
 	Row    string
 	Writes []*Write
-	// Touched says that the client may have sent a prewrite of the row.
+	// Touched says that a prewrite of the row may have taken effect.
 	Touched bool
+	// Unanswered says that the outcome of a prewrite of the row was unknown.
+	Unanswered bool
 }
 
 // Observed returns the cells of the row that get a notify cell.
