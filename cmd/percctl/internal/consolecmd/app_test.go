@@ -5,9 +5,11 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -270,6 +272,17 @@ func TestKeys(t *testing.T) {
 	p.Eval(t, `document.querySelector('.cursor').getAttribute('aria-valuenow')`, &after)
 	if before == after {
 		t.Errorf("the line stays at %s", before)
+	}
+	p.Open(t, url+"/#/tables", `document.querySelector('canvas').onkeydown`)
+	p.Eval(t, `(() => { document.querySelector('canvas').focus(); return document.activeElement.tagName; })()`, &before)
+	tips := map[string]bool{}
+	for _, key := range []string{kb.ArrowUp, kb.ArrowLeft, kb.ArrowLeft, kb.ArrowDown, kb.ArrowDown} { // the first chooses the newest, the last changes nothing
+		p.Type(t, key)
+		p.Eval(t, `document.querySelector('.tip').textContent`, &after)
+		tips[after] = strings.Contains(after, " locks, 1 pending") || strings.Contains(after, " locks, 2 pending")
+	}
+	if len(tips) != 4 || slices.Contains(slices.Collect(maps.Values(tips)), false) {
+		t.Errorf("focus on %s, %v", before, tips)
 	}
 	if faults := p.Faults(); len(faults) > 0 {
 		t.Errorf("%q", faults)

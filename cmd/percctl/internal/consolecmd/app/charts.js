@@ -81,5 +81,11 @@ export function heat(canvas, slots, rows, of, slotSeconds, count, name) {
       c.fillRect(x + 0.5, i * ch + 0.5, Math.max(cw - 1, 1), Math.max(ch - 1, 1));
     });
   }
-  return { most, first, at: (px, py) => ({ t: first + Math.floor(px / cw) * slotSeconds, row: Math.min(rows - 1, Math.max(0, Math.floor(py / ch))) }) };
+  const mark = ({ t, row }) => {
+    c.globalAlpha = 1;
+    c.strokeStyle = color('text');
+    c.lineWidth = 2;
+    c.strokeRect((t - first) / slotSeconds * cw + 1, row * ch + 1, cw - 2, ch - 2);
+  };
+  return { most, first, last, mark, at: (px, py) => ({ t: first + Math.floor(px / cw) * slotSeconds, row: Math.min(rows - 1, Math.max(0, Math.floor(py / ch))) }) };
 }

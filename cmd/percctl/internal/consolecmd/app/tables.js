@@ -37,10 +37,10 @@ export default function tables(main, params) {
       h('dl.facts', {}, state.gc_facts.map(([n, w]) => [h('dt', {}, n), h('dd', {}, w)])), h('div.actions', {}, offer('Collect', { action: 'gc' }))));
   }
 
-  const canvas = h('canvas.heat', { role: 'img', 'aria-label': 'Heat map: keys over time' }), tip = h('p.muted.tip', {}, ''), keys = h('div.keys'), axis = h('div.heat-axis'), head = h('h2');
+  const canvas = h('canvas.heat', { role: 'img', tabindex: '0', 'aria-label': 'Heat map: keys over time. The arrow keys choose a field.' }), tip = h('p.muted.tip', { 'aria-live': 'polite' }, ''), keys = h('div.keys'), axis = h('div.heat-axis'), head = h('h2');
   const kinds = [['locks', 'Locks', 'c1'], ['pending', 'Pending', 'c2'], ['conflicts', 'Conflicts', 'c3']];
   const tabs = h('div.tabs', { role: 'group', 'aria-label': 'What the heat map shows' }, kinds.map(([k, title]) => h('button', { type: 'button', 'aria-pressed': String(k === what), onclick: (e) => { what = k; for (const b of tabs.children) b.setAttribute('aria-pressed', String(b === e.target)); draw(); } }, title)));
-  let map = null, drawn = null;
+  let map = null, drawn = null, field = null; // that the arrow keys chose
   fill(detail, h('section.card', {}, h('div.head', {}, head, tabs), h('div.heatmap', {}, keys, h('div', {}, canvas, axis)), tip));
 
   function draw() {
@@ -51,11 +51,23 @@ export default function tables(main, params) {
     const label = (i) => (i === 0 ? '(first)' : map.bounds[i - 1]);
     paint(keys, rows === 1 ? h('span', {}, 'all keys') : [0, Math.floor(rows / 2), rows - 1].map((i) => h('span', { title: label(i) }, label(i))));
     paint(axis, slots.length ? [h('span', {}, clock(drawn.first * 1e6, 0)), h('span', {}, '10 minutes'), h('span', {}, clock(slots[slots.length - 1].t * 1e6, 0))] : h('span', {}, all.find((t) => t.name === chosen)?.complete ? 'nothing has been locked or pending since the console started' : 'nothing found so far: the first pass is under way'));
-    canvas.onmousemove = (e) => {
-      const { t, row } = drawn.at(e.offsetX, e.offsetY), s = slots.find((x) => x.t === t);
+    const within = (v, lo, hi) => Math.max(lo, Math.min(hi, v));
+    field &&= { t: within(field.t, drawn.first, drawn.last), row: within(field.row, 0, rows - 1) };
+    if (field && slots.length) drawn.mark(field);
+    canvas.onkeydown = (e) => {
+      const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[e.key];
+      if (!step || !slots.length) return;
+      e.preventDefault();
+      field = field ? { t: field.t + step[0] * map.slot_seconds, row: field.row + step[1] } : { t: drawn.last, row: 0 };
+      draw();
+      tell(field);
+    };
+    canvas.onmousemove = (e) => tell(drawn.at(e.offsetX, e.offsetY));
+    const tell = ({ t, row }) => {
+      const s = slots.find((x) => x.t === t);
       tip.textContent = `${clock(t * 1e6, 0)}, from ${label(row)}: ` + (s ? `${compact(s.locks[row])} locks, ${compact(s.pending[row])} pending, ${compact(s.conflicts[row])} conflicts` : 'not seen');
     };
-    if (!tip.textContent) tip.textContent = 'Each line is a range of keys with about as many rows. Point at a field to read it.';
+    if (!tip.textContent) tip.textContent = 'Each line is a range of keys with about as many rows. Point at a field to read it, or use the arrow keys.';
   }
 
   async function read() {
