@@ -17,8 +17,12 @@ type Sample struct {
 	Garbage int `json:"garbage"`  // versions that newer ones hide
 }
 
-// sampleRows is how many rows a sample has.
-const sampleRows = 50
+// sampleRows and sampleCells bound a sample: at 50 bytes a cell, 100 kB. The row that
+// exceeds sampleCells is its last.
+const (
+	sampleRows  = 50
+	sampleCells = 2000
+)
 
 // sampleFilter returns the write records, and the other cells without their values.
 var sampleFilter = bigtable.InterleaveFilters(bigtable.ChainFilters(family(format.WriteFamily), bigtable.CellsPerRowLimitFilter(200)),
@@ -72,7 +76,7 @@ func readSample(ctx context.Context, bt *bigtable.Client, table, start, end stri
 			s.Records += n
 			s.Garbage += n - 1
 		}
-		return true
+		return s.Cells < sampleCells
 	}, bigtable.RowFilter(sampleFilter), bigtable.LimitRows(sampleRows))
 	return s, edges, err
 }
