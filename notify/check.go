@@ -88,12 +88,13 @@ func (c *check) do(ctx, runs context.Context) (again time.Duration) {
 // or the change has to wait.
 func (c *check) observer(ctx, runs context.Context, h *handler) result {
 	for attempt := 1; ; attempt++ {
-		if !h.acquire(ctx, c.worker.slots) {
+		slot := h.acquire(ctx, c.worker.shared)
+		if slot == nil {
 			return result{}
 		}
 		r := &run{worker: c.worker, handler: h, cell: c.task.cell, began: time.Now()}
 		r.do(runs)
-		h.release(c.worker.slots)
+		h.release(slot)
 		res, retry := r.conclude(ctx, runs, attempt)
 		if !retry {
 			return res

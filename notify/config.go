@@ -16,7 +16,9 @@ import (
 
 // Config configures a [Worker]. The zero value is usable.
 type Config struct {
-	// Concurrency bounds how many observers run at the same time in this worker.
+	// Concurrency bounds how many observers run at the same time in this worker. If it has
+	// several, half of the places are divided among them, so that slow observers leave room for
+	// the others.
 	// Defaults to 16.
 	Concurrency int
 

@@ -63,6 +63,21 @@ type handler struct {
 
 	limiter *rate.Limiter // nil: no limit
 	slots   chan struct{} // one for each run under way
+	// own are those of the worker's slots that only this observer may take.
+	own chan struct{}
+}
+
+// share divides a worker's slots. Half of them belong to single observers, so that slow ones leave
+// room for the others. All observers share the rest.
+func share(slots int, hs []*handler) (shared chan struct{}) {
+	own := 0
+	if n := len(hs); n > 1 && n < slots {
+		own = max(slots/2/n, 1)
+	}
+	for _, h := range hs {
+		h.own = make(chan struct{}, own)
+	}
+	return make(chan struct{}, slots-own*len(hs))
 }
 
 func newHandler(id string, to target, o Observer, cfg Config, opts []HandleOption) (*handler, error) {
@@ -105,31 +120,35 @@ func (h *handler) validate() error {
 }
 
 // acquire waits for the observer's rate limit, for a slot of the observer and for one of
-// the worker. It returns false, and holds no slot, if ctx ends before that.
-func (h *handler) acquire(ctx context.Context, worker chan struct{}) bool {
+// the worker, which it takes from the observer's own or from shared. It returns nil, and holds no
+// slot, if ctx ends before that.
+func (h *handler) acquire(ctx context.Context, shared chan struct{}) (from chan struct{}) {
 	if h.limiter != nil && h.limiter.Wait(ctx) != nil {
-		return false
+		return nil
 	}
 	select {
 	case h.slots <- struct{}{}:
 	case <-ctx.Done():
-		return false
+		return nil
 	}
 	select {
-	case worker <- struct{}{}:
+	case h.own <- struct{}{}:
+		from = h.own
+	case shared <- struct{}{}:
+		from = shared
 	case <-ctx.Done():
 		<-h.slots
-		return false
+		return nil
 	}
 	if ctx.Err() != nil { // a slot was free, and ctx had ended
-		h.release(worker)
-		return false
+		h.release(from)
+		return nil
 	}
-	return true
+	return from
 }
 
 // release frees the slots that acquire took.
-func (h *handler) release(worker chan struct{}) {
-	<-worker
+func (h *handler) release(from chan struct{}) {
+	<-from
 	<-h.slots
 }

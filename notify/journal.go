@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -45,11 +47,19 @@ type journal struct {
 	share     int             // of fleet
 	old       bool            // of fleet
 	covered   map[string]bool // tables of which a sweep has ended since they have a journal
+	offered   map[txn.Cell]offered
+}
+
+// An offered cell waits in offers, or the worker has taken it a moment ago. The next turn may still
+// find it, and does not offer it again.
+type offered struct {
+	newest tso.Timestamp // notification
+	taken  time.Time     // 0: it waits
 }
 
 func newJournal(s *Scanner, search Search, least, most time.Duration, pieces int) *journal {
 	// Several reads fall into the longest time that a notification may wait.
-	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, offers: map[target]chan changes.Notification{}}
+	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, offers: map[target]chan changes.Notification{}, offered: map[txn.Cell]offered{}}
 }
 
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
@@ -58,9 +68,12 @@ func (j *journal) begin(ctx context.Context) error {
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {
-		if err := pause.For(ctx, rand.N(j.least)); err != nil {
+		if err := pause.For(ctx, j.least/2+rand.N(j.least/2+1)); err != nil {
 			return err
 		}
+		j.fleet.counted = time.Time{}
+		j.fleet.count(ctx, j.search)
+		j.share, j.old = j.fleet.share, j.fleet.old
 	}
 	return j.tolerate(ctx, j.look(ctx, false))
 }
@@ -228,6 +241,7 @@ func (j *journal) turn(ctx context.Context) error {
 	j.fleet.count(ctx, j.search)
 	j.mu.Lock()
 	tables := j.journaled
+	maps.DeleteFunc(j.offered, func(_ txn.Cell, o offered) bool { return !o.recently(j.least) })
 	j.share, j.old = j.fleet.share, j.fleet.old
 	j.mu.Unlock()
 	if len(tables) == 0 {
@@ -279,6 +293,7 @@ func (j *journal) offer(ctx context.Context, n changes.Notification) {
 			for {
 				select {
 				case n := <-ch:
+					j.note(n, time.Now())
 					if j.search.Offer(ctx, n, func() {}) {
 						j.found.Add(1)
 					}
@@ -288,9 +303,40 @@ func (j *journal) offer(ctx context.Context, n changes.Notification) {
 			}
 		})
 	}
+	if j.known(n) {
+		return
+	}
+	j.note(n, time.Time{})
 	select {
 	case ch <- n:
 	default:
+		j.note(n, time.Now().Add(-time.Hour))
 		j.found.Add(1)
 	}
+}
+
+func newestOf(n changes.Notification) (ts tso.Timestamp) {
+	for _, t := range n.Triggers {
+		ts = max(ts, t.TS)
+	}
+	return ts
+}
+
+func (j *journal) note(n changes.Notification, taken time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.offered[n.Cell] = offered{newestOf(n), taken}
+}
+
+// recently is how long after it was taken a cell is not offered again.
+func (o offered) recently(least time.Duration) bool {
+	return o.taken.IsZero() || time.Since(o.taken) < 2*least
+}
+
+// known reports whether the worker has a notification already, as far as the journal knows.
+func (j *journal) known(n changes.Notification) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	o, ok := j.offered[n.Cell]
+	return ok && o.recently(j.least) && newestOf(n) <= o.newest
 }

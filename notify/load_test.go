@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -103,6 +104,59 @@ func TestLoadCancelled(t *testing.T) {
 		}})
 		if err != nil || n != 3 {
 			t.Errorf("loaded %d, %v", n, err)
+		}
+	})
+}
+
+// TestSlowObserverLeavesRoom: an observer that takes all the slots it may take leaves room for the
+// other observers of the worker.
+func TestSlowObserverLeavesRoom(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		w := newWorker(t, env.Client, notify.Config{Concurrency: 4})
+		begun, release := make(chan struct{}, 10), make(chan struct{})
+		handle(t, w, "slow", middle, func(context.Context, *txn.Txn, txn.Cell) error {
+			begun <- struct{}{}
+			<-release
+			return nil
+		})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		pass(time.Minute)
+		for i := range 10 {
+			put(t, env.Client, middle, fmt.Sprint(i), "v")
+		}
+		pass(time.Second)
+		if n := len(begun); n != 3 {
+			t.Errorf("%d runs of the slow observer, want 3: its own slot and the two shared ones", n)
+		}
+		put(t, env.Client, input, "row", "v")
+		pass(time.Second)
+		wantEffects(t, env, "row", 1)
+		close(release)
+	})
+}
+
+// TestBacklogIsTakenOnce: while a worker works off what it found in the journal, it finds the same
+// cells again, and takes none of them twice.
+func TestBacklogIsTakenOnce(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for i := range 900 {
+				tx.Table("docs").Set(fmt.Sprint(i), input.Family, input.Qualifier, nil)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		var looks atomic.Int64
+		c := env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(50*time.Millisecond))
+		w := newWorker(t, c, notify.Config{NoHints: true, OnEvent: func(notify.Event) { looks.Add(1) }})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		pass(2 * time.Minute)
+		if n := len(effects(t, env.Client)); n != 900 || looks.Load() != 900 {
+			t.Errorf("%d checks, and %d of 900 changes handled", looks.Load(), n)
 		}
 	})
 }

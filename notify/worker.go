@@ -27,9 +27,9 @@ type Worker struct {
 	telemetry telemetry
 	orphans   *orphans
 
-	slots chan struct{} // one for each run under way
-	later timers
-	lanes sync.WaitGroup // goroutines that check cells
+	shared chan struct{} // slots of runs that no observer owns
+	later  timers
+	lanes  sync.WaitGroup // goroutines that check cells
 
 	mu       sync.Mutex
 	handlers map[target][]*handler
@@ -53,7 +53,6 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	w := &Worker{
 		client:   client,
 		cfg:      cfg,
-		slots:    make(chan struct{}, cfg.Concurrency),
 		handlers: map[target][]*handler{},
 	}
 	if w.locker, err = newLocker(client, cfg); err != nil {
@@ -245,6 +244,14 @@ func (w *Worker) all() []*handler {
 	return all
 }
 
+// underWay returns how many runs are under way.
+func (w *Worker) underWay() (n int) {
+	for _, h := range w.all() {
+		n += len(h.slots)
+	}
+	return n
+}
+
 func (w *Worker) ids() []string {
 	var ids []string
 	for _, h := range w.all() {
@@ -266,6 +273,7 @@ func (w *Worker) tables() []string {
 // start starts a lane for each column, and the cleaner.
 func (w *Worker) start(ctx, runs context.Context) *intake {
 	w.later.open()
+	w.shared = share(w.cfg.Concurrency, w.all())
 	in := &intake{client: w.client, logger: w.cfg.Logger, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
 	for to, hs := range w.handlers {
 		l := newLane(hs, w.cfg.Concurrency, w.cfg.Queue, &w.later)
@@ -328,7 +336,7 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 	case <-stopped:
 		idle = true
 	case <-timeout.C:
-		n := len(w.slots)
+		n := w.underWay()
 		cancelRuns()
 		stuck := time.NewTimer(stuckTimeout)
 		defer stuck.Stop()
@@ -339,7 +347,7 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 		}
 		switch {
 		case !idle:
-			err = fmt.Errorf("notify: the worker cannot stop: %d observers are still running, %v after their context was cancelled; an observer has to return when its context ends", len(w.slots), stuckTimeout)
+			err = fmt.Errorf("notify: the worker cannot stop: %d observers are still running, %v after their context was cancelled; an observer has to return when its context ends", w.underWay(), stuckTimeout)
 		case n > 0:
 			err = fmt.Errorf("notify: the worker cancelled %d observers that were still running after Config.DrainTimeout (%v); other workers run them for these changes", n, w.cfg.DrainTimeout)
 		}

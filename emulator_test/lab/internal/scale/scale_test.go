@@ -10,8 +10,6 @@ import (
 var missed = regexp.MustCompile(`^(` +
 	`empty range: doctor` +
 	`|garbage collection: (node time|versions removed by) .*` +
-	`|slow observer: .*` +
-	`|more workers: .*` +
 	`|large transaction: buffered writes` +
 	`)$`)
 
