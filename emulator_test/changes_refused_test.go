@@ -44,6 +44,16 @@ func TestChangesRefusedAtEveryRequest(t *testing.T) {
 			_, err := changes.UnregisterObserver(ctx, c, "a", "another")
 			return err
 		},
+		"Indexes": func(ctx context.Context, c *txn.Client) error {
+			_, err := changes.Indexes(ctx, c, "a")
+			return err
+		},
+		"RegisterIndex": func(ctx context.Context, c *txn.Client) error {
+			return changes.RegisterIndex(ctx, c, "a", changes.Index{Name: "i", Columns: []txn.Column{{Family: "f", Qualifier: "indexed"}}, Entries: "a/f"})
+		},
+		"UnregisterIndex": func(ctx context.Context, c *txn.Client) error {
+			return changes.UnregisterIndex(ctx, c, "a", changes.Index{Name: "i", Entries: "a/f"})
+		},
 		"Notify": func(ctx context.Context, c *txn.Client) error { return changes.Notify(ctx, c, cell("bob")) },
 		"ClearNotifications": func(ctx context.Context, c *txn.Client) error {
 			return changes.ClearNotifications(ctx, c, changes.Cleared{Cell: cell("none"), UpTo: 1})
