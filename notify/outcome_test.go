@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -88,5 +89,18 @@ func TestNeedOfARun(t *testing.T) {
 		if got := r.need(); got != tt.want {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
+	}
+}
+
+// TestPauses: they double from the shortest to the longest, after any number of attempts.
+func TestPauses(t *testing.T) {
+	b := txn.Backoff{Min: time.Second, Max: 5 * time.Second}
+	for attempts, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 4: 5 * time.Second, 5: 5 * time.Second, 1e9: 5 * time.Second} {
+		if got := pauseAfter(attempts, b); got != want {
+			t.Errorf("after %d attempts: %v, want %v", attempts, got, want)
+		}
+	}
+	if got := pauseAfter(1, txn.Backoff{Min: time.Minute, Max: time.Second}); got != time.Second {
+		t.Errorf("longer than the longest: %v", got)
 	}
 }

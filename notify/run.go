@@ -293,11 +293,16 @@ func (r *run) failed(ctx, runs context.Context) (upToDate bool, again time.Durat
 	if attempts >= h.maxAttempts {
 		return r.park(runs, attempts)
 	}
-	d := w.cfg.Backoff.Max
-	if shift := attempts - 1; shift < 40 && w.cfg.Backoff.Min<<shift < d {
-		d = w.cfg.Backoff.Min << shift
+	return false, r.fail(runs, attempts, pause.Jitter(pauseAfter(attempts, w.cfg.Backoff)), r.err.Error())
+}
+
+// pauseAfter is the pause after so many failed attempts. It doubles each time.
+func pauseAfter(attempts int, b txn.Backoff) time.Duration {
+	d := b.Min
+	for n := 1; n < attempts && d < b.Max; n++ {
+		d *= 2
 	}
-	return false, r.fail(runs, attempts, pause.Jitter(d), r.err.Error())
+	return min(d, b.Max)
 }
 
 // earlier returns what earlier runs stored about failures on the same change.
