@@ -1,9 +1,14 @@
 package server_test
 
 import (
+	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
 )
 
@@ -13,4 +18,22 @@ func TestServerConfig(t *testing.T) {
 			t.Errorf("accepted %+v", cfg)
 		}
 	}
+}
+
+// TestServeOnce: a server that has ended does not serve again, with the state of its last term.
+func TestServeOnce(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
+		a.Stop()
+		if err := <-a.Ended; err != nil {
+			t.Error(err)
+		}
+		lis := bufconn.Listen(1)
+		defer lis.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := a.Serve(ctx, lis); err == nil || !strings.Contains(err.Error(), "make another one with server.New") || ctx.Err() != nil {
+			t.Errorf("served again: %v", err)
+		}
+	})
 }
