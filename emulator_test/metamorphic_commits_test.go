@@ -43,7 +43,7 @@ func (m *performance) begin(s planStep) error {
 	if len(m.txns) == 5 {
 		return nil
 	}
-	tx, err := m.clients[s.client].Begin(m.ctx, s.txn.options()...)
+	tx, err := m.clients[s.client].Begin(m.ctx, s.txn.options(s)...)
 	if err != nil {
 		return err
 	}
@@ -55,6 +55,10 @@ func (m *performance) begin(s planStep) error {
 	}
 	err = m.fresh(s.client, tx.StartTS(), age, 0)
 	m.note(s.client, tx.StartTS())
+	if err == nil && s.txn.ForUpdate {
+		s.kind, s.columns = "get for update", s.columns[:1]
+		err = m.gets(x.reader(), s)
+	}
 	return err
 }
 
@@ -275,7 +279,11 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 							found = append(found, fmt.Errorf("Update began at %d, %d had been returned before", tx.StartTS(), before))
 						})
 					}
-					if read.value, present, err = tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
+					get := tx.Table(cell.Table).Get
+					if s.txn.ForUpdate {
+						get = tx.Table(cell.Table).GetForUpdate
+					}
+					if read.value, present, err = get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
 						return err
 					}
 				}
@@ -283,9 +291,10 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 				last.own[s.table].put(cell.Row, cell.Column(), modelVersion{value: v})
 				tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, v)
 				return nil
-			}, s.txn.options()...)
+			}, s.txn.options(s)...)
 			add(func() { ends = append(ends, end{last, ts, err}) })
-			if !s.txn.WriteOnly && last != nil {
+			// What ForUpdate reads counts only if the transaction commits.
+			if !s.txn.WriteOnly && last != nil && (err == nil || !s.txn.ForUpdate) {
 				add(func() {
 					text := fmt.Sprintf("%q %v", read.value, present)
 					shown = append(shown, seen{last.tx.StartTS(), []string{text}})

@@ -87,7 +87,7 @@ func drawConfig(t *rapid.T, slow bool) txn.Config {
 type txnChoice struct {
 	Named                               string
 	Serializable, WriteOnly, NoPrefetch bool
-	OnAttempt                           bool
+	OnAttempt, ForUpdate                bool
 	MaxAttempts                         int
 	SettleWithin                        time.Duration
 }
@@ -100,10 +100,15 @@ func drawTxn(t *rapid.T) txnChoice {
 	case 2:
 		c.WriteOnly = true
 	}
+	c.ForUpdate = !c.WriteOnly && rapid.Bool().Draw(t, "ForUpdate")
 	return c
 }
 
-func (c txnChoice) options() (opts []txn.TxnOption) {
+// options returns the options. ForUpdate is for the first cell of the step.
+func (c txnChoice) options(s planStep) (opts []txn.TxnOption) {
+	if c.ForUpdate {
+		opts = append(opts, txn.ForUpdate(cellAt(s.table, s.row, s.columns[0])))
+	}
 	if c.Named != "" {
 		opts = append(opts, txn.Named(c.Named))
 	}

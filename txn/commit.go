@@ -91,6 +91,10 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		c.abort(ctx)
 		return 0, err
 	}
+	if err := c.txn.first.checkWrite(ctx, c.client.resolver, c.startTS); err != nil {
+		c.abort(ctx)
+		return 0, err
+	}
 	// Before the commit point: no scan of the journal must miss a change that may be pending.
 	if err := c.entries.Wait(ctx); err != nil {
 		c.abort(ctx)

@@ -3,6 +3,7 @@ package txn
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"time"
 
@@ -39,6 +40,7 @@ type txnOptions struct {
 	traceLater   func(context.Context) context.Context
 	noPrefetch   bool
 	writeOnly    bool
+	forUpdate    *Cell
 	settleWithin time.Duration
 	onAttempt    func(context.Context, Attempt)
 	becameTooOld bool // set by Update: garbage collection has passed the transaction
@@ -51,6 +53,10 @@ func (o *txnOptions) check() error {
 		return format.Invalidf("MaxAttempts(%d); it has to be positive, or 0 for no bound", o.maxAttempts)
 	case o.settleWithin < 0:
 		return format.Invalidf("SettleWithin(%v); it has to be positive, or 0 to leave outcomes unknown", o.settleWithin)
+	case o.writeOnly && o.forUpdate != nil:
+		return format.Invalidf("a transaction that is WriteOnly and ForUpdate(%v); ForUpdate reads the cell", *o.forUpdate)
+	case o.forUpdate != nil && format.CheckCell(*o.forUpdate) != nil:
+		return fmt.Errorf("txn: ForUpdate: %w", format.CheckCell(*o.forUpdate))
 	case o.writeOnly && o.serializable:
 		return format.Invalidf("a transaction that is WriteOnly and Serializable; Serializable protects reads, and this one has none")
 	}

@@ -100,7 +100,7 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
-	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.AnyConflictInRow(c.startTS), nil, lockMutation(c, row))
+	matched, err := row.Table.CheckAndMutate(ctx, row.Row, orChanged(c, row, store.AnyConflictInRow(c.startTS)), nil, lockMutation(c, row))
 	if store.Permanent(err) {
 		return false, err
 	}
@@ -127,7 +127,7 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 			return err
 		}
 		row.Touched = true
-		matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.PrewriteConflict(cols, c.startTS, exact), nil, lockMutation(c, row))
+		matched, err := row.Table.CheckAndMutate(ctx, row.Row, orChanged(c, row, store.PrewriteConflict(cols, c.startTS, exact)), nil, lockMutation(c, row))
 		if err == nil && !matched {
 			return nil
 		}
@@ -172,6 +172,15 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 	}
 }
 
+// orChanged is f, and matches also if the cell of ForUpdate has a record above the version that the
+// transaction has read.
+func orChanged(c *commit, row *store.RowWrites, f bigtable.Filter) bigtable.Filter {
+	if version, ok := c.txn.first.of(row); ok {
+		return store.Interleave(f, store.WrittenAfter(c.txn.first.cell.Column(), version))
+	}
+	return f
+}
+
 // lockMutation returns the mutation that writes the value and the lock of each cell, at
 // start_ts.
 func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
@@ -214,7 +223,7 @@ func lockOf(c *commit, w *store.Write) *format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) (locked bool, err error) {
-	raw, err := row.Table.TryReadRow(ctx, row.Row, store.NewestConflicts(row.Columns(), c.startTS))
+	raw, err := row.Table.TryReadRow(ctx, row.Row, orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)))
 	if err != nil {
 		return false, err
 	}

@@ -42,9 +42,13 @@ func (t *Table) Notify(row, family, qualifier string) {
 	t.txn.buffer.AddNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 }
 
-// GetForUpdate is Get and, if that succeeds, Lock.
+// GetForUpdate is Get and, if that succeeds, Lock. With the option [ForUpdate], the first call of a
+// transaction sends no request.
 func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
-	value, ok, err = t.Get(ctx, row, family, qualifier)
+	value, ok, known := t.txn.takeFirst(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
+	if !known {
+		value, ok, err = t.Get(ctx, row, family, qualifier)
+	}
 	if err == nil {
 		t.Lock(row, family, qualifier)
 	}

@@ -36,6 +36,7 @@ type Txn struct {
 	attempt  *attempt
 	hold     *recovery.Hold // keeps garbage collection below startTS
 	reads    reads
+	first    *firstRead // nil if nothing was read beside the request for startTS
 
 	span        telemetry.Span // records only if the transaction is sampled
 	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
@@ -70,13 +71,13 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		t.report = &Attempt{Name: t.opts.name, Number: a.number}
 	}
 	t.beginTrace(ctx, a)
-	if err := t.takeStart(t.withTrace(ctx)); err != nil {
+	if err := t.takeStartAndRead(t.withTrace(ctx)); err != nil {
 		t.measureEnd(ctx, telemetry.OutcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
 	}
 	t.noteStart(t.startTS)
-	t.hold = c.resolver.Holds.Add(t.startTS, true)
+	t.hold = c.resolver.Holds.Add(t.first.oldest(t.startTS), true)
 	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
 	c.resolver.Counters.Begun.Add(1)
 	return t, nil
@@ -300,6 +301,36 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.contextSpan)
+}
+
+// takeStartAndRead takes the start timestamp and reads the cell of ForUpdate beside it.
+func (t *Txn) takeStartAndRead(ctx context.Context) error {
+	if t.opts.forUpdate == nil {
+		return t.takeStart(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	read := make(chan *firstRead, 1)
+	go func() { read <- readFirst(ctx, t.client.resolver, *t.opts.forUpdate) }()
+	if err := t.takeStart(ctx); err != nil {
+		cancel()
+		<-read
+		return err
+	}
+	if f := <-read; f != nil && f.version < t.startTS {
+		t.first = f
+	}
+	return nil
+}
+
+// takeFirst returns what was read beside the request for start_ts, for GetForUpdate. known is false
+// if the client has to read the cell, because it is not the first thing that the transaction does: it
+// would not be the primary.
+func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
+	if t.first == nil || t.checkReadable() != nil || t.buffer.IsOpen() {
+		return nil, false, false
+	}
+	return t.first.take(cell)
 }
 
 // takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is

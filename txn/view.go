@@ -190,6 +190,9 @@ func (v *View) open(ctx context.Context, sel store.Selection) (*store.Table, err
 		if err := v.txn.checkReadable(); err != nil {
 			return nil, err
 		}
+		if err := v.txn.first.verify(ctx, v.client.resolver, v.ts); err != nil {
+			return nil, err
+		}
 	}
 	t, err := v.client.resolver.Table(ctx, v.name)
 	if err == nil {

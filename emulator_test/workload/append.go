@@ -17,8 +17,13 @@ const appendKeys = 5
 // transaction.
 func Append(name string, level history.Level, options ...txn.TxnOption) *Workload {
 	const table = "lists"
-	get := func(ctx context.Context, tx *txn.Txn, key string) ([]int64, error) {
-		v, ok, err := tx.Table(table).Get(ctx, key, "f", "list")
+	cell := func(key string) txn.Cell { return txn.Cell{Table: table, Row: key, Family: "f", Qualifier: "list"} }
+	get := func(ctx context.Context, tx *txn.Txn, key string, forUpdate bool) ([]int64, error) {
+		read := tx.Table(table).Get
+		if forUpdate {
+			read = tx.Table(table).GetForUpdate
+		}
+		v, ok, err := read(ctx, key, "f", "list")
 		if err != nil || !ok {
 			return nil, err
 		}
@@ -33,10 +38,12 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		return list, nil
 	}
 	run := func(ctx context.Context, w *Worker, plan []history.Op) error {
-		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
+		// What is read beside the request for start_ts counts only if the transaction commits.
+		forUpdate := plan[0].F == history.Append && w.Rand.IntN(2) == 0
+		body := func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
 			var done []history.Op
-			for _, o := range plan {
-				list, err := get(ctx, tx, o.Key)
+			for i, o := range plan {
+				list, err := get(ctx, tx, o.Key, forUpdate && i == 0)
 				if err != nil {
 					return done, err
 				}
@@ -52,7 +59,11 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 				done = append(done, o)
 			}
 			return done, nil
-		})
+		}
+		if forUpdate {
+			return w.attemptForUpdate(ctx, cell(plan[0].Key), body)
+		}
+		return w.attempt(ctx, body)
 	}
 	key := func(w *Worker, i int) string { return w.row("k" + strconv.Itoa(i)) }
 	return &Workload{
@@ -60,7 +71,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		Tables:  []admin.TableSpec{{Name: table, Families: []string{"f"}}},
 		Level:   level,
 		Options: options,
-		Cell:    func(key string) txn.Cell { return txn.Cell{Table: table, Row: key, Family: "f", Qualifier: "list"} },
+		Cell:    cell,
 		Setup:   func(context.Context, *Worker) error { return nil },
 		Step: func(ctx context.Context, w *Worker) error {
 			var plan []history.Op

@@ -215,7 +215,7 @@ func (w *Worker) write(ctx context.Context, body func(*txn.Txn) []history.Op) er
 	if !w.Vary || w.Rand.IntN(2) == 0 {
 		return w.attempt(ctx, run)
 	}
-	return w.attemptAs(ctx, w.beginEarlier(100*time.Millisecond), append([]txn.TxnOption{txn.WriteOnly()}, w.Options...), run)
+	return w.attemptAs(ctx, w.beginEarlier(100*time.Millisecond), append([]txn.TxnOption{txn.WriteOnly()}, w.Options...), run, asRead)
 }
 
 // getAll reads registers, at the same time if the worker varies.
@@ -244,11 +244,22 @@ func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Tx
 	if w.Pause != nil {
 		w.Pause()
 	}
-	return w.attemptAs(ctx, history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}, w.Options, body)
+	return w.attemptAs(ctx, history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}, w.Options, body, asRead)
 }
 
-// attemptAs is attempt with options. r is the beginning of the transaction's record.
-func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.TxnOption, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
+// attemptForUpdate is attempt for a transaction that begins with GetForUpdate of a cell. If it
+// fails, its reads say nothing: the first one may have been of another state.
+func (w *Worker) attemptForUpdate(ctx context.Context, cell txn.Cell, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
+	if w.Pause != nil {
+		w.Pause()
+	}
+	r := history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}
+	return w.attemptAs(ctx, r, append([]txn.TxnOption{txn.ForUpdate(cell)}, w.Options...), body, withoutReads)
+}
+
+// attemptAs is attempt with options. r is the beginning of the transaction's record, and failed
+// returns what to record if it does not commit.
+func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.TxnOption, body func(context.Context, *txn.Txn) ([]history.Op, error), failed func([]history.Op) []history.Op) error {
 	tx, err := w.Client.Begin(ctx, options...)
 	if err != nil {
 		return expected(err)
@@ -275,12 +286,21 @@ func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.
 	case err != nil:
 		r.Type, r.CommitTS = history.Fail, 0
 	}
+	if err != nil {
+		r.Value = failed(ops)
+	}
 	w.Record(r)
 	if r.Type == history.Info {
 		w.Process += w.Stride
 		w.element = 0
 	}
 	return expected(err)
+}
+
+func asRead(ops []history.Op) []history.Op { return ops }
+
+func withoutReads(ops []history.Op) []history.Op {
+	return slices.DeleteFunc(slices.Clone(ops), func(o history.Op) bool { return o.F == history.Read })
 }
 
 func unread(ops []history.Op) []history.Op {

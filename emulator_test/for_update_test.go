@@ -1,0 +1,312 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// forUpdate is the option for f:q of a row of table a.
+func forUpdate(row string) txn.TxnOption {
+	return txn.ForUpdate(txn.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"})
+}
+
+// getForUpdate reads f:q of row r of table a; "" means that it is absent.
+func getForUpdate(t *testing.T, tx *txn.Txn) string {
+	t.Helper()
+	v, _, err := tx.Table("a").GetForUpdate(t.Context(), "r", "f", "q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(v)
+}
+
+// TestForUpdateRoundTrips: with the option, a transaction that reads a cell and writes its row
+// waits for four round trips instead of five. It sends the same requests.
+func TestForUpdateRoundTrips(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		opts []txn.TxnOption
+		want int
+	}{
+		{"without the option", nil, 5},
+		{"with the option", []txn.TxnOption{forUpdate("r")}, 4},
+		{"of another cell", []txn.TxnOption{forUpdate("other")}, 5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				delay, faults := 10*time.Millisecond, txntest.NewFaults(t)
+				client := env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Hour}, append(faults.DialOptions(), slow(delay)...)...)
+				mustSet(t, client, "1", "r")
+				for _, want := range []string{"1", "2", "2"} { // the first one learns nothing that the others need
+					synctest.Wait()
+					<-time.After(time.Second)
+					faults.Reset()
+					begun := time.Now()
+					if _, err := client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+						if got := getForUpdate(t, tx); got != want {
+							t.Errorf("read %q, want %q", got, want)
+						}
+						set(tx, "2", "r")
+						return nil
+					}, c.opts...); err != nil {
+						t.Fatal(err)
+					}
+					if got := int(time.Since(begun) / delay); got != c.want {
+						t.Errorf("%d sequential requests, want %d", got, c.want)
+					}
+				}
+				reads := 1
+				if c.name == "of another cell" {
+					reads = 2
+				}
+				if n := faults.Count(); n[txntest.StepRead] != reads || n[txntest.StepPrewrite] != 1 || n[txntest.StepCommit] != 1 {
+					t.Errorf("requests: %v", n)
+				}
+			})
+		})
+	}
+}
+
+// A gatedOracle hands out no timestamp while its gate is closed.
+type gatedOracle struct {
+	tso.Oracle
+	gate chan struct{}
+}
+
+func (o *gatedOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	<-o.gate
+	return o.Oracle.Timestamp(ctx)
+}
+
+// lateStart begins a transaction that reads r for its update, and has the value "1". Between the
+// read and the transaction's start timestamp, it calls meanwhile.
+func lateStart(t *testing.T, meanwhile func(*testing.T, *txntest.Env)) *txn.Txn {
+	t.Helper()
+	local := tso.NewLocal(tso.LocalConfig{})
+	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
+	env.CreateTable("a", "f")
+	o := &gatedOracle{local, make(chan struct{})}
+	close(o.gate)
+	c := env.NewClient(txn.Config{Oracle: o, TokenTTL: -1})
+	mustSet(t, c, "1", "r", "s")
+	synctest.Wait()
+	o.gate = make(chan struct{})
+	begun := make(chan *txn.Txn, 1)
+	go func() {
+		tx, err := c.Begin(t.Context(), forUpdate("r"))
+		if err != nil {
+			t.Error(err)
+		}
+		begun <- tx
+	}()
+	synctest.Wait()
+	meanwhile(t, env)
+	close(o.gate)
+	return <-begun
+}
+
+// wantCommit wants a commit, or a conflict.
+func wantCommit(t *testing.T, tx *txn.Txn, conflict bool) {
+	t.Helper()
+	if _, err := tx.Commit(t.Context()); errors.Is(err, txn.ErrConflict) != conflict || err != nil && !conflict {
+		t.Errorf("Commit: %v; want a conflict: %v", err, conflict)
+	}
+}
+
+// TestForUpdateMissesACommit: a transaction read a cell before another one committed it, and has
+// a start timestamp above that commit. It must not overwrite what it has not seen.
+func TestForUpdateMissesACommit(t *testing.T) {
+	for name, change := range map[string]func(*txn.Txn){
+		"nothing":           nil,
+		"value":             func(tx *txn.Txn) { set(tx, "2", "r") },
+		"delete":            func(tx *txn.Txn) { tx.Table("a").Delete("r", "f", "q") },
+		"value of a column": func(tx *txn.Txn) { tx.Table("a").Set("r", "f", "other", nil) },
+		"lock":              func(tx *txn.Txn) { tx.Table("a").Lock("r", "f", "q") },
+	} {
+		changed := name == "value" || name == "delete"
+		for _, columns := range []int{1, 20} { // 20 are a wide row
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					tx := lateStart(t, func(t *testing.T, env *txntest.Env) {
+						if change == nil {
+							return
+						}
+						other := begin(t, env.Client)
+						change(other)
+						wantCommit(t, other, false)
+					})
+					if got := getForUpdate(t, tx); got != "1" {
+						t.Errorf("read %q", got)
+					}
+					set(tx, "3", "r")
+					for i := range columns - 1 {
+						tx.Table("a").Set("r", "f", string(rune('a'+i)), nil)
+					}
+					wantCommit(t, tx, changed)
+				})
+			})
+		}
+	}
+}
+
+// TestForUpdateOfTheFuture: the read may show a commit above the start timestamp. Then the
+// transaction reads at its start timestamp.
+func TestForUpdateOfTheFuture(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+		mustSet(t, c, "1", "r")
+		read := faults.OnStep(txntest.StepRead, txntest.Hold)
+		begun := make(chan *txn.Txn, 1)
+		go func() {
+			tx, err := c.Begin(t.Context(), forUpdate("r"))
+			if err != nil {
+				t.Error(err)
+			}
+			begun <- tx
+		}()
+		<-read.Fired()
+		synctest.Wait()
+		mustSet(t, env.Client, "2", "r")
+		read.Release()
+		tx := <-begun
+		if got := getForUpdate(t, tx); got != "1" {
+			t.Errorf("read %q at %d, want 1", got, tx.StartTS())
+		}
+		wantCommit(t, tx, true)
+	})
+}
+
+// TestForUpdateThenAnotherRead: a second read must not show another state than the first. If
+// nothing was read for the update, there is nothing to check.
+func TestForUpdateThenAnotherRead(t *testing.T) {
+	both := func(t *testing.T, env *txntest.Env) { mustSet(t, env.Client, "2", "r", "s") }
+	for _, c := range []struct {
+		name      string
+		meanwhile func(*testing.T, *txntest.Env)
+		first     bool
+		want      string
+	}{
+		{"nothing", func(*testing.T, *txntest.Env) {}, true, "1"},
+		{"both", both, true, "conflict"},
+		{"both, other cell first", both, false, "2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tx := lateStart(t, c.meanwhile)
+				if c.first {
+					getForUpdate(t, tx)
+				}
+				for range 2 {
+					v, _, err := tx.Table("a").Get(t.Context(), "s", "f", "q")
+					switch {
+					case c.want == "conflict" && !errors.Is(err, txn.ErrConflict), c.want != "conflict" && err != nil, err == nil && string(v) != c.want:
+						t.Errorf("read %q, %v; want %s", v, err, c.want)
+					}
+				}
+				if c.want == "conflict" {
+					return
+				}
+				if got := getForUpdate(t, tx); got != c.want {
+					t.Errorf("read %q for the update, want %s", got, c.want)
+				}
+				set(tx, "3", "r")
+				wantCommit(t, tx, false)
+			})
+		})
+	}
+}
+
+// TestForUpdateOfALockedCell: a cell with a lock is read at the start timestamp. So the read shows
+// a commit that is under way.
+func TestForUpdateOfALockedCell(t *testing.T) {
+	for name, write := range map[string]func(*txn.Txn){
+		"2": func(tx *txn.Txn) { set(tx, "2", "r") },
+		"1": func(tx *txn.Txn) { tx.Table("a").Lock("r", "f", "q") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
+				mustSet(t, c, "1", "r")
+				holding := txntest.NewFaults(t)
+				owner := env.NewClient(txn.Config{}, holding.DialOptions()...)
+				commit := holding.OnStep(txntest.StepCommit, txntest.Hold)
+				other := begin(t, owner)
+				write(other)
+				ended := commitInBackground(t.Context(), other)
+				<-commit.Fired()
+				tx, err := c.Begin(t.Context(), forUpdate("r"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				faults.Reset()
+				commit.Release()
+				if o := <-ended; o.err != nil {
+					t.Fatal(o.err)
+				}
+				v, _, err := tx.Table("a").GetForUpdate(t.Context(), "r", "f", "q")
+				if err != nil || faults.Count()[txntest.StepRead] == 0 {
+					t.Errorf("read %q, %v, with %v; want requests", v, err, faults.Count())
+				}
+				set(tx, "3", "r")
+				_, err = tx.Commit(t.Context())
+				if string(v) != name && err == nil {
+					t.Errorf("read %q and committed, but %q was committed before", v, name)
+				}
+			})
+		})
+	}
+}
+
+// TestForUpdateBesideACollection: between the read and the start timestamp, another transaction
+// deletes the cell, and a collector removes the delete. Then the prewrite finds nothing.
+func TestForUpdateBesideACollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tx := lateStart(t, func(t *testing.T, env *txntest.Env) {
+			other := begin(t, env.Client)
+			other.Table("a").Delete("r", "f", "q")
+			wantCommit(t, other, false)
+			for range 4 {
+				<-time.After(2 * retention)
+				if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			raw, err := env.Bigtable.Open("a").ReadRow(t.Context(), "r")
+			if err != nil || len(raw) > 0 {
+				t.Errorf("%v, %v: the delete is not collected", raw, err)
+			}
+		})
+		getForUpdate(t, tx)
+		set(tx, "2", "r")
+		wantCommit(t, tx, true)
+	})
+}
+
+func TestForUpdateRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
+		for _, opts := range [][]txn.TxnOption{{forUpdate("")}, {forUpdate("r"), txn.WriteOnly()}} {
+			if _, err := c.Begin(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
+				t.Errorf("Begin: %v, want ErrInvalid", err)
+			}
+		}
+		tx, err := c.Begin(t.Context(), txn.ForUpdate(txn.Cell{Table: "a", Row: "r", Family: "unknown", Qualifier: "q"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := tx.Table("a").GetForUpdate(t.Context(), "r", "unknown", "q"); err == nil {
+			t.Error("a family that does not exist")
+		}
+		tx.Rollback()
+	})
+}
