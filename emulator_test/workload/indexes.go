@@ -85,13 +85,14 @@ func Indexes() *Workload {
 			return ops, matches(ctx, w, s.Table(table), x.At(s))
 		})
 	}
-	turn := &turner{x: x, used: map[string]int{}}
+	turn := &turner{x: x, used: map[string]int{}, stopped: make(chan struct{})}
 	return &Workload{
 		Name:   "indexes",
 		Tables: []admin.TableSpec{{Name: table, Families: []string{"f"}}, {Name: entries, Families: []string{"e"}}},
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Keep:   x.Keep,
+		Least:  75 * time.Second, // a drop takes 10 s, and a build 20 s, if no kill interrupts them
 		Setup: func(ctx context.Context, w *Worker) error {
 			g, gctx := errgroup.WithContext(ctx)
 			for _, name := range []string{"by-n", "by-slot"} {
@@ -129,6 +130,7 @@ func Indexes() *Workload {
 		},
 		ReadAll: readAll,
 		Used:    turn.counts,
+		Stop:    turn.stop,
 		Verify: func(ctx context.Context, c *txn.Client) (wrong []string, err error) {
 			for _, name := range []string{"by-n", "by-slot"} {
 				if s, err := x.State(ctx, c, name); err != nil {
@@ -159,6 +161,14 @@ type turner struct {
 	running bool
 	err     error // of the last run, unless faults explain it
 	used    map[string]int
+	stopped chan struct{}
+	turns   sync.WaitGroup
+}
+
+// stop ends the change that is under way, and waits for it.
+func (t *turner) stop() {
+	close(t.stopped)
+	t.turns.Wait()
 }
 
 // The changes of indexes that a turner counts.
@@ -193,9 +203,16 @@ func (t *turner) step(ctx context.Context, c *txn.Client) error {
 		return t.err
 	}
 	t.running = true
-	go func() {
+	t.turns.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
+		go func() {
+			select {
+			case <-t.stopped:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
 		err := t.turn(ctx, c)
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -203,7 +220,7 @@ func (t *turner) step(ctx context.Context, c *txn.Client) error {
 		if err = expected(err); err != nil && !errors.Is(err, index.ErrState) && !errors.Is(err, txn.ErrClosed) {
 			t.err = fmt.Errorf("creating or dropping an index: %w", err)
 		}
-	}()
+	})
 	return nil
 }
 

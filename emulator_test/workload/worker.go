@@ -49,6 +49,10 @@ type Workload struct {
 	Handle func(*notify.Worker) error
 	// Fail, if set, says whether an observer's run fails. Set it before Handle.
 	Fail func() bool
+	// Least is how long a history has to be so that everything in it can happen.
+	Least time.Duration
+	// Stop, if not nil, ends what the workload does besides its steps.
+	Stop func()
 	// Used, if not nil, counts what the workload did since the last call, besides transactions.
 	Used func() map[string]int
 	// Verify checks the state at the end, when every lock is resolved and every

@@ -49,6 +49,7 @@ func runEpisode(ctx context.Context, opts *options, load *workload.Workload, ser
 	if collects {
 		length = max(length, collecting)
 	}
+	length = max(length, load.Least)
 	e := &episode{
 		result: &result{workload: load.Name, oracle: "direct", seed: seed, open: map[int]history.Record{}, count: map[history.Type]int{}, faults: map[string]int{}, used: map[string]int{}, deaths: map[string]time.Time{}},
 		opts:   opts, load: load, rnd: rand.New(rand.NewPCG(seed, 0)), length: length, next: 1,

@@ -391,6 +391,9 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	network.Heal()
 	working.Wait()
 	observing.Wait()
+	if load.Stop != nil {
+		load.Stop()
+	}
 	chaos.Heal()
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
