@@ -364,6 +364,14 @@ func TestLeaveRefuses(t *testing.T) {
 		if err := changes.UnregisterIndex(t.Context(), c, "a", x); err != nil {
 			t.Fatal(err)
 		}
+		x.Entries, x.Columns = "a/f", []txn.Column{{Family: "e", Qualifier: "q"}}
+		if err := changes.RegisterIndex(t.Context(), c, "i", x); err != nil {
+			t.Fatal(err)
+		}
+		check("entries of an index", admin.LeaveConfig{ClientsStopped: true})
+		if err := changes.UnregisterIndex(t.Context(), c, "i", x); err != nil {
+			t.Fatal(err)
+		}
 		closeNow(alive)
 		if err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "a", ClientsStopped: true}); err != nil {
 			t.Error(err)

@@ -211,6 +211,9 @@ func (t *Txn) beforeCommit(ctx context.Context) error {
 // of a delete is nil, and no value must be changed. Locks and notifications are left out.
 func (t *Txn) Writes() iter.Seq2[Cell, []byte] { return t.buffer.Writes }
 
+// Serializable reports whether the transaction has the option [Serializable].
+func (t *Txn) Serializable() bool { return t.opts.serializable }
+
 // Client returns the transaction's client.
 func (t *Txn) Client() *Client { return t.client }
 

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -76,7 +77,17 @@ func SetExpiry(ctx context.Context, client *txn.Client, table, family string, af
 }
 
 // checkEntries fails if the entries of an index are in a family.
-func checkEntries(ctx context.Context, meta *store.Table, table, family string) (err error) {
+func checkEntries(ctx context.Context, meta *store.Table, table, family string) error {
+	name, err := indexWith(ctx, meta, func(entries string) bool { return entries == table+"/"+family })
+	if err == nil && name != "" {
+		err = fmt.Errorf("admin: table %q: %w: the values of family %q cannot expire, because they are the entries of index %s", table, format.ErrSchema, family, name)
+	}
+	return err
+}
+
+// indexWith returns the name of an index of any table whose place of entries (TABLE/FAMILY)
+// matches, or "".
+func indexWith(ctx context.Context, meta *store.Table, match func(entries string) bool) (name string, err error) {
 	readErr := meta.ReadRows(ctx, bigtable.PrefixRange(store.SchemaRowPrefix), func(r bigtable.Row) bool {
 		var m recordpb.TableSchema
 		for _, item := range r[store.DeployFamily] {
@@ -85,16 +96,13 @@ func checkEntries(ctx context.Context, meta *store.Table, table, family string) 
 			}
 		}
 		for _, i := range m.Indexes {
-			if i.Entries == table+"/"+family {
-				err = fmt.Errorf("admin: table %q: %w: the values of family %q cannot expire, because they are the entries of index %s", table, format.ErrSchema, family, i.Name)
+			if match(i.Entries) {
+				name = i.Name
 			}
 		}
-		return err == nil
+		return err == nil && name == ""
 	}, bigtable.RowFilter(store.Interleave(store.ExactColumn(store.DeployFamily, store.SchemaQualifier))))
-	if readErr != nil {
-		return readErr
-	}
-	return err
+	return name, cmp.Or(readErr, err)
 }
 
 // expiryOf translates a garbage-collection policy: how long the newest value of a cell lasts

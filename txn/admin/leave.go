@@ -146,6 +146,13 @@ func (l *leaver) check(ctx context.Context) (*recordpb.TableSchema, *adoptionSta
 	case len(record.Indexes) > 0:
 		return nil, nil, l.refuse("index %s is on it; drop the index first (percctl index drop)", record.Indexes[0].Name)
 	}
+	index, err := indexWith(ctx, l.meta, func(entries string) bool { return strings.HasPrefix(entries, l.cfg.Table+"/") })
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case index != "":
+		return nil, nil, l.refuse("the entries of index %s are in it; drop the index first (percctl index drop)", index)
+	}
 	for _, o := range record.Observed {
 		if len(o.Observers) > 0 {
 			return nil, nil, l.refuse("observer %s is registered for column %s; remove it first (percctl observer remove)", o.Observers[0], store.ColumnOf(o))

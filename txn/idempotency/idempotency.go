@@ -172,7 +172,7 @@ func (k *Keys) Sweep(ctx context.Context, age time.Duration) (removed int, err e
 		return 0, err
 	}
 	var old bigtable.RowList
-	for row, err := range snapshot.Table(k.table).ReadRows(ctx, nil, txn.Columns(k.result())) {
+	for row, err := range snapshot.Table(k.table).ReadRows(ctx, nil, txn.Columns(k.result()), txn.KeysOnly()) {
 		if err != nil {
 			return removed, err
 		}
@@ -200,7 +200,7 @@ func (k *Keys) remove(ctx context.Context, old bigtable.RowList, before tso.Time
 	_, err = k.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		removed = 0
 		records := tx.Table(k.table)
-		for row, err := range records.ReadRows(ctx, old, txn.Columns(k.result())) {
+		for row, err := range records.ReadRows(ctx, old, txn.Columns(k.result()), txn.KeysOnly()) {
 			if err != nil {
 				return err
 			}

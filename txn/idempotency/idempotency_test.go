@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -216,6 +217,33 @@ func TestSweep(t *testing.T) {
 			t.Errorf("removed %d more, error %v", n, err)
 		}
 	})
+}
+
+// TestResults: results of no bytes and of the most bytes come back as they were. Keys of other
+// tables are other keys.
+func TestResults(t *testing.T) {
+	env := newEnv(t)
+	env.CreateTable("more", "k")
+	keys := newKeys(t, env.Client)
+	other, err := idempotency.New(env.Client, "more", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string][]byte{"none": nil, "empty": {}, strings.Repeat("k", 4096): bytes.Repeat([]byte{0xff}, idempotency.MaxResult)} {
+		f := func(context.Context, *txn.Txn) ([]byte, error) { return want, nil }
+		for _, k := range []*idempotency.Keys{keys, other} {
+			for _, repeated := range []bool{false, true} {
+				o, err := k.Update(t.Context(), idempotency.Key{ID: id}, f)
+				if err != nil || o.Repeated != repeated || o.Result == nil || !bytes.Equal(o.Result, want) {
+					t.Errorf("key of %d bytes: repeated: %v, result of %d bytes, error %v", len(id), o.Repeated, len(o.Result), err)
+				}
+			}
+		}
+		// Without a Request, the key was used for no request.
+		if _, err := keys.Update(t.Context(), idempotency.Key{ID: id, Request: []byte{}}, f); !errors.Is(err, idempotency.ErrMismatch) {
+			t.Errorf("with a request: %v, want ErrMismatch", err)
+		}
+	}
 }
 
 // TestRoundTrips: a key costs a read, and a row that is written.

@@ -216,6 +216,9 @@ func (b *build) job(r record, report func(jobs.Status)) jobs.Job {
 	if r.State == Dropping {
 		job.Name, job.Table, job.Range, job.Options = progressName("drop", b.index.Name, r.ts), b.table, jobs.Prefix(b.index.base()), []txn.ReadOption{txn.Columns(b.rowColumn())}
 	} else {
+		if b.index.Keys != nil {
+			job.BatchRows = 20 // a row may have maxKeys keys
+		}
 		job.Name, job.Table, job.Options = progressName("build", b.index.Name, r.ts), b.index.Table, []txn.ReadOption{txn.Columns(b.index.Columns...)}
 	}
 	return job

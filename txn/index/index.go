@@ -111,10 +111,16 @@ func (x *Indexes) Progress(ctx context.Context, client *txn.Client, name string)
 }
 
 // At reads indexes in a snapshot.
-func (x *Indexes) At(s *txn.Snapshot) Reader { return Reader{x, s.Table(x.table)} }
+func (x *Indexes) At(s *txn.Snapshot) Reader { return Reader{x: x, view: s.Table(x.table)} }
 
 // In reads indexes in a transaction. Its own writes show in indexes only after its commit.
-func (x *Indexes) In(tx *txn.Txn) Reader { return Reader{x, tx.Table(x.table)} }
+func (x *Indexes) In(tx *txn.Txn) Reader {
+	r := Reader{x: x, view: tx.Table(x.table)}
+	if tx.Serializable() {
+		r.tx = tx
+	}
+	return r
+}
 
 // Page reads a part of a range, with the token of the next one: see package page. The Limit
 // of the query does not count. scope is bound to the token.

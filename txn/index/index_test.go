@@ -208,6 +208,50 @@ func TestScan(t *testing.T) {
 	})
 }
 
+// TestSerializable: of two serializable transactions that find no row with a key, one can insert
+// it. Transactions that look for different keys do not conflict. Ranges are refused.
+func TestSerializable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, x, c := newEnv(t)
+		create(t, x, c, "email")
+		// two commits what two transactions write that looked for keys at the same time.
+		two := func(keys [2]string) (errs [2]error) {
+			var both [2]*txn.Txn
+			for i, key := range keys {
+				tx, err := c.Begin(t.Context(), txn.Serializable())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if row, ok, err := x.In(tx).Get(t.Context(), "email", key); ok || err != nil {
+					t.Errorf("Get of %s: row %q, error %v", key, row, err)
+				}
+				tx.Table("users").Set(fmt.Sprint(key, i), "f", "name", []byte("x"))
+				both[i] = tx
+			}
+			for i, tx := range both {
+				_, errs[i] = tx.Commit(t.Context())
+			}
+			return errs
+		}
+		if errs := two([2]string{"a", "a"}); errs[0] != nil || !errors.Is(errs[1], txn.ErrConflict) {
+			t.Errorf("the same key: %v, want one conflict", errs)
+		}
+		if errs := two([2]string{"b", "c"}); errs[0] != nil || errs[1] != nil {
+			t.Errorf("different keys: %v, want none", errs)
+		}
+		tx, err := c.Begin(t.Context(), txn.Serializable())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		for _, err := range x.In(tx).Scan(t.Context(), "email", index.Query{}) {
+			if !errors.Is(err, txn.ErrSerializableScan) {
+				t.Errorf("Scan: %v, want ErrSerializableScan", err)
+			}
+		}
+	})
+}
+
 func TestOrder(t *testing.T) {
 	numbers := []int64{-1 << 63, -256, -1, 0, 1, 255, 256, 1<<63 - 1}
 	for i := 1; i < len(numbers); i++ {

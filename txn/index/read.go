@@ -17,6 +17,26 @@ import (
 type Reader struct {
 	x    *Indexes
 	view txn.Reader
+	// tx is the transaction if it is serializable. Then the state is read apart: in the same
+	// request the transaction would lock it, and conflict with all others that read the index.
+	tx *txn.Txn
+}
+
+// stateApart reports whether the state is ready, if it is not read together with the entries.
+func (r Reader) stateApart(ctx context.Context, i *Index) (ready bool, err error) {
+	view := r.view
+	if r.tx != nil {
+		s, err := r.tx.Client().Snapshot(ctx, txn.At(r.tx.StartTS()))
+		if err != nil {
+			return false, err
+		}
+		view = s.Table(r.x.table)
+	}
+	row, err := view.ReadRow(ctx, statePrefix+i.Name, txn.Columns(r.x.stateColumn()))
+	if err == nil {
+		ready, err = r.x.ready(i, row)
+	}
+	return ready, err
 }
 
 // A Query is a range of an index.
@@ -56,7 +76,14 @@ func (r Reader) Get(ctx context.Context, name string, key ...string) (row string
 	}
 	at := i.base() + Key(key).encode()
 	ready := false
-	for found, err := range r.view.ReadRows(ctx, bigtable.RowList{statePrefix + name, at}, txn.Columns(r.x.rowColumn(), r.x.stateColumn())) {
+	list, columns := bigtable.RowList{statePrefix + name, at}, txn.Columns(r.x.rowColumn(), r.x.stateColumn())
+	if r.tx != nil {
+		if ready, err = r.stateApart(ctx, i); err != nil {
+			return "", false, err
+		}
+		list, columns = list[1:], txn.Columns(r.x.rowColumn())
+	}
+	for found, err := range r.view.ReadRows(ctx, list, columns) {
 		switch {
 		case err != nil:
 			return "", false, err
@@ -99,11 +126,7 @@ func (r Reader) scan(ctx context.Context, name string, q Query, yield func(Entry
 	opts := []txn.ReadOption{txn.Columns(r.x.rowColumn(), r.x.stateColumn())}
 	ready := false
 	if q.Reverse { // the state would come last
-		row, err := r.view.ReadRow(ctx, statePrefix+name, opts...)
-		if err == nil {
-			ready, err = r.x.ready(i, row)
-		}
-		if err != nil || start >= end {
+		if ready, err = r.stateApart(ctx, i); err != nil || start >= end {
 			return err
 		}
 		ranges, opts = ranges[1:], append(opts, txn.Reverse())
@@ -164,11 +187,7 @@ func readPage(ctx context.Context, x *Indexes, client *txn.Client, pages *page.P
 	if err != nil {
 		return nil, "", err
 	}
-	record, err := snapshot.Table(x.table).ReadRow(ctx, statePrefix+name, txn.Columns(x.stateColumn()))
-	if err == nil {
-		_, err = x.ready(i, record)
-	}
-	if err != nil {
+	if _, err = x.At(snapshot).stateApart(ctx, i); err != nil {
 		return nil, "", err
 	}
 	for _, row := range list.Rows {

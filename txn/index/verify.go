@@ -51,11 +51,7 @@ func verify(ctx context.Context, x *Indexes, client *txn.Client, name string, re
 		return err
 	}
 	defer snapshot.Release()
-	record, err := snapshot.Table(x.table).ReadRow(ctx, statePrefix+name, txn.Columns(x.stateColumn()))
-	if err == nil {
-		_, err = x.ready(i, record)
-	}
-	if err != nil {
+	if _, err = x.At(snapshot).stateApart(ctx, i); err != nil {
 		return err
 	}
 	v := &verification{x: x, i: i, snapshot: snapshot, report: report}

@@ -18,6 +18,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/percolator-bigtable/percolator/txn"
@@ -64,6 +65,7 @@ type everything struct {
 	Roles    map[string]struct{}             `row:"role:*"`
 	Counts   map[color]int64                 `row:"count:*"`
 	Parts    map[string]*durationpb.Duration `row:"part:*"`
+	Any      *anypb.Any                      `row:"f:\xff\x80"`
 	Ignored  chan int
 }
 
@@ -122,12 +124,13 @@ func stored(t *testing.T, c *txn.Client, key string) (values map[string]string, 
 func full(key string) everything {
 	link, _ := url.Parse("https://example.com/a?b=c")
 	text, yes := "", false
+	anything, _ := anypb.New(durationpb.New(time.Minute))
 	return everything{
 		Key: key, base: base{7}, Text: "größe\x00", Named: "red", Optional: &text, Raw: []byte{},
 		Int: math.MinInt64, Small: -128, Big: math.MaxUint64, BigText: math.MaxUint64, Float: -0.5, Half: 1.25, Yes: true, YesText: &yes,
 		At: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Took: -time.Second, IP: netip.MustParseAddr("::1"), Number: big.NewInt(1 << 40), Link: *link,
 		Home: address{Street: "x"}, Work: &address{}, Labels: map[string]string{}, Wait: &durationpb.Duration{},
-		Roles: map[string]struct{}{"admin": {}, "": {}}, Counts: map[color]int64{"blue:*,": -1}, Parts: map[string]*durationpb.Duration{"p": durationpb.New(time.Hour)},
+		Any: anything, Roles: map[string]struct{}{"admin": {}, "": {}, "\x80\xff\x00": {}, "größe": {}}, Counts: map[color]int64{"blue:*,": -1}, Parts: map[string]*durationpb.Duration{"p": durationpb.New(time.Hour)},
 	}
 }
 
@@ -344,7 +347,7 @@ func TestTwoWriters(t *testing.T) {
 	if err := two(change(func(v *everything) { v.Text = "1" }), change(func(v *everything) { v.Roles["x"] = struct{}{} })); err != nil {
 		t.Errorf("changes of different fields: %v", err)
 	}
-	if v := get(t, env.Client, "a"); v.Text != "1" || len(v.Roles) != 3 {
+	if v := get(t, env.Client, "a"); v.Text != "1" || len(v.Roles) != 5 {
 		t.Errorf("one change is lost: %q, %v", v.Text, v.Roles)
 	}
 	optional := row.MustTable[onlyOptional]("things")

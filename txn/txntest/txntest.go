@@ -14,7 +14,8 @@
 //	}
 //
 // [New] makes the environment. [NewFaults] drops, delays and duplicates requests, to
-// test what your program does if a network or a client fails. [StartEmulator] and
+// test what your program does if a network or a client fails; example_test.go has a complete test.
+// [StartEmulator] and
 // [StartStub] are for programs that are not tests.
 //
 // If BIGTABLE_EMULATOR_HOST is set, tests use that emulator, each in an instance of
