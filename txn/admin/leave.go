@@ -237,7 +237,7 @@ func (l *leaver) rewrite(ctx context.Context, record *recordpb.TableSchema, stat
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(l.c.Store.Config.Parallelism)
-	for _, part := range without(split(ctx, t), state.left) {
+	for _, part := range store.Without(split(ctx, t), state.left) {
 		g.Go(func() error { return l.part(gctx, t, part, now, store.ExpiriesOf(record)) })
 	}
 	if err := g.Wait(); err != nil {
@@ -316,27 +316,6 @@ func (l *leaver) part(ctx context.Context, t *store.Table, part store.KeyRange, 
 		return err
 	}
 	return left(part.End)
-}
-
-// without returns the parts of ranges that are not in done.
-func without(ranges, done []store.KeyRange) []store.KeyRange {
-	for _, d := range done {
-		var rest []store.KeyRange
-		for _, r := range ranges {
-			if d.End != "" && d.End <= r.Start || r.End != "" && r.End <= d.Start {
-				rest = append(rest, r)
-				continue
-			}
-			if r.Start < d.Start {
-				rest = append(rest, store.KeyRange{Start: r.Start, End: d.Start})
-			}
-			if d.End != "" && (r.End == "" || d.End < r.End) {
-				rest = append(rest, store.KeyRange{Start: d.End, End: r.End})
-			}
-		}
-		ranges = rest
-	}
-	return ranges
 }
 
 // page rewrites rows, and compares what is stored then.

@@ -27,6 +27,27 @@ func (r KeyRange) contains(key string) bool { return key >= r.Start && (r.End ==
 
 func (r KeyRange) empty() bool { return r.End != "" && r.Start >= r.End }
 
+// Without returns the parts of ranges that are not in done.
+func Without(ranges, done []KeyRange) []KeyRange {
+	for _, d := range done {
+		var rest []KeyRange
+		for _, r := range ranges {
+			if d.End != "" && d.End <= r.Start || r.End != "" && r.End <= d.Start {
+				rest = append(rest, r)
+				continue
+			}
+			if r.Start < d.Start {
+				rest = append(rest, KeyRange{Start: r.Start, End: d.Start})
+			}
+			if d.End != "" && (r.End == "" || d.End < r.End) {
+				rest = append(rest, KeyRange{Start: d.End, End: r.End})
+			}
+		}
+		ranges = rest
+	}
+	return ranges
+}
+
 // NewRowSet returns the set of rows that rs names; nil names all rows. It fails with
 // format.ErrInvalid or format.ErrLimit if rs has another type than bigtable's lists and
 // ranges, or if Bigtable does not allow one of the keys.
