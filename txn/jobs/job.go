@@ -369,13 +369,16 @@ func (r *run) read(ctx context.Context, tx *txn.Txn, rows Range, limit int) (bat
 	if rows.End != "" && rows.Start >= rows.End {
 		return nil, false, nil
 	}
-	size := 0
+	size, last := 0, ""
 	opts := append(r.job.Options[:len(r.job.Options):len(r.job.Options)], txn.Limit(limit+1))
 	for row, err := range tx.Table(r.job.Table).ReadRows(ctx, rows.Rows(), opts...) {
 		if err != nil {
 			return nil, false, err
 		}
-		if len(batch) == limit || size >= batchBytes {
+		if row.Key() <= last {
+			return nil, false, fmt.Errorf("%w: Options has txn.Reverse", txn.ErrInvalid)
+		}
+		if last = row.Key(); len(batch) == limit || size >= batchBytes {
 			return batch, true, nil
 		}
 		batch = append(batch, row)

@@ -396,7 +396,7 @@ func TestPartitions(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	env := newEnv(t, 1)
+	env := newEnv(t, 30)
 	for name, change := range map[string]func(*jobs.Job){
 		"Name":          func(j *jobs.Job) { j.Name = "" },
 		"Table":         func(j *jobs.Job) { j.Table = "" },
@@ -405,6 +405,7 @@ func TestBadArguments(t *testing.T) {
 		"BatchRows":     func(j *jobs.Job) { j.BatchRows = 10_001 },
 		"Parallel":      func(j *jobs.Job) { j.Parallel = -1 },
 		"RowsPerSecond": func(j *jobs.Job) { j.RowsPerSecond = -1 },
+		"Reverse":       func(j *jobs.Job) { j.Options = []txn.ReadOption{txn.Reverse()} },
 		"empty":         func(j *jobs.Job) { j.Range = jobs.Range{Start: "b", End: "a"} },
 	} {
 		job := newJob()

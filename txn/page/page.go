@@ -149,6 +149,9 @@ func (p *Pages) Read(ctx context.Context, q Query, size int, token string) (Page
 		if err != nil {
 			return Page{}, err
 		}
+		if n := len(list.Rows); n > 0 && (row.Key() < list.Rows[n-1].Key()) != q.Reverse {
+			return Page{}, fmt.Errorf("page: %w: Options has txn.Reverse; set Query.Reverse instead", txn.ErrInvalid)
+		}
 		if len(list.Rows) == size {
 			list.Next = p.seal(q, list.ReadTS, list.Rows[size-1].Key())
 			break

@@ -283,6 +283,12 @@ func TestBadArguments(t *testing.T) {
 	if _, err := p.Read(t.Context(), page.Query{Table: "t", Options: []txn.ReadOption{txn.Families("no")}}, 1, ""); !errors.Is(err, txn.ErrSchema) {
 		t.Errorf("an unknown family: %v", err)
 	}
+	for _, reverse := range []bool{false, true} {
+		q := page.Query{Table: "t", Reverse: reverse, Options: []txn.ReadOption{txn.Reverse()}}
+		if _, err := p.Read(t.Context(), q, 2, ""); !reverse && (!errors.Is(err, txn.ErrInvalid) || !strings.Contains(err.Error(), "Query.Reverse")) || reverse && err != nil {
+			t.Errorf("Options with Reverse, Query.Reverse %v: %v", reverse, err)
+		}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.Read(ctx, page.Query{Table: "t"}, 1, ""); !errors.Is(err, context.Canceled) {
