@@ -47,6 +47,9 @@ func (m *performance) begin(s planStep) error {
 	if err != nil {
 		return err
 	}
+	if tx.Serializable() != s.txn.Serializable {
+		return fmt.Errorf("a transaction says that it is serializable: %v", tx.Serializable())
+	}
 	x := newPlayedTxn(s.txn, tx, s.client)
 	m.txns = append(m.txns, x)
 	age := time.Duration(0)

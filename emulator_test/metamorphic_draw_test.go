@@ -300,7 +300,7 @@ func TestEveryOptionIsDrawn(t *testing.T) {
 		reflect.TypeFor[*txn.Table]():    {"Delete", "DeleteRow", "Get", "GetForUpdate", "Lock", "Notify", "ReadRow", "ReadRows", "Set"},
 		reflect.TypeFor[*txn.Snapshot](): {"ReadTS", "Release", "Table"},
 		reflect.TypeFor[*txn.Latest]():   {"Get", "ReadRow"},
-		reflect.TypeFor[*txn.Txn]():      {"Client", "Commit", "CommitBefore", "Rollback", "StartTS", "Table", "Writes"},
+		reflect.TypeFor[*txn.Txn]():      {"Client", "Commit", "CommitBefore", "Rollback", "Serializable", "StartTS", "Table", "Writes"},
 		reflect.TypeFor[*txn.Client]():   {"BeforeCommit", "Begin", "CheckTable", "Close", "Latest", "Settle", "Snapshot", "Stats", "Timestamp", "Update"},
 	} {
 		var has []string
