@@ -158,3 +158,35 @@ func TestDamagedRowKeepsAll(t *testing.T) {
 		}
 	}
 }
+
+// TestSeenByObservers: the observer that has seen least decides. An acknowledgment without a
+// committed record, which a lock or a plain write leaves, says nothing.
+func TestSeenByObservers(t *testing.T) {
+	col := format.Column{Family: "f", Qualifier: "q"}
+	acked := func(starts ...tso.Timestamp) *columnCells {
+		h := &columnCells{}
+		for _, ts := range starts {
+			h.writes = append(h.writes, columnWrite{format.WriteRecord{StartTS: ts, CommitTS: ts + 1}, 1})
+		}
+		return h
+	}
+	for name, tt := range map[string]struct {
+		acks map[string]*columnCells
+		want tso.Timestamp
+	}{
+		"nobody":          {nil, 0},
+		"one":             {map[string]*columnCells{"o": acked(10, 30, 20)}, 30},
+		"two":             {map[string]*columnCells{"o": acked(30), "p": acked(10, 20)}, 20},
+		"nothing written": {map[string]*columnCells{"o": {locked: []tso.Timestamp{40}}, "p": acked(20)}, 20},
+		"only a lock":     {map[string]*columnCells{"o": {locked: []tso.Timestamp{40}}}, 0},
+	} {
+		columns := map[format.Column]*columnCells{col: acked(50), format.AckColumn(format.Column{Family: "f", Qualifier: "other"}, "o"): acked(5)}
+		for id, h := range tt.acks {
+			columns[format.AckColumn(col, id)] = h
+		}
+		setSeen(columns)
+		if got := columns[col].seen; got != tt.want {
+			t.Errorf("%s: seen up to %d, want %d", name, got, tt.want)
+		}
+	}
+}
