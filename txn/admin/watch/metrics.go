@@ -31,6 +31,7 @@ type Metrics struct {
 
 	mu  sync.Mutex
 	now map[string]float64
+	by  map[string]float64
 	err error
 }
 
@@ -67,6 +68,7 @@ var (
 		"percolator_transaction_duration_seconds_count": "commits",
 		"percolator_transaction_conflicts_total":        "conflicts",
 		"percolator_transaction_retries_total":          "retries",
+		"percolator_observer_executions_total":          "runs",
 	}
 	histograms = map[string]string{
 		"percolator_transaction_duration_seconds_bucket": "commit",
@@ -87,6 +89,17 @@ func (m *Metrics) Rates() (map[string]float64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.now, m.err
+}
+
+// Runs are the committed runs per second of observers, by their ids, between the last two
+// readings; nil if they are not known.
+func (m *Metrics) Runs() map[string]float64 {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.by
 }
 
 // Refresh reads the metrics in the background, unless they were read a short time ago.
@@ -145,18 +158,19 @@ func (m *Metrics) read(ctx context.Context) {
 	m.last, m.at = last, time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.now, m.err = total.rates(), first
+	m.now, m.by, m.err = total.rates(), total.runs, first
 }
 
 // total adds up the differences of counters.
 type total struct {
 	some    bool
 	rate    map[string]float64
+	runs    map[string]float64             // by observer
 	buckets map[string]map[float64]float64 // observations by upper bound
 }
 
 func newTotal() *total {
-	return &total{rate: map[string]float64{"commits": 0, "conflicts": 0, "retries": 0}, buckets: map[string]map[float64]float64{}}
+	return &total{runs: map[string]float64{}, rate: map[string]float64{"commits": 0, "conflicts": 0, "retries": 0}, buckets: map[string]map[float64]float64{}}
 }
 
 func (t *total) add(before, now reading) {
@@ -170,8 +184,12 @@ func (t *total) add(before, now reading) {
 			continue
 		}
 		name, d := string(s.Metric[model.MetricNameLabel]), float64(s.Value-old.Value)
-		if to := counters[name]; to != "" {
-			t.rate[to] += d / now.at.Sub(before.at).Seconds()
+		switch perSecond := d / now.at.Sub(before.at).Seconds(); counters[name] {
+		case "":
+		case "runs":
+			t.runs[string(s.Metric["percolator_observer"])] += perSecond
+		default:
+			t.rate[counters[name]] += perSecond
 		}
 		if le, err := strconv.ParseFloat(string(s.Metric[model.BucketLabel]), 64); err == nil && histograms[name] != "" {
 			if t.buckets[name] == nil {

@@ -26,6 +26,9 @@ percolator_transaction_duration_seconds_sum{percolator_outcome="rolled_back"} 1
 percolator_transaction_duration_seconds_count{percolator_outcome="rolled_back"} %[1]d
 # TYPE percolator_transaction_conflicts_total counter
 percolator_transaction_conflicts_total{server="a"} %[2]d
+# TYPE percolator_observer_executions_total counter
+percolator_observer_executions_total{percolator_observer="parser",percolator_outcome="committed"} %[2]d
+percolator_observer_executions_total{percolator_observer="parser",percolator_outcome="acknowledged"} %[1]d
 # TYPE go_goroutines gauge
 go_goroutines 7
 `, n, n/2)
@@ -76,6 +79,9 @@ func TestMetricsOfEndpoint(t *testing.T) {
 	rates, err := m.Rates()
 	if err != nil || !near(rates["commits"], 20) || !near(rates["conflicts"], 10) || rates["retries"] != 0 || !near(rates["commit_p50"], 0.003) || !near(rates["commit_p99"], 0.00398) {
 		t.Errorf("%v, %v", rates, err)
+	}
+	if runs := m.Runs(); len(runs) != 1 || !near(runs["parser"], 10) {
+		t.Errorf("runs of observers: %v", runs)
 	}
 	if _, ok := rates["lag_p50"]; ok {
 		t.Errorf("a quantile of nothing: %v", rates)

@@ -54,10 +54,13 @@ const (
 
 func family(name string) bigtable.Filter { return bigtable.ColumnRangeFilter(name, "", "") }
 
-// rowsFilter returns the locks and notifications of each row, and one cell of it without
-// its value, so that the limit of rows bounds what a request reads. Its top is an
-// Interleave, like that of every read whose parts have to fit together.
-var rowsFilter = bigtable.InterleaveFilters(family(format.LockFamily), family(format.NotifyFamily),
+// rowsFilter returns the locks of each row, whether it has notifications, and one cell of it
+// without its value, so that the limit of rows bounds what a request reads. A column of the
+// notify family keeps a cell for each change that no observer has handled: the newest is
+// enough. The top is an Interleave, like that of every read whose parts have to fit
+// together.
+var rowsFilter = bigtable.InterleaveFilters(family(format.LockFamily),
+	bigtable.ChainFilters(family(format.NotifyFamily), bigtable.LatestNFilter(1), bigtable.StripValueFilter()),
 	bigtable.ChainFilters(bigtable.StripValueFilter(), bigtable.CellsPerRowLimitFilter(1)))
 
 // readTimeout bounds one read.
