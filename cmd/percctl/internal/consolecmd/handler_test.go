@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,9 +39,11 @@ type fake struct {
 	locks        int // of each
 	tables       int
 	first        bool // the first pass is under way
+	runs         map[string]float64
 	err          error
 
 	asked    int
+	again    atomic.Int32 // how often the checks were asked for
 	table    string
 	row      string
 	args     []string
@@ -68,6 +71,7 @@ func (f *fake) Picture(context.Context) (*picture.Picture, error) {
 		p.Warnings = append(p.Warnings, f.name)
 	}
 	p.Locks.Locks, p.Locks.Transactions, p.Locks.More = f.transactions*f.locks, f.transactions, f.first
+	p.Locks.OldestAge = 99.4
 	return p, nil
 }
 
@@ -76,7 +80,7 @@ func (f *fake) State(ctx context.Context, since float64) (*picture.State, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &picture.State{Picture: p, Points: []picture.Point{}, Edges: []watch.Edge{}, GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []picture.Summary{}, Failure: f.name}
+	s := &picture.State{Picture: p, Points: []picture.Point{}, Edges: []watch.Edge{}, Runs: f.runs, GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []picture.Summary{}, Failure: f.name}
 	s.Now = picture.Point{Time: float64(now) / 1e6, Locks: f.transactions * f.locks}
 	for i := range 30 * min(f.tables, 1) {
 		if at := float64(now)/1e6 - 30 + float64(i); at > since {
@@ -151,8 +155,15 @@ func (f *fake) Transaction(_ context.Context, primary txn.Cell, _ tso.Timestamp)
 	return &txnAnswer{Transaction: f.txn(0), Age: "3 s", OwnerT: f.name, Cells: []readcmd.Event{{TS: now, Cell: "table0/r/f:q" + f.name, Kind: admin.VersionWrite, Words: f.name}}}, f.err
 }
 
-func (f *fake) Doctor(context.Context, bool) (*health, error) {
+func (f *fake) Doctor(_ context.Context, again bool) (*health, error) {
 	f.asked++
+	at := 1.0
+	if again {
+		f.again.Add(1)
+	}
+	if f.again.Load() > 0 {
+		at = float64(time.Now().UnixMilli()) / 1000
+	}
 	r := &checks.Report{Checks: []doctor.Result{{Check: "stranded locks", State: doctor.OK}}}
 	switch {
 	case f.first:
@@ -160,7 +171,7 @@ func (f *fake) Doctor(context.Context, bool) (*health, error) {
 	case f.name != "":
 		r.Checks = append(r.Checks, doctor.Result{Check: "oracle", State: doctor.OK, Detail: f.name, Findings: []doctor.Finding{{Severity: doctor.Error, Subject: f.name, What: f.name, Fix: f.name}}})
 	}
-	return &health{At: 1, Report: r}, f.err
+	return &health{At: at, Report: r}, f.err
 }
 
 func (f *fake) Command(args []string, carryOut bool) (*job, error) {

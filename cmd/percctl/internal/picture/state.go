@@ -18,14 +18,15 @@ import (
 // A State is a picture for a page, with what changed since the page asked last.
 type State struct {
 	*Picture
-	Points       []Point      `json:"points"` // after the time that the page has
-	Now          Point        `json:"now"`
-	Edges        []watch.Edge `json:"edges"`
-	GCFacts      [][2]string  `json:"gc_facts"`
-	Facts        []Fact       `json:"facts"`
-	Transactions []Summary    `json:"transactions"`
-	Failure      string       `json:"failure"`       // why the last read failed
-	MetricsError string       `json:"metrics_error"` // why metrics are missing
+	Points       []Point            `json:"points"` // after the time that the page has
+	Now          Point              `json:"now"`
+	Edges        []watch.Edge       `json:"edges"`
+	Runs         map[string]float64 `json:"runs"` // of observers, per second, if metrics tell
+	GCFacts      [][2]string        `json:"gc_facts"`
+	Facts        []Fact             `json:"facts"`
+	Transactions []Summary          `json:"transactions"`
+	Failure      string             `json:"failure"`       // why the last read failed
+	MetricsError string             `json:"metrics_error"` // why metrics are missing
 }
 
 // A Summary is a transaction with locks, for a list.
@@ -60,7 +61,7 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 	if s.last != nil {
 		p.Rates = s.last.Rates
 	}
-	st := &State{Picture: p, Points: []Point{}, Edges: append([]watch.Edge{}, s.scan.Graph()...), Now: s.point(p, time.Now()), GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []Summary{}}
+	st := &State{Picture: p, Points: []Point{}, Edges: append([]watch.Edge{}, s.scan.Graph()...), Runs: s.Metrics.Runs(), Now: s.point(p, time.Now()), GCFacts: p.GC.Facts(), Facts: p.Facts(), Transactions: []Summary{}}
 	for _, pt := range s.points {
 		if pt.Time > since {
 			st.Points = append(st.Points, pt)

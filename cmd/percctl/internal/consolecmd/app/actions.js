@@ -5,6 +5,11 @@ import * as api from './api.js';
 
 const dialog = document.getElementById('dialog');
 
+let last = 0;
+
+// acted is when an action changed something last, in seconds since 1970.
+export const acted = () => last;
+
 // offer is a button for an order; nothing, unless the console may change data.
 export function offer(title, order) {
   if (!api.config().writes) return null;
@@ -31,6 +36,7 @@ function open(title, order) {
     const yes = h('button.primary', { type: 'button', onclick: async () => {
       fill(buttons, h('span.muted', {}, 'Running…'));
       try { await run('api/act'); } catch (e) { failed(e); }
+      last = Date.now() / 1000;
       close.textContent = 'Close';
       fill(buttons, close);
       close.focus();

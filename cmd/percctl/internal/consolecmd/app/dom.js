@@ -119,9 +119,6 @@ export function coarse(s) {
   return s ? duration(s) : '0';
 }
 
-// brief is a duration in one unit, for large letters.
-export const brief = (s) => (s === null || s === undefined ? '–' : s ? coarse(s) : '0 s');
-
 // sh quotes words for a shell: names may hold any character.
 export const sh = (...words) => words.map((w) => (/^[\w@%+=:,./-]+$/.test(w) ? w : "'" + String(w).replaceAll("'", "'\\''") + "'")).join(' ');
 

@@ -1,8 +1,8 @@
 // Overview: what needs attention, and the last minutes.
 
-import { h, fill, paint, card, pill, table, empty, command, icon, link, num, rate, duration, coarse, brief, sh, clock, plural, cellLink, compact } from './dom.js';
+import { h, fill, paint, card, pill, table, empty, command, icon, link, num, rate, duration, coarse, sh, clock, plural, cellLink, compact } from './dom.js';
 import { strip, spark } from './charts.js';
-import { offer } from './actions.js';
+import { acted, offer } from './actions.js';
 import * as api from './api.js';
 
 // cards are what needs attention, with the command that fixes it.
@@ -81,7 +81,7 @@ function checks(health, again, since) {
 }
 
 export function transactions(list) {
-  return table([['Transaction'], ['Age', 'n'], ['Locks', 'n'], ['Primary'], ['Would be'], ['Why']], list.map((t) => [
+  return table([['Transaction'], ['Age', 'n'], ['Locks', 'n'], ['Primary'], ['Locks would be'], ['Why']], list.map((t) => [
     h('a.mono.one', { href: link('txn', { primary: t.primary, start: t.start_ts }) }, t.start_ts), t.age, num(t.locks), cellLink(t.primary),
     pill(t.outcome === 'leave' ? 'ok' : t.outcome === 'unreadable' ? 'bad' : 'warn', t.outcome === 'leave' ? 'left' : t.outcome === 'roll forward' ? 'rolled forward' : t.outcome === 'roll back' ? 'rolled back' : t.outcome), h('span.why', {}, t.verdict)]), 'Transactions with locks');
 }
@@ -109,6 +109,8 @@ export default function overview(main) {
     asking = false;
     asked = Date.now();
   };
+  // An action may have removed what the checks found.
+  const old = () => made?.at && acted() > made.at;
   const last = (points, of) => points.slice(-90).map(of);
   return {
     leave() { gone = true; charts.forEach((c) => c.destroy()); },
@@ -116,6 +118,7 @@ export default function overview(main) {
       if (!s) return;
       // The checks use up what the limits allow: the first pass comes first, unless it is long.
       if (made ? made.running && Date.now() - asked > 900 : s.scan.complete || Date.now() - opened > 60_000) doctor(false);
+      if (old() && !made.running && Date.now() - asked > 900) doctor(true);
       paint(health, checks(made, () => doctor(true), newer(s)));
       const list = [...cards(s), ...found(made?.report, s)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
       paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : s.scan.complete ? 'Nothing needs attention' : 'Nothing found so far'),
@@ -126,13 +129,13 @@ export default function overview(main) {
       const atLeast = s.locks.more ? '≥ ' : '';
       paint(stats,
         metrics && stat('Commits', c ? rate(c.commits) + '/s' : '–', client('commits'), 'c1', c ? rate(c.conflicts) + ' conflicts/s' : 'waiting for metrics'),
-        metrics && stat('Commit p99', brief(c?.commit_p99), client('commit_p99'), 'c2', 'p50 ' + duration(c?.commit_p50)),
+        metrics && stat('Commit p99', duration(c?.commit_p99), client('commit_p99'), 'c2', 'p50 ' + duration(c?.commit_p50)),
         stat('Locks', atLeast + num(s.locks.locks), (q) => q.locks, 'c1', 'of ' + plural(s.locks.transactions, 'transaction')),
-        stat('Oldest lock', s.locks.locks ? brief(s.locks.oldest_age_seconds) : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
+        stat('Oldest lock', s.locks.locks ? duration(s.locks.oldest_age_seconds) : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
         stat('Pending changes', (s.notifications.more ? '≥ ' : '') + num(s.notifications.pending), (q) => q.pending, 'c2', num(s.notifications.failing) + ' failing'),
-        stat('Observer lag', brief(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
+        stat('Observer lag', duration(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
         s.rates?.timestamps_per_second !== null && s.rates && stat('Oracle', rate(s.rates.timestamps_per_second) + '/s', (q) => q.rate, 'c4', 'timestamps, without ours'),
-        stat('Safe point', s.gc.safe_point ? brief(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
+        stat('Safe point', s.gc.safe_point ? duration(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
       paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), h('span', {}, 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.')));
       const oracle = charts[charts.length - 1];
       oracle.element.hidden = !points.some((q) => q.rate !== null); // in direct mode there is no counter

@@ -43,6 +43,13 @@ function cells(t) {
   }), list.length > 60 && h('p.muted', {}, `and ${num(list.length - 60)} more`))));
 }
 
+// would is what a resolver would do, and with which locks.
+function would(t) {
+  const what = t.locks.length === 1 ? 'the lock of ' + t.locks[0].cell : t.locks.length ? `its ${num(t.locks.length)} locks` : 'its locks';
+  const [verb, direction] = t.outcome.split(' ');
+  return ['A resolver would', verb, what, direction].filter(Boolean).join(' ');
+}
+
 export default function txn(main, params) {
   const primary = h('input', { name: 'primary', required: true, value: params.primary ?? '', placeholder: 'table/row/family:column', 'aria-label': 'Primary cell', spellcheck: 'false' });
   const start = h('input', { name: 'start', required: true, value: params.start ?? '', placeholder: 'start timestamp', inputmode: 'numeric', 'aria-label': 'Start timestamp' });
@@ -58,12 +65,12 @@ export default function txn(main, params) {
     const fixes = t.outcome === 'roll forward' || t.outcome === 'roll back';
     const trace = api.config().trace_url;
     paint(body,
-      h('section.verdict.card.' + kind, {}, h('div.head', {}, h('h2', {}, fixes ? 'A resolver would ' + t.outcome : t.outcome === 'leave' ? 'A resolver would leave it' : t.outcome === 'finished' ? 'It has ended' : 'Nobody can tell'), pill({ committed: 'ok', 'rolled back': 'bad' }[t.state] ?? 'warn', t.state)), h('p.big', {}, t.verdict + '.'),
+      h('section.verdict.card.' + kind, {}, h('div.head', {}, h('h2', {}, fixes || t.outcome === 'leave' ? would(t) : t.outcome === 'finished' ? 'It has ended' : 'Nobody can tell'), pill({ committed: 'ok', 'rolled back': 'bad' }[t.state] ?? 'warn', t.state)), h('p.big', {}, t.verdict + '.'),
         steps(t), fixes && command(sh('percctl', 'lock', 'resolve', '--transaction', t.primary, t.start_ts)), fixes && h('div.actions', {}, offer('Resolve', { action: 'resolve', primary: t.primary, start_ts: String(t.start_ts) }))),
       card('', h('dl.facts', {}, h('dt', {}, 'primary'), h('dd', {}, cellLink(t.primary)), h('dt', {}, 'started'), h('dd', {}, t.start_time, h('span.muted', {}, ', ' + t.age + ' ago')), t.commit_ts && [h('dt', {}, 'committed'), h('dd', {}, t.commit_time)], t.words && t.owner_token && [h('dt', {}, 'owner'), h('dd', {}, t.words)],
         t.trace_id && [h('dt', {}, 'trace'), h('dd', {}, trace ? h('a.mono', { href: trace.replace('{trace_id}', encodeURIComponent(t.trace_id)), rel: 'noreferrer', target: '_blank' }, t.trace_id) : h('span.mono', {}, t.trace_id))])),
       card('Cells', cells(t), t.more > 0 && h('p.muted', {}, `The rows of ${num(t.more)} more locks were not read.`), h('p.muted', {}, 'These are the cells in the row of the primary, and those whose locks the scan has found. ', h('code', {}, sh('percctl', 'txn', 'explain', t.primary, t.start_ts)), ' searches all tables.')),
-      t.cells.length ? card('Stored versions', table([['Timestamp', 'n wide'], ['Cell'], ['What happened']], t.cells.map((c) => [h('span.mono', {}, c.ts), cellLink(c.cell), c.words]), 'Stored versions')) : null);
+      t.cells.length ? card('Stored versions', table([['Timestamp', 'n'], ['Cell'], ['What happened']], t.cells.map((c) => [h('span.mono', {}, c.ts), cellLink(c.cell), c.words]), 'Stored versions')) : null);
   };
   read();
   const timer = setInterval(read, 5000);
