@@ -19,6 +19,9 @@ const (
 	// lagAll is a lag from which all of them do. A range that lags more is not used if the
 	// row can be moved up.
 	lagAll Timestamp = 50_000
+	// addsAfterLoss is how many reservations only add after a move that came too late: clocks of
+	// other processes are ahead. It is fewer if a range lags nevertheless.
+	addsAfterLoss = 16
 	// lagLimit is how far timestamps should be behind the clock at most. If they are farther
 	// for lagLasts, the log says so, and again every lagSaid.
 	lagLimit = 100 * time.Millisecond
@@ -57,6 +60,8 @@ type reserver struct {
 	value    Timestamp // of the row when this process last saw it; it is at least that now
 	shared   bool      // others move the row too
 	high     Timestamp // highest timestamp reserved by this process
+	took     Timestamp // how long the last reservation took
+	adds     int       // how many reservations add to a shared row, because others move it
 	clockBad bool      // the last comparison found the local clock off
 
 	behind time.Time // since when the row lags more than lagLimit; zero if it does not
@@ -72,6 +77,8 @@ func (r *reserver) reserve(ctx context.Context, n int64) (last Timestamp, err er
 			return 0, err
 		}
 	}
+	began := FromTime(r.clock())
+	defer func() { r.took = FromTime(r.clock()) - began }()
 	if r.shouldMove() {
 		ok, err := r.advance(ctx, n)
 		switch {
@@ -87,10 +94,14 @@ func (r *reserver) reserve(ctx context.Context, n int64) (last Timestamp, err er
 
 // shouldMove reports whether to move the row to the clock rather than to add to it.
 func (r *reserver) shouldMove() bool {
-	lag := FromTime(r.clock()) - r.value
+	// When the answer is there, if no other process moves the row until then.
+	lag := FromTime(r.clock()) + r.took - r.value
 	switch {
 	case !r.shared:
 		return r.known
+	case r.adds > 0 && lag < lagAll+3*r.took: // it was busy until now
+		r.adds--
+		return false
 	case lag > r.maxStep:
 		// Another process may have moved the row meanwhile. An increment shows it, and may save
 		// the comparison of clocks.
@@ -167,7 +178,7 @@ func (r *reserver) advance(ctx context.Context, n int64) (bool, error) {
 	case err != nil:
 		return false, err
 	case !ok:
-		r.shared = true
+		r.shared, r.adds = true, addsAfterLoss
 		return false, nil
 	}
 	r.value, r.high = next, next
@@ -181,6 +192,7 @@ func (r *reserver) add(ctx context.Context, n int64) (Timestamp, error) {
 	if err != nil || FromTime(r.clock())-last <= lagAll {
 		return last, err
 	}
+	r.adds = 0
 	switch ok, err := r.advance(ctx, n); {
 	case ok:
 		return r.value, nil
