@@ -18,11 +18,11 @@ import (
 // delete.
 type Buffer struct {
 	mu     sync.Mutex
-	rows   map[string]map[string]map[format.Column]*store.Write // by table and row key
-	first  *store.Write                                         // the first cell written: the primary
-	notify map[format.Cell]struct{}                             // weak notifications
-	err    error                                                // the first invalid call
-	sealed bool                                                 // the transaction has ended
+	rows   map[string]map[string]rowBuffer // by table and row key
+	first  *store.Write                    // the first cell written: the primary
+	notify map[format.Cell]struct{}        // weak notifications
+	err    error                           // the first invalid call
+	sealed bool                            // the transaction has ended
 }
 
 // Set buffers a write of a cell that an application names.
@@ -67,12 +67,11 @@ func (b *Buffer) Add(cell format.Cell, err error, kind format.Kind, value []byte
 		b.err = err
 		return
 	}
-	cols := b.row(cell.Table, cell.Row)
-	w := cols[cell.Column()]
+	w := b.rows[cell.Table][cell.Row].get(cell.Column())
 	switch {
 	case w == nil:
 		w = &store.Write{Cell: cell, Promoted: promoted}
-		cols[cell.Column()] = w
+		b.addRow(w)
 		if b.first == nil {
 			b.first = w
 		}
@@ -83,21 +82,49 @@ func (b *Buffer) Add(cell format.Cell, err error, kind format.Kind, value []byte
 	w.Kind, w.Value, w.Promoted = kind, bytes.Clone(value), promoted
 }
 
-func (b *Buffer) row(table, row string) map[format.Column]*store.Write {
+// A rowBuffer is the writes of one row. Most rows have one: a map would take more memory than all
+// the rest of it.
+type rowBuffer struct {
+	first *store.Write
+	more  map[format.Column]*store.Write
+}
+
+func (r rowBuffer) get(c format.Column) *store.Write {
+	if r.first != nil && r.first.Cell.Column() == c {
+		return r.first
+	}
+	return r.more[c]
+}
+
+func (r rowBuffer) all(yield func(*store.Write) bool) {
+	if !yield(r.first) {
+		return
+	}
+	for _, w := range r.more {
+		if !yield(w) {
+			return
+		}
+	}
+}
+
+// addRow adds the first write of a cell.
+func (b *Buffer) addRow(w *store.Write) {
 	if b.rows == nil {
-		b.rows = map[string]map[string]map[format.Column]*store.Write{}
+		b.rows = map[string]map[string]rowBuffer{}
 	}
-	rows := b.rows[table]
+	rows := b.rows[w.Cell.Table]
 	if rows == nil {
-		rows = map[string]map[format.Column]*store.Write{}
-		b.rows[table] = rows
+		rows = map[string]rowBuffer{}
+		b.rows[w.Cell.Table] = rows
 	}
-	cols := rows[row]
-	if cols == nil {
-		cols = map[format.Column]*store.Write{}
-		rows[row] = cols
+	switch r := rows[w.Cell.Row]; {
+	case r.first == nil:
+		rows[w.Cell.Row] = rowBuffer{first: w}
+	case r.more == nil:
+		rows[w.Cell.Row] = rowBuffer{r.first, map[format.Column]*store.Write{w.Cell.Column(): w}}
+	default:
+		r.more[w.Cell.Column()] = w
 	}
-	return cols
 }
 
 // Seal ends the transaction: the buffer ignores every later call.
@@ -127,7 +154,7 @@ func (b *Buffer) Writes(yield func(format.Cell, []byte) bool) {
 	b.mu.Lock()
 	for _, rows := range b.rows {
 		for _, cols := range rows {
-			for _, w := range cols {
+			for w := range cols.all {
 				if w.Kind != format.KindLock {
 					all = append(all, *w)
 				}
@@ -150,7 +177,7 @@ func (b *Buffer) Writes(yield func(format.Cell, []byte) bool) {
 func (b *Buffer) Get(cell format.Cell) (kind format.Kind, value []byte, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := b.rows[cell.Table][cell.Row][cell.Column()]
+	w := b.rows[cell.Table][cell.Row].get(cell.Column())
 	if w == nil || w.Kind == format.KindLock {
 		return 0, nil, false
 	}
@@ -168,8 +195,8 @@ func (b *Buffer) Overlay(table string, in func(row string) bool, sel store.Selec
 			continue
 		}
 		deletes := 0
-		for c, w := range cols {
-			if w.Kind == format.KindLock || !sel.Has(c) {
+		for w := range cols.all {
+			if w.Kind == format.KindLock || !sel.Has(w.Cell.Column()) {
 				continue
 			}
 			own := *w
@@ -193,7 +220,7 @@ func (b *Buffer) Overlay(table string, in func(row string) bool, sel store.Selec
 func (b *Buffer) Wrote(cell format.Cell) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := b.rows[cell.Table][cell.Row][cell.Column()]
+	w := b.rows[cell.Table][cell.Row].get(cell.Column())
 	return w != nil && w.Kind != format.KindLock
 }
 
@@ -216,7 +243,7 @@ func (b *Buffer) Notifications(ctx context.Context, s *store.Store) ([]format.Ce
 func (b *Buffer) WritesNothing() bool {
 	for _, rows := range b.rows {
 		for _, cols := range rows {
-			for _, w := range cols {
+			for w := range cols.all {
 				if !w.Promoted {
 					return false
 				}
@@ -243,7 +270,7 @@ func (b *Buffer) Group(ctx context.Context, st *store.Store, keeps []string) ([]
 		}
 		for key, cols := range rows {
 			r := &store.RowWrites{Table: tbl, Row: key}
-			for _, w := range cols {
+			for w := range cols.all {
 				if !s.HasFamily(w.Cell.Family) {
 					// The family may have been added since the schema
 					// was read.

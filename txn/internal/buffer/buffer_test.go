@@ -3,6 +3,7 @@ package buffer
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -193,5 +194,27 @@ func TestOverlay(t *testing.T) {
 	}
 	if key, ok := keys.Next(false); ok || !slices.Equal(order, []string{"a", "c", "b"}) {
 		t.Errorf("from both ends: %q, then %q, %t", order, key, ok)
+	}
+}
+
+// A large transaction takes little memory for each row beside the row's key and value.
+func TestMemoryOfManyRows(t *testing.T) {
+	const rows = 20_000
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	b := &Buffer{}
+	for i := range rows {
+		b.Set(cell(fmt.Sprintf("%08x", i), "q"), format.KindPut, []byte("a value"))
+	}
+	each := float64(heap()-before) / rows
+	runtime.KeepAlive(b)
+	t.Logf("%.0f bytes a row", each)
+	if each > 300 {
+		t.Errorf("%.0f bytes a row", each)
 	}
 }
