@@ -2,6 +2,7 @@ package changes_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -198,4 +199,32 @@ func dropAckData(from, to tso.Timestamp) *bigtable.Mutation {
 	m := bigtable.NewMutation()
 	m.DeleteTimestampRange(format.AckFamily, "f:q/a", from.Cell(), to.Cell())
 	return m
+}
+
+// TestObservationOfDamagedRecord: nobody knows which change a damaged record stands for, so the
+// cell does not count as one without a change.
+func TestObservationOfDamagedRecord(t *testing.T) {
+	env := newObservedTable(t, txntest.WithoutCheck())
+	if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+		t.Fatal(err)
+	}
+	now, err := env.Client.Timestamp(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bt, _ := env.Open()
+	m := bigtable.NewMutation()
+	m.Set(format.WriteFamily, "f:q", now.Cell(), []byte("\xff"))
+	if err := bt.Open("t").Apply(t.Context(), "r", m); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for o, err := range changes.Observations(t.Context(), env.Client, "t", nil) {
+		if n++; !errors.Is(err, txn.ErrCorrupt) {
+			t.Errorf("%+v, %v", o, err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d observations", n)
+	}
 }
