@@ -171,6 +171,7 @@ func drawGC(t *rapid.T) gc.Config {
 	cfg := gc.Config{
 		Retention: pick(t, "Retention", retention, retention+5*time.Minute),
 		Rate:      pick(t, "Rate", 0, 1000.0),
+		FullEvery: pick(t, "FullEvery", 0, time.Hour),
 		LockWait:  pick(t, "LockWait", 0, 10*time.Second),
 		Plain:     rapid.Bool().Draw(t, "Plain"),
 		Restart:   rapid.Bool().Draw(t, "Restart"),

@@ -86,7 +86,11 @@ func collectGarbage(ctx context.Context, t *testing.T, c *txn.Client, rnd *rand.
 		case <-time.After(time.Duration(rnd.Int64N(int64(4 * time.Minute)))):
 		}
 		gctx, cancel := context.WithTimeout(ctx, 2*time.Minute+time.Duration(rnd.Int64N(int64(time.Minute))))
-		r, err := gc.Run(gctx, c, gc.Config{Retention: retention})
+		cfg := gc.Config{Retention: retention}
+		if rnd.IntN(4) > 0 {
+			cfg.FullEvery = time.Duration(1+rnd.IntN(60)) * time.Minute
+		}
+		r, err := gc.Run(gctx, c, cfg)
 		cancel()
 		if errors.Is(err, format.ErrCorrupt) || errors.Is(err, format.ErrInvalid) {
 			t.Errorf("garbage collection: %v", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/ahead"
+	"github.com/percolator-bigtable/percolator/txn/internal/changed"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -32,6 +33,7 @@ type Client struct {
 	expected  latch.Expected // what functions given to Update will write
 	reads     readSharing
 	starts    ahead.Starts
+	changed   *changed.Rows
 	metrics   telemetry.Transactions
 	admission store.Admission
 	streams   atomic.Int64  // requests of scans under way
@@ -89,7 +91,11 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	s.Clock.Oracle = oracle
 	s.Hints.Carrier, _ = oracle.(tso.Hints)
 	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks, OnConflict: c.recent.Conflicted})
-	s.SafePoint.KeepFresh(c.resolver.Holds.Any, func(ctx context.Context) { c.resolver.Holds.Announce(ctx, c.resolver.Token) })
+	c.changed = changed.New(s)
+	s.SafePoint.KeepFresh(c.resolver.Holds.Any, func(ctx context.Context) {
+		c.changed.FlushSoon()
+		c.resolver.Holds.Announce(ctx, c.resolver.Token)
+	})
 	return c, nil
 }
 
@@ -221,6 +227,7 @@ func (c *Client) Close(ctx context.Context) error {
 	errs := []error{c.resolver.Drain(ctx)}
 	c.resolver.EndClose()
 	c.resolver.SafePoint.Close()
+	c.changed.Flush(ctx)
 	c.resolver.Token.Close(ctx)
 	if c.ownOracle != nil {
 		errs = append(errs, c.ownOracle.Close())

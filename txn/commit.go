@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
@@ -35,6 +36,8 @@ type commit struct {
 	entries *journal.Pending // of the observed cells
 
 	traceParent string // of the transaction's span; locks carry it
+	settles     *settled.Commit
+	settledBy   uint64 // what the primary's write record says (format.WriteRecord)
 	heartbeat   heartbeat
 	latch       *latch.Latch
 
@@ -56,6 +59,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	defer c.client.admission.Release()
 	c.client.resolver.Token.Begin(ctx)
 	defer c.client.resolver.Token.End()
+	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
+	defer func() {
+		if err != nil && !errors.Is(err, ErrUndetermined) {
+			c.settles.Ended() // there is no write record, and there will be none
+		}
+	}()
 
 	c.heartbeat.start(ctx, c)
 	defer c.heartbeat.stop()
@@ -113,6 +122,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		return 0, err
 	}
 	c.client.recent.Committed(c.rows, commitTS)
+	c.client.changed.Note(c.rows, commitTS)
 	if len(c.rows) > 1 {
 		// If this client finds the lock of a secondary, it need not read the primary.
 		c.client.resolver.Outcomes.Put(c.startTS, Status{State: StateCommitted, CommitTS: commitTS})
@@ -232,7 +242,7 @@ func (c *commit) rollBackRefused(ctx context.Context, p *recovery.PrimaryCommit)
 // that takes.
 func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, lockOf(c, w), commitTS)
+		ops += store.AddCommit(m, lockOf(c, w), commitTS, c.settledBy)
 	}
 	return ops
 }
@@ -248,7 +258,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	for _, row := range c.rows[1:] {
 		m := bigtable.NewMutation()
 		ops := c.addRowCommit(m, row, commitTS)
-		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, NameBytes: row.NameBytes(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span})
+		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, NameBytes: row.NameBytes(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span, Settles: c.settles})
 	}
 	for t, muts := range byTable {
 		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {

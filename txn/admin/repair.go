@@ -449,7 +449,7 @@ func lostRecord(ctx context.Context, c *recovery.Resolver, r Repair) (m *bigtabl
 	if !found {
 		return nil, "its data is gone", nil
 	}
-	store.AddCommit(m, l, r.CommitTS)
+	store.AddCommit(m, l, r.CommitTS, 0)
 	return m, "", nil
 }
 

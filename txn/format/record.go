@@ -52,7 +52,13 @@ type WriteRecord struct {
 	Kind    Kind
 	// Primary is the primary cell of the transaction.
 	Primary Cell
+	// SettledBy is what shows that the transaction has no lock left: 0 (nothing), Alone, or the
+	// number of a stored recordpb.Settled. Only a write record in the primary has it.
+	SettledBy uint64
 }
+
+// Alone says that the transaction wrote only the primary's row. So its commit removed all locks.
+const Alone = 1
 
 // primaryRef points from a cell to its primary. It holds only the parts that differ, and
 // is nil in the primary itself.
@@ -113,20 +119,29 @@ func Marshal(m proto.Message) []byte {
 // EncodeCommit returns the record that the commit of one cell writes, and its family: a
 // write record in [WriteFamily], or a mark in [MarkFamily] for a lock-only write.
 func EncodeCommit(cell, primary Cell, kind Kind, startTS tso.Timestamp) (family string, value []byte) {
-	if kind == KindLock {
+	return WriteRecord{StartTS: startTS, Kind: kind, Primary: primary}.Encode(cell)
+}
+
+// Encode returns the record of a commit of cell, and its family, as [EncodeCommit] does.
+func (w WriteRecord) Encode(cell Cell) (family string, value []byte) {
+	if w.Kind == KindLock {
 		return MarkFamily, Marshal(&recordpb.Mark{
 			FormatVersion: Version,
 			Kind:          recordpb.Kind_KIND_LOCK,
-			StartTs:       int64(startTS),
-			Primary:       primaryRef(cell, primary),
+			StartTs:       int64(w.StartTS),
+			Primary:       primaryRef(cell, w.Primary),
 		})
 	}
-	return WriteFamily, Marshal(&recordpb.Write{
+	m := &recordpb.Write{
 		FormatVersion: Version,
-		Kind:          recordpb.Kind(kind),
-		StartTs:       int64(startTS),
-		Primary:       primaryRef(cell, primary),
-	})
+		Kind:          recordpb.Kind(w.Kind),
+		StartTs:       int64(w.StartTS),
+		Primary:       primaryRef(cell, w.Primary),
+	}
+	if m.Primary == nil {
+		m.SettledBy = w.SettledBy
+	}
+	return WriteFamily, Marshal(m)
 }
 
 // EncodeRollback returns the record of a rollback marker. Its place is [MarkFamily] of
@@ -185,14 +200,14 @@ func DecodeWrite(cell Cell, ts tso.Timestamp, value []byte) (WriteRecord, error)
 	if k != KindPut && k != KindDelete {
 		return WriteRecord{}, Corruptf(cell, "the write record at %d has kind %v", ts, k)
 	}
-	return checkStartTS(cell, WriteRecord{CommitTS: ts, StartTS: tso.Timestamp(m.StartTs), Kind: k, Primary: followRef(cell, m.Primary)})
+	return checkStartTS(cell, WriteRecord{CommitTS: ts, StartTS: tso.Timestamp(m.StartTs), Kind: k, Primary: followRef(cell, m.Primary), SettledBy: m.SettledBy})
 }
 
 // DecodeKindAndStart reads the kind and the start_ts of a write record, as [DecodeWrite]
-// does. It skips the primary, which a read does not need, and allocates nothing. If the
+// does. It skips what a read does not need, and allocates nothing. If the
 // record is unusual in any way, it leaves it to DecodeWrite.
 func DecodeKindAndStart(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, startTS tso.Timestamp, err error) {
-	var numbers [4]uint64 // by field: format_version, kind, start_ts
+	var numbers [6]uint64 // by field: format_version, kind, start_ts, -, settled_by
 	rest := value
 	for len(rest) > 0 {
 		field, wire, n := protowire.ConsumeTag(rest)
@@ -201,7 +216,7 @@ func DecodeKindAndStart(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, s
 		}
 		rest = rest[n:]
 		switch {
-		case field <= 3 && wire == protowire.VarintType:
+		case (field <= 3 || field == 5) && wire == protowire.VarintType:
 			numbers[field], n = protowire.ConsumeVarint(rest)
 		case field == 4 && wire == protowire.BytesType: // primary
 			_, n = protowire.ConsumeBytes(rest)

@@ -129,7 +129,7 @@ func TestRecordRoundTrip(t *testing.T) {
 					decode = DecodeMark
 				}
 				w, err := decode(cell, 9, b)
-				if want := (WriteRecord{9, 7, kind, primary}); err != nil || w != want {
+				if want := (WriteRecord{9, 7, kind, primary, 0}); err != nil || w != want {
 					t.Errorf("%v in %s: %+v, %v; want %+v", kind, family, w, err, want)
 				}
 			}

@@ -33,6 +33,12 @@ type Config struct {
 	// Defaults to false: plain data is kept for plain readers.
 	Plain bool
 
+	// FullEvery is how much time passes between runs that read every row. Runs in between read
+	// only rows that clients have noted as changed, and do not search for locks. Clients begin
+	// to note rows when the first run with FullEvery has begun.
+	// Defaults to 0: every run reads every row.
+	FullEvery time.Duration
+
 	// Restart begins a new run instead of continuing an interrupted one.
 	// Defaults to false.
 	Restart bool
@@ -52,6 +58,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if !(cfg.Rate >= 0) {
 		return cfg, invalidf("Config.Rate is %v rows a second; set it to a positive number, or to 0 for no limit", cfg.Rate)
+	}
+	if cfg.FullEvery < 0 {
+		return cfg, invalidf("Config.FullEvery is %v; set it to a positive duration, or to 0 to read every row in every run", cfg.FullEvery)
 	}
 	if cfg.LockWait == 0 {
 		cfg.LockWait = time.Minute
@@ -76,6 +85,8 @@ const (
 	PhaseLocks Phase = "locks"
 	// PhaseCollect: the run removes versions.
 	PhaseCollect Phase = "collect"
+	// PhaseChanges: the run removes versions from rows that clients noted as changed.
+	PhaseChanges Phase = "changes"
 	// PhaseDone: the run has collected every table.
 	PhaseDone Phase = "done"
 )

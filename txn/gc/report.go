@@ -20,9 +20,11 @@ type Report struct {
 	// Nothing is set if there was nothing to do: the safe point cannot move, and
 	// everything up to it is collected.
 	Nothing bool `json:"nothing_to_do"`
+	// Changes is set if the run read only rows that clients noted as changed.
+	Changes bool `json:"changes_only"`
 	// Resumed is set if the run continued an interrupted one.
 	Resumed bool `json:"resumed"`
-	// Finished is set if the run collected every table.
+	// Finished is set if the run collected everything that it was to read.
 	Finished bool `json:"finished"`
 	// HeldBy are the clients that keep the safe point below what the retention
 	// allows, the oldest hold first.

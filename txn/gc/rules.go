@@ -23,6 +23,9 @@ type rules struct {
 	// newest delete lies. So both are garbage only at or below it.
 	drained tso.Timestamp
 	plain   bool // Config.Plain
+	// settled, if it is set, says which write records no lock needs any more, in a run that has
+	// not resolved all locks. Such a run keeps the others, and all marks and newest deletes.
+	settled func(format.Cell, format.WriteRecord) bool
 }
 
 // filter reads what the rules need to know about a row: all locks and write
@@ -61,14 +64,16 @@ type columnCells struct {
 
 type columnWrite struct {
 	format.WriteRecord
-	bytes int64
+	bytes     int64
+	unsettled bool // a lock may need the record
 }
 
 // columnGarbage is the garbage of a column: ranges below a version that stays,
 // and single cells.
 type columnGarbage struct {
 	column      format.Column
-	writesBelow tso.Timestamp // write records in [0, writesBelow)
+	writesBelow tso.Timestamp // write records in [0, writesBelow), but not kept
+	kept        []tso.Timestamp
 	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
 	orphans     []tso.Timestamp
 	marks       bool               // all marks at or below the safe point, but not markers
@@ -125,6 +130,9 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			case format.NotifyFamily:
 				h.notified = true
 			case format.MarkFamily:
+				if r.settled != nil {
+					continue
+				}
 				m, err := format.DecodeMark(at, cell.ts, item.Value)
 				if (err != nil || m.Kind == format.KindRollback) && cell.ts > r.drained {
 					h.markers = append(h.markers, cell.ts)
@@ -147,7 +155,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 					g.err = err
 					return g
 				}
-				h.writes = append(h.writes, columnWrite{w, cell.bytes})
+				h.writes = append(h.writes, columnWrite{w, cell.bytes, r.settled != nil && !r.settled(at, w)})
 			}
 		}
 	}
@@ -252,13 +260,18 @@ func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n C
 		keepData = newest.CommitTS
 	}
 	for _, w := range h.writes {
-		if w.CommitTS < newest.CommitTS {
+		switch {
+		case w.CommitTS >= newest.CommitTS:
+		case w.unsettled:
+			g.kept = append(g.kept, w.CommitTS)
+		default:
 			g.writesBelow = newest.CommitTS
 			n.Versions++
 			n.Cells++
 			n.Bytes += w.bytes
 		}
 	}
+	slices.Sort(g.kept)
 	if count(h.data, &n.Data, func(ts tso.Timestamp) bool { return ts < keepData }) {
 		g.dataBelow = keepData
 	}
@@ -288,11 +301,20 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 		ops++
 	}
 	c := g.column
+	dropBetween := func(family string, kept []tso.Timestamp, below tso.Timestamp) {
+		from := tso.Timestamp(0)
+		for _, end := range append(kept, below) {
+			if from < end {
+				drop(family, c.Key(), from.Cell(), end.Cell())
+			}
+			from = end + 1
+		}
+	}
 	switch {
 	case g.newest != 0:
 		drop(format.WriteFamily, c.Key(), 0, (g.newest + 1).Cell())
 	case g.writesBelow != 0:
-		drop(format.WriteFamily, c.Key(), 0, g.writesBelow.Cell())
+		dropBetween(format.WriteFamily, g.kept, g.writesBelow)
 	}
 	if g.dataBelow != 0 {
 		drop(c.Family, c.Qualifier, format.PlainBefore, g.dataBelow.Cell())
@@ -301,13 +323,7 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 		drop(c.Family, c.Qualifier, ts.Cell(), (ts + 1).Cell())
 	}
 	if g.marks {
-		from := tso.Timestamp(0)
-		for _, end := range append(g.markers, r.safePoint+1) {
-			if from < end {
-				drop(format.MarkFamily, c.Key(), from.Cell(), end.Cell())
-			}
-			from = end + 1
-		}
+		dropBetween(format.MarkFamily, g.markers, r.safePoint+1)
 	}
 	if g.plainBelow != 0 {
 		drop(c.Family, c.Qualifier, 0, g.plainBelow)

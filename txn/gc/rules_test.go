@@ -18,10 +18,10 @@ import (
 // rollback markers up to 50.
 func TestGarbageOfAColumn(t *testing.T) {
 	put := func(start, commit tso.Timestamp) columnWrite {
-		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindPut}, 1}
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindPut}, 1, false}
 	}
 	del := func(start, commit tso.Timestamp) columnWrite {
-		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindDelete}, 1}
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: format.KindDelete}, 1, false}
 	}
 	at := func(all ...tso.Timestamp) (cells []storedCell) {
 		for _, ts := range all {
@@ -81,7 +81,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 // expired values up to a safe point of 5,000.
 func TestGarbageOfAnExpiringColumn(t *testing.T) {
 	version := func(kind format.Kind, start, commit tso.Timestamp) columnWrite {
-		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: kind}, 1}
+		return columnWrite{format.WriteRecord{CommitTS: commit, StartTS: start, Kind: kind}, 1, false}
 	}
 	at := func(all ...tso.Timestamp) (cells []storedCell) {
 		for _, ts := range all {
@@ -166,7 +166,7 @@ func TestSeenByObservers(t *testing.T) {
 	acked := func(starts ...tso.Timestamp) *columnCells {
 		h := &columnCells{}
 		for _, ts := range starts {
-			h.writes = append(h.writes, columnWrite{format.WriteRecord{StartTS: ts, CommitTS: ts + 1}, 1})
+			h.writes = append(h.writes, columnWrite{format.WriteRecord{StartTS: ts, CommitTS: ts + 1}, 1, false})
 		}
 		return h
 	}

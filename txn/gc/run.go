@@ -129,17 +129,18 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	r.setSafePoint(p, r.cfg.Plain)
-	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart
+	r.report.Changes = last.FullTs != 0 && int64(r.report.Now)-last.FullTs < r.cfg.FullEvery.Microseconds() && !r.cfg.Restart
+	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart && (r.report.Changes || !last.Changes)
 	if p <= 0 || done {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
 	}
-	if p, err = r.client.SafePoint.Publish(ctx, p, r.report.Now, r.cfg.Retention); err != nil {
+	if p, err = r.client.SafePoint.Publish(ctx, p, r.report.Now, r.cfg.Retention, changes{r}.noteUntil()); err != nil {
 		return err
 	}
 	published := time.Now()
 	r.setSafePoint(p, r.cfg.Plain)
-	r.state = &recordpb.GarbageRun{SafePoint: int64(p), StartedTs: int64(r.report.Now), RetentionMicros: r.cfg.Retention.Microseconds(), Plain: r.cfg.Plain}
+	r.state = &recordpb.GarbageRun{SafePoint: int64(p), StartedTs: int64(r.report.Now), RetentionMicros: r.cfg.Retention.Microseconds(), Plain: r.cfg.Plain, Changes: r.report.Changes, FullTs: last.FullTs}
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
 		return err
 	}
@@ -148,6 +149,9 @@ func (r *run) run(ctx context.Context) error {
 	}
 	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
+	}
+	if r.report.Changes {
+		return changes{r}.collect(ctx)
 	}
 	// Again: a transaction may have committed to a table that was made before the fence.
 	if tables, err = r.openTables(ctx); err != nil {
@@ -266,6 +270,15 @@ func (r *run) collectFrom(ctx context.Context, tables []string, table, row strin
 			return err
 		}
 	}
+	if err := (changes{r}).dropNotes(ctx); err != nil {
+		return err
+	}
+	r.state.FullTs = r.state.StartedTs
+	return r.finish(ctx)
+}
+
+// finish notes that the run is complete.
+func (r *run) finish(ctx context.Context) error {
 	if err := r.save(ctx, recordpb.GarbageRun_PHASE_DONE); err != nil {
 		return err
 	}
@@ -333,8 +346,23 @@ const saveInterval = time.Second
 
 // part collects one part of a table.
 func (r *run) part(ctx context.Context, t *store.Table, filter bigtable.Filter, p *position, i int, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
+	return r.pages(ctx, t, p.parts[i].rest, filter, func(page []bigtable.Row, left store.RowSet) error {
+		done, after := Counts{Rows: int64(len(page))}, left.Before()
+		if len(page) > 0 {
+			after = page[len(page)-1].Key()
+			if err := do(ctx, t, page, &done); err != nil {
+				return err
+			}
+		}
+		return r.collected(ctx, p, i, part{left, after}, done)
+	})
+}
+
+// pages reads rows page by page, as fast as Config.Rate allows, and calls do with each page, which
+// may be empty, and with what is left after it.
+func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filter bigtable.Filter, do func([]bigtable.Row, store.RowSet) error) error {
 	var pieces store.Pieces
-	for rest := p.parts[i].rest; !rest.Empty(); {
+	for !rest.Empty() {
 		var page []bigtable.Row
 		var left store.RowSet
 		bytes := 0
@@ -356,17 +384,10 @@ func (r *run) part(ctx context.Context, t *store.Table, filter bigtable.Filter, 
 			}
 			return store.Ended(ctx, "gc: collecting garbage", err)
 		}
-		done, after := Counts{Rows: int64(len(page))}, left.Before()
-		if len(page) > 0 {
-			after = page[len(page)-1].Key()
-			if err := do(ctx, t, page, &done); err != nil {
-				return err
-			}
-		}
-		rest = left
-		if err := r.collected(ctx, p, i, part{rest, after}, done); err != nil {
+		if err := do(page, left); err != nil {
 			return err
 		}
+		rest = left
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ type Status struct {
 // A RunStatus is how far a run is, and what it has removed since it began,
 // interruptions included.
 type RunStatus struct {
-	// Phase is PhaseNone, PhaseFence (which includes the locks), PhaseCollect or
+	// Phase is PhaseNone, PhaseFence (which includes the locks), PhaseCollect, PhaseChanges or
 	// PhaseDone.
 	Phase     Phase
 	SafePoint tso.Timestamp
@@ -98,6 +98,7 @@ var phases = map[recordpb.GarbageRun_Phase]Phase{
 	recordpb.GarbageRun_PHASE_UNSPECIFIED: PhaseNone,
 	recordpb.GarbageRun_PHASE_FENCE:       PhaseFence,
 	recordpb.GarbageRun_PHASE_COLLECT:     PhaseCollect,
+	recordpb.GarbageRun_PHASE_CHANGES:     PhaseChanges,
 	recordpb.GarbageRun_PHASE_DONE:        PhaseDone,
 }
 

@@ -42,6 +42,7 @@ const (
 	StepJournalClear Step = "journal clear" // MutateRows: remove entries
 	StepJournalRead  Step = "journal read"
 	StepSweep        Step = "sweep"       // the position of a sweep
+	StepChanged      Step = "changed"     // MutateRows: rows that a client has changed; or a collector removes that
 	StepSafePoint    Step = "safe point"  // the safe point and the state of garbage collection
 	StepCollect      Step = "collect"     // MutateRows: garbage collection removes versions
 	StepCollectRow   Step = "collect row" // CheckAndMutateRow: garbage collection removes versions and a newest delete
@@ -101,6 +102,8 @@ func Classify(fullMethod string, req proto.Message) Call {
 			c.Step = StepSafePoint
 		case strings.HasPrefix(c.Row, "worker/"):
 			c.Step = StepToken
+		case strings.HasPrefix(c.Row, "changed/"):
+			c.Step = StepChanged
 		case strings.HasPrefix(c.Row, "dead/"):
 			c.Step = StepDeadLetter
 		case strings.HasPrefix(c.Row, "journal/"):

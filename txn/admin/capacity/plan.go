@@ -17,8 +17,8 @@ type Plan struct {
 	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
 	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`           // nodes that would be busy all the time, before cpu_target
 	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`         // part of cpu_nodes that sweeps for notifications take
-	GCNodes    float64 `json:"gc_nodes" unit:"nodes"`            // part of cpu_nodes that garbage collection takes, if it reads every table twice in each run, four times a day
-	GCHours    float64 `json:"gc_run_hours" unit:"h"`            // time that one collector needs for a run
+	GCNodes    float64 `json:"gc_nodes" unit:"nodes"`            // part of cpu_nodes that garbage collection takes (percctl gc run --watch): it reads and writes each changed row once, and reads every table twice a week
+	GCHours    float64 `json:"gc_run_hours" unit:"h"`            // time that one collector needs for a run that reads every row
 	IdleNodes  float64 `json:"idle_nodes" unit:"nodes"`          // part of cpu_nodes that the processes take without transactions: tokens, the safe point, schemas
 	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`       // nodes that the storage needs
 	Nodes      int     `json:"nodes" unit:"nodes"`               // nodes to provision
@@ -131,20 +131,37 @@ const (
 	tokenWrites     = 3.0 / 5  // a second, of a process that works
 	safePointReads  = 1.0 / 10 // a second
 	schemaReads     = 1.0 / 60 // a second and table
-	gcRuns          = 4.0 / 86400
+	gcFull          = 1.0 / (7 * 86400)
 	collectedPerSec = 100_000 // rows that one collector reads, measured: 10 billion took 27 h of processor time
+	removedPerSec   = 80_000  // versions that one collector removes, measured on the model with 30 nodes
 )
 
 // background adds what does not depend on the rate of transactions.
 func (p *Plan) background(r Rates) {
-	processes, rows := float64(p.Workload.Processes), 0.0
+	processes, rows, changed := float64(p.Workload.Processes), 0.0, p.changed()
 	for _, t := range p.Workload.Tables {
 		rows += t.Rows
 	}
 	p.IdleNodes = processes * (tokenWrites/r.Writes + (safePointReads+schemaReads*float64(len(p.Workload.Tables)))/r.Reads)
-	// A run reads once to find locks, and once to find old versions.
-	p.GCNodes = 2 * p.StorageGiB * gib / (r.Scan * mb) * gcRuns
+	// Most runs read the rows that clients changed.
+	p.GCNodes = p.gcFullNodes() + changed/r.Reads + changed/r.Writes
 	p.GCHours = rows / collectedPerSec / 3600
+}
+
+// gcFullNodes is the part of GCNodes for runs that read every row: once to find locks, and once to
+// find old versions.
+func (p *Plan) gcFullNodes() float64 { return 2 * p.StorageGiB * gib / (p.Rates.Scan * mb) * gcFull }
+
+// changed is how many rows transactions change in a second. A hot row is changed often, but
+// collected once.
+func (p *Plan) changed() (rows float64) {
+	for _, k := range p.Workload.Transactions {
+		rows += k.Rate * float64(k.Rows)
+		if k.Hot > 0 {
+			rows -= k.Rate
+		}
+	}
+	return rows
 }
 
 // share is the part of the nodes that background work may take without a warning.
@@ -158,10 +175,13 @@ func (p *Plan) warnShares() {
 		}
 	}
 	warn(p.SweepNodes, "sweeps for notifications take %.2f of %.2f busy nodes, if Bigtable reads all rows of the observed tables: keep observed columns in smaller tables, or give them a journal (percctl table init), so that a sweep a day is enough (--sweep-interval)", p.SweepNodes, p.CPUNodes)
-	warn(p.GCNodes, "garbage collection takes %.2f of %.2f busy nodes, if it runs every %.0f h and reads all rows: run it less often", p.GCNodes, p.CPUNodes, 1/(gcRuns*3600))
+	warn(p.gcFullNodes(), "garbage collection takes %.2f of %.2f busy nodes to read all rows once a week: do it less often (percctl gc run --full-every)", p.gcFullNodes(), p.CPUNodes)
 	warn(p.IdleNodes, "%d processes take %.2f of %.2f busy nodes, even if they have no transactions: use fewer processes", p.Workload.Processes, p.IdleNodes, p.CPUNodes)
-	if p.GCHours > p.Workload.Retention {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("one collector needs %.0f h to read all rows, longer than the retention of %.3g h: versions are kept for both together", p.GCHours, p.Workload.Retention))
+	if p.GCHours*3600*gcFull > 1 {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("one collector needs %.0f h to read all rows: raise --full-every of percctl gc run, which is a week", p.GCHours))
+	}
+	if n := p.changed(); n > removedPerSec {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("transactions change %.0f rows a second, and one collector removes about %d versions a second: old versions pile up", n, removedPerSec))
 	}
 }
 

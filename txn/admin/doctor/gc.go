@@ -43,7 +43,7 @@ func judgeGC(r *Result, s *gc.Status) {
 				"percctl gc run --watch, as a service; percctl gc status")
 		}
 	}
-	if !running && (s.Run.Phase == gc.PhaseFence || s.Run.Phase == gc.PhaseCollect) {
+	if !running && (s.Run.Phase == gc.PhaseFence || s.Run.Phase == gc.PhaseCollect || s.Run.Phase == gc.PhaseChanges) {
 		r.find(Warning, "last run", fmt.Sprintf("it was interrupted, and last seen %s ago, by %s", since(s.Run.UpdatedTS), s.Run.Owner),
 			"old versions in the tables that it did not reach stay", "percctl gc run, which continues where it stopped")
 	}

@@ -155,6 +155,8 @@ const (
 	// none. Everything up to table and row is collected.
 	GarbageRun_PHASE_COLLECT GarbageRun_Phase = 2
 	GarbageRun_PHASE_DONE    GarbageRun_Phase = 3
+	// CHANGES: the run reads rows that clients have noted. There may be locks.
+	GarbageRun_PHASE_CHANGES GarbageRun_Phase = 4
 )
 
 // Enum value maps for GarbageRun_Phase.
@@ -164,12 +166,14 @@ var (
 		1: "PHASE_FENCE",
 		2: "PHASE_COLLECT",
 		3: "PHASE_DONE",
+		4: "PHASE_CHANGES",
 	}
 	GarbageRun_Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED": 0,
 		"PHASE_FENCE":       1,
 		"PHASE_COLLECT":     2,
 		"PHASE_DONE":        3,
+		"PHASE_CHANGES":     4,
 	}
 )
 
@@ -197,7 +201,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{17, 0}
+	return file_record_proto_rawDescGZIP(), []int{19, 0}
 }
 
 // CellRef names a transaction's primary cell, relative to the record's own cell: a field that
@@ -409,7 +413,10 @@ type Write struct {
 	Kind    Kind  `protobuf:"varint,2,opt,name=kind,proto3,enum=percolator.v1.Kind" json:"kind,omitempty"`
 	StartTs int64 `protobuf:"varint,3,opt,name=start_ts,json=startTs,proto3" json:"start_ts,omitempty"`
 	// Absent: this cell is the primary.
-	Primary       *CellRef `protobuf:"bytes,4,opt,name=primary,proto3" json:"primary,omitempty"`
+	Primary *CellRef `protobuf:"bytes,4,opt,name=primary,proto3" json:"primary,omitempty"`
+	// Only in the primary: what shows that the transaction has no lock left. 0: nothing does. 1:
+	// all its cells are in this row. Otherwise, the number of a Settled record.
+	SettledBy     uint64 `protobuf:"varint,5,opt,name=settled_by,json=settledBy,proto3" json:"settled_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -470,6 +477,13 @@ func (x *Write) GetPrimary() *CellRef {
 		return x.Primary
 	}
 	return nil
+}
+
+func (x *Write) GetSettledBy() uint64 {
+	if x != nil {
+		return x.SettledBy
+	}
+	return 0
 }
 
 // Mark is the value of a cell in the mark family: a rollback marker at start_ts, or the
@@ -1528,8 +1542,10 @@ type SafePoint struct {
 	// The safe point that becomes drained_ts next, and an oracle time after its publication.
 	DrainingTs      int64 `protobuf:"varint,7,opt,name=draining_ts,json=drainingTs,proto3" json:"draining_ts,omitempty"`
 	DrainingSinceTs int64 `protobuf:"varint,8,opt,name=draining_since_ts,json=drainingSinceTs,proto3" json:"draining_since_ts,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Until this oracle time, clients note the rows that they change. 0: they need not.
+	NoteUntilTs   int64 `protobuf:"varint,9,opt,name=note_until_ts,json=noteUntilTs,proto3" json:"note_until_ts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SafePoint) Reset() {
@@ -1618,6 +1634,123 @@ func (x *SafePoint) GetDrainingSinceTs() int64 {
 	return 0
 }
 
+func (x *SafePoint) GetNoteUntilTs() int64 {
+	if x != nil {
+		return x.NoteUntilTs
+	}
+	return 0
+}
+
+// Settled is stored in the metadata table, in one row for each client that commits to several
+// rows, which the client's number names. No transaction that started at or below ts, and whose
+// write record has this number, has a lock left. ts never decreases.
+type Settled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Ts            int64                  `protobuf:"varint,2,opt,name=ts,proto3" json:"ts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settled) Reset() {
+	*x = Settled{}
+	mi := &file_record_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settled) ProtoMessage() {}
+
+func (x *Settled) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settled.ProtoReflect.Descriptor instead.
+func (*Settled) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Settled) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *Settled) GetTs() int64 {
+	if x != nil {
+		return x.Ts
+	}
+	return 0
+}
+
+// ChangedRows is stored in the metadata table: rows to which a client has committed. The key
+// contains a commit_ts; none of these commits is later. No row's presence means that it has
+// garbage, and a row may be missing.
+type ChangedRows struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	Tables        []*ChangedRows_Table   `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangedRows) Reset() {
+	*x = ChangedRows{}
+	mi := &file_record_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangedRows) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangedRows) ProtoMessage() {}
+
+func (x *ChangedRows) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangedRows.ProtoReflect.Descriptor instead.
+func (*ChangedRows) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ChangedRows) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
+}
+
+func (x *ChangedRows) GetTables() []*ChangedRows_Table {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 // GarbageRun is stored in the same row: the progress of the last garbage collection.
 type GarbageRun struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1638,14 +1771,18 @@ type GarbageRun struct {
 	// The retention from which the safe point was computed.
 	RetentionMicros int64 `protobuf:"varint,13,opt,name=retention_micros,json=retentionMicros,proto3" json:"retention_micros,omitempty"`
 	// The run also removes plain values that a committed version hides.
-	Plain         bool `protobuf:"varint,14,opt,name=plain,proto3" json:"plain,omitempty"`
+	Plain bool `protobuf:"varint,14,opt,name=plain,proto3" json:"plain,omitempty"`
+	// The run reads only rows that clients have noted.
+	Changes bool `protobuf:"varint,15,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Oracle time at which the last complete run that read every row started.
+	FullTs        int64 `protobuf:"varint,16,opt,name=full_ts,json=fullTs,proto3" json:"full_ts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[17]
+	mi := &file_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1794,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[17]
+	mi := &file_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1807,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{17}
+	return file_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -1771,6 +1908,72 @@ func (x *GarbageRun) GetPlain() bool {
 	return false
 }
 
+func (x *GarbageRun) GetChanges() bool {
+	if x != nil {
+		return x.Changes
+	}
+	return false
+}
+
+func (x *GarbageRun) GetFullTs() int64 {
+	if x != nil {
+		return x.FullTs
+	}
+	return 0
+}
+
+type ChangedRows_Table struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Rows          [][]byte               `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangedRows_Table) Reset() {
+	*x = ChangedRows_Table{}
+	mi := &file_record_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangedRows_Table) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangedRows_Table) ProtoMessage() {}
+
+func (x *ChangedRows_Table) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangedRows_Table.ProtoReflect.Descriptor instead.
+func (*ChangedRows_Table) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{18, 0}
+}
+
+func (x *ChangedRows_Table) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChangedRows_Table) GetRows() [][]byte {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
 var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
@@ -1799,12 +2002,14 @@ const file_record_proto_rawDesc = "" +
 	"\n" +
 	"min_commit\x18\t \x01(\fR\tminCommit\x12\x16\n" +
 	"\x06raises\x18\n" +
-	" \x01(\rR\x06raises\"\xa4\x01\n" +
+	" \x01(\rR\x06raises\"\xc3\x01\n" +
 	"\x05Write\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.percolator.v1.KindR\x04kind\x12\x19\n" +
 	"\bstart_ts\x18\x03 \x01(\x03R\astartTs\x120\n" +
-	"\aprimary\x18\x04 \x01(\v2\x16.percolator.v1.CellRefR\aprimary\"\xa3\x01\n" +
+	"\aprimary\x18\x04 \x01(\v2\x16.percolator.v1.CellRefR\aprimary\x12\x1d\n" +
+	"\n" +
+	"settled_by\x18\x05 \x01(\x04R\tsettledBy\"\xa3\x01\n" +
 	"\x04Mark\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.percolator.v1.KindR\x04kind\x12\x19\n" +
@@ -1890,7 +2095,7 @@ const file_record_proto_rawDesc = "" +
 	"\tparked_ts\x18\t \x01(\x03R\bparkedTs\x12\x14\n" +
 	"\x05error\x18\n" +
 	" \x01(\tR\x05error\x12!\n" +
-	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\"\x9d\x02\n" +
+	"\ftrace_parent\x18\v \x01(\tR\vtraceParent\"\xc1\x02\n" +
 	"\tSafePoint\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x0e\n" +
 	"\x02ts\x18\x02 \x01(\x03R\x02ts\x12!\n" +
@@ -1902,7 +2107,17 @@ const file_record_proto_rawDesc = "" +
 	"drained_ts\x18\x06 \x01(\x03R\tdrainedTs\x12\x1f\n" +
 	"\vdraining_ts\x18\a \x01(\x03R\n" +
 	"drainingTs\x12*\n" +
-	"\x11draining_since_ts\x18\b \x01(\x03R\x0fdrainingSinceTs\"\xf6\x03\n" +
+	"\x11draining_since_ts\x18\b \x01(\x03R\x0fdrainingSinceTs\x12\"\n" +
+	"\rnote_until_ts\x18\t \x01(\x03R\vnoteUntilTs\"@\n" +
+	"\aSettled\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x0e\n" +
+	"\x02ts\x18\x02 \x01(\x03R\x02ts\"\x9f\x01\n" +
+	"\vChangedRows\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x128\n" +
+	"\x06tables\x18\x02 \x03(\v2 .percolator.v1.ChangedRows.TableR\x06tables\x1a/\n" +
+	"\x05Table\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xbc\x04\n" +
 	"\n" +
 	"GarbageRun\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
@@ -1922,13 +2137,16 @@ const file_record_proto_rawDesc = "" +
 	"\x05cells\x18\v \x01(\x03R\x05cells\x12\x14\n" +
 	"\x05bytes\x18\f \x01(\x03R\x05bytes\x12)\n" +
 	"\x10retention_micros\x18\r \x01(\x03R\x0fretentionMicros\x12\x14\n" +
-	"\x05plain\x18\x0e \x01(\bR\x05plain\"R\n" +
+	"\x05plain\x18\x0e \x01(\bR\x05plain\x12\x18\n" +
+	"\achanges\x18\x0f \x01(\bR\achanges\x12\x17\n" +
+	"\afull_ts\x18\x10 \x01(\x03R\x06fullTs\"e\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vPHASE_FENCE\x10\x01\x12\x11\n" +
 	"\rPHASE_COLLECT\x10\x02\x12\x0e\n" +
 	"\n" +
-	"PHASE_DONE\x10\x03*]\n" +
+	"PHASE_DONE\x10\x03\x12\x11\n" +
+	"\rPHASE_CHANGES\x10\x04*]\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -1953,29 +2171,32 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_record_proto_goTypes = []any{
-	(Kind)(0),              // 0: percolator.v1.Kind
-	(Journal)(0),           // 1: percolator.v1.Journal
-	(GarbageRun_Phase)(0),  // 2: percolator.v1.GarbageRun.Phase
-	(*CellRef)(nil),        // 3: percolator.v1.CellRef
-	(*Lock)(nil),           // 4: percolator.v1.Lock
-	(*Write)(nil),          // 5: percolator.v1.Write
-	(*Mark)(nil),           // 6: percolator.v1.Mark
-	(*Column)(nil),         // 7: percolator.v1.Column
-	(*ObservedColumn)(nil), // 8: percolator.v1.ObservedColumn
-	(*ColumnIndex)(nil),    // 9: percolator.v1.ColumnIndex
-	(*TableSchema)(nil),    // 10: percolator.v1.TableSchema
-	(*FamilyExpiry)(nil),   // 11: percolator.v1.FamilyExpiry
-	(*JournalEntry)(nil),   // 12: percolator.v1.JournalEntry
-	(*Sweep)(nil),          // 13: percolator.v1.Sweep
-	(*PriorPolicy)(nil),    // 14: percolator.v1.PriorPolicy
-	(*GCRule)(nil),         // 15: percolator.v1.GCRule
-	(*WorkerToken)(nil),    // 16: percolator.v1.WorkerToken
-	(*Failure)(nil),        // 17: percolator.v1.Failure
-	(*DeadLetter)(nil),     // 18: percolator.v1.DeadLetter
-	(*SafePoint)(nil),      // 19: percolator.v1.SafePoint
-	(*GarbageRun)(nil),     // 20: percolator.v1.GarbageRun
+	(Kind)(0),                 // 0: percolator.v1.Kind
+	(Journal)(0),              // 1: percolator.v1.Journal
+	(GarbageRun_Phase)(0),     // 2: percolator.v1.GarbageRun.Phase
+	(*CellRef)(nil),           // 3: percolator.v1.CellRef
+	(*Lock)(nil),              // 4: percolator.v1.Lock
+	(*Write)(nil),             // 5: percolator.v1.Write
+	(*Mark)(nil),              // 6: percolator.v1.Mark
+	(*Column)(nil),            // 7: percolator.v1.Column
+	(*ObservedColumn)(nil),    // 8: percolator.v1.ObservedColumn
+	(*ColumnIndex)(nil),       // 9: percolator.v1.ColumnIndex
+	(*TableSchema)(nil),       // 10: percolator.v1.TableSchema
+	(*FamilyExpiry)(nil),      // 11: percolator.v1.FamilyExpiry
+	(*JournalEntry)(nil),      // 12: percolator.v1.JournalEntry
+	(*Sweep)(nil),             // 13: percolator.v1.Sweep
+	(*PriorPolicy)(nil),       // 14: percolator.v1.PriorPolicy
+	(*GCRule)(nil),            // 15: percolator.v1.GCRule
+	(*WorkerToken)(nil),       // 16: percolator.v1.WorkerToken
+	(*Failure)(nil),           // 17: percolator.v1.Failure
+	(*DeadLetter)(nil),        // 18: percolator.v1.DeadLetter
+	(*SafePoint)(nil),         // 19: percolator.v1.SafePoint
+	(*Settled)(nil),           // 20: percolator.v1.Settled
+	(*ChangedRows)(nil),       // 21: percolator.v1.ChangedRows
+	(*GarbageRun)(nil),        // 22: percolator.v1.GarbageRun
+	(*ChangedRows_Table)(nil), // 23: percolator.v1.ChangedRows.Table
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -1996,12 +2217,13 @@ var file_record_proto_depIdxs = []int32{
 	15, // 15: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
 	15, // 16: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
 	7,  // 17: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	2,  // 18: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	23, // 18: percolator.v1.ChangedRows.tables:type_name -> percolator.v1.ChangedRows.Table
+	2,  // 19: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -2016,7 +2238,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
+	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
@@ -34,6 +35,7 @@ type Resolver struct {
 	Holds    *Holds
 	Outcomes *OutcomeCache
 	Journal  *journal.Journal
+	Claims   *settled.Claims
 	// OnResolve is called after each cell that the Resolver rolled forward or back.
 	OnResolve atomic.Pointer[func(format.Resolution)]
 }
@@ -42,6 +44,9 @@ type Resolver struct {
 // positive.
 func New(s *store.Store, cfg Config) *Resolver {
 	r := &Resolver{Store: s, Config: cfg, Holds: newHolds(), Outcomes: newOutcomeCache(), Journal: journal.New(s)}
+	if cfg.TokenTTL > 0 {
+		r.Claims = settled.NewClaims()
+	}
 	r.Token = newToken(r)
 	return r
 }
@@ -454,7 +459,7 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, o Outcome) e
 	}
 	m := bigtable.NewMutation()
 	if o.State == format.StateCommitted {
-		store.AddCommit(m, l, o.CommitTS)
+		store.AddCommit(m, l, o.CommitTS, 0)
 	} else {
 		store.RemoveLockAndData(m, l.Cell.Column(), l.StartTS)
 	}

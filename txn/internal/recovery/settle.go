@@ -56,7 +56,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 			return format.Status{}, withReason(u, err)
 		}
 		m := bigtable.NewMutation()
-		store.AddCommit(m, s.Lock, u.CommitTS)
+		store.AddCommit(m, s.Lock, u.CommitTS, 0)
 		p := &PrimaryCommit{Resolver: r, Table: t, Primary: u.Primary, StartTS: u.StartTS, CommitTS: u.CommitTS, Mutation: m, Passable: s.Lock.Passable}
 		err := p.Run(ctx)
 		if errors.Is(err, errLockPassed) {

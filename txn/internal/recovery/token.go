@@ -25,6 +25,13 @@ const (
 	TokenQualifier = "token"
 )
 
+// The place of the claims of package settled: a row for each number, in the same family. Clients
+// write them with their tokens.
+const (
+	SettledRowPrefix = "settled/"
+	SettledQualifier = "ts"
+)
+
 // staleTokenAge is how long the token of a crashed client stays in the metadata table.
 // Its locks expired long before.
 const staleTokenAge = time.Hour
@@ -66,6 +73,7 @@ type Token struct {
 	expiries map[string]tso.Timestamp
 	// observers are the ids of the observers that this client runs.
 	observers []string
+	claimed   tso.Timestamp // what was stored last of the client's claim
 }
 
 func newToken(r *Resolver) *Token {
@@ -200,11 +208,33 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 		OldestTs:           int64(oldest),
 	}))
 	began := time.Now()
-	_, err := t.resolver.Metadata.Apply(ctx, []store.RowMutation{{Row: TokenRowPrefix + t.Name, Mut: m, Ops: 1}})
+	err := t.apply(ctx, m, oldest)
 	if err == nil {
 		t.mu.Lock()
 		t.renewed, t.long = began, idle
 		t.mu.Unlock()
+	}
+	return err
+}
+
+// apply changes the token, and writes the client's claim in the same request if it has grown. held
+// is the client's oldest hold.
+func (t *Token) apply(ctx context.Context, token *bigtable.Mutation, held tso.Timestamp) error {
+	muts := []store.RowMutation{{Row: TokenRowPrefix + t.Name, Mut: token, Ops: 1}}
+	number, claim := t.resolver.Claims.Next(held)
+	t.mu.Lock()
+	grown := claim > t.claimed
+	t.mu.Unlock()
+	if grown {
+		m := bigtable.NewMutation()
+		m.Set(store.DeployFamily, SettledQualifier, 0, format.Marshal(&recordpb.Settled{FormatVersion: format.Version, Ts: int64(claim)}))
+		muts = append(muts, store.RowMutation{Row: fmt.Sprintf("%s%016x", SettledRowPrefix, number), Mut: m, Ops: 1})
+	}
+	_, err := t.resolver.Metadata.Apply(ctx, muts)
+	if err == nil && grown {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.claimed = claim
 	}
 	return err
 }
@@ -351,7 +381,7 @@ func (t *Token) Close(ctx context.Context) {
 	}
 	m := bigtable.NewMutation()
 	m.DeleteCellsInColumn(store.DeployFamily, TokenQualifier)
-	if _, err := t.resolver.Metadata.Apply(ctx, []store.RowMutation{{Row: TokenRowPrefix + t.Name, Mut: m, Ops: 1}}); err != nil {
+	if err := t.apply(ctx, m, 0); err != nil {
 		t.resolver.Log.WarnContext(ctx, "removing the worker token failed; it goes stale by itself", "owner", t.Name, "error", err)
 	}
 }

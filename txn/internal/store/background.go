@@ -330,8 +330,8 @@ func (b *Background) Queued() (cells, bytes int) {
 	return b.cells, b.bytes
 }
 
-// NoteApplied publishes hints for the observed cells in muts, and counts their rows in the
-// spans of their commits, except for the rows that failed.
+// NoteApplied publishes hints for the observed cells in muts, and counts their rows for their
+// commits, except for the rows that failed.
 func (b *Background) NoteApplied(muts, failed []RowMutation) {
 	// Not by row key: a batch may hold the same row for several transactions.
 	skip := map[*bigtable.Mutation]bool{}
@@ -342,6 +342,7 @@ func (b *Background) NoteApplied(muts, failed []RowMutation) {
 		if !skip[m.Mut] {
 			b.store.Hints.Publish(m.Hints...)
 			m.Secondaries.Done(1)
+			m.Settles.Applied()
 		}
 	}
 }

@@ -9,10 +9,11 @@ import (
 
 // AddCommit adds the changes that commit one cell: they write the record, set the notify cell
 // of an observed column, and remove the lock. ops is their number. An owner and a client that
-// rolls the cell forward send the same changes (hazard 13).
-func AddCommit(m *bigtable.Mutation, l *format.Lock, commitTS tso.Timestamp) (ops int) {
+// rolls the cell forward send the same changes (hazard 13), except that only the owner knows
+// format.WriteRecord.SettledBy; others send 0.
+func AddCommit(m *bigtable.Mutation, l *format.Lock, commitTS tso.Timestamp, settledBy uint64) (ops int) {
 	key := l.Cell.Column().Key()
-	family, record := format.EncodeCommit(l.Cell, l.Primary, l.Kind, l.StartTS)
+	family, record := format.WriteRecord{StartTS: l.StartTS, Kind: l.Kind, Primary: l.Primary, SettledBy: settledBy}.Encode(l.Cell)
 	m.Set(family, key, commitTS.Cell(), record)
 	RemoveCell(m, format.LockFamily, key, l.StartTS)
 	if l.Observed {

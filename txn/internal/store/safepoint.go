@@ -57,10 +57,19 @@ type SafePointView struct {
 	TS    tso.Timestamp
 	asked time.Time
 	wall  time.Time // asked, without the monotonic clock
+	// noteUntil is the oracle time until which clients note the rows that they change.
+	noteUntil tso.Timestamp
 }
 
 func newSafePointView(ts tso.Timestamp, asked time.Time) *SafePointView {
-	return &SafePointView{ts, asked, asked.Round(0)}
+	return &SafePointView{TS: ts, asked: asked, wall: asked.Round(0)}
+}
+
+// NotesChanges reports whether a collector reads what clients note about the rows that they
+// change.
+func (s *SafePoint) NotesChanges() bool {
+	until := s.View.Load().noteUntil
+	return until != 0 && s.store.Clock.Now() < until
 }
 
 // fresh reports whether the client may still rely on the view. It compares the wall clock as
@@ -144,19 +153,20 @@ func (s *SafePoint) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.note(tso.Timestamp(record.GetTs()), asked)
+	s.note(record, asked)
 	return nil
 }
 
 // note remembers an answer. A safe point never decreases. If a restored backup contains a
 // smaller one, the larger one stays: what was collected below it does not come back.
-func (s *SafePoint) note(ts tso.Timestamp, asked time.Time) {
+func (s *SafePoint) note(record *recordpb.SafePoint, asked time.Time) {
 	for {
 		old := s.View.Load()
 		if asked.Before(old.asked) {
 			asked = old.asked
 		}
-		next := newSafePointView(max(ts, old.TS), asked)
+		next := newSafePointView(max(tso.Timestamp(record.GetTs()), old.TS), asked)
+		next.noteUntil = max(tso.Timestamp(record.GetNoteUntilTs()), old.noteUntil)
 		if s.View.CompareAndSwap(old, next) {
 			return
 		}
@@ -297,20 +307,22 @@ func (s *SafePoint) ReadRecord(ctx context.Context) (record *recordpb.SafePoint,
 }
 
 // Publish raises the stored safe point to ts and returns the stored one, which may be higher.
-// It never lowers the safe point. now is the oracle's time.
-func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration) (tso.Timestamp, error) {
+// It never lowers the safe point. now is the oracle's time. Until noteUntil, clients note the rows
+// that they change; 0 changes nothing of that.
+func (s *SafePoint) Publish(ctx context.Context, ts, now tso.Timestamp, retention time.Duration, noteUntil tso.Timestamp) (tso.Timestamp, error) {
 	asked := time.Now()
 	record, err := s.update(ctx, func(r *recordpb.SafePoint) bool {
-		if r.Ts >= int64(ts) {
-			return false
+		raises, notes := r.Ts < int64(ts), r.NoteUntilTs < int64(noteUntil)
+		if raises {
+			r.Ts, r.PublishedTs, r.RetentionMicros = int64(ts), int64(now), retention.Microseconds()
 		}
-		r.Ts, r.PublishedTs, r.RetentionMicros = int64(ts), int64(now), retention.Microseconds()
-		return true
+		r.NoteUntilTs = max(r.NoteUntilTs, int64(noteUntil))
+		return raises || notes
 	})
 	if err != nil {
 		return 0, err
 	}
-	s.note(tso.Timestamp(record.Ts), asked)
+	s.note(record, asked)
 	return tso.Timestamp(record.Ts), nil
 }
 

@@ -93,7 +93,7 @@ func TestSafePointOnlyRises(t *testing.T) {
 		{90, now.Add(time.Second), newSafePointView(100, now.Add(time.Second))},
 		{110, now.Add(-time.Second), newSafePointView(110, now.Add(time.Second))},
 	} {
-		s.note(step.ts, step.asked)
+		s.note(&recordpb.SafePoint{Ts: int64(step.ts)}, step.asked)
 		if got := *s.View.Load(); got != *step.want {
 			t.Errorf("after %d: %v, want %v", step.ts, got, *step.want)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
+	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
@@ -339,6 +340,9 @@ type RowMutation struct {
 	StartTS tso.Timestamp
 	// Secondaries is the span of the commit that the mutation belongs to; nil is none.
 	Secondaries *telemetry.Secondaries
+	// Settles is the commit that has no locks left once all its mutations are applied; nil if
+	// nobody needs to know.
+	Settles *settled.Commit
 	// deadline is when the background gives the mutation up.
 	deadline time.Time
 	// Err is the error of the last request with the mutation. It may have been applied

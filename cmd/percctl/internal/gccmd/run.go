@@ -22,6 +22,7 @@ type runOptions struct {
 	lockWait time.Duration
 	watch    bool
 	interval time.Duration
+	full     time.Duration
 }
 
 func newRunCmd(s *cli.Streams) *cobra.Command {
@@ -36,18 +37,15 @@ safe point.
 
 ` + cli.AsksFirst + `
 
-With --yes it skips the plan, which would take another read of every table. You may
-interrupt a run at any time: the next run continues where it stopped. The command
-never rolls back a live transaction: if one still blocks it after --lock-wait, the
-run stops before it removes anything.
+With --yes it skips the plan, which would read every table once more. If you
+interrupt a run, the next one continues. No run rolls back a live transaction: if one
+still blocks it after --lock-wait, the run stops before it removes anything.
 
-With --watch it runs until you interrupt it, once per --interval. Several
-collectors may run at the same time: one works, and another takes over if it dies.
+With --watch it runs once per --interval, and reads every row once per --full-every,
+otherwise rows that clients noted as changed. Of several collectors one works.
 
-Exit status 4: a live transaction or another collector blocks the run, or rows
-were skipped because their records are damaged.`,
-		Example: `  percctl gc run --retention 72h --dry-run
-  percctl gc run --retention 72h --rate 5000 --yes
+Exit status 4: a transaction or a collector blocks the run, or rows are damaged.`,
+		Example: `  percctl gc run --retention 72h --rate 5000 --yes
   percctl gc run --watch --interval 6h --yes -o jsonl`,
 		Args: cli.NoArgs,
 		RunE: o.Runs(session.Changes, o.run),
@@ -58,6 +56,7 @@ were skipped because their records are damaged.`,
 	cmd.Flags().DurationVar(&o.lockWait, "lock-wait", time.Minute, "how long to wait for live transactions that block the run (0: do not wait)")
 	cmd.Flags().BoolVar(&o.watch, "watch", false, "run again after each --interval, until interrupted")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Hour, "with --watch: time from the end of the last run, by any collector, to the next")
+	cmd.Flags().DurationVar(&o.full, "full-every", 7*24*time.Hour, "with --watch: time between runs that read every row (0: every run)")
 	o.Consent.Add(cmd)
 	cli.AtLeast(&o.Checks, "lock-wait", &o.lockWait, 0, "positive, or 0 to not wait")
 	cli.AtLeast(&o.Checks, "interval", &o.interval, 1, "positive")
@@ -77,6 +76,9 @@ func (o *runOptions) check() error {
 func (o *runOptions) config(ctx context.Context, s *session.Session) gc.Config {
 	cfg := o.gc.config()
 	cfg.Restart, cfg.LockWait, cfg.Progress = o.restart, o.lockWait, progress(ctx, s)
+	if o.watch {
+		cfg.FullEvery = o.full
+	}
 	if o.lockWait == 0 {
 		cfg.LockWait = -1
 	}

@@ -94,7 +94,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 
 // Interrupted reports whether a run was interrupted and no collector continues it.
 func (st *status) Interrupted() bool {
-	return st.Lease == "" && (st.Run.Phase == gc.PhaseFence || st.Run.Phase == gc.PhaseCollect)
+	return st.Lease == "" && (st.Run.Phase == gc.PhaseFence || st.Run.Phase == gc.PhaseCollect || st.Run.Phase == gc.PhaseChanges)
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {

@@ -263,8 +263,14 @@ func set(ctx context.Context, c *txn.Client, table, row, value string) error {
 // fill commits n rows of a table without the model.
 func (w *world) fill(table string, n int) {
 	w.Helper()
+	w.fillBy(w.env.Client, table, n)
+}
+
+// fillBy is fill by a client.
+func (w *world) fillBy(c *txn.Client, table string, n int) {
+	w.Helper()
 	for first := 0; first < n; first += 1000 {
-		if _, err := w.env.Client.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
+		if _, err := c.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
 			for i := first; i < min(first+1000, n); i++ {
 				tx.Table(table).Set(key(i), "f", "q", []byte("value"))
 			}
