@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 )
 
@@ -60,5 +62,23 @@ func TestDeclaredOutputs(t *testing.T) {
 			}
 			t.Errorf("it prints none of the %d types that it declares, %v:\n%s", len(declared), errors.Join(failed...), out.String())
 		})
+	}
+}
+
+// TestEveryCommandHasOutput: each command that does something has -o, so that its errors can
+// be JSON.
+func TestEveryCommandHasOutput(t *testing.T) {
+	t.Parallel()
+	n := 0
+	walk(documentedRoot(), func(c *cobra.Command) {
+		if c.HasSubCommands() || !c.Runnable() || c.Name() == "help" || c.Parent().Name() == "completion" {
+			return
+		}
+		if n++; c.Flag("output") == nil {
+			t.Errorf("%s has no -o", c.CommandPath())
+		}
+	})
+	if n < 50 {
+		t.Errorf("only %d commands", n)
 	}
 }

@@ -249,3 +249,19 @@ func TestRefused(t *testing.T) {
 		t.Errorf("an error without a code: %q", got)
 	}
 }
+
+// TestFlags: what the library says about its own names does not reach an operator.
+func TestFlags(t *testing.T) {
+	for text, want := range map[string]string{
+		"run `percctl table init`, or call admin.InitTable: not found":            "run `percctl table init`: not found",
+		"run `percctl table init t` or admin.InitTable":                           "run `percctl table init t`",
+		"(LeaveConfig.ClientsStopped, percctl table leave --clients-stopped)":     "(percctl table leave --clients-stopped)",
+		"register one with changes.RegisterObserver, or start its worker":         "register one with percctl observer add, or start its worker",
+		"remove that first (changes.UnregisterObserver, percctl observer remove)": "remove that first (percctl observer remove)",
+		"failed for longer than Config.LockTTL (10s)":                             "failed for longer than the time to live of its locks (10s)",
+	} {
+		if got := Flags(text); got != want {
+			t.Errorf("%q", got)
+		}
+	}
+}

@@ -72,6 +72,8 @@ var fields = strings.NewReplacer(
 	"set BulkConfig.CommitTS to that", "set --resume to the timestamps",
 	"with BulkConfig.Idle, or in a transaction", "with --idle, or without --bulk",
 	"Config.Retention", "--retention", "Config.Rate", "--rate",
+	", or call admin.InitTable", "", " or admin.InitTable", "", "LeaveConfig.ClientsStopped, ", "", "changes.UnregisterObserver, ", "",
+	"with changes.RegisterObserver", "with percctl observer add", "Config.LockTTL", "the time to live of its locks",
 	"set RepairConfig.TrustOracle", "plan again with --trust-oracle",
 	"; see package index (Indexes.Keep)", "; only services that maintain it can write the column",
 )

@@ -97,7 +97,7 @@ func filterOf(cmd *cobra.Command) (show func(io.Writer, any) error, err error) {
 	if f.Changed && f.Value.String() != string(JSON) && f.Value.String() != string(JSONL) {
 		return nil, Usagef("--%s does not go with --output %s", name, f.Value)
 	}
-	if !f.Changed {
+	if !f.Changed && f.DefValue != string(JSONL) {
 		err = f.Value.Set(string(JSON))
 	}
 	return show, err

@@ -35,7 +35,8 @@ func FormatFlag(cmd *cobra.Command, f *Format, allowed ...Format) {
 	for i, a := range allowed {
 		names[i] = string(a)
 	}
-	cmd.Flags().VarP(&formatValue{f, names}, "output", "o", "output format: "+strings.Join(names[:len(names)-1], ", ")+" or "+names[len(names)-1])
+	words := strings.TrimPrefix(strings.Join(names[:len(names)-1], ", ")+" or "+names[len(names)-1], " or ")
+	cmd.Flags().VarP(&formatValue{f, names}, "output", "o", "output format: "+words)
 	filterFlags(cmd)
 	// It fails only where the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -45,7 +46,7 @@ func (p Program) Main(args []string, s *Streams) int {
 		if advice := refused(err); advice != "" {
 			text += "\n" + advice
 		}
-		printError(s.Err, cmd, text, code)
+		printError(s.Err, cmd, args, text, code)
 	}
 	return code
 }
@@ -72,9 +73,14 @@ func (p Program) Root(s *Streams) *cobra.Command {
 	return root
 }
 
+// asksJSON matches arguments that ask for JSON, of a command that may not exist.
+var asksJSON = regexp.MustCompile(`\x00(-o[\x00=]?|--output[\x00=])jsonl?\x00`)
+
 // printError prints why a command ended: as JSON where its output is JSON.
-func printError(w io.Writer, cmd *cobra.Command, text string, code int) {
-	if f := cmd.Flag("output"); f != nil && (f.Value.String() == string(JSON) || f.Value.String() == string(JSONL)) {
+func printError(w io.Writer, cmd *cobra.Command, args []string, text string, code int) {
+	f := cmd.Flag("output")
+	filtered := f != nil && f.Value.String() == string(JSON) // by --jq, for example
+	if filtered || asksJSON.MatchString("\x00"+strings.Join(args, "\x00")+"\x00") {
 		b, err := marshalJSON(map[string]any{"command": cmd.CommandPath(), "error": text, "exit_code": code})
 		if err == nil {
 			fmt.Fprintf(w, "%s\n", b)

@@ -20,8 +20,8 @@ import (
 // scanTimeout bounds what looks at rows.
 const scanTimeout = 2 * time.Minute
 
-// grace is how long a lock may be past its ttl before doctor reports
-// it: in the meantime another client may resolve it.
+// grace is how long a client may be dead, or a lock past its ttl, before the lock is a
+// warning and not a note: in the meantime another client may resolve it.
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
 
 // farEnd is how far away the end of a lock must be for doctor to report it, if its owner shows
@@ -87,16 +87,18 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	if err != nil {
 		return err
 	}
-	// known are owners with a token; dead are those whose token has been stale for a while.
-	known, dead := map[string]bool{}, map[string]bool{}
+	// stale is since when the tokens of owners are stale; 0: the owner is alive.
+	stale := map[string]tso.Timestamp{}
 	for _, w := range clients {
-		known[w.Owner] = true
-		dead[w.Owner] = w.State == admin.OwnerStale && w.ExpiresTS < now-grace
+		stale[w.Owner] = 0
+		if w.State == admin.OwnerStale {
+			stale[w.Owner] = w.ExpiresTS
+		}
 	}
 	var seen, all atomic.Int64
 	var cut atomic.Bool
 	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
-		stranded, inTable, silent := 0, 0, 0
+		stranded, recent, inTable, silent := 0, 0, 0, 0
 		oldest, last := now, now
 		var end error
 		for l, err := range admin.Locks(ctx, d.Client, table, nil) {
@@ -107,11 +109,14 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				end = err
 				break
 			}
+			since, known := stale[l.Owner]
 			switch {
-			case l.Expired(now - grace), dead[l.Owner]:
+			case l.Expired(now - grace), since > 0 && since < now-grace:
 				stranded++
 				oldest = min(oldest, l.StartTS)
-			case !known[l.Owner] && l.ExpiresTS()-now > farEnd:
+			case l.Expired(now), since > 0:
+				recent++
+			case !known && l.ExpiresTS()-now > farEnd:
 				silent++
 				last = max(last, l.ExpiresTS())
 			}
@@ -120,17 +125,23 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 			}
 		}
 		seen.Add(int64(inTable))
-		all.Add(int64(stranded))
+		all.Add(int64(stranded + recent))
 		if inTable >= d.Rows || end != nil {
 			cut.Store(true)
 		}
-		if stranded > 0 {
-			count := words.Count(stranded, "lock")
+		count := func(n int) string {
 			if inTable >= d.Rows || end != nil {
-				count = "at least " + count
+				return "at least " + words.Count(n, "lock")
 			}
-			r.find(Warning, table, fmt.Sprintf("%s of dead clients; the oldest of a transaction that began %s ago, at %s", count, words.Between(oldest, now), words.Stamp(oldest)),
+			return words.Count(n, "lock")
+		}
+		if stranded > 0 {
+			r.find(Warning, table, fmt.Sprintf("%s of dead clients; the oldest of a transaction that began %s ago, at %s", count(stranded), words.Between(oldest, now), words.Stamp(oldest)),
 				"the next reader or writer of the cells, or garbage collection, has to resolve them first", "percctl lock resolve "+table+" --older-than 1m")
+		}
+		if recent > 0 {
+			r.find(Note, table, count(recent)+" of clients that died, or stopped renewing them, less than a minute ago",
+				"readers and writers of the cells resolve them; if they are still there in a minute, this is a warning", "percctl lock resolve "+table)
 		}
 		if silent > 0 {
 			r.find(Warning, table, fmt.Sprintf("%s of clients without a worker token, which may block others for %s", words.Count(silent, "lock"), words.Between(now, last)),

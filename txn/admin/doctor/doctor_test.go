@@ -87,6 +87,44 @@ func TestWithoutMetadataTable(t *testing.T) {
 	}
 }
 
+// TestRecentDeath: as soon as other clients may resolve the locks of a dead client, the
+// check does not call them in order, and after a minute they are a warning.
+func TestRecentDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("accounts", "bal")
+		faults := txntest.ChooseFaults(func(c txntest.Call) (txntest.Action, time.Duration, bool) {
+			return txntest.Crash, 0, txntest.Classify(c.Method, c.Request).Step == txntest.StepCommit
+		})
+		dead := env.NewClient(txn.Config{LockTTL: 5 * time.Second}, faults.DialOptions()...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
+			return nil
+		}); !errors.Is(err, txn.ErrUndetermined) {
+			t.Fatalf("a commit that is not sent: %v", err)
+		}
+		d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: env.Bigtable, Admin: env.Admin, Emulator: true, Rows: 100}
+		for _, want := range []struct {
+			after    time.Duration
+			state    doctor.State
+			severity doctor.Severity
+			detail   string
+		}{
+			{time.Second, doctor.OK, "", "0 of 1 lock in 1 table"},
+			{20 * time.Second, doctor.Found, doctor.Note, "1 of 1 lock in 1 table"},
+			{2 * time.Minute, doctor.Found, doctor.Warning, "1 of 1 lock in 1 table"},
+		} {
+			<-time.After(want.after)
+			r := examine(t, d, "accounts")["stranded locks"]
+			if r.State != want.state || r.Detail != want.detail || len(r.Findings) > 1 || len(r.Findings) == 1 && r.Findings[0].Severity != want.severity {
+				t.Errorf("after %v: %+v", want.after, r)
+			}
+		}
+	})
+}
+
 // TestTableThatTakesTooLong: a table whose reads do not end makes the checks that read tables
 // partial. They find what they would have found in the other tables.
 func TestTableThatTakesTooLong(t *testing.T) {

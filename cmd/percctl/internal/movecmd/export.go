@@ -49,6 +49,7 @@ resolves locks of dead clients as the primaries decide.`,
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.WalkTimeout)
+	cli.FormatFlag(cmd, &o.Format, cli.JSONL)
 	o.rows.Add(cmd)
 	o.Require(o.parse, o.rows.Check)
 	cmd.Flags().StringVar(&o.at, "at", "", "export as of this timestamp, an integer or an RFC 3339 time (default: now)")

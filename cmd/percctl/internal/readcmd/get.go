@@ -46,6 +46,23 @@ Exit status 3: the cell has no value.
 	return cmd
 }
 
+// mostColumns is how many columns of a row like reads.
+const mostColumns = 200
+
+// like is the end of the message that the cell has no value: which cells of the row and
+// family, as far as it reads them, have a name like it.
+func (o *getOptions) like(ctx context.Context, at *txn.Snapshot) string {
+	row, err := at.Table(o.cell.Table).ReadRow(ctx, o.cell.Row, txn.Families(o.cell.Family), txn.KeysOnly(), txn.CellsPerRow(mostColumns))
+	if err != nil {
+		return "" // that there is no value is known
+	}
+	var names []string
+	for _, item := range row[o.cell.Family] {
+		names = append(names, newValue(o.cell.Table, o.cell.Row, item).Column)
+	}
+	return cli.DidYouMean(o.cell.Column().String(), names...)
+}
+
 func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 	if err := s.UseCells(ctx, o.cell); err != nil {
 		return err
@@ -61,7 +78,7 @@ func (o *getOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	items := row[o.cell.Family]
 	if len(items) == 0 {
-		return session.NotFoundf("%s has no value at %s", o.cell, cli.Stamp(snapshot.ReadTS()))
+		return session.NotFoundf("%s has no value at %s%s", o.cell, cli.Stamp(snapshot.ReadTS()), o.like(ctx, snapshot))
 	}
 	if o.raw {
 		_, err := cli.Raw(o.Streams.Out).Write(items[0].Value)

@@ -119,12 +119,11 @@ func printTimestamp(s *cli.Streams, format cli.Format, ts tso.Timestamp) error {
 		cli.WriteRow(t, "timestamp", ts.String())
 		cli.WriteRow(t, "time", r.Time)
 		cli.WriteRow(t, "cell timestamp", fmt.Sprint(r.Cell))
-		switch {
-		case age < -time.Microsecond:
-			cli.WriteRow(t, "age", fmt.Sprintf("%s ahead of this machine's clock", -age))
-		default:
-			cli.WriteRow(t, "age", age.String())
+		words := age.String()
+		if age < -time.Microsecond {
+			words = fmt.Sprintf("%s ahead of this machine's clock", -age)
 		}
+		cli.WriteRow(t, "age", words)
 		return t.Flush()
 	})
 }
@@ -140,12 +139,7 @@ prints it, or an RFC 3339 time. The command connects to nothing.`,
 		Example: `  percctl tso decode 1795152600000000
   percctl tso decode 1795152600000000000
   percctl tso decode 2026-11-20T05:30:00Z -o json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return cli.Usagef("%d arguments; it takes one, TIMESTAMP", len(args))
-			}
-			return nil
-		},
+		Args: cli.ExactArgs(1, "one, TIMESTAMP"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			ts, err := parseTimestamp(args[0])
 			if err != nil {

@@ -29,7 +29,7 @@ func (o *rowOptions) add(cmd *cobra.Command, s *cli.Streams) {
 	o.consent.Add(cmd)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 30*time.Second, "stop after this time, which includes watching a lease, but not waiting for confirmation")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[rowReport]())
+	cli.Prints(cmd, cli.ObjectOf[RowReport]())
 }
 
 // A rowEdit is a change of the oracle's row.
@@ -97,8 +97,8 @@ func planLease(w io.Writer, state tso.RowState) {
 	fmt.Fprintf(w, "  server %s at %s led last: watch its lease for %s, and change nothing if it is renewed\n", cli.Line(state.Leader), cli.Line(state.Address), state.Lease)
 }
 
-// A rowReport is the oracle's row.
-type rowReport struct {
+// A RowReport is the oracle's row.
+type RowReport struct {
 	Mode     string        `json:"mode"`                     // `direct`, `served`, or `none` if the row was never used
 	Limit    tso.Timestamp `json:"limit,omitempty"`          // no timestamp above it has been handed out
 	Time     string        `json:"limit_time,omitempty"`     // `limit` as a time
@@ -112,8 +112,8 @@ type rowReport struct {
 	Changed  *bool         `json:"changed,omitempty"`        // whether the command changed the row
 }
 
-func newRowReport(s tso.RowState) rowReport {
-	r := rowReport{Mode: string(s.Mode), Limit: s.Limit, Epoch: s.Epoch, Released: s.Released, Leader: s.Leader, Address: s.Address, Lease: s.Lease.Seconds()}
+func newRowReport(s tso.RowState) RowReport {
+	r := RowReport{Mode: string(s.Mode), Limit: s.Limit, Epoch: s.Epoch, Released: s.Released, Leader: s.Leader, Address: s.Address, Lease: s.Lease.Seconds()}
 	if r.Mode == "" {
 		r.Mode = "none"
 	}
@@ -123,12 +123,12 @@ func newRowReport(s tso.RowState) rowReport {
 	return r
 }
 
-func printRow(s *cli.Streams, format cli.Format, r rowReport) error {
+func printRow(s *cli.Streams, format cli.Format, r RowReport) error {
 	return cli.Print(s.Out, format, r, r.text)
 }
 
 // text prints the row for people.
-func (r rowReport) text(w io.Writer) error {
+func (r RowReport) text(w io.Writer) error {
 	t := cli.NewTable(w)
 	cli.WriteRow(t, "mode", r.Mode)
 	if r.Limit > 0 {

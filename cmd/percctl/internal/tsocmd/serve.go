@@ -29,6 +29,7 @@ type serveOptions struct {
 	lease      time.Duration
 	reflection bool
 	profile    string
+	format     cli.Format
 }
 
 func newServeCmd(s *cli.Streams) *cobra.Command {
@@ -58,10 +59,17 @@ service name "live" as long as the process works.`,
 	f.DurationVar(&opts.lease, "lease", 3*time.Second, "how long the server leads without renewing its lease; if it dies, no timestamps are handed out for as long")
 	f.BoolVar(&opts.reflection, "reflection", false, "offer gRPC reflection")
 	f.StringVar(&opts.profile, "cpu-profile", "", "write a CPU profile to this file")
+	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
+	cli.Prints(cmd, cli.ObjectOf[serving]())
 	opts.bigtable.Add(f)
 	opts.tls.addServer(f)
 	f.StringSliceVar(&opts.names, "tls-client-name", nil, "serve only certificates with one of these DNS names, URIs or common names (default: any certificate of --tls-client-ca)")
 	return cmd
+}
+
+// A serving is what the command prints once it listens.
+type serving struct {
+	Address string `json:"address"` // address on which the server listens, host:port
 }
 
 func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
@@ -119,7 +127,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 		return err
 	}
 	defer stop()
-	if _, err := fmt.Fprintf(s.Out, "%s\n", lis.Addr()); err != nil {
+	if err := cli.Print(s.Out, opts.format, serving{lis.Addr().String()}, cli.Textf("%s\n", lis.Addr())); err != nil {
 		return err
 	}
 	if opts.health != "" {

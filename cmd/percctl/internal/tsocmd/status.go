@@ -47,20 +47,20 @@ answers.`,
 	opts.bigtable.Add(cmd.Flags())
 	opts.client.add(cmd.Flags())
 	cli.FormatFlag(cmd, &opts.format, cli.ObjectFormats...)
-	cli.Prints(cmd, cli.ObjectOf[statusReport]())
+	cli.Prints(cmd, cli.ObjectOf[Report]())
 	return cmd
 }
 
-// A statusReport is the state of the oracle.
-type statusReport struct {
-	Row      *rowReport     `json:"row,omitempty"`       // the oracle's row; left out if Bigtable was not asked
+// A Report is the state of the oracle.
+type Report struct {
+	Row      *RowReport     `json:"row,omitempty"`       // the oracle's row; left out if Bigtable was not asked
 	RowError string         `json:"row_error,omitempty"` // why there is no row
 	Leader   string         `json:"leader"`              // address of the leading server; empty if none leads
-	Servers  []serverReport `json:"servers"`             // servers that were asked
+	Servers  []ServerReport `json:"servers"`             // servers that were asked
 }
 
-// A serverReport is the state of one server.
-type serverReport struct {
+// A ServerReport is the state of one server.
+type ServerReport struct {
 	Address       string  `json:"address"`                             // address of the server, host:port
 	Error         string  `json:"error,omitempty"`                     // why the server did not answer; then the other fields are empty
 	Server        string  `json:"server,omitempty"`                    // name of the server
@@ -100,7 +100,7 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 	if !opts.bigtable.Given() && len(opts.client.servers) == 0 {
 		return cli.Usagef("no oracle: add --server, or --project and --instance")
 	}
-	r := statusReport{Servers: []serverReport{}}
+	r := Report{Servers: []ServerReport{}}
 	servers := opts.client.servers
 	var rowErr error // the servers are asked all the same: they may know more
 	if opts.bigtable.Given() {
@@ -132,13 +132,13 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 }
 
 // verdict is the error that the exit code comes from.
-func (r *statusReport) verdict() error {
+func (r *Report) verdict() error {
 	switch {
 	case r.Leader != "":
 		return nil
 	case r.Row != nil && r.Row.Mode != string(tso.ModeServed):
 		return nil
-	case len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s serverReport) bool { return s.Error == "" }):
+	case len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s ServerReport) bool { return s.Error == "" }):
 		return &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers: check their addresses and logs, and --tls flags")}
 	}
 	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads, so no transaction can begin: start one with percctl tso serve")}
@@ -159,19 +159,10 @@ func readRow(ctx context.Context, opts *statusOptions) (s tso.RowState, lag time
 	return s, lag, err
 }
 
-// Report is what tso status prints.
-type Report = statusReport
-
-// A RowReport is the oracle's row as it is printed.
-type RowReport = rowReport
-
-// A ServerReport is what one server says of itself.
-type ServerReport = serverReport
-
 // Look reads the oracle's row and asks the servers that the flags name, or the
 // one that leads. Each answer that is missing says why.
 func Look(ctx context.Context, meta bigtable.TableAPI, flags *connect.OracleFlags) (*Report, error) {
-	r := &Report{Servers: []serverReport{}}
+	r := &Report{Servers: []ServerReport{}}
 	state, lag, err := look(ctx, meta)
 	if err != nil {
 		return nil, err
@@ -202,8 +193,8 @@ func look(ctx context.Context, meta bigtable.TableAPI) (s tso.RowState, lag time
 const answerTimeout = 3 * time.Second
 
 // ask asks the servers.
-func (r *statusReport) ask(ctx context.Context, servers []string, creds credentials.TransportCredentials, timeout time.Duration) {
-	r.Servers = make([]serverReport, len(servers))
+func (r *Report) ask(ctx context.Context, servers []string, creds credentials.TransportCredentials, timeout time.Duration) {
+	r.Servers = make([]ServerReport, len(servers))
 	var wg sync.WaitGroup
 	for i, address := range servers {
 		wg.Go(func() {
@@ -222,11 +213,11 @@ func (r *statusReport) ask(ctx context.Context, servers []string, creds credenti
 	}
 }
 
-func newServerReport(address string, st tso.Status, err error) serverReport {
+func newServerReport(address string, st tso.Status, err error) ServerReport {
 	if err != nil {
-		return serverReport{Address: address, Error: err.Error()}
+		return ServerReport{Address: address, Error: err.Error()}
 	}
-	r := serverReport{
+	r := ServerReport{
 		Address: address, Server: st.Server, Leading: st.Leading, Reason: st.Reason, Epoch: st.Epoch, Terms: st.Terms,
 		Rate: st.Rate, Timestamps: st.Timestamps, Requests: st.Requests, BigtableRPCs: st.BigtableRPCs, BigtableWrite: st.BigtableWrites,
 		Locks: st.Locks, Uptime: st.Uptime.Seconds(), Hints: hintsReport(st.Hints),
@@ -240,7 +231,7 @@ func newServerReport(address string, st tso.Status, err error) serverReport {
 	return r
 }
 
-func printStatus(w io.Writer, r statusReport) error {
+func printStatus(w io.Writer, r Report) error {
 	if r.Row != nil {
 		if err := r.Row.text(w); err != nil {
 			return err
